@@ -1,0 +1,75 @@
+"""The manifest of an artifact: what a stage run made, from what, with which code. Written last; without it the
+artifact does not exist."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+MANIFEST_VERSION = 1
+
+
+class Kind(StrEnum):
+    """What an output is, and what an input accepts. Edges are checked by it when a pipeline file is read."""
+
+    TASKS = "tasks"  # Parquet of schemas.task.Task
+    TRAJECTORIES = "trajectories"  # Parquet (trajectory_id, weight): a selection of rows of the buffer, in order
+    PAIRS = "pairs"  # Parquet of schemas.pair.Pair
+    MODEL = "model"  # folder: config.json, safetensors, tokenizer files
+    TABLE = "table"  # Parquet of any schema (metrics, evaluations)
+    REPORT = "report"  # folder: report.md, report.html
+    FOLDER = "folder"  # anything else
+
+
+class OutputRecord(BaseModel):
+    """One named output. ``path`` is relative to the artifact's folder; ``digest`` is over its content."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Kind
+    path: str
+    rows: int | None = None
+    digest: str
+
+
+class InputRecord(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    stage: str
+    output: str
+    fingerprint: str
+
+
+class Ingredients(BaseModel):
+    """All that enters the fingerprint, kept apart so that a plan can say which of them changed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    scheme: int
+    stage: str
+    uses: str
+    uses_version: str
+    config: dict[str, Any]
+    seed: int
+    inputs: dict[str, list[InputRecord]]
+    externals: dict[str, str] = {}
+    code: dict[str, str]
+    packages: dict[str, str] = {}
+
+
+class Manifest(BaseModel):
+    """One artifact. ``buffer_version`` is the Delta version up to which its buffer rows are visible."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    manifest_version: int = MANIFEST_VERSION
+    fingerprint: str
+    ingredients: Ingredients
+    outputs: dict[str, OutputRecord]
+    run_id: str
+    created_at: datetime
+    duration_s: float
+    buffer_version: int | None = None
+    metrics: dict[str, float | int | str | None] = {}
+    environment: dict[str, str] = {}

@@ -1,0 +1,42 @@
+"""A preference pair: two continuations of one task, of which one is preferred."""
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+from schemas.arrow import Int32, arrow_schema
+
+PAIR_VERSION = 1
+
+
+class PairKind(StrEnum):
+    TRAJECTORY = "trajectory"
+    STEP = "step"
+
+
+class Pair(BaseModel):
+    """Both sides' tokens and loss masks. The first ``shared_prefix`` tokens are equal on both sides.
+
+    A mask is true on the action tokens that the loss covers: of the whole trajectory, or for ``kind == step`` of
+    the differing step alone. Tool output is false on both sides.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    pair_id: str
+    task_id: str
+    kind: PairKind
+    chosen_id: str
+    rejected_id: str
+    method: str
+    chosen_reward: float
+    rejected_reward: float
+    shared_prefix: Int32
+    tokenizer: str
+    chosen_ids: list[Int32]
+    chosen_mask: list[bool]
+    rejected_ids: list[Int32]
+    rejected_mask: list[bool]
+
+
+PAIR_SCHEMA = arrow_schema(Pair, PAIR_VERSION)

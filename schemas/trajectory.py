@@ -1,0 +1,139 @@
+"""A trajectory: one contiguous token sequence of an episode, with everything needed to train on it again.
+
+Scalars that people filter by come first, so that Parquet statistics serve them; heavy columns come last
+and are read only when asked for.
+"""
+
+import json
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.arrow import Float32, Int32, Json, arrow_schema
+
+TRAJECTORY_VERSION = 1
+
+
+class Termination(StrEnum):
+    """Why an episode ended."""
+
+    ANSWERED = "answered"
+    MAX_STEPS = "max_steps"
+    MAX_TOKENS = "max_tokens"
+    FORMAT_ERROR = "format_error"
+    ENV_ERROR = "env_error"
+
+
+class Role(StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class ToolCall(BaseModel):
+    """A call as the policy made it. ``arguments`` is JSON text: argument schemas differ from tool to tool."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    name: str
+    arguments: Json
+
+    def parsed(self) -> dict[str, Any]:
+        return json.loads(self.arguments)
+
+
+class Message(BaseModel):
+    """One message. ``token_start`` and ``token_end`` (exclusive) are its span in ``input_ids``; None without tokens.
+
+    The span of an assistant message covers what the policy sampled, end-of-turn token included; template
+    tokens around messages (role headers, line breaks) belong to no span or to the other roles' spans.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+    name: str | None = None
+    reward: float | None = None
+    token_start: Int32 | None = None
+    token_end: Int32 | None = None
+
+
+class RewardComponent(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    value: float
+    weight: float = 1.0
+
+
+class Trajectory(BaseModel):
+    """One row of the buffer. Token columns are aligned: ``logprobs[t]`` is the behaviour policy's log-probability of
+    ``input_ids[t]`` where ``action_mask[t]``, NaN elsewhere. They are written as sampled, never rebuilt from text;
+    rows imported without tokens have them empty."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    # identity
+    trajectory_id: str
+    episode_id: str
+    segment: Int32 = 0
+    agent: str = "main"
+    task_id: str
+    group_id: str | None = None
+    sample_index: Int32 = 0
+    parent_id: str | None = None
+    source: str
+    # task
+    env: str
+    env_version: str = "1"
+    split: str
+    level: Int32 = 0
+    prompt: str
+    # lineage
+    stage: str = ""
+    fingerprint: str = ""
+    run_id: str = ""
+    policy: str = ""
+    policy_version: Int32 = 0
+    created_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    sampling: Json = "{}"
+    # outcome
+    reward: float
+    success: bool
+    termination: Termination
+    reward_components: list[RewardComponent] = []
+    tags: list[str] = []
+    # counts
+    n_steps: Int32 = 0
+    n_tokens: Int32 = 0
+    n_action_tokens: Int32 = 0
+    n_tool_calls: Int32 = 0
+    n_tool_errors: Int32 = 0
+    # content
+    messages: list[Message]
+    tools: Json = "[]"
+    final_state: Json = "null"
+    # tokens
+    tokenizer: str = ""
+    input_ids: list[Int32] = []
+    action_mask: list[bool] = []
+    logprobs: list[Float32] = []
+
+
+TRAJECTORY_SCHEMA = arrow_schema(Trajectory, TRAJECTORY_VERSION)
+
+HEAVY_COLUMNS = ("messages", "tools", "final_state", "input_ids", "action_mask", "logprobs")
+"""Columns that a scan over many rows should ask for only when it needs them."""
+
+
+def trajectory_id(stage: str, fingerprint: str, number: int) -> str:
+    """``<stage>-<fingerprint8>-<number>``: readable, sequential within one stage run, the same on every re-run."""
+    return f"{stage}-{fingerprint[:8]}-{number:06d}"

@@ -1,0 +1,121 @@
+"""What flows along the edges of a pipeline: handles on data at rest. A stage receives handles, reads what it needs,
+and returns new ones; the annotation of an input or output *is* its type in the pipeline file."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.arrow import from_table
+from schemas.manifest import Kind
+from schemas.pair import Pair
+from schemas.task import Task
+from schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from datastore.buffer import TrajectoryBuffer
+
+SELECTION_SCHEMA = pa.schema(
+    [pa.field("trajectory_id", pa.string(), nullable=False), pa.field("weight", pa.float32(), nullable=False)]
+)
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Data of one output. ``path`` is local; ``stage``, ``output`` and ``fingerprint`` say where it came from."""
+
+    kind: ClassVar[Kind]
+    path: Path
+    stage: str
+    output: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Table(Handle):
+    """A Parquet file of any schema: metrics, evaluations."""
+
+    kind: ClassVar[Kind] = Kind.TABLE
+
+    def table(self) -> pa.Table:
+        return pq.read_table(self.path)
+
+
+@dataclass(frozen=True)
+class Tasks(Handle):
+    """A Parquet file of tasks."""
+
+    kind: ClassVar[Kind] = Kind.TASKS
+
+    def read(self) -> list[Task]:
+        return list(from_table(Task, pq.read_table(self.path)))
+
+
+@dataclass(frozen=True)
+class Pairs(Handle):
+    """A Parquet file of preference pairs."""
+
+    kind: ClassVar[Kind] = Kind.PAIRS
+
+    def read(self) -> list[Pair]:
+        return list(from_table(Pair, pq.read_table(self.path)))
+
+
+@dataclass(frozen=True)
+class Trajectories(Handle):
+    """A selection of rows of the buffer: ids in order, with a weight each. The rows themselves stay in the buffer."""
+
+    kind: ClassVar[Kind] = Kind.TRAJECTORIES
+    buffer: "TrajectoryBuffer"
+
+    def selection(self) -> pa.Table:
+        """The selection itself, with :data:`SELECTION_SCHEMA`."""
+        return pq.read_table(self.path)
+
+    def ids(self) -> list[str]:
+        return self.selection()["trajectory_id"].to_pylist()
+
+    def read(self) -> list[Trajectory]:
+        """Whole rows, in the selection's order."""
+        return self.buffer.get_many(self.ids())
+
+    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Only some columns of the rows, in the selection's order."""
+        return self.buffer.read(self.ids(), columns)
+
+
+@dataclass(frozen=True)
+class Model(Handle):
+    """A model folder: config, safetensors, tokenizer with its chat template."""
+
+    kind: ClassVar[Kind] = Kind.MODEL
+
+    @property
+    def name(self) -> str:
+        """How rows of the buffer name this policy."""
+        return f"{self.stage}/{self.fingerprint[:8]}"
+
+
+@dataclass(frozen=True)
+class Report(Handle):
+    """A folder with ``report.md`` and ``report.html``."""
+
+    kind: ClassVar[Kind] = Kind.REPORT
+
+
+@dataclass(frozen=True)
+class Folder(Handle):
+    """A folder of anything else."""
+
+    kind: ClassVar[Kind] = Kind.FOLDER
+
+    def files(self) -> Iterator[Path]:
+        return (path for path in sorted(self.path.rglob("*")) if path.is_file())
+
+
+HANDLES: dict[Kind, type[Handle]] = {
+    handle.kind: handle for handle in (Tasks, Trajectories, Pairs, Model, Table, Report, Folder)
+}

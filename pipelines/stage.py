@@ -1,0 +1,205 @@
+"""A stage: a function from typed inputs and a config to typed outputs, declared with a name and a version.
+
+    class Scored(NamedTuple):
+        kept: Trajectories
+        scores: Table
+
+    @stage("trajectories.score", version=1)
+    def score(context: Context, config: ScoreConfig, trajectories: Trajectories, judge: Model | None = None) -> Scored:
+        ...
+
+The first two parameters are the context and the config (a pydantic model with ``extra="forbid"``). Every further one is
+an input: its annotation is a handle of :mod:`pipelines.handles`, ``Handle | None = None`` where it may be left out, or
+``list[Handle]`` where several are taken. The return annotation names the outputs: a NamedTuple of handles, or one
+handle, whose output is then called by its kind.
+"""
+
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, get_args, get_origin, get_type_hints
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict
+
+from pipelines.handles import SELECTION_SCHEMA, Handle, Model, Pairs, Report, Table, Tasks, Trajectories
+from schemas.arrow import to_table
+from schemas.manifest import Kind
+from schemas.pair import PAIR_SCHEMA, Pair
+from schemas.task import TASK_SCHEMA, Task
+from schemas.trajectory import Trajectory, trajectory_id
+
+if TYPE_CHECKING:
+    from datastore.buffer import TrajectoryBuffer
+
+
+class StageConfig(BaseModel):
+    """Base of every stage's config: unknown keys are errors, and what was read cannot be changed afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Progress(Protocol):
+    """Called by a stage as it works; ``total`` None when unknown. Metrics are shown beside the bar."""
+
+    def __call__(self, done: int, total: int | None = None, **metrics: float | int | str) -> None: ...
+
+
+def _no_progress(done: int, total: int | None = None, **metrics: float | int | str) -> None:
+    pass
+
+
+@dataclass
+class Context:
+    """What a stage run is given besides its inputs and config.
+
+    ``folder`` becomes the artifact when the stage returns; ``scratch`` survives a kill, so that a resumed run finds
+    its checkpoints there, and is removed once the artifact is published. ``metrics`` end up in the manifest.
+    """
+
+    stage: str
+    fingerprint: str
+    run_id: str
+    seed: int
+    buffer: "TrajectoryBuffer"
+    folder: Path
+    scratch: Path
+    progress: Progress = _no_progress
+    metrics: dict[str, float | int | str | None] = field(default_factory=dict)
+
+    def _origin(self, output: str) -> dict[str, str]:
+        return {"stage": self.stage, "output": output, "fingerprint": self.fingerprint}
+
+    def _write(self, name: str, table: pa.Table) -> Path:
+        path = self.folder / f"{name}.parquet"
+        pq.write_table(table, path, compression="zstd")
+        return path
+
+    def trajectory_id(self, number: int) -> str:
+        return trajectory_id(self.stage, self.fingerprint, number)
+
+    def has_shard(self, shard: int) -> bool:
+        """Whether the rows of this shard are already in the buffer, from this run or one that was killed."""
+        return self.buffer.has(self.fingerprint, shard)
+
+    def append(self, trajectories: Iterable[Trajectory], shard: int = 0) -> None:
+        """Append rows to the buffer; a shard that is already there is left as it is."""
+        self.buffer.append(
+            trajectories, stage=self.stage, fingerprint=self.fingerprint, shard=shard, run_id=self.run_id
+        )
+
+    def select(
+        self, ids: Sequence[str] | None = None, weights: Sequence[float] | None = None, name: str = "trajectories"
+    ) -> Trajectories:
+        """An output that selects rows of the buffer: all that this stage run appended, unless ``ids`` are given."""
+        chosen = self.buffer.ids(self.fingerprint) if ids is None else list(ids)
+        table = pa.table(
+            {"trajectory_id": chosen, "weight": [1.0] * len(chosen) if weights is None else list(weights)},
+            schema=SELECTION_SCHEMA,
+        )
+        return Trajectories(self._write(name, table), **self._origin(name), buffer=self.buffer)
+
+    def tasks(self, rows: Iterable[Task], name: str = "tasks") -> Tasks:
+        return Tasks(self._write(name, to_table(rows, TASK_SCHEMA)), **self._origin(name))
+
+    def pairs(self, rows: Iterable[Pair], name: str = "pairs") -> Pairs:
+        return Pairs(self._write(name, to_table(rows, PAIR_SCHEMA)), **self._origin(name))
+
+    def table(self, table: pa.Table, name: str = "table") -> Table:
+        return Table(self._write(name, table), **self._origin(name))
+
+    def model(self, write: Callable[[Path], object], name: str = "model") -> Model:
+        """A model folder; ``write`` fills the folder that it is given."""
+        path = self.folder / name
+        path.mkdir()
+        write(path)
+        return Model(path, **self._origin(name))
+
+    def report(self, files: Mapping[str, str], name: str = "report") -> Report:
+        """A folder of text files, by name."""
+        path = self.folder / name
+        path.mkdir()
+        for file, text in files.items():
+            (path / file).write_text(text)
+        return Report(path, **self._origin(name))
+
+
+@dataclass(frozen=True)
+class Input:
+    """One declared input of a stage."""
+
+    kind: Kind
+    required: bool
+    many: bool
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A declared stage. ``outputs`` keeps the order of declaration."""
+
+    name: str
+    version: str
+    function: Callable[..., Any]
+    config: type[BaseModel]
+    inputs: dict[str, Input]
+    outputs: dict[str, Kind]
+
+    def __call__(self, context: Context, config: BaseModel, **inputs: Any) -> dict[str, Handle]:
+        """Run the function and return its outputs by name.
+
+        Raises TypeError where the function returned something else than it declares.
+        """
+        result = self.function(context, config, **inputs)
+        handles = [result] if isinstance(result, Handle) else list(result or ())
+        for handle, (output, kind) in zip(handles, self.outputs.items(), strict=True):
+            if handle.kind is not kind:
+                raise TypeError(f"stage {self.name} returned {handle.kind} for output {output!r}, declared as {kind}")
+        return dict(zip(self.outputs, handles, strict=True))
+
+
+def _is_handle(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Handle) and annotation is not Handle
+
+
+def _input(name: str, annotation: Any, default: Any) -> Input:
+    many = get_origin(annotation) is list
+    if many:
+        [annotation] = get_args(annotation)
+    elif isinstance(annotation, types.UnionType):
+        annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
+    if not _is_handle(annotation):
+        raise TypeError(f"input {name!r} is annotated {annotation!r}; allowed are the handles of pipelines.handles")
+    return Input(annotation.kind, required=default is inspect.Parameter.empty, many=many)
+
+
+def _outputs(annotation: Any) -> dict[str, Kind]:
+    if _is_handle(annotation):
+        return {annotation.kind.value: annotation.kind}
+    hints = get_type_hints(annotation) if hasattr(annotation, "_fields") else {}
+    if not hints or not all(_is_handle(hint) for hint in hints.values()):
+        raise TypeError(f"return annotation {annotation!r}: allowed are a handle or a NamedTuple of handles")
+    return {name: hint.kind for name, hint in hints.items()}
+
+
+def stage(name: str, *, version: int | str) -> Callable[[Callable[..., Any]], Stage]:
+    """Declare a function as a stage. Raise ``version`` when its results change for reasons that its code does not show.
+
+    Raises TypeError at import where the signature is not that of a stage.
+    """
+
+    def declare(function: Callable[..., Any]) -> Stage:
+        hints = get_type_hints(function)
+        _context, config, *inputs = inspect.signature(function).parameters.values()
+        return Stage(
+            name=name,
+            version=str(version),
+            function=function,
+            config=hints[config.name],
+            inputs={p.name: _input(p.name, hints[p.name], p.default) for p in inputs},
+            outputs=_outputs(hints["return"]),
+        )
+
+    return declare

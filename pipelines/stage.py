@@ -15,15 +15,17 @@ handle, whose output is then called by its kind.
 """
 
 import inspect
+import os
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from pipelines.handles import SELECTION_SCHEMA, Handle, Model, Pairs, Report, Table, Tasks, Trajectories
 from schemas.arrow import to_table
@@ -40,6 +42,38 @@ class StageConfig(BaseModel):
     """Base of every stage's config: unknown keys are errors, and what was read cannot be changed afterwards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class External:
+    """Marks a config field that names a model, tokenizer or file outside the store: ``Annotated[str, External("model")]``.
+
+    What lies there enters the fingerprint by content: for a tokenizer the tokenizer's files alone, otherwise every
+    file of a folder. Relative paths are relative to the current directory.
+    """
+
+    what: Literal["model", "tokenizer", "file"] = "file"
+
+
+_SECRET = re.compile(r"\$\{(\w+)\}")
+
+
+def _check_secret(text: str) -> str:
+    if not _SECRET.fullmatch(text):
+        raise ValueError("write a secret as ${NAME_OF_AN_ENVIRONMENT_VARIABLE}, never as the secret itself")
+    return text
+
+
+Secret = Annotated[str, AfterValidator(_check_secret), "secret"]
+"""A config field that holds ``${NAME}``. The value stays in the environment: fingerprint and manifest never see it."""
+
+
+def reveal(secret: str) -> str:
+    """The value that a :data:`Secret` field stands for. Raises LookupError where the variable is not set."""
+    name = _check_secret(secret)[2:-1]
+    if name not in os.environ:
+        raise LookupError(f"environment variable {name} is not set; export it before the run")
+    return os.environ[name]
 
 
 class Progress(Protocol):

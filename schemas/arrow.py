@@ -28,7 +28,7 @@ def _check_json(text: str) -> str:
 
 
 Json = Annotated[str, AfterValidator(_check_json), "json"]
-"""Text that holds JSON. Schemas of tools and their arguments differ from row to row, so they are never Arrow structs."""
+"""Text that holds JSON: schemas of tools and of their arguments differ from row to row, so they are not structs."""
 
 Int32 = Annotated[int, pa.int32()]
 Float32 = Annotated[float, pa.float32()]

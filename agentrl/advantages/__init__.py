@@ -1,0 +1,1 @@
+"""One pure function for each advantage estimator."""

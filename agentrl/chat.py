@@ -1,0 +1,178 @@
+"""Between messages and tokens: rendering with a tokenizer's own chat template, and parsing what a policy sampled.
+
+A conversation is encoded turn by turn and never as a whole, so that the tokens that are trained on are the tokens that
+were sampled: the opening once, each assistant turn as it came, each observation as the template text that stands
+between two assistant turns.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from schemas.trajectory import Message, Role, ToolCall, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """An assistant turn. ``error`` says why its tool calls could not be read; the raw text is then in the content."""
+
+    message: Message
+    error: str | None = None
+
+
+def parse_assistant(text: str) -> Parsed:
+    """Parse one turn in Hermes/Qwen format: ``<think>`` reasoning, ``<tool_call>{"name", "arguments"}</tool_call>``."""
+    reasoning = "\n".join(part.strip() for part in _THINK.findall(text)) or None
+    rest = _THINK.sub("", text)
+    calls = []
+    for number, raw in enumerate(_CALL.findall(rest)):
+        try:
+            call = json.loads(raw)
+            calls.append(ToolCall(id=f"call_{number}", name=call["name"], arguments=json.dumps(call["arguments"])))
+        except (ValueError, KeyError, TypeError) as error:
+            return Parsed(
+                Message(role=Role.ASSISTANT, content=text, reasoning=reasoning), f"tool call {number}: {error}"
+            )
+    content = _CALL.sub("", rest).strip()
+    if "<tool_call>" in content or "</tool_call>" in content:
+        return Parsed(Message(role=Role.ASSISTANT, content=text, reasoning=reasoning), "unbalanced <tool_call> tags")
+    return Parsed(Message(role=Role.ASSISTANT, content=content, reasoning=reasoning, tool_calls=calls))
+
+
+def format_assistant(message: Message) -> str:
+    """The text of one turn, the inverse of :func:`parse_assistant`."""
+    parts = [f"<think>{message.reasoning}</think>"] if message.reasoning else []
+    if message.content:
+        parts.append(message.content)
+    for call in message.tool_calls:
+        parts.append(f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}</tool_call>')
+    return "\n".join(parts)
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    """As chat templates of Hugging Face tokenizers expect it."""
+    out: dict[str, Any] = {"role": message.role.value, "content": message.content}
+    if message.name:
+        out["name"] = message.name
+    if message.tool_call_id:
+        out["tool_call_id"] = message.tool_call_id
+    return out
+
+
+class ChatCodec:
+    """Encodes and decodes conversations with one tokenizer.
+
+    Raises ValueError where the tokenizer has no chat template or no end-of-turn token.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        if not tokenizer.chat_template:
+            raise ValueError("the tokenizer has no chat_template; save one with it, or use a chat model")
+        if tokenizer.eos_token_id is None:
+            raise ValueError("the tokenizer has no eos_token; set the token that ends an assistant turn")
+        self.tokenizer = tokenizer
+        self.stop_id: int = tokenizer.eos_token_id
+        self._after_turn = self._text_after_turn()
+
+    def opening(self, messages: list[Message], tools: str = "[]") -> list[int]:
+        """Token ids of the opening messages, up to where the assistant begins."""
+        return self._encode(self._render(messages, generate=True, tools=tools))
+
+    def assistant(self, message: Message) -> list[int]:
+        """Token ids of an assistant turn that was written, not sampled; ends with the end-of-turn token."""
+        return [*self._encode(format_assistant(message)), self.stop_id]
+
+    def observations(self, messages: list[Message]) -> list[int]:
+        """Token ids between the end-of-turn token of one assistant turn and the beginning of the next."""
+        stem = [Message(role=Role.USER, content="."), Message(role=Role.ASSISTANT, content=".")]
+        before = self._render(stem, generate=False)
+        after = self._render([*stem, *messages], generate=True)
+        if not after.startswith(before):
+            raise ValueError("the chat template rewrites earlier turns; use one that only appends")
+        return self._encode(self._after_turn + after[len(before) :])
+
+    def parse(self, ids: list[int]) -> Parsed:
+        """Parse the token ids of one sampled turn, with or without its end-of-turn token."""
+        turn = ids[:-1] if ids and ids[-1] == self.stop_id else ids
+        return parse_assistant(str(self.tokenizer.decode(turn, skip_special_tokens=False)))
+
+    def _text_after_turn(self) -> str:
+        """What the template writes after an assistant's end-of-turn token, mostly a line break or nothing."""
+        text = self._render([Message(role=Role.USER, content="."), Message(role=Role.ASSISTANT, content=".")])
+        stop = self.tokenizer.eos_token
+        return text[text.rfind(stop) + len(stop) :] if stop in text else ""
+
+    def _render(self, messages: list[Message], generate: bool = False, tools: str = "[]") -> str:
+        text = self.tokenizer.apply_chat_template(
+            [_template_message(message) for message in messages],
+            tools=json.loads(tools) or None,
+            add_generation_prompt=generate,
+            tokenize=False,
+        )
+        return str(text)
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def align(messages: list[Message], mask: list[bool]) -> list[Message]:
+    """Messages with their token spans, read off the action mask: its runs are, in turn, the opening and each assistant
+    message and each block of observations. Messages encoded together share a run: the first carries it, the others an
+    empty span at its end. Messages beyond the tokens get none.
+    """
+    spanned: list[Message] = []
+    runs = [(key, len(list(group))) for key, group in groupby(mask)]
+    start = 0
+    for _, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT):
+        block = list(group)
+        if not runs:
+            spanned += block
+            continue
+        end = start + runs.pop(0)[1]
+        spanned += [
+            message.model_copy(update={"token_start": end if number else start, "token_end": end})
+            for number, message in enumerate(block)
+        ]
+        start = end
+    return spanned
+
+
+def tokenize(trajectory: Trajectory, codec: ChatCodec, tokenizer: str) -> Trajectory:
+    """A trajectory that was written, not sampled, with its tokens; one that has tokens is returned as it is.
+
+    ``tokenizer`` is the tokenizer's fingerprint. Log-probabilities are NaN: a scripted or imported policy has none.
+    Raises ValueError where no assistant message follows the opening, or two follow each other.
+    """
+    if trajectory.input_ids:
+        return trajectory
+    ids: list[int] = []
+    mask: list[bool] = []
+    for is_action, group in groupby(trajectory.messages, key=lambda message: message.role is Role.ASSISTANT):
+        block = list(group)
+        if is_action and (not ids or len(block) > 1):
+            raise ValueError(f"{trajectory.trajectory_id}: an assistant message must follow a user or tool message")
+        if is_action:
+            new = codec.assistant(block[0])
+        else:
+            new = codec.observations(block) if ids else codec.opening(block, trajectory.tools)
+        ids += new
+        mask += [is_action] * len(new)
+    return trajectory.model_copy(
+        update={
+            "messages": align(trajectory.messages, mask),
+            "tokenizer": tokenizer,
+            "input_ids": ids,
+            "action_mask": mask,
+            "logprobs": [float("nan")] * len(ids),
+            "n_tokens": len(ids),
+            "n_action_tokens": sum(mask),
+        }
+    )

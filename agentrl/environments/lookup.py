@@ -1,0 +1,183 @@
+"""``lookup``: questions such as "city of the boss of Ann?", answered by walking a small knowledge base with a tool.
+
+Each task has a knowledge base of its own, drawn at random and never shown: nothing can be memorised, the policy must
+read the question, call ``find`` once per relation with the entity that the last call returned, and repeat the last
+result as its answer. The level is the number of calls, 1 to 3.
+"""
+
+import json
+from collections.abc import Generator
+from random import Random
+from typing import Any
+
+from agentrl.environments.base import Observation, Score
+from agentrl.verifiers import exact_match
+from schemas.task import Task
+from schemas.trajectory import Message, RewardComponent, Role, ToolCall
+
+# fmt: off
+NAMES = [
+    "Ann", "Bob", "Cid", "Dan", "Eve", "Fay", "Gus", "Hal", "Ida", "Jon", "Kim", "Leo", "Mia", "Ned",
+    "Ola", "Pam", "Ray", "Sue", "Tom", "Una", "Vic", "Wes", "Yan", "Zoe", "Abe", "Bea", "Cal", "Dot",
+    "Eli", "Flo", "Gil", "Hue", "Ira", "Joy", "Kay", "Lou", "Max", "Nan", "Pat", "Rex",
+]
+# fmt: on
+LINKS = ["boss", "friend", "mentor", "rival", "cousin"]
+VALUES = {
+    "city": ["Rome", "Oslo", "Lima", "Kyiv", "Bonn", "Cork", "Pune", "Riga"],
+    "job": ["cook", "vet", "judge", "pilot", "nurse", "baker", "monk", "tutor"],
+    "pet": ["cat", "dog", "owl", "pig", "hen", "goat", "frog", "swan"],
+    "dish": ["soup", "rice", "pie", "stew", "taco", "kale", "tofu", "naan"],
+    "car": ["van", "jeep", "limo", "bus", "sedan", "truck", "kart", "coupe"],
+}
+LEVEL_SHARES = {1: 0.1, 2: 0.4, 3: 0.5}
+PEOPLE_PER_TASK = 5
+
+
+def _question(start: str, relations: list[str]) -> str:
+    """``relations`` in the order of the calls; the question names them from the last to the first."""
+    return " of the ".join(reversed(relations)) + f" of {start}?"
+
+
+def _walk(facts: dict[str, dict[str, str]], start: str, relations: list[str]) -> list[str]:
+    path = [start]
+    for relation in relations:
+        path.append(facts[path[-1]][relation])
+    return path
+
+
+class LookupEpisode:
+    """One attempt. The state is the knowledge base; calls only read it."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.facts: dict[str, dict[str, str]] = json.loads(task.metadata)["facts"]
+        self.answer: str | None = None
+
+    def opening(self) -> list[Message]:
+        return [Message(role=Role.USER, content=self.task.prompt)]
+
+    def call(self, call: ToolCall) -> Observation:
+        arguments = call.parsed()
+        if call.name != "find":
+            return Observation(f"no tool {call.name}", error=True)
+        if not isinstance(arguments, dict) or set(arguments) != {"who", "rel"}:
+            return Observation("find takes who and rel", error=True)
+        value = self.facts.get(str(arguments["who"]), {}).get(str(arguments["rel"]))
+        return Observation("unknown", error=True) if value is None else Observation(value)
+
+    def score(self, answer: str | None) -> Score:
+        self.answer = answer
+        success = answer is not None and exact_match(answer, json.loads(self.task.ground_truth))
+        return Score(success, (RewardComponent(name="exact_match", value=float(success)),))
+
+    def state(self) -> dict[str, Any]:
+        return {"answer": self.answer}
+
+
+class LookupEnvironment:
+    """The environment; see the module's docstring."""
+
+    name = "lookup"
+    version = "1"
+    max_steps = 5
+    tools: list[dict[str, Any]] = [  # noqa: RUF012  (a constant of the protocol)
+        {
+            "type": "function",
+            "function": {
+                "name": "find",
+                "description": "Look up one fact. Chain calls to follow relations, then reply with the answer alone.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        "who": {"type": "string", "description": "a person's name"},
+                        "rel": {"type": "string", "description": f"one of {', '.join([*LINKS, *VALUES])}"},
+                    },
+                    "required": ["who", "rel"],
+                },
+            },
+        }
+    ]
+
+    def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
+        """Tasks whose questions, and whose paths of entities from first name to answer, occur in one split only.
+
+        Raises ValueError where ``sizes`` ask for more questions than exist.
+        """
+        random = Random(f"lookup-{seed}")
+        questions = {level: self._questions(level, random) for level in LEVEL_SHARES}
+        owner: dict[tuple[str, ...], str] = {}  # path of entities -> split
+        splits: dict[str, list[Task]] = {}
+        for split, size in sizes.items():
+            rows = []
+            for number, level in enumerate(self._levels(size, random)):
+                if not questions[level]:
+                    raise ValueError(
+                        f"{split}: {size} asks for more level-{level} questions than exist; use fewer tasks"
+                    )
+                start, relations = questions[level].pop()
+                while True:
+                    facts = self._facts(start, random)
+                    path = _walk(facts, start, relations)
+                    if len(set(path)) == len(path) and owner.setdefault(tuple(path), split) == split:
+                        break
+                rows.append(
+                    Task(
+                        task_id=f"lookup-{split}-{number:04d}",
+                        env=self.name,
+                        split=split,
+                        level=level,
+                        prompt=_question(start, relations),
+                        tools=json.dumps(self.tools),
+                        ground_truth=json.dumps(path[-1]),
+                        metadata=json.dumps({"facts": facts, "start": start, "relations": relations}),
+                    )
+                )
+            splits[split] = rows
+        return splits
+
+    def episode(self, task: Task) -> LookupEpisode:
+        return LookupEpisode(task)
+
+    def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Observation], None]:
+        """A scripted expert that errs with probability ``noise`` at each turn: it asks for a wrong relation, about a
+        wrong person, or answers too early."""
+        metadata = json.loads(task.metadata)
+        who, people = metadata["start"], list(metadata["facts"])
+        for number, relation in enumerate(metadata["relations"]):
+            slip = random.choice(["relation", "person", "early"]) if random.random() < noise else None
+            if slip == "early" and number > 0:
+                break
+            rel = random.choice([*LINKS, *VALUES]) if slip == "relation" else relation
+            asked = random.choice(people) if slip == "person" else who
+            call = ToolCall(id=f"call_{number}", name="find", arguments=json.dumps({"who": asked, "rel": rel}))
+            [observation] = yield Message(role=Role.ASSISTANT, tool_calls=[call])
+            who = observation.content
+        yield Message(role=Role.ASSISTANT, content=who)
+
+    @staticmethod
+    def _levels(size: int, random: Random) -> list[int]:
+        counts = {level: round(size * share) for level, share in LEVEL_SHARES.items()}
+        counts[max(counts)] += size - sum(counts.values())
+        levels = [level for level, count in counts.items() for _ in range(count)]
+        random.shuffle(levels)
+        return levels
+
+    @staticmethod
+    def _questions(level: int, random: Random) -> list[tuple[str, list[str]]]:
+        chains: list[list[str]] = [[]]
+        for _ in range(level - 1):
+            chains = [[*chain, link] for chain in chains for link in LINKS]
+        questions = [(name, [*chain, value]) for name in NAMES for chain in chains for value in VALUES]
+        random.shuffle(questions)
+        return questions
+
+    @staticmethod
+    def _facts(start: str, random: Random) -> dict[str, dict[str, str]]:
+        people = [start, *random.sample([name for name in NAMES if name != start], PEOPLE_PER_TASK - 1)]
+        random.shuffle(people)
+        return {
+            person: {link: random.choice([other for other in people if other != person]) for link in LINKS}
+            | {value: random.choice(options) for value, options in VALUES.items()}
+            for person in people
+        }

@@ -1,0 +1,28 @@
+"""How weights are updated."""
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class OptimizerConfig(BaseModel):
+    """AdamW with warm-up, a schedule to zero or none, and clipping."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lr: float = Field(1e-5, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = Field(0, ge=0, description="optimiser steps over which the learning rate rises to lr")
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
+    micro_tokens: int = Field(8192, ge=1, description="padded tokens in one forward pass; bounds memory, not results")
+
+    def lr_at(self, step: int, total: int) -> float:
+        """Learning rate of optimiser step ``step`` of ``total``, both counted from 0."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        share = (step - self.warmup) / max(1, total - self.warmup)
+        scale = {"constant": 1.0, "linear": 1 - share, "cosine": 0.5 * (1 + math.cos(math.pi * share))}[self.schedule]
+        return self.lr * scale

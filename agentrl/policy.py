@@ -1,0 +1,64 @@
+"""A policy: a causal language model with the tokenizer that it speaks through, loaded and saved as one folder."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.chat import ChatCodec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Digest of vocabulary, special tokens and chat template: equal digests encode a conversation equally."""
+    content = {
+        "vocab": sorted(tokenizer.get_vocab().items()),
+        "special": sorted(tokenizer.all_special_tokens),
+        "template": tokenizer.chat_template,
+    }
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+@dataclass
+class Policy:
+    """``name`` is how trajectories refer to it, ``version`` counts its updates in online training."""
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    name: str
+    version: int = 0
+
+    @classmethod
+    def load(cls, path: str | Path, name: str | None = None) -> "Policy":
+        """Load a local folder or a name on the Hugging Face hub, in the dtype it was saved in.
+
+        Raises ValueError that names the path where there is no model.
+        """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        except OSError as error:
+            raise ValueError(
+                f"model {str(path)!r} cannot be loaded: {str(error).splitlines()[0]} "
+                "Give a folder with config.json, safetensors and a tokenizer, or a name on the Hugging Face hub."
+            ) from error
+        return cls(model.eval(), tokenizer, name or str(path))
+
+    def save(self, path: Path) -> None:
+        """Write config, safetensors and tokenizer into ``path``."""
+        self.model.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
+
+    @cached_property
+    def codec(self) -> ChatCodec:
+        return ChatCodec(self.tokenizer)
+
+    @cached_property
+    def tokenizer_fingerprint(self) -> str:
+        return tokenizer_fingerprint(self.tokenizer)

@@ -1,0 +1,1 @@
+"""The built-in stages. Heavy libraries are imported inside the functions, so that a plan starts without them."""

@@ -1,0 +1,82 @@
+"""The stage that measures a policy."""
+
+from typing import NamedTuple
+
+import pyarrow as pa
+from pydantic import Field
+
+from agentrl.engines.base import Sampling
+from agentrl.intervals import wilson
+from pipelines.handles import Model, Table, Tasks, Trajectories
+from pipelines.stage import Context, StageConfig, stage
+from pipelines.stages.policies import load_policy, only_env, rollouts
+
+
+class EvaluateConfig(StageConfig):
+    max_turn_tokens: int = Field(40, ge=1)
+    max_tokens: int = Field(192, ge=1)
+
+
+class Evaluation(NamedTuple):
+    results: Table
+    trajectories: Trajectories
+
+
+DECODINGS = {"sampled": 1.0, "greedy": 0.0}
+
+
+@stage("evaluate.policy", version=1)
+def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Tasks) -> Evaluation:
+    """One attempt at each task at temperature 1, and one greedy, with Wilson 95 % intervals of success.
+
+    ``results`` has a row for each decoding and level (level -1: all): policy, decoding, temperature, level, tasks,
+    successes, success, low, high, tokens, tool_errors, format_errors.
+    """
+    from agentrl.rollout import Attempt
+
+    policy, rows = load_policy(model), tasks.read()
+    results = []
+    for shard, (decoding, temperature) in enumerate(DECODINGS.items()):
+        sampling = Sampling(
+            temperature=temperature, max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens
+        )
+        ids = [context.trajectory_id(shard * len(rows) + number) for number in range(len(rows))]
+        if not context.has_shard(shard):
+            made = rollouts(policy, only_env(tasks), sampling).run(
+                [Attempt(task) for task in rows], context.seed, ids.__getitem__
+            )
+            context.append([row.model_copy(update={"tags": [decoding]}) for row in made], shard)
+        columns = ["level", "success", "n_tokens", "n_tool_errors", "termination"]
+        outcome = context.buffer.read(ids, columns).to_pylist()
+        for level in [-1, *sorted({row["level"] for row in outcome})]:
+            part = [row for row in outcome if level in (-1, row["level"])]
+            results.append({"policy": model.stage, "decoding": decoding, "temperature": temperature, "level": level})
+            results[-1].update(_summary(part))
+        context.progress(shard + 1, len(DECODINGS))
+    overall = {row["decoding"]: row for row in results if row["level"] == -1}
+    context.metrics.update(
+        policy=model.stage,
+        n_tasks=len(rows),
+        success=overall["sampled"]["success"],
+        success_low=overall["sampled"]["low"],
+        success_high=overall["sampled"]["high"],
+        greedy=overall["greedy"]["success"],
+        greedy_low=overall["greedy"]["low"],
+        greedy_high=overall["greedy"]["high"],
+    )
+    return Evaluation(context.table(pa.Table.from_pylist(results), "results"), context.select())
+
+
+def _summary(rows: list[dict]) -> dict[str, float]:
+    successes = sum(row["success"] for row in rows)
+    low, high = wilson(successes, len(rows))
+    return {
+        "tasks": len(rows),
+        "successes": successes,
+        "success": successes / len(rows),
+        "low": low,
+        "high": high,
+        "tokens": sum(row["n_tokens"] for row in rows) / len(rows),
+        "tool_errors": sum(row["n_tool_errors"] for row in rows) / len(rows),
+        "format_errors": sum(row["termination"] == "format_error" for row in rows) / len(rows),
+    }

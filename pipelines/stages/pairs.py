@@ -1,0 +1,29 @@
+"""Stages that make preference pairs."""
+
+from collections import Counter
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.preferences import by_task, step_pairs, trajectory_pairs
+from pipelines.handles import Pairs, Trajectories
+from pipelines.stage import Context, StageConfig, stage
+
+
+class PairsConfig(StageConfig):
+    kind: Literal["step", "trajectory"] = Field("step", description="what the loss covers")
+    margin: float = Field(0.25, gt=0, description="smallest difference of value between the two sides")
+    per_task: int = Field(4, ge=1, description="at most this many pairs of each task")
+
+
+@stage("pairs.agentq", version=1)
+def agentq(context: Context, config: PairsConfig, trajectories: list[Trajectories]) -> Pairs:
+    """Preference pairs from rollouts of the same task: at the steps where they diverge, or of whole rollouts."""
+    make = step_pairs if config.kind == "step" else trajectory_pairs
+    groups = by_task(row for selection in trajectories for row in selection.read() if row.input_ids)
+    rows = [pair for group in groups.values() for pair in make(group, config.margin, config.per_task)]
+    tokenizers = Counter(pair.tokenizer for pair in rows)
+    if len(tokenizers) > 1:
+        raise ValueError(f"rollouts of {len(tokenizers)} tokenizers cannot be paired; give those of one policy family")
+    context.metrics.update(tasks=len(groups), pairs=len(rows))
+    return context.pairs(rows)

@@ -1,0 +1,82 @@
+"""What stages that sample from, or train, a policy share: where it comes from, and what it acts in."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from agentrl.engines.base import Sampling
+from agentrl.environments import load_environment
+from pipelines.handles import Model, Tasks, Trajectories
+from pipelines.stage import External, StageConfig
+
+if TYPE_CHECKING:
+    from agentrl.policy import Policy
+    from agentrl.rollout import Rollouts
+    from schemas.trajectory import Trajectory
+
+
+class ModelConfig(StageConfig):
+    """Which model training starts from: exactly one of ``init`` and ``path``."""
+
+    init: Literal["tiny"] | None = Field(None, description="the embedded tiny model, with fresh weights")
+    path: Annotated[str, External("model")] | None = Field(
+        None, description="a Hugging Face model folder or name; its own tokenizer and chat template are used"
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "ModelConfig":
+        if (self.init is None) == (self.path is None):
+            raise ValueError("set exactly one of init (tiny) and path (a Hugging Face model folder or name)")
+        return self
+
+
+def load_policy(model: Model) -> "Policy":
+    """The policy of an upstream stage."""
+    from agentrl.policy import Policy
+
+    return Policy.load(model.path, model.name)
+
+
+def start_policy(
+    model: Model | None, config: ModelConfig | None, trajectories: "list[Trajectory]", seed: int
+) -> "Policy":
+    """The policy that training starts from: the input, or what the config names.
+
+    Raises ValueError where both or neither are given.
+    """
+    from agentrl.policy import Policy
+    from agentrl.tiny import tiny_policy
+
+    if model is not None and config is None:
+        return load_policy(model)
+    if config is None or model is not None:
+        raise ValueError("wire inputs.model or set with.model, one of the two")
+    if config.path is not None:
+        return Policy.load(Path(config.path).expanduser() if Path(config.path).exists() else config.path)
+    return tiny_policy(trajectories, seed)
+
+
+def rollouts(policy: "Policy", env: str, sampling: Sampling) -> "Rollouts":
+    """A policy in an environment, with the embedded engine."""
+    from agentrl.engines.transformers import TransformersEngine
+    from agentrl.rollout import Rollouts
+
+    return Rollouts(policy, TransformersEngine(policy.model), load_environment(env), sampling)
+
+
+def only_env(tasks: Tasks) -> str:
+    """The one environment of all tasks. Raises ValueError where there are several."""
+    envs = {task.env for task in tasks.read()}
+    if len(envs) != 1:
+        raise ValueError(f"tasks of {sorted(envs) or 'no environment'}; give this stage tasks of exactly one")
+    return envs.pop()
+
+
+def read_weighted(selections: list[Trajectories]) -> "list[tuple[Trajectory, float]]":
+    """Rows of several selections, in order, with their weights."""
+    out = []
+    for selection in selections:
+        weights = selection.selection()["weight"].to_pylist()
+        out += list(zip(selection.read(), weights, strict=True))
+    return out

@@ -1,0 +1,141 @@
+"""Stages that make trajectories, or choose among them."""
+
+import json
+from random import Random
+
+from pydantic import Field
+
+from agentrl.demonstrations import demonstrate
+from agentrl.engines.base import Sampling
+from agentrl.environments import load_environment
+from agentrl.preferences import by_task
+from agentrl.rationalize import is_grounded, strip_hint
+from pipelines.handles import Model, Tasks, Trajectories
+from pipelines.stage import Context, StageConfig, stage
+from pipelines.stages.policies import load_policy, only_env, rollouts
+
+
+class SynthesizeConfig(StageConfig):
+    coverage: float = Field(1.0, gt=0, le=1, description="share of the tasks that the expert attempts")
+    noise: float = Field(0.0, ge=0, le=1, description="probability of an error at each of the expert's turns")
+
+
+@stage("trajectories.synthesize", version=1)
+def synthesize(context: Context, config: SynthesizeConfig, tasks: Tasks) -> Trajectories:
+    """Attempts of the environment's scripted expert. They carry text and no tokens."""
+    random = Random(f"coverage-{context.seed}")
+    covered = [task for task in tasks.read() if random.random() < config.coverage]
+    rows = [
+        demonstrate(load_environment(task.env), task, config.noise, context.seed, context.trajectory_id(number))
+        for number, task in enumerate(covered)
+    ]
+    context.append(rows)
+    context.metrics.update(rows=len(rows), success=sum(row.success for row in rows) / max(1, len(rows)))
+    return context.select()
+
+
+class SampleConfig(StageConfig):
+    samples: int = Field(8, ge=1, description="rollouts of each task")
+    sampling: Sampling = Sampling()
+    shard_tasks: int = Field(128, ge=1, description="tasks between two points at which a killed run resumes")
+
+
+@stage("trajectories.sample", version=1)
+def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -> Trajectories:
+    """Rollouts of a policy, ``samples`` for each task."""
+    from agentrl.rollout import Attempt
+
+    runner = rollouts(load_policy(model), only_env(tasks), config.sampling)
+    rows = tasks.read()
+    for shard, start in enumerate(range(0, len(rows), config.shard_tasks)):
+        part = rows[start : start + config.shard_tasks]
+        if not context.has_shard(shard):
+            attempts = [Attempt(task, index) for task in part for index in range(config.samples)]
+            first = start * config.samples
+            made = runner.run(attempts, context.seed + shard, lambda n, first=first: context.trajectory_id(first + n))
+            context.append(made, shard)
+        context.progress(start + len(part), len(rows))
+    chosen = context.select()
+    outcome = chosen.table(["task_id", "success"])
+    solved = {task for task, success in zip(*outcome.to_pydict().values(), strict=True) if success}
+    context.metrics.update(
+        rows=outcome.num_rows,
+        success=sum(outcome["success"].to_pylist()) / max(1, outcome.num_rows),
+        solved_tasks=len(solved),
+        tasks=len(rows),
+    )
+    return chosen
+
+
+class RejectConfig(StageConfig):
+    keep: int = Field(1, ge=1, description="at most this many successes of each task")
+
+
+@stage("trajectories.reject", version=1)
+def reject(context: Context, config: RejectConfig, trajectories: list[Trajectories]) -> Trajectories:
+    """Rejection sampling: successes only, of each task the ``keep`` best and, among equals, those of fewest steps, then
+    of fewest tokens. Identical runs of one task count once."""
+    columns = ["trajectory_id", "task_id", "success", "reward", "n_steps", "n_tokens", "input_ids"]
+    rows = [row for selection in trajectories for row in selection.table(columns).to_pylist()]
+    rows.sort(key=lambda row: (-row["reward"], row["n_steps"], row["n_tokens"], row["trajectory_id"]))
+    kept: dict[str, list[str]] = {}
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    for row in rows:
+        mine = kept.setdefault(row["task_id"], [])
+        content = (row["task_id"], tuple(row["input_ids"]) or (row["trajectory_id"],))
+        if row["success"] and len(mine) < config.keep and content not in seen:
+            mine.append(row["trajectory_id"])
+            seen.add(content)
+    chosen = sorted(trajectory_id for ids in kept.values() for trajectory_id in ids)
+    context.metrics.update(before=len(rows), after=len(chosen), tasks_solved=sum(bool(ids) for ids in kept.values()))
+    return context.select(chosen)
+
+
+class RationalizeConfig(StageConfig):
+    samples: int = Field(4, ge=1, description="retries of each task that was never solved")
+    hint: str = Field("({answer})", description="appended to the opening; {answer} stands for the ground truth")
+    keep: int = Field(1, ge=1, description="at most this many solved retries of each task")
+    sampling: Sampling = Sampling()
+
+
+@stage("trajectories.rationalize", version=1)
+def rationalize(
+    context: Context, config: RationalizeConfig, model: Model, tasks: Tasks, trajectories: list[Trajectories]
+) -> Trajectories:
+    """Retry the tasks that no given trajectory solved, with the answer as a hint. The output holds the solved retries
+    without their hint; the retries as they were sampled stay in the buffer, with source ``hinted``."""
+    from agentrl.rollout import Attempt
+
+    solved = {
+        task_id
+        for selection in trajectories
+        for task_id, success in zip(*selection.table(["task_id", "success"]).to_pydict().values(), strict=True)
+        if success
+    }
+    unsolved = {task.task_id: task for task in tasks.read() if task.task_id not in solved}
+    env, policy = only_env(tasks), load_policy(model)
+    if not context.has_shard(0):
+        attempts = [
+            Attempt(task, index, config.hint.format(answer=json.loads(task.ground_truth)))
+            for task in unsolved.values()
+            for index in range(config.samples)
+        ]
+        runner = rollouts(policy, env, config.sampling)
+        context.append(runner.run(attempts, context.seed, context.trajectory_id, source="hinted"))
+    hinted = context.select(sorted(_of_source(context, "hinted"))).read()
+    stripped = []
+    for task_id, retries in by_task(hinted).items():
+        task = unsolved[task_id]
+        good = sorted((r for r in retries if r.success and is_grounded(r, task)), key=lambda r: (r.n_steps, r.n_tokens))
+        for retry in good[: config.keep]:
+            opening = load_environment(env).episode(task).opening()
+            name = context.trajectory_id(len(hinted) + len(stripped))
+            stripped.append(strip_hint(retry, opening, policy.codec, name))
+    context.append(stripped, shard=1)
+    context.metrics.update(unsolved=len(unsolved), retries=len(hinted), rationalized=len(stripped))
+    return context.select([row.trajectory_id for row in stripped])
+
+
+def _of_source(context: Context, source: str) -> list[str]:
+    table = context.buffer.read(context.buffer.ids(context.fingerprint), ["trajectory_id", "source"])
+    return [row["trajectory_id"] for row in table.to_pylist() if row["source"] == source]

@@ -1,0 +1,88 @@
+"""A pipeline file: what is written in YAML, before names are resolved. ``agentrl schema pipeline`` exports it."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+PIPELINE_VERSION = 1
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+"""Letters, digits, ``_`` and ``-``: names become folders and parts of trajectory ids."""
+
+Edges = str | list[str]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+
+class Execution(_Strict):
+    """Where and how a stage runs. Nothing here enters the fingerprint."""
+
+    pool: str | None = Field(None, description="Prefect work pool; None runs the stage in the process of the flow")
+    gpus: int = Field(0, ge=0, description="GPUs of the stage's process; above 0 it gets a process of its own")
+    concurrency: list[Name] = Field([], description="Global concurrency slots that are held while the stage runs")
+    retries: int = Field(0, ge=0, le=100, description="How often a failed stage is tried again")
+    retry_delay_s: float = Field(10.0, ge=0, description="Seconds before the first retry; doubled for each further one")
+    timeout_s: float | None = Field(None, gt=0, description="Seconds after which one try is ended; None is no limit")
+    env: dict[str, str] = Field({}, description="Environment variables of the stage's process, e.g. OMP_NUM_THREADS")
+
+
+class StageSpec(_Strict):
+    """One stage of a pipeline."""
+
+    uses: str = Field(description="A stage of the library (train.sft) or of yours (my_project.stages:score)")
+    inputs: dict[str, Edges] = Field(
+        {},
+        description="Edges: input name -> stage or stage.output; a list, or a pattern as star-*, where many are taken",
+    )
+    with_: dict[str, Any] = Field({}, alias="with", description="Config of the stage, checked by its own model")
+    seed: int | None = Field(None, description="Seed of this stage; None takes the pipeline's")
+    matrix: dict[str, list[Any]] = Field(
+        {}, description="One copy of the stage per combination. Keys: a config key, or inputs.NAME"
+    )
+    execution: Execution = Execution()
+
+
+class Carry(_Strict):
+    """An edge that differs between the first round and the later ones."""
+
+    first: Edges = Field(description="Edge of round 1: an output from outside the group")
+    then: Edges = Field(description="Edge of later rounds: an output of the round before")
+
+
+class GroupSpec(_Strict):
+    """Stages that are repeated, each round reading outputs of the round before through ``carry``."""
+
+    repeat: int = Field(ge=1, le=1000, description="Number of rounds; stage x of round 2 is called x-2")
+    carry: dict[Name, Carry] = Field({}, description="Names that stages of the group read as carry.NAME")
+    stages: dict[Name, StageSpec] = Field(min_length=1)
+
+
+def _entry(value: Any) -> str:
+    keys = value if isinstance(value, dict) else getattr(value, "model_fields_set", ())
+    return "group" if "repeat" in keys or "stages" in keys else "stage"
+
+
+Entry = Annotated[Annotated[StageSpec, Tag("stage")] | Annotated[GroupSpec, Tag("group")], Discriminator(_entry)]
+
+
+class Profile(_Strict):
+    """An overlay on the pipeline, chosen by ``--profile``."""
+
+    description: str = ""
+    seed: int | None = None
+    execution: dict[str, Any] = Field({}, description="Execution of every stage that does not say otherwise")
+    stages: dict[str, Any] = Field({}, description="Merged over the pipeline's stages, key by key; null removes")
+
+
+class PipelineSpec(_Strict):
+    """A pipeline: stages and how they are wired."""
+
+    name: Name
+    description: str = ""
+    extends: str | None = Field(None, description="A file, relative to this one, or a pipeline of the library")
+    seed: int = 0
+    execution: Execution = Field(Execution(), description="Execution of every stage that does not say otherwise")
+    profiles: dict[Name, Profile] = {}
+    stages: dict[Name, Entry] = Field(min_length=1)

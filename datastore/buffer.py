@@ -1,0 +1,327 @@
+"""The trajectory buffer: one append-only Delta Lake table of everything that was ever rolled out or imported.
+
+Files are ZSTD Parquet with small row groups, so that one trajectory is read without reading its neighbours.
+An append is one commit. The commit carries (fingerprint, shard) as Delta's application transaction: a stage that
+is killed and resumed neither loses nor doubles a row.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from datastore.digest import TableHasher
+from datastore.errors import NewerSchemaError, NoBufferError, OlderSchemaError, StoreError, UnknownTrajectoryError
+from datastore.lease import hold
+from datastore.places import is_remote, place, storage_options
+from schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
+
+if TYPE_CHECKING:
+    import polars as pl
+    from deltalake import DeltaTable
+
+ROW_GROUP_ROWS = 256
+BATCH_ROWS = 1024
+VERSION_PROPERTY = "agentrl.schema_version"
+FILL = ("stage", "fingerprint", "run_id")
+VOLATILE = ("created_at", "run_id")
+"""Columns that differ between two runs of the same stage, and so are left out of digests."""
+
+_PROPERTIES = {
+    VERSION_PROPERTY: str(TRAJECTORY_VERSION),
+    "delta.dataSkippingStatsColumns": ",".join(n for n in TRAJECTORY_SCHEMA.names if n not in HEAVY_COLUMNS),
+    # artifacts point at old versions for ever; `vacuum` decides by them what may go
+    "delta.logRetentionDuration": "interval 36500 days",
+    "delta.deletedFileRetentionDuration": "interval 36500 days",
+}
+
+
+@dataclass(frozen=True)
+class AppendResult:
+    """``version`` of the table after the append; ``skipped``: this (fingerprint, shard) was there already."""
+
+    version: int
+    rows: int
+    skipped: bool
+    quarantined: int = 0
+
+
+class TrajectoryBuffer:
+    """The buffer of one store, a local folder or ``s3://bucket/prefix``. Only ``append`` and upkeep ever write."""
+
+    def __init__(self, store: str | Path) -> None:
+        self.store = str(store) if is_remote(store) else place(store).uri
+        self.uri = f"{self.store.rstrip('/')}/trajectories"
+        self._options = storage_options(self.store)
+
+    # table
+
+    def table(self, version: int | datetime | None = None) -> "DeltaTable":
+        """The Delta table at a version or a time. Raises where there is none, or a newer one than we can read."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        try:
+            table = DeltaTable(self.uri, storage_options=self._options)
+        except TableNotFoundError:
+            raise NoBufferError(self.uri) from None
+        found = schema_version(table)
+        if found > TRAJECTORY_VERSION:
+            raise NewerSchemaError(self.uri, found, TRAJECTORY_VERSION)
+        if version is not None:
+            try:
+                table.load_as_version(version)
+            except (DeltaError, ValueError) as error:
+                raise StoreError(
+                    f"the buffer at {self.uri} has no version {version!s}: {error}; `agentrl buffer history` lists them"
+                ) from None
+        return table
+
+    @property
+    def version(self) -> int | None:
+        """Number of the newest commit; None where nothing was ever appended."""
+        try:
+            return self.table().version()
+        except NoBufferError:
+            return None
+
+    def has(self, fingerprint: str, shard: int = 0) -> bool:
+        """Whether this shard of this stage run was appended."""
+        try:
+            return self.table().transaction_version(_transaction(fingerprint, shard)) is not None
+        except NoBufferError:
+            return False
+
+    def _create(self) -> None:
+        """Create the empty table, once: a second creation would conflict with appends that are under way."""
+        from deltalake import DeltaTable
+
+        with hold(place(self.store), "locks/create-trajectories.lock"):
+            if self.version is not None:
+                return
+            DeltaTable.create(
+                self.uri,
+                TRAJECTORY_SCHEMA,
+                description="agentrl trajectory buffer",
+                configuration=_PROPERTIES,
+                storage_options=self._options,
+                raise_if_key_not_exists=False,
+            )
+
+    def _writable(self) -> "DeltaTable":
+        try:
+            table = self.table()
+        except NoBufferError:
+            self._create()
+            table = self.table()
+        if (found := schema_version(table)) < TRAJECTORY_VERSION:
+            raise OlderSchemaError(self.uri, found, TRAJECTORY_VERSION)
+        return table
+
+    # writing
+
+    def append(
+        self,
+        trajectories: Iterable[Trajectory] | pa.Table,
+        *,
+        stage: str,
+        fingerprint: str,
+        shard: int = 0,
+        run_id: str = "",
+    ) -> AppendResult:
+        """Append rows in one commit; empty ``stage``, ``fingerprint`` and ``run_id`` of the rows are filled in.
+
+        An iterator is streamed, so that memory does not grow with the number of rows. If (fingerprint, shard) is in
+        the buffer, nothing is read or written. On any error the table stays as it was.
+        """
+        from deltalake import CommitProperties, Transaction, WriterProperties, write_deltalake
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        name = _transaction(fingerprint, shard)
+        table = self._writable()
+        if table.transaction_version(name) is not None:
+            return AppendResult(table.version(), 0, skipped=True)
+        stream = _Stream(trajectories, dict(zip(FILL, (stage, fingerprint, run_id), strict=True)))
+        lineage = {"stage": stage, "fingerprint": fingerprint, "shard": str(shard), "run_id": run_id}
+        try:
+            write_deltalake(
+                table,
+                pa.RecordBatchReader.from_batches(TRAJECTORY_SCHEMA, stream.batches()),
+                mode="append",
+                writer_properties=WriterProperties(compression="ZSTD", max_row_group_size=ROW_GROUP_ROWS),
+                commit_properties=CommitProperties(
+                    custom_metadata=lineage, max_commit_retries=1000, app_transactions=[Transaction(name, 0)]
+                ),
+            )
+        except CommitFailedError:
+            table = self.table()
+            if table.transaction_version(name) is None:
+                raise
+            return AppendResult(table.version(), 0, skipped=True)  # the same shard, from another process, was faster
+        except (DeltaError, OSError) as error:
+            if stream.error is not None:  # delta-rs wraps what our own iterator raised
+                raise stream.error from None
+            raise StoreError(f"append to {self.uri} failed, the table is as it was: {error}") from error
+        return AppendResult(table.version(), stream.rows, skipped=False)
+
+    # reading
+
+    def scan(self, version: int | datetime | None = None) -> "pl.LazyFrame":
+        """All rows, lazily; only the columns that are asked for are read."""
+        import polars as pl
+
+        return pl.scan_delta(self.table(version))
+
+    def sql(self, query: str, version: int | datetime | None = None) -> "pl.DataFrame":
+        """Answer a query over the view ``trajectories``, in Polars' SQL dialect."""
+        import polars as pl
+        from polars.exceptions import PolarsError
+
+        try:
+            return pl.SQLContext({"trajectories": self.scan(version)}).execute(query, eager=True)
+        except PolarsError as error:
+            raise StoreError(f"query failed: {error}") from None
+
+    def ids(self, fingerprint: str) -> list[str]:
+        """Ids of the rows of one stage run, sorted."""
+        import polars as pl
+
+        try:
+            rows = self.scan()
+        except NoBufferError:
+            return []
+        found = rows.filter(pl.col("fingerprint") == fingerprint).select("trajectory_id")
+        return found.collect()["trajectory_id"].sort().to_list()
+
+    def read(self, ids: Sequence[str], columns: Sequence[str] | None = None) -> pa.Table:
+        """These rows, in the order asked, with these columns (default: all)."""
+        import polars as pl
+
+        wanted = list(columns) if columns is not None else list(TRAJECTORY_SCHEMA.names)
+        if unknown := [name for name in wanted if name not in TRAJECTORY_SCHEMA.names]:
+            near = difflib.get_close_matches(unknown[0], TRAJECTORY_SCHEMA.names, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
+        schema = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in wanted], metadata=TRAJECTORY_SCHEMA.metadata)
+        if not ids:
+            return schema.empty_table()
+        asked = pl.DataFrame({"trajectory_id": list(ids)}, schema={"trajectory_id": pl.String})
+        columns_read = list(dict.fromkeys(["trajectory_id", *wanted]))
+        found = (
+            self.scan()
+            .filter(pl.col("trajectory_id").is_in(asked["trajectory_id"].unique().to_list()))
+            .select(columns_read)
+            .collect()
+        )
+        joined = asked.join(found, on="trajectory_id", how="inner", maintain_order="left")
+        if joined.height != len(ids):
+            self._refuse(ids, set(found["trajectory_id"]), doubled=found["trajectory_id"].is_duplicated().any())
+        return joined.select(wanted).to_arrow().cast(schema)
+
+    def _refuse(self, ids: Sequence[str], found: set[str], doubled: bool) -> None:
+        missing = [name for name in ids if name not in found]
+        if missing:
+            raise UnknownTrajectoryError(missing, self._near(missing[0]))
+        if doubled:
+            raise StoreError("several rows share one trajectory_id; `agentrl buffer check` lists them")
+
+    def _near(self, name: str) -> list[str]:
+        """Existing ids like this one. Candidates share its longest prefix that exists, so this stays fast."""
+        import polars as pl
+
+        rows = self.scan().select("trajectory_id")
+        for length in (len(name), *(len(name) * part // 4 for part in (3, 2, 1)), 0):
+            near = rows.filter(pl.col("trajectory_id").str.starts_with(name[:length])).head(5000).collect()
+            if near.height:
+                return difflib.get_close_matches(name, near["trajectory_id"].to_list(), 3, 0.5)
+        return []
+
+    def get_many(self, ids: Sequence[str]) -> list[Trajectory]:
+        """These trajectories, in the order asked."""
+        return [Trajectory.model_validate(row) for row in self.read(ids).to_pylist()]
+
+    def get(self, trajectory_id: str) -> Trajectory:
+        """One trajectory. Raises ``UnknownTrajectoryError`` (a KeyError) with the nearest ids that exist."""
+        return self.get_many([trajectory_id])[0]
+
+    def digest(self, ids: Sequence[str]) -> str:
+        """Content digest of these rows, in this order, whatever the files they lie in, when and by which run."""
+        columns = [name for name in TRAJECTORY_SCHEMA.names if name not in VOLATILE]
+        hasher = TableHasher()
+        hasher.update(self.read([], columns))
+        for start in range(0, len(ids), 2 * BATCH_ROWS):
+            hasher.update(self.read(ids[start : start + 2 * BATCH_ROWS], columns))
+        return hasher.hexdigest()
+
+
+def schema_version(table: "DeltaTable") -> int:
+    """The version of our schema that a table was written with."""
+    return int(table.metadata().configuration.get(VERSION_PROPERTY) or 1)
+
+
+def _transaction(fingerprint: str, shard: int) -> str:
+    if not fingerprint:
+        raise StoreError("fingerprint is empty; it makes the append idempotent, give one that names this content")
+    return f"{fingerprint}/{shard}"
+
+
+class _Stream:
+    """Rows on their way into the table, in batches; remembers how many there were and what went wrong."""
+
+    def __init__(self, source: Iterable[Trajectory] | pa.Table, fill: dict[str, str]) -> None:
+        self.source = source
+        self.fill = fill
+        self.rows = 0
+        self.error: BaseException | None = None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        try:
+            for table in self._tables():
+                self.rows += table.num_rows
+                yield from self._filled(table).to_batches(max_chunksize=BATCH_ROWS)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _tables(self) -> Iterator[pa.Table]:
+        if isinstance(self.source, pa.Table):
+            yield conform(self.source)
+            return
+        rows = iter(self.source)
+        while chunk := list(islice(rows, BATCH_ROWS)):
+            yield pa.Table.from_pylist([row.model_dump() for row in chunk], schema=TRAJECTORY_SCHEMA)
+
+    def _filled(self, table: pa.Table) -> pa.Table:
+        import pyarrow.compute as pc
+
+        for name, value in self.fill.items():
+            column = table[name]
+            if value and (empty := pc.equal(column, "")) and pc.any(empty).as_py():
+                filled: Any = pc.if_else(empty, value, column)
+                table = table.set_column(table.schema.get_field_index(name), TRAJECTORY_SCHEMA.field(name), filled)
+        return table
+
+
+def conform(table: pa.Table) -> pa.Table:
+    """The table with exactly the buffer's columns and types. Raises on what is missing, unknown or of a wrong type."""
+    names = set(TRAJECTORY_SCHEMA.names)
+    if missing := [name for name in TRAJECTORY_SCHEMA.names if name not in table.schema.names]:
+        raise StoreError(f"the table lacks the column {', '.join(missing)}; a trajectory has them all")
+    if unknown := [name for name in table.schema.names if name not in names]:
+        near = difflib.get_close_matches(unknown[0], TRAJECTORY_SCHEMA.names, 1)
+        raise StoreError(
+            f"a trajectory has no column {unknown[0]!r}" + (f"; did you mean {near[0]!r}?" if near else "; drop it")
+        )
+    table = table.select(TRAJECTORY_SCHEMA.names)
+    for field in TRAJECTORY_SCHEMA:
+        if not field.nullable and table[field.name].null_count:
+            raise StoreError(f"column {field.name!r} has {table[field.name].null_count} nulls; it must have none")
+    try:
+        return table.cast(TRAJECTORY_SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        raise StoreError(f"the table does not fit the schema of a trajectory: {error}") from None

@@ -1,0 +1,67 @@
+"""Errors of the store. Each message names what was asked, what is there, and the next step; the command line prints
+it as it is and exits with code 2."""
+
+from collections.abc import Sequence
+
+
+class StoreError(ValueError):
+    """What was asked of the store cannot be done, and why."""
+
+
+class NoBufferError(StoreError):
+    """There is no trajectory buffer at this place."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(f"there is no trajectory buffer at {uri}; check --store, or run a pipeline or an import first")
+
+
+class NewerSchemaError(StoreError):
+    """The table was written by a newer version of this package."""
+
+    def __init__(self, uri: str, found: int, known: int) -> None:
+        super().__init__(
+            f"the buffer at {uri} has schema_version {found}, this package knows versions up to {known}; "
+            "upgrade agentrl, or point --store at another store"
+        )
+
+
+class OlderSchemaError(StoreError):
+    """The table was written by an older version and must be migrated before it is appended to."""
+
+    def __init__(self, uri: str, found: int, known: int) -> None:
+        super().__init__(
+            f"the buffer at {uri} has schema_version {found}, this package writes version {known}; "
+            "run `agentrl buffer compact --migrate` (or TrajectoryBuffer.migrate()) first"
+        )
+
+
+class UnknownTrajectoryError(StoreError, KeyError):
+    """No row has this ``trajectory_id``."""
+
+    def __init__(self, missing: Sequence[str], near: Sequence[str]) -> None:
+        self.missing = list(missing)
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        hint = f"; did you mean {', '.join(near)}?" if near else "; `agentrl buffer stats` lists the stages"
+        super().__init__(f"no trajectory {missing[0]!r}{more} in the buffer{hint}")
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return str(self.args[0])
+
+
+class InvalidRowsError(StoreError):
+    """Rows that break the contract of a trajectory. ``problems`` holds (row number, trajectory_id, field, reason)."""
+
+    def __init__(self, problems: Sequence[tuple[int, str, str, str]]) -> None:
+        self.problems = list(problems)
+        lines = [f"row {row} ({name}): {field}: {reason}" for row, name, field, reason in self.problems[:10]]
+        if len(self.problems) > 10:
+            lines.append(f"... and {len(self.problems) - 10} more")
+        super().__init__(
+            "rows break the contract of a trajectory, nothing was written:\n  "
+            + "\n  ".join(lines)
+            + '\nfix them, or append with on_error="quarantine" to set them aside'
+        )
+
+
+class LockTimeoutError(StoreError):
+    """Someone else holds the lock for longer than the caller wants to wait."""

@@ -8,7 +8,7 @@ is killed and resumed neither loses nor doubles a row.
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,6 +186,52 @@ class TrajectoryBuffer:
             return pl.SQLContext({"trajectories": self.scan(version)}).execute(query, eager=True)
         except PolarsError as error:
             raise StoreError(f"query failed: {error}") from None
+
+    def stats(self, version: int | datetime | None = None) -> dict[str, Any]:
+        """Totals, and under ``stages`` one row per stage: rows, tasks, success rate, mean reward, tokens."""
+        import polars as pl
+
+        table = self.table(version)
+        by_stage = (
+            pl.scan_delta(table)
+            .group_by("stage", "env")
+            .agg(
+                pl.len().alias("rows"),
+                pl.col("task_id").n_unique().alias("tasks"),
+                pl.col("success").mean(),
+                pl.col("reward").mean(),
+                pl.col("n_steps").mean().alias("steps"),
+                pl.col("n_tokens").sum().cast(pl.Int64).alias("tokens"),
+                pl.col("created_at").max().alias("newest"),
+            )
+            .sort("newest")
+            .collect()
+        )
+        files = pl.DataFrame(pa.table(table.get_add_actions(flatten=True)))
+        return {
+            "stages": by_stage.to_dicts(),
+            "rows": int(by_stage["rows"].sum()),
+            "tokens": int(by_stage["tokens"].sum()),
+            "files": files.height,
+            "bytes": int(files["size_bytes"].sum()),
+            "version": table.version(),
+        }
+
+    def history(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """Commits, newest first: version, time, operation, rows, and the stage run that made them."""
+        commits = []
+        for commit in self.table().history(limit):
+            metrics = commit.get("operationMetrics", {})
+            commits.append(
+                {
+                    "version": commit["version"],
+                    "time": datetime.fromtimestamp(commit["timestamp"] / 1000, UTC),
+                    "operation": commit["operation"],
+                    "rows": metrics.get("num_added_rows", 0) if commit["operation"] == "WRITE" else None,
+                    **{name: commit.get(name) for name in ("stage", "fingerprint", "shard", "run_id")},
+                }
+            )
+        return commits
 
     def ids(self, fingerprint: str) -> list[str]:
         """Ids of the rows of one stage run, sorted."""

@@ -46,7 +46,8 @@ class StageConfig(BaseModel):
 
 @dataclass(frozen=True)
 class External:
-    """Marks a config field that names a model, tokenizer or file outside the store: ``Annotated[str, External("model")]``.
+    """Marks a config field that names a model, tokenizer or file outside the store, as in
+    ``base: Annotated[str, External("model")]``.
 
     What lies there enters the fingerprint by content: for a tokenizer the tokenizer's files alone, otherwise every
     file of a folder. Relative paths are relative to the current directory.
@@ -103,6 +104,7 @@ class Context:
     scratch: Path
     progress: Progress = _no_progress
     metrics: dict[str, float | int | str | None] = field(default_factory=dict)
+    forced: bool = False
 
     def _origin(self, output: str) -> dict[str, str]:
         return {"stage": self.stage, "output": output, "fingerprint": self.fingerprint}
@@ -116,8 +118,11 @@ class Context:
         return trajectory_id(self.stage, self.fingerprint, number)
 
     def has_shard(self, shard: int) -> bool:
-        """Whether the rows of this shard are already in the buffer, from this run or one that was killed."""
-        return self.buffer.has(self.fingerprint, shard)
+        """Whether the rows of this shard are already in the buffer, from this run or one that was killed.
+
+        A forced run computes them again; what the buffer holds stays as it is.
+        """
+        return not self.forced and self.buffer.has(self.fingerprint, shard)
 
     def append(self, trajectories: Iterable[Trajectory], shard: int = 0) -> None:
         """Append rows to the buffer; a shard that is already there is left as it is."""

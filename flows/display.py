@@ -1,0 +1,164 @@
+"""What a person sees while a pipeline runs: live bars on a terminal, one line per event elsewhere."""
+
+import threading
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as TimeLeftColumn
+
+Metrics = Mapping[str, float | int | str | None]
+
+LINE_EVERY_S = 30.0
+"""Seconds between two lines about one stage where there is no terminal."""
+
+
+def seconds(value: float) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    if value < 9.95:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def metrics_text(metrics: Metrics) -> str:
+    shown = ((key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in metrics.items())
+    return "  ".join(f"{key} {value}" for key, value in shown)
+
+
+class Display(Protocol):
+    """Told what happens; may be called from several threads."""
+
+    def start(self, to_run: Mapping[str, float | None], cached: int) -> None:
+        """Stages that will run, with how long each took last time, in seconds."""
+
+    def note(self, text: str) -> None: ...
+
+    def stage_started(self, name: str) -> None: ...
+
+    def progress(self, name: str, done: int, total: int | None, metrics: Metrics) -> None: ...
+
+    def stage_ended(self, name: str, text: str, ok: bool) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Lines:
+    """One line per event."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._last: dict[str, float] = {}
+        self._number: dict[str, str] = {}
+
+    def note(self, text: str) -> None:
+        self.console.print(f"{datetime.now():%H:%M:%S}  {text}", highlight=False, markup=False, soft_wrap=True)
+
+    def start(self, to_run: Mapping[str, float | None], cached: int) -> None:
+        self._number = {name: f"[{number}/{len(to_run)}]" for number, name in enumerate(to_run, 1)}
+        self.note(f"{len(to_run)} stages to run, {cached} cached")
+
+    def stage_started(self, name: str) -> None:
+        self._last[name] = time.monotonic()
+        self.note(f"{self._number.get(name, '')} {name}: started")
+
+    def progress(self, name: str, done: int, total: int | None, metrics: Metrics) -> None:
+        if time.monotonic() - self._last.get(name, 0.0) >= LINE_EVERY_S:
+            self._last[name] = time.monotonic()
+            of = f"/{total}" if total else ""
+            self.note(f"{self._number.get(name, '')} {name}: {done}{of}  {metrics_text(metrics)}".rstrip())
+
+    def stage_ended(self, name: str, text: str, ok: bool) -> None:
+        self.note(f"{self._number.get(name, '')} {name}: {text}")
+
+    def stop(self) -> None:
+        pass
+
+
+class Live:
+    """A bar for the run and one for each stage at work; what is done scrolls away above them."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._lock = threading.Lock()
+        self._stages: dict[str, TaskID] = {}
+        self._expected: dict[str, float | None] = {}
+        self._began: dict[str, float] = {}
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeLeftColumn(),
+            TextColumn("{task.fields[metrics]}"),
+            console=console,
+            transient=True,
+        )
+        self._all: TaskID | None = None
+
+    def start(self, to_run: Mapping[str, float | None], cached: int) -> None:
+        self._expected = dict(to_run)
+        self._all = self._progress.add_task("stages", total=len(to_run), metrics=self._left())
+        self._progress.start()
+
+    def _left(self) -> str:
+        """How long what is not done took last time."""
+        known = [value for value in self._expected.values() if value is not None]
+        return f"about {seconds(sum(known))} left" if known and len(known) == len(self._expected) else ""
+
+    def note(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False, markup=False)
+
+    def stage_started(self, name: str) -> None:
+        with self._lock:
+            self._began[name] = time.monotonic()
+            self._stages[name] = self._progress.add_task(name, total=None, metrics="")
+
+    def progress(self, name: str, done: int, total: int | None, metrics: Metrics) -> None:
+        if name in self._stages:
+            self._progress.update(self._stages[name], completed=done, total=total, metrics=metrics_text(metrics))
+
+    def stage_ended(self, name: str, text: str, ok: bool) -> None:
+        with self._lock:
+            if name in self._stages:
+                self._progress.remove_task(self._stages.pop(name))
+            self._expected.pop(name, None)
+            mark = "[green]✓[/green]" if ok else "[red]✗[/red]"
+            self._progress.console.print(mark, end=" ")
+            self._progress.console.print(f"{name}  {text}", highlight=False, markup=False)
+            if ok and self._all is not None:
+                self._progress.update(self._all, advance=1, metrics=self._left())
+
+    def stop(self) -> None:
+        self._progress.stop()
+
+
+class Quiet:
+    """Says nothing, for ``--json``."""
+
+    def start(self, to_run: Mapping[str, float | None], cached: int) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def stage_started(self, name: str) -> None: ...
+
+    def progress(self, name: str, done: int, total: int | None, metrics: Metrics) -> None: ...
+
+    def stage_ended(self, name: str, text: str, ok: bool) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def display_for(console: Console, quiet: bool) -> Display:
+    if quiet:
+        return Quiet()
+    return Live(console) if console.is_terminal else Lines(console)

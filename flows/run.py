@@ -1,0 +1,166 @@
+"""Run a plan with everything around it: the engine, Ctrl-C, what is said at the end."""
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from datastore.catalog import Catalog
+from datastore.places import LocalPlace
+from flows.display import display_for
+from flows.session import Session
+from pipelines.plan import Plan, Status, Step
+from schemas.manifest import Kind, Manifest
+
+OK, FAILED, BLOCKED, CANCELLED = 0, 1, 2, 130
+
+
+def run_plan(plan: Plan, catalog: Catalog, *, jobs: int, prefect: bool, as_json: bool) -> int:
+    """Run what is to run and say how it went. Returns the exit code: 0, 1 failed, 2 blocked, 130 Ctrl-C."""
+    out = Console(stderr=as_json, soft_wrap=True)
+    if blocked := plan.having(Status.BLOCKED):
+        for step in blocked:
+            out.print(f"stage {step.name} is blocked: {'; '.join(step.reasons)}", markup=False, highlight=False)
+        return BLOCKED
+    if not plan.to_run:
+        return _nothing_to_do(plan, catalog, out, as_json)
+    session = Session(plan, catalog, display_for(out, quiet=as_json))
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    cancelled = False
+    try:
+        with session.recorded():
+            _engine(session, jobs, prefect)
+    except KeyboardInterrupt:
+        cancelled = True
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what follows takes a moment
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    if as_json:
+        print(_json(session))
+    else:
+        _report(session, out, cancelled)
+    return CANCELLED if cancelled else FAILED if session.failure else OK
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _engine(session: Session, jobs: int, prefect: bool) -> None:
+    if not prefect:
+        session.run_in_order()
+        return
+    from flows.server import ServerError, serving
+
+    first = session.plan.to_run[0]
+    if not first.node.execution.concurrency and not first.node.execution.pool:
+        session.begin(first.name)  # it works while Prefect starts
+    with serving(prefect_home(session.catalog)) as server:
+        from flows.flow import run_with_prefect
+
+        if server:
+            try:
+                server.wait()
+            except ServerError as error:
+                session.display.note(str(error))
+                raise
+        run_with_prefect(session, jobs)
+
+
+def prefect_home(catalog: Catalog) -> Path:
+    """Prefect's database and logs lie in the store, or beside its working files where it is not local."""
+    place = catalog.place
+    return (place.root if isinstance(place, LocalPlace) else place.working_folder()) / "prefect"
+
+
+def _nothing_to_do(plan: Plan, catalog: Catalog, out: Console, as_json: bool) -> int:
+    skipped = plan.having(Status.SKIPPED)
+    if as_json:
+        import json
+
+        print(json.dumps({"run_id": None, "state": "up to date", **plan.to_json()}, indent=2))
+        return OK
+    what = f"{len(plan.having(Status.CACHED))} stages cached"
+    if skipped:
+        names = ", ".join(step.name for step in skipped)
+        out.print(f"nothing to run in this selection ({what}; out of date but not selected: {names})", markup=False)
+        return OK
+    out.print(f"{plan.pipeline.name}: everything is up to date, {what}", markup=False, highlight=False)
+    manifests = {step.name: step.manifest for step in plan.steps.values() if step.manifest}
+    _results(out, plan, catalog, manifests)
+    return OK
+
+
+def _json(session: Session) -> str:
+    import json
+
+    return json.dumps(session.record, indent=2, default=str)
+
+
+def _report(session: Session, out: Console, cancelled: bool) -> None:
+    plan = session.plan
+    stages: dict[str, dict[str, Any]] = session.record["stages"]
+    ran = [name for name, stage in stages.items() if stage["status"] in ("ran", "reused")]
+    left = [step.name for step in plan.to_run if step.name not in ran]
+    if not left:
+        _results(out, plan, session.catalog, session.manifests())
+        out.print(
+            f"run {session.run_id}: {len(ran)} stages ran, {len(plan.having(Status.CACHED))} were cached",
+            markup=False,
+            highlight=False,
+        )
+        return
+    if session.failure:
+        out.print(f"\n[red]stage {escape(session.failure.stage)} failed[/red]: {escape(session.failure.cause)}")
+        out.print(f"  log       {session.failure.log}", markup=False, highlight=False)
+    elif cancelled:
+        out.print("\n[yellow]cancelled[/yellow]; nothing is half done")
+    cached = [step.name for step in plan.having(Status.CACHED)] + ran
+    out.print(f"  cached    {', '.join(cached) or 'nothing yet'}", markup=False, highlight=False)
+    out.print(f"  left      {', '.join(left)}", markup=False, highlight=False)
+    out.print(f"  go on     {plan.command()}", markup=False, highlight=False)
+
+
+def _results(out: Console, plan: Plan, catalog: Catalog, manifests: dict[str, Manifest]) -> None:
+    """Success on held-out tasks for each evaluation, then where things are."""
+    rows = [
+        (name, manifest)
+        for name, manifest in manifests.items()
+        if "success" in manifest.metrics and "success_low" in manifest.metrics
+    ]
+    if rows:
+        table = Table(title="success on held-out tasks", title_justify="left", box=None, pad_edge=False)
+        for column in ("policy", "temperature 1", "95 % interval", "greedy", "tasks"):
+            table.add_column(column, justify="left" if column == "policy" else "right")
+        for name, manifest in rows:
+            table.add_row(*_success(name, manifest.metrics))
+        out.print(table)
+    for step in plan.steps.values():
+        if step.name in manifests:
+            for path in _reports(step, manifests[step.name], catalog):
+                out.print(f"report  {path}", markup=False, highlight=False)
+    out.print(f"store   {catalog.place.uri}", markup=False, highlight=False)
+
+
+def _success(name: str, metrics: dict[str, Any]) -> tuple[str, ...]:
+    def number(key: str) -> str:
+        return f"{metrics[key]:.3f}" if isinstance(metrics.get(key), float | int) else ""
+
+    interval = f"{number('success_low')} - {number('success_high')}"
+    tasks = str(metrics.get("n_tasks", ""))
+    return str(metrics.get("policy") or name), number("success"), interval, number("greedy"), tasks
+
+
+def _reports(step: Step, manifest: Manifest, catalog: Catalog) -> list[str]:
+    found = []
+    for output in manifest.outputs.values():
+        if output.kind is Kind.REPORT:
+            folder = catalog.local(step.name, manifest.fingerprint, output.path)
+            files = sorted(path for path in folder.iterdir() if path.suffix in (".html", ".md"))
+            found += [os.path.relpath(path) for path in files] or [str(folder)]
+    return found

@@ -1,0 +1,142 @@
+"""The Prefect server of one run, where the user has none: a child on loopback whose words go to a log file.
+
+Prefect can start such a server by itself, but then its notices and the traces of its end reach the terminal.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+START_TIMEOUT_S = 120.0
+
+SETTINGS = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
+    "PREFECT_TASKS_DEFAULT_NO_CACHE": "true",
+}
+"""Set before Prefect is imported, where the user has not set them."""
+
+
+class ServerError(RuntimeError):
+    """The server did not start. The message names its log."""
+
+
+def prepare(home: Path) -> None:
+    """Set what Prefect reads from the environment when it is imported; what the user has set stays."""
+    for name, value in {**SETTINGS, "PREFECT_HOME": str(home.absolute())}.items():
+        os.environ.setdefault(name, value)
+
+
+def users_server() -> bool:
+    """Whether the user has named a Prefect server, by environment or by a Prefect profile."""
+    if os.environ.get("PREFECT_API_URL"):
+        return True
+    profiles = Path(os.environ.get("PREFECT_PROFILES_PATH", Path.home() / ".prefect" / "profiles.toml"))
+    if "PREFECT_HOME" in os.environ:
+        profiles = Path(os.environ["PREFECT_HOME"]) / "profiles.toml"
+    return profiles.is_file() and "PREFECT_API_URL" in profiles.read_text()
+
+
+class Server:
+    """A server that is starting. It ends when :meth:`stop` is called, and when this process dies in any way."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home.absolute()
+        self.log = self.home / "server.log"
+        self.home.mkdir(parents=True, exist_ok=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        alive_read, self._alive = os.pipe()
+        with self.log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "flows.server", str(self.port), str(alive_read), str(self.home)],
+                pass_fds=[alive_read],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        os.close(alive_read)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/api"
+
+    def wait(self) -> None:
+        """Until it answers. Raises ServerError where it dies or does not answer in time."""
+        from urllib.error import URLError
+        from urllib.request import urlopen
+
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise ServerError(
+                    f"the Prefect server ended at its start (exit code {self._process.returncode}); "
+                    f"see {self.log}, or run with --no-prefect"
+                )
+            with contextlib.suppress(URLError, OSError), urlopen(f"{self.url}/health", timeout=2) as answer:
+                if answer.status == 200:
+                    return
+            time.sleep(0.05)
+        raise ServerError(f"the Prefect server did not answer within {START_TIMEOUT_S:.0f} s; see {self.log}")
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with contextlib.suppress(OSError):
+            os.close(self._alive)
+
+
+@contextlib.contextmanager
+def serving(home: Path) -> Iterator[Server | None]:
+    """A server for this run, already starting, or None where the user has one of their own."""
+    own = users_server()
+    prepare(home)
+    if own:
+        yield None
+        return
+    server = Server(home)
+    os.environ["PREFECT_API_URL"] = server.url
+    try:
+        yield server
+    finally:
+        del os.environ["PREFECT_API_URL"]
+        server.stop()
+
+
+def main() -> None:
+    port, alive, home = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+
+    def watch() -> None:
+        os.read(alive, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    # marks a server without the services that schedule and clean up, which one run does not need
+    os.environ.update(PREFECT__SERVER_EPHEMERAL="1", PREFECT__SERVER_FINAL="1", PREFECT_UI_ENABLED="0")
+    os.environ.pop("PREFECT_API_URL", None)
+    from filelock import FileLock
+
+    with FileLock(home / "start.lock"):  # two runs must not migrate one database at once
+        import uvicorn
+        from prefect.server.api.server import create_app
+
+        app = create_app()
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="on")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""One run of a plan: its record in the catalog, its worker processes, its logs. Engines only decide the order."""
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from datastore.catalog import Catalog
+from datastore.places import LocalPlace
+from flows.display import Display, seconds
+from pipelines.execute import Job, Outcome, job_of
+from pipelines.plan import Plan, Status, Step
+from pipelines.worker import StageError, Workers
+from schemas.manifest import Manifest
+
+
+class Stopped(RuntimeError):  # noqa: N818
+    """A stage was not started because the run is ending."""
+
+
+def new_run_id() -> str:
+    """Sorts by time: ``20260131-235959-1a2b``."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def logs_folder(catalog: Catalog) -> Path:
+    """Logs are local also where the store is not."""
+    place = catalog.place
+    return (place.root if isinstance(place, LocalPlace) else place.working_folder()) / "logs"
+
+
+@dataclass
+class Session:
+    """State of one run. ``record`` is what ``runs/<run_id>.json`` holds."""
+
+    plan: Plan
+    catalog: Catalog
+    display: Display
+    run_id: str = field(default_factory=new_run_id)
+    record: dict[str, Any] = field(default_factory=dict)
+    failure: StageError | None = None
+
+    def __post_init__(self) -> None:
+        self.workers = Workers(self._on_progress)
+        self.stopping = threading.Event()
+        self.listeners: list[Any] = []
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+        self._began: dict[str, float] = {}
+
+    def log(self, name: str) -> Path:
+        return (logs_folder(self.catalog) / self.run_id / f"{name}.log").absolute()
+
+    def job(self, name: str) -> Job:
+        if name not in self._jobs:
+            self._jobs[name] = job_of(self.plan.steps[name], self.plan, self.run_id)
+        return self._jobs[name]
+
+    def _on_progress(self, name: str, done: int, total: int | None, metrics: Mapping[str, float | int | str]) -> None:
+        self.display.progress(name, done, total, metrics)
+        for listener in self.listeners:
+            listener(name, done, total, metrics)
+
+    # record
+
+    def _write(self, **changes: Any) -> None:
+        with self._lock:
+            self.record.update(changes)
+            self.record["updated_at"] = datetime.now(UTC)
+            self.catalog.write_run(self.record)
+
+    def _stage(self, name: str, **changes: Any) -> None:
+        with self._lock:
+            self.record["stages"][name].update(changes)
+        self._write()
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Write the run's record, and at the end its state: completed, failed or cancelled."""
+        plan = self.plan
+        stages = {
+            step.name: {"status": str(step.status), "fingerprint": step.fingerprint, "reasons": step.reasons}
+            for step in plan.steps.values()
+        }
+        self._write(
+            run_id=self.run_id,
+            pipeline=plan.pipeline.name,
+            file=str(plan.pipeline.path),
+            command=plan.command(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            state="running",
+            started_at=datetime.now(UTC),
+            stages=stages,
+        )
+        started = time.monotonic()
+        expected = {step.name: self._last_duration(step) for step in plan.to_run}
+        self.display.start(expected, len(plan.having(Status.CACHED)))
+        state = "cancelled"
+        try:
+            yield
+            state = "failed" if self.failure else "completed"
+        except Exception:
+            state = "failed"
+            raise
+        finally:
+            self.stopping.set()
+            self.workers.close()
+            self.display.stop()
+            self._write(state=state, ended_at=datetime.now(UTC), duration_s=round(time.monotonic() - started, 3))
+
+    def _last_duration(self, step: Step) -> float | None:
+        earlier = self.catalog.manifests(step.name)
+        return earlier[0].duration_s if earlier else None
+
+    # stages
+
+    def begin(self, name: str) -> None:
+        """Start a stage ahead of the engine, which takes its time to start itself."""
+        execution = self.plan.steps[name].node.execution
+        self._started(name)
+        self.workers.begin(self.job(name), self.log(name), execution.env)
+
+    def _started(self, name: str) -> float:
+        """When this try of the stage started, on the monotonic clock."""
+        if name not in self._began:
+            self._began[name] = time.monotonic()
+            self.display.stage_started(name)
+            self._stage(name, status="running", started_at=datetime.now(UTC), log=str(self.log(name)))
+        return self._began[name]
+
+    def run_stage(self, name: str) -> Outcome:
+        """Run one stage in a worker, once.
+
+        Raises StageError where it fails, Stopped where the run is ending.
+        """
+        if self.stopping.is_set():
+            raise Stopped(name)
+        execution = self.plan.steps[name].node.execution
+        started = self._started(name)
+        try:
+            outcome = self.workers.run(self.job(name), self.log(name), execution.env, keep=not execution.gpus)
+        except BaseException as error:
+            cause = error.cause if isinstance(error, StageError) else type(error).__name__
+            self._stage(name, status="failed", cause=cause, duration_s=round(time.monotonic() - started, 3))
+            self.display.stage_ended(name, f"failed: {cause}", ok=False)
+            raise
+        finally:
+            del self._began[name]
+        self._ended(name, outcome, time.monotonic() - started)
+        return outcome
+
+    def _ended(self, name: str, outcome: Outcome, took: float) -> None:
+        manifest = outcome.manifest
+        self._stage(
+            name,
+            status="reused" if outcome.reused else "ran",
+            duration_s=round(took, 3),
+            metrics=manifest.metrics,
+            rows={output: record.rows for output, record in manifest.outputs.items()},
+            reproduced=outcome.reproduced,
+        )
+        text = "made by another run meanwhile" if outcome.reused else f"done in {seconds(took)}"
+        if outcome.reproduced is not None:
+            text += ", same content as before" if outcome.reproduced else ", content DIFFERS from before"
+        self.display.stage_ended(name, text, ok=True)
+
+    def fail(self, error: StageError) -> None:
+        """Keep the first failure; no further stage starts."""
+        with self._lock:
+            self.failure = self.failure or error
+        self.stopping.set()
+
+    def run_in_order(self) -> None:
+        """All stages, one after the other, without an engine: no retries, time limits or slots."""
+        for step in self.plan.to_run:
+            try:
+                self.run_stage(step.name)
+            except StageError as error:
+                self.fail(error)
+                return
+
+    def manifests(self) -> dict[str, Manifest]:
+        """Of every stage of the pipeline whose artifact is there now."""
+        found = ((s.name, self.catalog.manifest(s.name, s.fingerprint)) for s in self.plan.steps.values())
+        return {name: manifest for name, manifest in found if manifest}

@@ -1,0 +1,199 @@
+"""Run one planned stage: inputs from the catalog, the function, outputs into the catalog, the manifest last.
+
+Needs no engine; :mod:`pipelines.worker` calls it in a process of its own, tests call it as it is.
+"""
+
+import hashlib
+import importlib
+import platform
+import random
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from pydantic import BaseModel
+
+from datastore.buffer import TrajectoryBuffer
+from datastore.catalog import Catalog
+from datastore.digest import digest, parquet_digest
+from pipelines import library
+from pipelines.fingerprint import outside_fields
+from pipelines.handles import HANDLES, Handle, Trajectories
+from pipelines.plan import Plan, Step
+from pipelines.stage import Context, Progress, Stage
+from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that another process needs to run one stage. ``module`` and ``function`` name it where it is declared."""
+
+    store: str
+    folders: tuple[Path, ...]
+    module: str
+    function: str
+    config: BaseModel
+    ingredients: Ingredients
+    fingerprint: str
+    run_id: str
+    forced: bool = False
+
+    @property
+    def stage(self) -> str:
+        return self.ingredients.stage
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``reused``: another run published it meanwhile. ``reproduced``: whether a forced run gave what was there."""
+
+    manifest: Manifest
+    reused: bool = False
+    reproduced: bool | None = None
+
+
+def job_of(step: Step, plan: Plan, run_id: str) -> Job:
+    function = step.node.stage.function
+    return Job(
+        store=plan.store,
+        folders=plan.pipeline.folders,
+        module=function.__module__,
+        function=function.__name__,
+        config=step.node.config,
+        ingredients=step.ingredients,
+        fingerprint=step.fingerprint,
+        run_id=run_id,
+        forced=step.forced,
+    )
+
+
+def _nothing(done: int, total: int | None = None, **metrics: float | int | str) -> None:
+    pass
+
+
+def perform(job: Job, progress: Progress = _nothing) -> Outcome:
+    """Run a stage and publish what it made, unless that is published already.
+
+    Whoever else runs the same stage on the same store is waited for. Whatever the stage raises goes through; then
+    nothing is published, what it appended to the buffer stays, and its scratch folder waits for the next try.
+    """
+    library.search_in(job.folders)
+    stage: Stage = getattr(importlib.import_module(job.module), job.function)
+    catalog, buffer = Catalog(job.store), TrajectoryBuffer(job.store)
+    with catalog.lock(job.stage, job.fingerprint):
+        before = catalog.manifest(job.stage, job.fingerprint)
+        if before and not job.forced:
+            return Outcome(before, reused=True)
+        inputs = {
+            name: _input(stage.inputs[name].many, records, catalog, buffer)
+            for name, records in job.ingredients.inputs.items()
+        }
+        folder = catalog.staging(job.stage, job.fingerprint)
+        try:
+            manifest = _run(job, stage, inputs, folder, catalog, buffer, progress)
+            if before:
+                catalog.remove(job.stage, job.fingerprint)
+            published = catalog.publish(manifest, folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    reproduced = None if before is None else _digests(before) == _digests(published)
+    return Outcome(published, reproduced=reproduced)
+
+
+def _digests(manifest: Manifest) -> dict[str, str]:
+    return {name: output.digest for name, output in manifest.outputs.items()}
+
+
+def _run(
+    job: Job,
+    stage: Stage,
+    inputs: Mapping[str, Any],
+    folder: Path,
+    catalog: Catalog,
+    buffer: TrajectoryBuffer,
+    progress: Progress,
+) -> Manifest:
+    context = Context(
+        stage=job.stage,
+        fingerprint=job.fingerprint,
+        run_id=job.run_id,
+        seed=job.ingredients.seed,
+        buffer=buffer,
+        folder=folder,
+        scratch=catalog.scratch(job.stage, job.fingerprint),
+        progress=progress,
+        forced=job.forced,
+    )
+    _seed(job.ingredients)
+    started = time.monotonic()
+    handles = stage(context, job.config, **inputs)
+    duration = time.monotonic() - started
+    return Manifest(
+        fingerprint=job.fingerprint,
+        ingredients=job.ingredients,
+        outputs={name: _record(handle, folder, buffer) for name, handle in handles.items()},
+        run_id=job.run_id,
+        created_at=datetime.now(UTC),
+        duration_s=round(duration, 3),
+        buffer_version=buffer.version,
+        metrics=context.metrics,
+        environment=_environment(job.config),
+    )
+
+
+def _input(many: bool, records: list[InputRecord], catalog: Catalog, buffer: TrajectoryBuffer) -> Any:
+    handles = [open_output(record, catalog, buffer) for record in records]
+    return handles if many else handles[0]
+
+
+def open_output(record: InputRecord, catalog: Catalog, buffer: TrajectoryBuffer) -> Handle:
+    """A handle on a published output. Raises LookupError where it is gone."""
+    manifest = catalog.manifest(record.stage, record.fingerprint)
+    if manifest is None:
+        raise LookupError(f"artifact {record.stage}/{record.fingerprint} is gone; run stage {record.stage} again")
+    output = manifest.outputs[record.output]
+    kind = HANDLES[output.kind]
+    path = catalog.local(record.stage, record.fingerprint, output.path)
+    more = {"buffer": buffer} if kind is Trajectories else {}
+    return kind(path, record.stage, record.output, record.fingerprint, **more)
+
+
+def _record(handle: Handle, folder: Path, buffer: TrajectoryBuffer) -> OutputRecord:
+    """Path, rows and digest of an output. A selection's digest covers the rows that it selects."""
+    if not handle.path.is_relative_to(folder):
+        raise ValueError(f"output {handle.output!r} lies at {handle.path}; write it below context.folder")
+    if isinstance(handle, Trajectories):
+        both = buffer.digest(handle.ids()) if handle.selection().num_rows else "none"
+        content = hashlib.blake2b((both + parquet_digest(handle.path)).encode(), digest_size=16).hexdigest()
+    else:
+        content = digest(handle.path)
+    rows = pq.read_metadata(handle.path).num_rows if handle.path.suffix == ".parquet" else None
+    return OutputRecord(kind=Kind(handle.kind), path=str(handle.path.relative_to(folder)), rows=rows, digest=content)
+
+
+def _seed(ingredients: Ingredients) -> None:
+    """Global generators start the same whatever ran in this process before."""
+    random.seed(ingredients.seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(ingredients.seed % 2**32)
+    if "torch" in ingredients.packages:
+        import torch
+
+        torch.manual_seed(ingredients.seed)
+
+
+def _environment(config: BaseModel) -> dict[str, str]:
+    try:
+        ours = version("agentrl")
+    except PackageNotFoundError:
+        ours = "source"
+    described = {"agentrl": ours, "python": platform.python_version(), "machine": platform.machine()}
+    return described | {f"path of {field}": path for field, path in outside_fields(config).items()}

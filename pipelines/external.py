@@ -1,0 +1,82 @@
+"""Content digests of models, tokenizers and files that lie outside the store.
+
+Digests of large files are remembered by size and time of change, in ``$XDG_CACHE_HOME/agentrl/digests.json``.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from datastore.digest import digest
+
+TOKENIZER_FILES = (
+    "tokenizer*", "*.tiktoken", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
+    "chat_template*", "spiece.model", "sentencepiece*",
+)  # fmt: skip
+"""What a tokenizer consists of in a model folder, chat template included."""
+
+REMEMBER_BYTES = 16 * 2**20
+
+
+def external_digest(name: str, what: str) -> str:
+    """Digest of a path, or of a Hugging Face name by the revision in the local cache.
+
+    Raises LookupError with a message for the user where it is not on this machine.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _remembered(path, [path])
+    if path.is_dir():
+        patterns = TOKENIZER_FILES if what == "tokenizer" else ("**/*",)
+        files = sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
+        if not files:
+            raise LookupError(f"{name} holds no {what} files")
+        return _remembered(path, files)
+    revision = _cached_revision(name) if what != "file" and name.count("/") <= 1 else None
+    if revision:
+        return f"{name}@{revision}"
+    if what == "file" or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise LookupError(f"there is no {what} at {path.absolute()}")
+    raise LookupError(f"{name!r} is neither a path nor in the local Hugging Face cache; fetch it: hf download {name}")
+
+
+def _cached_revision(name: str) -> str | None:
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache/huggingface"))
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    reference = hub / f"models--{name.replace('/', '--')}" / "refs" / "main"
+    return reference.read_text().strip() if reference.is_file() else None
+
+
+def _memory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agentrl" / "digests.json"
+
+
+def _remembered(path: Path, files: list[Path]) -> str:
+    stats = [file.stat() for file in files]
+    if sum(stat.st_size for stat in stats) < REMEMBER_BYTES:
+        return _digest(path, files)
+    signature = [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)]
+    memory = _memory()
+    try:
+        known = json.loads(memory.read_text())
+    except (OSError, ValueError):
+        known = {}
+    key = f"{path.resolve()}:{len(files)}"
+    if known.get(key, {}).get("signature") != signature:
+        known[key] = {"signature": signature, "digest": _digest(path, files)}
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        partial = memory.with_name(f"{memory.name}.{os.getpid()}")
+        partial.write_text(json.dumps(known))
+        partial.replace(memory)
+    return known[key]["digest"]
+
+
+def _digest(path: Path, files: list[Path]) -> str:
+    if files == [path]:
+        return digest(path)
+    import hashlib
+
+    total = hashlib.blake2b(digest_size=16)
+    for file in files:
+        total.update(f"{file.relative_to(path).as_posix()}\0{digest(file)}\n".encode())
+    return total.hexdigest()

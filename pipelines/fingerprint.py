@@ -1,0 +1,176 @@
+"""The fingerprint of a stage: a hash of everything that its result depends on.
+
+It covers the stage's name in the pipeline (which enters trajectory ids), the declared name and version, the config, the
+seed, the fingerprints of the inputs, the content of models, tokenizers and files outside the store, the code that the
+stage's function can reach in our packages and the user's, and the versions of packages of others which that code uses.
+
+It cannot see: values that a closure holds at run time, names that are looked up by computed strings, objects reached
+only through an argument (the buffer that a stage is handed), data files that code opens by itself, C extensions and
+drivers. Package versions stand in for the code of others; ``@stage(version=...)`` and ``External`` are for the rest.
+"""
+
+import enum
+import hashlib
+import importlib.metadata
+import json
+import math
+import platform
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pipelines.code import CodeGraph
+from pipelines.external import external_digest
+from pipelines.load import Node
+from pipelines.stage import External
+from schemas.manifest import Ingredients, InputRecord
+
+SCHEME = 1
+"""Raised when this module, or what carries data to stages, changes what a fingerprint means."""
+
+NO_EFFECT: dict[str, frozenset[str]] = {
+    "*": frozenset({"log_every", "num_workers"}),
+}
+"""Config fields that cannot change a result, by stage name, ``*`` for all. They never enter the fingerprint."""
+
+CARRYING_PACKAGES = frozenset(
+    {"deltalake", "filelock", "jinja2", "packaging", "polars", "prefect", "pyarrow", "pydantic", "rich", "typer"}
+)
+"""Packages that carry data, print or check, and compute no result: their versions do not enter the fingerprint."""
+
+_DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow", "yaml": "PyYAML", "cv2": "opencv-python"}
+
+
+class UnhashableError(ValueError):
+    """A config value that has no canonical form. ``field`` names it, dots between its parts."""
+
+    def __init__(self, field: str, message: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: {message}")
+
+
+def canonical(value: Any, field: str = "config") -> Any:
+    """A value as plain JSON data, equal for equal configs whatever their order of keys.
+
+    Raises UnhashableError naming the field where a value has no stable form.
+    """
+    if isinstance(value, enum.Enum):
+        return canonical(value.value, field)
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, Path):
+        return value.as_posix()
+    if isinstance(value, BaseModel):
+        names = type(value).model_fields
+        return {name: canonical(getattr(value, name), f"{field}.{name}") for name in sorted(names)}
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise UnhashableError(field, f"has the key {key!r}; keys of a config are text")
+        return {key: canonical(value[key], f"{field}.{key}") for key in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [canonical(item, f"{field}.{number}") for number, item in enumerate(value)]
+    if isinstance(value, set | frozenset):
+        return sorted((canonical(item, field) for item in value), key=lambda item: json.dumps(item))
+    allowed = "numbers, text, lists, mappings, enums, dates, paths and pydantic models"
+    raise UnhashableError(field, f"a {type(value).__name__} cannot be hashed; allowed are {allowed}")
+
+
+def _markers(info: FieldInfo) -> Iterator[Any]:
+    """Markers of a field, also inside ``Annotated[str, External()] | None``."""
+    yield from info.metadata
+    todo = [info.annotation]
+    while todo:
+        annotation = todo.pop()
+        if get_origin(annotation) is Annotated:
+            yield from get_args(annotation)[1:]
+        todo += [argument for argument in get_args(annotation) if get_origin(argument) or isinstance(argument, type)]
+
+
+def _split(config: BaseModel, prefix: str = "") -> tuple[dict[str, Any], dict[str, tuple[External, Any]]]:
+    """(what is hashed as it is, fields that name something outside) of a config."""
+    hashed: dict[str, Any] = {}
+    outside: dict[str, tuple[External, Any]] = {}
+    for name, info in type(config).model_fields.items():
+        value, field = getattr(config, name), f"{prefix}{name}"
+        markers = list(_markers(info))
+        external = next((marker for marker in markers if isinstance(marker, External)), None)
+        if "secret" in markers:
+            continue
+        if external and value is not None:
+            outside[field] = (external, value)
+        elif isinstance(value, BaseModel):
+            hashed[name], inner = _split(value, f"{field}.")
+            outside |= inner
+        else:
+            hashed[name] = canonical(value, field)
+    return hashed, outside
+
+
+def outside_fields(config: BaseModel) -> dict[str, str]:
+    """Field -> path or name of everything outside the store that a config names."""
+    return {field: str(value) for field, (_, value) in _split(config)[1].items()}
+
+
+class Fingerprinter:
+    """Computes ingredients; sources are read and packages looked up once for all stages of a plan."""
+
+    def __init__(self, graph: CodeGraph) -> None:
+        self.graph = graph
+        self._versions: dict[str, str] = {}
+
+    def ingredients(self, node: Node, inputs: Mapping[str, list[InputRecord]]) -> Ingredients:
+        """All that enters the fingerprint of one stage, given the fingerprints of its inputs.
+
+        Raises UnhashableError naming the field where something cannot be hashed.
+        """
+        config, outside = _split(node.config)
+        for name in NO_EFFECT["*"] | NO_EFFECT.get(node.stage.name, frozenset()):
+            config.pop(name, None)
+        externals = {}
+        for field, (marker, value) in outside.items():
+            for number, item in enumerate(value if isinstance(value, list | tuple) else [value]):
+                key = f"{marker.what} {field}" + (f".{number}" if number else "")
+                try:
+                    externals[key] = external_digest(str(item), marker.what)
+                except LookupError as error:
+                    raise UnhashableError(field, str(error.args[0])) from None
+        function = node.stage.function
+        reached = self.graph.reach(function.__module__, function.__name__)
+        packages = {name: self._version(name) for name in sorted(reached.packages - CARRYING_PACKAGES)}
+        return Ingredients(
+            scheme=SCHEME,
+            stage=node.name,
+            uses=node.stage.name,
+            uses_version=node.stage.version,
+            config=config,
+            seed=node.seed,
+            inputs=dict(inputs),
+            externals=externals,
+            code=reached.code,
+            packages=packages | {"python": ".".join(platform.python_version_tuple()[:2])},
+        )
+
+    def _version(self, package: str) -> str:
+        if package not in self._versions:
+            try:
+                version = importlib.metadata.version(_DISTRIBUTIONS.get(package, package))
+            except importlib.metadata.PackageNotFoundError:
+                owners = importlib.metadata.packages_distributions().get(package, [])
+                version = ",".join(importlib.metadata.version(owner) for owner in sorted(set(owners))) or "absent"
+            self._versions[package] = version
+        return self._versions[package]
+
+
+def fingerprint(ingredients: Ingredients) -> str:
+    """32 hexadecimal digits."""
+    text = json.dumps(ingredients.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

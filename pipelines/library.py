@@ -1,0 +1,62 @@
+"""What ``uses`` names: a stage of the library, or ``module:function`` of the user's own code."""
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from pipelines.problems import did_you_mean
+from pipelines.stage import Stage
+
+
+@cache
+def builtin_stages() -> dict[str, Stage]:
+    """Every stage declared in ``pipelines.stages``, by name. Those modules import nothing heavy at their top."""
+    if importlib.util.find_spec("pipelines.stages") is None:
+        return {}
+    package = importlib.import_module("pipelines.stages")
+    stages: dict[str, Stage] = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"pipelines.stages.{info.name}")
+        own = (value for value in vars(module).values() if isinstance(value, Stage))
+        stages.update((stage.name, stage) for stage in own if stage.function.__module__ == module.__name__)
+    return stages
+
+
+def search_in(folders: Iterable[Path]) -> None:
+    """Let the user's modules be found in these folders, before anything that is installed."""
+    for folder in reversed([str(folder.resolve()) for folder in folders]):
+        if folder in sys.path:
+            sys.path.remove(folder)
+        sys.path.insert(0, folder)
+
+
+def resolve(uses: str) -> Stage:
+    """The stage that ``uses`` names.
+
+    Raises LookupError with a message for the user where there is none.
+    """
+    module_name, colon, attribute = uses.partition(":")
+    if not colon:
+        stages = builtin_stages()
+        if uses in stages:
+            return stages[uses]
+        hint = did_you_mean(uses, stages) or f"; the library has: {', '.join(sorted(stages)) or 'none'}"
+        raise LookupError(f"there is no stage {uses!r} in the library{hint} (write your own as module:function)")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module_name
+        why = "there is no such module beside the pipeline file, here or installed" if missing else repr(error)
+        raise LookupError(f"module {module_name!r} of {uses!r} cannot be imported: {why}") from error
+    found = getattr(module, attribute, None)
+    if isinstance(found, Stage):
+        return found
+    stages_there = [name for name, value in vars(module).items() if isinstance(value, Stage)]
+    if found is not None:
+        raise LookupError(f"{uses!r} is not a stage; declare the function with @stage(name, version=1)")
+    hint = did_you_mean(attribute, stages_there) or f"; stages there: {', '.join(stages_there) or 'none'}"
+    raise LookupError(f"module {module_name!r} has no {attribute!r}{hint}")

@@ -1,0 +1,298 @@
+"""From a pipeline file to a pipeline that can be planned: every name resolved, every edge typed, every config checked.
+
+Nothing stops at the first problem: :class:`pipelines.problems.SpecError` carries all that were found.
+"""
+
+import graphlib
+import re
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from pipelines import library
+from pipelines.document import Document, Key, find, read, with_profile, with_settings
+from pipelines.expand import Draft, Expanded, expand
+from pipelines.problems import Problem, SpecError, did_you_mean
+from pipelines.stage import Stage
+from schemas.manifest import Kind
+from schemas.pipeline import Execution, PipelineSpec
+
+
+class Edge(NamedTuple):
+    stage: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One stage of a pipeline, ready to be planned. ``inputs`` keeps the order of declaration of the stage."""
+
+    name: str
+    stage: Stage
+    config: BaseModel
+    inputs: dict[str, tuple[Edge, ...]]
+    seed: int
+    execution: Execution
+
+    @property
+    def upstream(self) -> list[str]:
+        return list(dict.fromkeys(edge.stage for edges in self.inputs.values() for edge in edges))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """``nodes`` are in an order in which they can run. ``folders`` is where the user's own modules are looked for."""
+
+    name: str
+    path: Path
+    description: str
+    nodes: dict[str, Node]
+    folders: tuple[Path, ...]
+    reference: str
+    profile: str | None = None
+    settings: tuple[str, ...] = ()
+
+    def downstream(self, names: Iterable[str]) -> set[str]:
+        """These stages and all that read from them, directly or not."""
+        reached = set(names)
+        for node in self.nodes.values():
+            if reached.intersection(node.upstream):
+                reached.add(node.name)
+        return reached
+
+    def ancestors(self, names: Iterable[str]) -> set[str]:
+        """These stages and all that they read from, directly or not."""
+        reached = set(names)
+        for node in reversed(self.nodes.values()):
+            if node.name in reached:
+                reached.update(node.upstream)
+        return reached
+
+
+@dataclass
+class _Loader:
+    document: Document
+    problems: list[Problem] = field(default_factory=list)
+
+    def problem(self, key: Key, message: str, more: Key = ()) -> None:
+        self.problems.append(Problem(message, self.document.place((*key, *more)), (*key, *more)))
+
+    def invalid(self, error: ValidationError, model: type[BaseModel], key: Key = ()) -> None:
+        for item in error.errors(include_url=False):
+            location = _without_tags(item["loc"], self.document.value, key)
+            message = _message(dict(item), model, item["loc"])
+            self.problem(key, message, location)
+
+
+def load(name: str, *, profile: str | None = None, settings: Iterable[str] = ()) -> Pipeline:
+    """Read a pipeline, by path or by its name in the library.
+
+    Raises SpecError with everything that is wrong with it.
+    """
+    path = find(name)
+    settings = tuple(settings)
+    document = read(path)
+    if profile:
+        document = with_profile(document, profile)
+    document = with_settings(document, settings)
+    return resolve(document, name, profile, settings)
+
+
+def resolve(document: Document, reference: str, profile: str | None, settings: tuple[str, ...]) -> Pipeline:
+    """Names, edges and configs of a document. Raises SpecError with all problems."""
+    loader = _Loader(document)
+    try:
+        spec = PipelineSpec.model_validate(document.value)
+    except ValidationError as error:
+        loader.invalid(error, PipelineSpec)
+        raise SpecError(loader.problems) from None
+    folders = (document.path.parent.resolve(), Path.cwd())
+    library.search_in(folders)
+    expanded, problems = expand(spec)
+    for key, message in problems:
+        loader.problem(key, message)
+    stages = {draft.name: stage for draft in expanded.drafts.values() if (stage := _stage(loader, draft))}
+    nodes = {}
+    for name, stage in stages.items():
+        draft = expanded.drafts[name]
+        inputs = _inputs(loader, draft, stage, expanded, stages)
+        config = _config(loader, draft, stage)
+        if config is not None:
+            seed = spec.seed if draft.spec.seed is None else draft.spec.seed
+            nodes[name] = Node(name, stage, config, inputs, seed, _execution(spec, draft))
+    if loader.problems:
+        raise SpecError(list(dict.fromkeys(loader.problems)))
+    ordered = _in_order(loader, nodes)
+    return Pipeline(spec.name, document.path, spec.description, ordered, folders, reference, profile, settings)
+
+
+def _stage(loader: _Loader, draft: Draft) -> Stage | None:
+    try:
+        return library.resolve(draft.spec.uses)
+    except LookupError as error:
+        loader.problem(draft.key, str(error.args[0]), ("uses",))
+        return None
+
+
+def _execution(spec: PipelineSpec, draft: Draft) -> Execution:
+    """The stage's own words over the pipeline's."""
+    merged = spec.execution.model_dump(exclude_unset=True) | draft.spec.execution.model_dump(exclude_unset=True)
+    return Execution.model_validate(merged)
+
+
+_VARIABLE = re.compile(r"\$\{\w+\}")
+
+
+def _config(loader: _Loader, draft: Draft, stage: Stage) -> BaseModel | None:
+    try:
+        config = stage.config.model_validate(draft.spec.with_)
+    except ValidationError as error:
+        loader.invalid(error, stage.config, (*draft.key, "with"))
+        return None
+    for key in variables(config):
+        message = "environment variables are for secrets only; this field is not one"
+        loader.problem((*draft.key, "with"), message, key)
+    return config
+
+
+def variables(config: BaseModel) -> list[Key]:
+    """Keys of a config that hold ``${NAME}`` though they are no secrets."""
+    found: list[Key] = []
+
+    def walk(value: Any, key: Key, secret: bool) -> None:
+        if isinstance(value, BaseModel):
+            for name, info in type(value).model_fields.items():
+                walk(getattr(value, name), (*key, name), "secret" in info.metadata)
+        elif isinstance(value, Mapping):
+            for name, item in value.items():
+                walk(item, (*key, name), secret)
+        elif isinstance(value, list | tuple):
+            for number, item in enumerate(value):
+                walk(item, (*key, number), secret)
+        elif isinstance(value, str) and not secret and _VARIABLE.fullmatch(value):
+            found.append(key)
+
+    walk(config, (), False)
+    return found
+
+
+def _inputs(
+    loader: _Loader, draft: Draft, stage: Stage, expanded: Expanded, stages: Mapping[str, Stage]
+) -> dict[str, tuple[Edge, ...]]:
+    written = draft.spec.inputs
+    for name in written.keys() - stage.inputs.keys():
+        hint = did_you_mean(name, stage.inputs) or f"; it has: {', '.join(stage.inputs) or 'none'}"
+        loader.problem((*draft.key, "inputs"), f"{stage.name} has no input {name!r}{hint}", (name,))
+    wired: dict[str, tuple[Edge, ...]] = {}
+    for name, declared in stage.inputs.items():
+        if name not in written:
+            if declared.required:
+                what = f"{stage.name} needs input {name!r} ({declared.kind}); wire it: inputs: {{{name}: STAGE}}"
+                loader.problem(draft.key, what, ("inputs",))
+            continue
+        edges: list[Edge] = []
+        texts = written[name]
+        for text in [texts] if isinstance(texts, str) else texts:
+            try:
+                found = expanded.edges(text, draft)
+                edges += [_edge(other, output, declared.kind, stages) for other, output in found if other in stages]
+            except LookupError as error:
+                loader.problem((*draft.key, "inputs"), str(error.args[0]), (name,))
+        if len(edges) > 1 and not declared.many:
+            names = ", ".join(".".join(edge) for edge in edges)
+            loader.problem((*draft.key, "inputs"), f"takes one {declared.kind}, is given {names}; name one", (name,))
+        wired[name] = tuple(edges)
+    return wired
+
+
+def _edge(name: str, output: str | None, kind: Kind, stages: Mapping[str, Stage]) -> Edge:
+    """Check one edge. Raises LookupError where the output is missing, ambiguous or of another kind."""
+    outputs = stages[name].outputs
+    if output is None:
+        fitting = [out for out, found in outputs.items() if found is kind]
+        if len(fitting) == 1:
+            return Edge(name, fitting[0])
+        listed = ", ".join(f"{name}.{out} ({found})" for out, found in outputs.items())
+        what = f"{len(fitting)} outputs of kind {kind}; name one of" if fitting else f"no output of kind {kind}; it has"
+        raise LookupError(f"{name!r} has {what}: {listed}")
+    if output not in outputs:
+        hint = did_you_mean(output, outputs) or f"; it has: {', '.join(outputs)}"
+        raise LookupError(f"{name!r} has no output {output!r}{hint}")
+    if outputs[output] is not kind:
+        fitting = [f"{name}.{out}" for out, found in outputs.items() if found is kind]
+        hint = f"; did you mean {fitting[0]!r}?" if fitting else ""
+        raise LookupError(f"{name}.{output} is {outputs[output]}, the input takes {kind}{hint}")
+    return Edge(name, output)
+
+
+def _in_order(loader: _Loader, nodes: dict[str, Node]) -> dict[str, Node]:
+    """Upstream first, otherwise in the order of the file."""
+    sorter = graphlib.TopologicalSorter({name: node.upstream for name, node in nodes.items()})
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        circle = " -> ".join(error.args[1])
+        loader.problem(("stages",), f"stages wait for each other: {circle}")
+        raise SpecError(loader.problems) from None
+    place = {name: number for number, name in enumerate(nodes)}
+    ordered: dict[str, Node] = {}
+    ready: set[str] = set()
+    while sorter.is_active():
+        ready.update(sorter.get_ready())
+        name = min(ready, key=place.__getitem__)
+        ready.remove(name)
+        ordered[name] = nodes[name]
+        sorter.done(name)
+    return ordered
+
+
+def _without_tags(location: tuple[int | str, ...], value: Any, key: Key) -> Key:
+    """A location of pydantic's without the tags of unions, which are not keys of the file."""
+    for part in key:
+        value = value.get(part, {}) if isinstance(value, Mapping) else {}
+    kept: list[int | str] = []
+    for number, part in enumerate(location):
+        inside = part in value if isinstance(value, Mapping) else isinstance(value, list) and isinstance(part, int)
+        if not inside and number < len(location) - 1:
+            continue
+        kept.append(part)
+        value = value[part] if inside and not (isinstance(part, int) and part >= len(value)) else None
+    return tuple(kept)
+
+
+def _message(item: Mapping[str, Any], model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    if item["type"] == "extra_forbidden":
+        owners = _models_at(model, location[:-1])
+        known = [info.alias or name for owner in owners for name, info in owner.model_fields.items()]
+        hint = did_you_mean(str(location[-1]), known) or f"; allowed: {', '.join(known)}"
+        return f"unknown key {str(location[-1])!r}{hint}"
+    if item["type"] == "missing":
+        return "is required"
+    message = item["msg"].removeprefix("Value error, ")
+    shown = repr(item["input"])
+    return message if isinstance(item["input"], dict | list) or len(shown) > 80 else f"{message}, not {shown}"
+
+
+def _models_at(annotation: Any, location: tuple[int | str, ...]) -> list[type[BaseModel]]:
+    """Models that may stand at a location of pydantic's below an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if not location:
+            return [annotation]
+        head, *rest = location
+        for name, info in annotation.model_fields.items():
+            if head in (name, info.alias):
+                return _models_at(info.annotation, tuple(rest))
+        return _models_at(annotation, tuple(rest))  # a tag
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
+    if origin is Annotated:
+        return _models_at(arguments[0], location)
+    if origin in (Union, types.UnionType):
+        return [found for argument in arguments for found in _models_at(argument, location)]
+    if origin in (dict, list, tuple) and location:
+        return _models_at(arguments[-1], location[1:])
+    return []

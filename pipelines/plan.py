@@ -1,0 +1,258 @@
+"""What a run would do, and why: decided before anything starts, from fingerprints and stored manifests alone."""
+
+import json
+import shlex
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from datastore.catalog import Catalog
+from pipelines.code import CodeGraph
+from pipelines.fingerprint import Fingerprinter, UnhashableError, fingerprint
+from pipelines.load import Node, Pipeline
+from pipelines.problems import Place, Problem, SpecError, did_you_mean
+from schemas.manifest import Ingredients, InputRecord, Manifest
+
+
+class Status(StrEnum):
+    CACHED = "cached"
+    RUN = "run"
+    BLOCKED = "blocked"  # selected, but something that it reads is neither cached nor selected
+    SKIPPED = "skipped"  # out of date, but not selected
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which stages may run. Empty fields select everything. ``force`` runs what is selected though it is cached."""
+
+    only: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    until: tuple[str, ...] = ()
+    force: bool = False
+
+    def arguments(self) -> list[str]:
+        """As options of the command line."""
+        named = (("--only", self.only), ("--from", self.first), ("--until", self.until))
+        return [part for option, names in named for name in names for part in (option, name)]
+
+    def names(self, pipeline: Pipeline) -> set[str]:
+        """Names of the selected stages. Raises SpecError where a name is not a stage."""
+        problems = []
+        for option, names in (("--only", self.only), ("--from", self.first), ("--until", self.until)):
+            for name in names:
+                if name not in pipeline.nodes:
+                    hint = did_you_mean(name, pipeline.nodes) or f"; stages: {', '.join(pipeline.nodes)}"
+                    problems.append(Problem(f"there is no stage {name!r}{hint}", Place(option, None)))
+        if problems:
+            raise SpecError(problems)
+        chosen = set(pipeline.nodes)
+        if self.only:
+            chosen &= set(self.only)
+        if self.first:
+            chosen &= pipeline.downstream(self.first)
+        if self.until:
+            chosen &= pipeline.ancestors(self.until)
+        return chosen
+
+
+@dataclass
+class Step:
+    """One stage of a plan. ``manifest`` is the artifact that is already there."""
+
+    node: Node
+    fingerprint: str
+    ingredients: Ingredients
+    status: Status
+    reasons: list[str] = field(default_factory=list)
+    manifest: Manifest | None = None
+    forced: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "stage": self.name,
+            "uses": self.node.stage.name,
+            "status": str(self.status),
+            "reasons": self.reasons,
+            "fingerprint": self.fingerprint,
+            "inputs": {name: [".".join(edge) for edge in edges] for name, edges in self.node.inputs.items()},
+            "created_at": self.manifest.created_at.isoformat() if self.manifest else None,
+            "duration_s": self.manifest.duration_s if self.manifest else None,
+        }
+
+
+@dataclass
+class Plan:
+    """Steps in an order in which they can run."""
+
+    pipeline: Pipeline
+    store: str
+    selection: Selection
+    steps: dict[str, Step]
+
+    def having(self, status: Status) -> list[Step]:
+        return [step for step in self.steps.values() if step.status is status]
+
+    @property
+    def to_run(self) -> list[Step]:
+        return self.having(Status.RUN)
+
+    def command(self, verb: str = "run", selection: Iterable[str] | None = None) -> str:
+        """The command that does this again; ``selection`` stands in for --only, --from and --until."""
+        parts = ["agentrl", verb, self.pipeline.reference]
+        if self.pipeline.profile:
+            parts += ["--profile", self.pipeline.profile]
+        for setting in self.pipeline.settings:
+            parts += ["--set", setting]
+        if self.store != "store":
+            parts += ["--store", self.store]
+        parts += self.selection.arguments() if selection is None else selection
+        return shlex.join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pipeline": self.pipeline.name,
+            "file": str(self.pipeline.path),
+            "store": self.store,
+            "counts": {str(status): len(self.having(status)) for status in Status},
+            "stages": [step.to_json() for step in self.steps.values()],
+        }
+
+
+def make_plan(pipeline: Pipeline, catalog: Catalog, store: str, selection: Selection | None = None) -> Plan:
+    """Compare a pipeline with what the catalog holds.
+
+    Raises SpecError with all problems: an unknown name in the selection, a missing model, an unhashable config.
+    """
+    selection = selection or Selection()
+    chosen = selection.names(pipeline)
+    fingerprinter = Fingerprinter(CodeGraph(pipeline.folders))
+    plan = Plan(pipeline, store, selection, {})
+    problems: list[Problem] = []
+    for node in pipeline.nodes.values():
+        if any(name not in plan.steps for name in node.upstream):
+            continue  # what it reads has a problem already
+        inputs = {
+            name: [InputRecord(stage=s, output=o, fingerprint=plan.steps[s].fingerprint) for s, o in edges]
+            for name, edges in node.inputs.items()
+        }
+        try:
+            ingredients = fingerprinter.ingredients(node, inputs)
+        except (UnhashableError, LookupError) as error:
+            message = str(error.args[0])
+            problems.append(Problem(f"stage {node.name}: with.{message}", Place(str(pipeline.path), None)))
+            continue
+        digest = fingerprint(ingredients)
+        manifest = catalog.manifest(node.name, digest)
+        step = Step(node, digest, ingredients, Status.CACHED if manifest else Status.RUN, manifest=manifest)
+        if not manifest:
+            step.reasons = _reasons(step, catalog)
+        plan.steps[node.name] = step
+    if problems:
+        raise SpecError(problems)
+    _select(plan, chosen)
+    return plan
+
+
+def _select(plan: Plan, chosen: Collection[str]) -> None:
+    """Turn 'not cached' into run, skipped or blocked."""
+    for step in plan.steps.values():
+        if step.name in chosen and plan.selection.force and step.status is Status.CACHED:
+            step.status, step.forced, step.reasons = Status.RUN, True, ["--force"]
+        if step.status is Status.CACHED:
+            continue
+        if step.name not in chosen:
+            step.status = Status.SKIPPED
+            continue
+        unmet = [plan.steps[name] for name in step.node.upstream if plan.steps[name].status not in _AVAILABLE]
+        if unmet:
+            step.status = Status.BLOCKED
+            step.reasons = [_unmet(other, plan) for other in unmet]
+
+
+_AVAILABLE = (Status.CACHED, Status.RUN)
+
+
+def _unmet(other: Step, plan: Plan) -> str:
+    if other.status is Status.BLOCKED:
+        return f"input {other.name} is blocked"
+    return f"input {other.name} is not cached ({'; '.join(other.reasons)}); make it first: " + plan.command(
+        selection=["--until", other.name]
+    )
+
+
+def _reasons(step: Step, catalog: Catalog) -> list[str]:
+    """Why a stage is not cached: what differs from its newest artifact."""
+    earlier = catalog.manifests(step.name)
+    return differences(earlier[0].ingredients, step.ingredients) if earlier else ["never ran"]
+
+
+def differences(old: Ingredients, new: Ingredients) -> list[str]:
+    """What differs between two sets of ingredients, one line for each."""
+    if old.scheme != new.scheme:
+        return [f"fingerprint scheme {old.scheme} -> {new.scheme}"]
+    found = []
+    if old.uses != new.uses:
+        found.append(f"uses {old.uses} -> {new.uses}")
+    elif old.uses_version != new.uses_version:
+        found.append(f"version of {new.uses} {old.uses_version} -> {new.uses_version}")
+    found += [f"config {line}" for line in _changes(_flat(old.config), _flat(new.config))]
+    if old.seed != new.seed:
+        found.append(f"seed {old.seed} -> {new.seed}")
+    found += _input_changes(old, new)
+    found += [f"{line} changed" for line in _keys(old.externals, new.externals)]
+    found += [f"code {line}" for line in _keys(old.code, new.code, " changed", " added", " no longer used")]
+    found += [f"package {line}" for line in _changes(old.packages, new.packages)]
+    return found or ["ingredients differ"]
+
+
+def _input_changes(old: Ingredients, new: Ingredients) -> list[str]:
+    found = []
+    for name in sorted(old.inputs.keys() | new.inputs.keys()):
+        before, after = old.inputs.get(name, []), new.inputs.get(name, [])
+        edges_before, edges_after = ([f"{i.stage}.{i.output}" for i in records] for records in (before, after))
+        if edges_before != edges_after:
+            found.append(f"input {name} {', '.join(edges_before) or 'none'} -> {', '.join(edges_after) or 'none'}")
+            continue
+        pairs = zip(before, after, strict=True)
+        found += [f"input {new_.stage} changed" for old_, new_ in pairs if old_.fingerprint != new_.fingerprint]
+    return list(dict.fromkeys(found))
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        return {key: leaf for name, item in value.items() for key, leaf in _flat(item, f"{prefix}{name}.").items()}
+    return {prefix.rstrip("."): value}
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """``key: old -> new`` for each key that differs; ``unset`` where a side lacks it."""
+    lines = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = (_short(side[key]) if key in side else "unset" for side in (old, new))
+        if key not in old or key not in new or old[key] != new[key]:
+            lines.append(f"{key}: {before} -> {after}")
+    return lines
+
+
+def _keys(
+    old: Mapping[str, str], new: Mapping[str, str], changed: str = "", added: str = "", removed: str = ""
+) -> list[str]:
+    lines = []
+    for key in sorted(old.keys() | new.keys()):
+        if key not in old:
+            lines.append(key + added)
+        elif key not in new:
+            lines.append(key + removed)
+        elif old[key] != new[key]:
+            lines.append(key + changed)
+    return lines

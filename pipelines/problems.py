@@ -1,0 +1,49 @@
+"""What is wrong with a pipeline file: all of it at once, each with its place and a suggestion."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file, or an option of the command line, and a line (from 1)."""
+
+    source: str
+    line: int | None
+
+    def __str__(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    message: str
+    place: Place | None = None
+    key: Sequence[str | int] = ()
+
+    def __str__(self) -> str:
+        parts = [str(self.place) if self.place else "", ".".join(map(str, self.key)), self.message]
+        return ": ".join(part for part in parts if part)
+
+    def to_json(self) -> dict[str, str | int | None]:
+        return {
+            "source": self.place.source if self.place else None,
+            "line": self.place.line if self.place else None,
+            "key": ".".join(map(str, self.key)),
+            "message": self.message,
+        }
+
+
+class SpecError(ValueError):
+    """A pipeline that cannot be run as it is written. ``problems`` holds everything that was found."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean "x"?`` where something near is known, else nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""

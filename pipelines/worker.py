@@ -1,0 +1,235 @@
+"""A process that runs stages, one after the other, so that a stage that hangs, is killed or leaves children behind can
+be ended without ending the run. torch and the like are imported once for all stages of a run.
+
+The worker leads a session of its own: Ctrl-C reaches the run alone, which then ends the worker with all it started.
+When the run itself is killed, the worker sees its pipe close and kills its whole process group.
+"""
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.processes import descendants, end
+
+if TYPE_CHECKING:
+    from pipelines.execute import Job, Outcome
+
+OnProgress = Callable[[str, int, int | None, Mapping[str, float | int | str]], None]
+"""Called with the stage's name, what is done, the total or None, and metrics."""
+
+POLL_S = 0.1
+PROGRESS_S = 0.1
+
+
+class StageError(RuntimeError):
+    """A stage failed. ``cause`` is one line; ``log`` holds its output and the traceback."""
+
+    def __init__(self, stage: str, cause: str, log: Path) -> None:
+        self.stage, self.cause, self.log = stage, cause, log
+        super().__init__(f"stage {stage}: {cause}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StageError, (self.stage, self.cause, self.log)
+
+
+@dataclass
+class _Process:
+    popen: subprocess.Popen[bytes]
+    connection: Connection
+    alive: int
+    env: dict[str, str]
+
+    def close(self) -> None:
+        end(self.popen)
+        self.connection.close()
+        os.close(self.alive)
+
+
+def _start(env: Mapping[str, str], log: Path) -> _Process:
+    job_read, job_write = os.pipe()
+    reply_read, reply_write = os.pipe()
+    alive_read, alive_write = os.pipe()
+    inherited = (job_read, reply_write, alive_read)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "pipelines.worker", *map(str, inherited)],
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **env},
+        )
+    for descriptor in inherited:
+        os.close(descriptor)
+    return _Process(popen, _TwoPipes(reply_read, job_write), alive_write, dict(env))
+
+
+class _TwoPipes(Connection):
+    """A connection that reads from one pipe and writes to another."""
+
+    def __init__(self, readable: int, writable: int) -> None:
+        super().__init__(readable, writable=False)
+        self._sender = Connection(writable, readable=False)
+
+    def send_bytes(self, *args: Any) -> None:
+        self._sender.send_bytes(*args)
+
+    def close(self) -> None:
+        self._sender.close()
+        super().close()
+
+
+@dataclass
+class Workers:
+    """The workers of one run. Thread-safe; as many stages run at once as threads call :meth:`run`."""
+
+    on_progress: OnProgress
+    _idle: list[_Process] = field(default_factory=list)
+    _busy: dict[str, _Process] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, job: "Job", log: Path, env: Mapping[str, str] | None = None) -> None:
+        """Start a stage; :meth:`run` with the same job then waits for it."""
+        env = dict(env or {})
+        with self._lock:
+            if job.stage in self._busy:
+                return
+            process = next((one for one in self._idle if one.env == env and one.popen.poll() is None), None)
+            if process:
+                self._idle.remove(process)
+            else:
+                process = _start(env, log)
+            self._busy[job.stage] = process
+        with contextlib.suppress(BrokenPipeError):  # it died; run() says so
+            process.connection.send_bytes(pickle.dumps((str(log), job.folders, pickle.dumps(job))))
+
+    def run(self, job: "Job", log: Path, env: Mapping[str, str] | None = None, keep: bool = True) -> "Outcome":
+        """Run a stage to its end. ``keep`` False ends the process afterwards, so that a GPU's memory is freed.
+
+        Raises StageError where the stage raised or its process died. On any other exception in this thread
+        (a timeout, Ctrl-C) the process is ended with everything that it started.
+        """
+        self.begin(job, log, env)
+        process = self._busy[job.stage]
+        clean = False
+        try:
+            reply = self._wait(job, process, log)
+            clean = True
+        finally:
+            with self._lock:
+                self._busy.pop(job.stage, None)
+            if clean and keep and not descendants(process.popen.pid):
+                with self._lock:
+                    self._idle.append(process)
+            else:
+                process.close()
+        if isinstance(reply, str):
+            raise StageError(job.stage, reply, log)
+        return reply
+
+    def _wait(self, job: "Job", process: _Process, log: Path) -> "Outcome | str":
+        while True:
+            try:
+                if not process.connection.poll(POLL_S):
+                    continue
+                kind, value = pickle.loads(process.connection.recv_bytes())
+            except (EOFError, OSError):
+                process.popen.wait()
+                raise StageError(job.stage, _death(process.popen.returncode), log) from None
+            if kind == "progress":
+                self.on_progress(job.stage, *value)
+            else:
+                return value
+
+    def close(self) -> None:
+        """End all workers, also those in the middle of a stage."""
+        with self._lock:
+            processes = [*self._idle, *self._busy.values()]
+            self._idle.clear()
+        for process in processes:
+            with contextlib.suppress(OSError):
+                end(process.popen)
+
+
+def _death(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "its process was killed (signal 9); often the system ran out of memory"
+    if code < 0:
+        return f"its process died of signal {-code} ({signal.Signals(-code).name})"
+    return f"its process exited with code {code}"
+
+
+def _watch(alive: int) -> None:
+    """Block until the run's end of the pipe closes, then leave nothing behind."""
+    os.read(alive, 1)
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _redirect(log: str) -> None:
+    """From here on, everything that this process and its children print goes to the stage's log."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def main() -> None:
+    jobs, replies, alive = map(int, sys.argv[1:])
+    for descriptor in (jobs, replies, alive):
+        os.set_inheritable(descriptor, False)
+    threading.Thread(target=_watch, args=(alive,), daemon=True).start()
+    connection = _TwoPipes(jobs, replies)
+    from pipelines import execute, library
+
+    last = 0.0
+
+    def progress(done: int, total: int | None = None, **metrics: float | int | str) -> None:
+        nonlocal last
+        if done != total and time.monotonic() - last < PROGRESS_S:
+            return
+        last = time.monotonic()
+        connection.send_bytes(pickle.dumps(("progress", (done, total, metrics))))
+
+    while True:
+        try:
+            log, folders, packed = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        Path(log).parent.mkdir(parents=True, exist_ok=True)
+        _redirect(log)
+        library.search_in(folders)
+        result: Outcome | str
+        try:
+            result = execute.perform(pickle.loads(packed), progress)
+        except Exception as error:
+            traceback.print_exc()
+            result = _one_line(error)
+        sys.stdout.flush()
+        connection.send_bytes(pickle.dumps(("result", result)))
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

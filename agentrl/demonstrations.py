@@ -6,12 +6,16 @@ from random import Random
 from typing import cast
 
 from agentrl.environments.base import Demonstrator, Environment, Observation
+from agentrl.rationalize import with_hint
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
 
-def demonstrate(environment: Environment, task: Task, noise: float, seed: int, trajectory_id: str) -> Trajectory:
-    """One attempt of the expert at ``task``. ``noise`` is its probability of an error at each turn.
+def demonstrate(
+    environment: Environment, task: Task, noise: float, seed: int, trajectory_id: str, hint: str = ""
+) -> Trajectory:
+    """One attempt of the expert at ``task``. ``noise`` is its probability of an error at each turn; ``hint`` is a
+    template for :func:`agentrl.rationalize.with_hint`.
 
     Raises ValueError where the environment has no scripted expert.
     """
@@ -21,7 +25,7 @@ def demonstrate(environment: Environment, task: Task, noise: float, seed: int, t
         )
     expert = cast(Demonstrator, environment)
     episode = environment.episode(task)
-    messages = episode.opening()
+    messages = with_hint(episode.opening(), task, hint) if hint else episode.opening()
     turns = expert.demonstrate(task, noise, Random(f"{seed}-{task.task_id}"))
     message = next(turns)
     calls = errors = steps = 0
@@ -52,6 +56,7 @@ def demonstrate(environment: Environment, task: Task, noise: float, seed: int, t
         prompt=task.prompt,
         policy="expert",
         sampling=json.dumps({"noise": noise}),
+        tags=["hinted"] if hint else [],
         reward=score.reward,
         success=score.success,
         termination=Termination.ANSWERED,

@@ -1,6 +1,6 @@
 """The online loop: sample groups of rollouts, weigh them against each other, take one step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -63,10 +63,10 @@ class OnlineLoop:
         self.iteration = 0
         self.trainer = Trainer(policy, objective, optimizer, iterations)
 
-    def step(self, name: Callable[[int], str]) -> OnlineStep:
-        """One iteration. A pure function of the loop's state: a step that is repeated makes the same rollouts."""
+    def step(self, ids: Sequence[str]) -> OnlineStep:
+        """One iteration; ``ids`` name its rollouts. A step repeated from the same state makes the same rollouts."""
         attempts = [Attempt(task, index) for task in self._draw() for index in range(self.samples)]
-        made = self.rollouts.run(attempts, self.seed * 1_000_003 + self.iteration, name)
+        made = self.rollouts.run(attempts, self.seed * 1_000_003 + self.iteration, ids)
         advantages, degenerate = group_advantages([row.reward for row in made], [row.group_id for row in made])
         rows = [
             TrainingRow(

@@ -6,6 +6,14 @@ from agentrl.chat import ChatCodec, align
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Trajectory
 
+HINT = "({answer})"
+
+
+def with_hint(opening: list[Message], task: Task, template: str) -> list[Message]:
+    """The opening with a hint after its last message; ``{answer}`` in the template stands for the ground truth."""
+    hint = template.format(answer=json.loads(task.ground_truth))
+    return [*opening[:-1], opening[-1].model_copy(update={"content": f"{opening[-1].content} {hint}"})]
+
 
 def is_grounded(trajectory: Trajectory, task: Task) -> bool:
     """Whether the answer stands in some observation: a run that only repeats its hint has nothing to teach."""

@@ -1,20 +1,22 @@
 """Rollouts: a policy acts in an environment, and what happened becomes trajectories."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.chat import ChatCodec, align
 from agentrl.engines.base import Engine, Generation, Sampling
 from agentrl.environments.base import Environment, Episode, Observation, Score
 from agentrl.policy import Policy
+from agentrl.rationalize import with_hint
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One rollout to make: of ``task``, as sample ``index`` of its group. ``hint`` is appended to the opening."""
+    """One rollout to make: of ``task``, as sample ``index`` of its group. ``hint`` is a template for
+    :func:`agentrl.rationalize.with_hint`."""
 
     task: Task
     index: int = 0
@@ -46,10 +48,7 @@ class _Run:
 
 
 class Rollouts:
-    """Makes trajectories of one policy in one environment with one engine.
-
-    ``name`` gives each trajectory its id by its number; ``source`` says what kind of run it comes from.
-    """
+    """Makes trajectories of one policy in one environment with one engine."""
 
     def __init__(self, policy: Policy, engine: Engine, environment: Environment, sampling: Sampling) -> None:
         self.policy = policy
@@ -58,9 +57,10 @@ class Rollouts:
         self.sampling = sampling
 
     def run(
-        self, attempts: Sequence[Attempt], seed: int, name: Callable[[int], str], source: str = "model"
+        self, attempts: Sequence[Attempt], seed: int, ids: Sequence[str], source: str = "model"
     ) -> list[Trajectory]:
-        """One trajectory for each attempt, in their order. The same seed and attempts give the same trajectories."""
+        """One trajectory for each attempt, in their order, named by ``ids``; ``source`` says what kind of run it is.
+        The same seed and attempts give the same trajectories."""
         codec = self.policy.codec
         runs = [self._start(attempt) for attempt in attempts]
         prompts = [codec.opening(run.messages, attempt.task.tools) for run, attempt in zip(runs, attempts, strict=True)]
@@ -70,15 +70,15 @@ class Rollouts:
 
         generations = self.engine.generate(prompts, respond, self.sampling, codec.stop_id, seed)
         return [
-            self._trajectory(name(number), attempt, run, generation, source)
-            for number, (attempt, run, generation) in enumerate(zip(attempts, runs, generations, strict=True))
+            self._trajectory(trajectory_id, attempt, run, generation, source)
+            for trajectory_id, attempt, run, generation in zip(ids, attempts, runs, generations, strict=True)
         ]
 
     def _start(self, attempt: Attempt) -> _Run:
         episode = self.environment.episode(attempt.task)
         opening = episode.opening()
         if attempt.hint:
-            opening[-1] = opening[-1].model_copy(update={"content": f"{opening[-1].content} {attempt.hint}"})
+            opening = with_hint(opening, attempt.task, attempt.hint)
         return _Run(episode, opening)
 
     def _respond(self, run: _Run, turn: list[int], codec: ChatCodec) -> list[int] | None:

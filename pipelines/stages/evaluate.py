@@ -42,9 +42,7 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
         )
         ids = [context.trajectory_id(shard * len(rows) + number) for number in range(len(rows))]
         if not context.has_shard(shard):
-            made = rollouts(policy, only_env(tasks), sampling).run(
-                [Attempt(task) for task in rows], context.seed, ids.__getitem__
-            )
+            made = rollouts(policy, only_env(tasks), sampling).run([Attempt(task) for task in rows], context.seed, ids)
             context.append([row.model_copy(update={"tags": [decoding]}) for row in made], shard)
         columns = ["level", "success", "n_tokens", "n_tool_errors", "termination"]
         outcome = context.buffer.read(ids, columns).to_pylist()

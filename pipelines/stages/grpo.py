@@ -58,7 +58,7 @@ def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks) -> On
     while loop.iteration < config.iterations:
         iteration = loop.iteration
         first = iteration * config.tasks * config.samples
-        step = loop.step(lambda number, first=first: context.trajectory_id(first + number))
+        step = loop.step([context.trajectory_id(first + number) for number in range(config.tasks * config.samples)])
         context.append(step.trajectories, shard=iteration)
         state.metrics.append(step.metrics)
         state.steps += step.records

@@ -1,6 +1,5 @@
 """Stages that make trajectories, or choose among them."""
 
-import json
 from random import Random
 
 from pydantic import Field
@@ -9,26 +8,35 @@ from agentrl.demonstrations import demonstrate
 from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
 from agentrl.preferences import by_task
-from agentrl.rationalize import is_grounded, strip_hint
+from agentrl.rationalize import HINT, is_grounded, strip_hint
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.policies import load_policy, only_env, rollouts
+from schemas.trajectory import Trajectory
 
 
 class SynthesizeConfig(StageConfig):
     coverage: float = Field(1.0, gt=0, le=1, description="share of the tasks that the expert attempts")
     noise: float = Field(0.0, ge=0, le=1, description="probability of an error at each of the expert's turns")
+    hinted: float = Field(
+        0.0, ge=0, le=1, description="share of attempts that show the answer as a hint in the opening"
+    )
+    hint: str = Field(HINT, description="appended to the opening; {answer} stands for the ground truth")
 
 
 @stage("trajectories.synthesize", version=1)
 def synthesize(context: Context, config: SynthesizeConfig, tasks: Tasks) -> Trajectories:
-    """Attempts of the environment's scripted expert. They carry text and no tokens."""
+    """Attempts of the environment's scripted expert. They carry text and no tokens.
+
+    ``hinted`` attempts teach a policy without other training what a hint is, so that it can rationalise later.
+    """
     random = Random(f"coverage-{context.seed}")
     covered = [task for task in tasks.read() if random.random() < config.coverage]
-    rows = [
-        demonstrate(load_environment(task.env), task, config.noise, context.seed, context.trajectory_id(number))
-        for number, task in enumerate(covered)
-    ]
+    rows = []
+    for number, task in enumerate(covered):
+        hint = config.hint if random.random() < config.hinted else ""
+        name = context.trajectory_id(number)
+        rows.append(demonstrate(load_environment(task.env), task, config.noise, context.seed, name, hint))
     context.append(rows)
     context.metrics.update(rows=len(rows), success=sum(row.success for row in rows) / max(1, len(rows)))
     return context.select()
@@ -52,7 +60,8 @@ def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -
         if not context.has_shard(shard):
             attempts = [Attempt(task, index) for task in part for index in range(config.samples)]
             first = start * config.samples
-            made = runner.run(attempts, context.seed + shard, lambda n, first=first: context.trajectory_id(first + n))
+            ids = [context.trajectory_id(first + number) for number in range(len(attempts))]
+            made = runner.run(attempts, context.seed + shard, ids)
             context.append(made, shard)
         context.progress(start + len(part), len(rows))
     chosen = context.select()
@@ -93,7 +102,7 @@ def reject(context: Context, config: RejectConfig, trajectories: list[Trajectori
 
 class RationalizeConfig(StageConfig):
     samples: int = Field(4, ge=1, description="retries of each task that was never solved")
-    hint: str = Field("({answer})", description="appended to the opening; {answer} stands for the ground truth")
+    hint: str = Field(HINT, description="appended to the opening; {answer} stands for the ground truth")
     keep: int = Field(1, ge=1, description="at most this many solved retries of each task")
     sampling: Sampling = Sampling()
 
@@ -115,15 +124,12 @@ def rationalize(
     unsolved = {task.task_id: task for task in tasks.read() if task.task_id not in solved}
     env, policy = only_env(tasks), load_policy(model)
     if not context.has_shard(0):
-        attempts = [
-            Attempt(task, index, config.hint.format(answer=json.loads(task.ground_truth)))
-            for task in unsolved.values()
-            for index in range(config.samples)
-        ]
+        attempts = [Attempt(task, index, config.hint) for task in unsolved.values() for index in range(config.samples)]
         runner = rollouts(policy, env, config.sampling)
-        context.append(runner.run(attempts, context.seed, context.trajectory_id, source="hinted"))
+        ids = [context.trajectory_id(number) for number in range(len(attempts))]
+        context.append(runner.run(attempts, context.seed, ids, source="hinted"))
     hinted = context.select(sorted(_of_source(context, "hinted"))).read()
-    stripped = []
+    stripped: list[Trajectory] = []
     for task_id, retries in by_task(hinted).items():
         task = unsolved[task_id]
         good = sorted((r for r in retries if r.success and is_grounded(r, task)), key=lambda r: (r.n_steps, r.n_tokens))

@@ -20,6 +20,9 @@ COMMANDS = Path(__file__).parent / "commands"
 BAD_INPUT = 2
 CANCELLED = 130
 
+PIPED_WIDTH = 160
+"""Columns of tables that go to a file or another program."""
+
 
 app = typer.Typer(
     name="agentrl",
@@ -38,13 +41,15 @@ Only = Annotated[list[str] | None, typer.Option(help="Only this stage, from cach
 From = Annotated[list[str] | None, typer.Option("--from", help="This stage and all after it")]
 Until = Annotated[list[str] | None, typer.Option(help="This stage and all before it")]
 Force = Annotated[bool, typer.Option("--force", help="Run what is selected though it is cached")]
+Artifact = Annotated[str, typer.Argument(help="TAG, STAGE (its newest) or STAGE/FINGERPRINT")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 
 def console(stderr: bool = False) -> "Console":
     from rich.console import Console
 
-    return Console(stderr=stderr, soft_wrap=True)
+    piped = not (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, soft_wrap=True, width=PIPED_WIDTH if piped else None)
 
 
 def print_json(value: Any) -> None:
@@ -178,6 +183,144 @@ def schema(
         print_json(json_schema(what))
     except LookupError as error:
         raise fail(f"error: {error.args[0]}") from None
+
+
+@app.command()
+def status(
+    file: File, store: Store = "store", profile: Profile = None, settings: Settings = None, as_json: Json = False
+) -> None:
+    """Say where a pipeline stands: what is cached since when, what is at work now, how its last run ended."""
+    made, catalog = planned(file, store, profile, settings, None, None, None, False, as_json)
+    from flows.history import all_runs
+    from flows.show import print_status
+
+    runs = [run for run in all_runs(catalog) if run["pipeline"] == made.pipeline.name]
+    if as_json:
+        print_json({**made.to_json(), "runs": runs[:5]})
+    else:
+        print_status(console(), made, runs)
+
+
+@app.command()
+def runs(
+    store: Store = "store",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many")] = 20,
+    as_json: Json = False,
+) -> None:
+    """List runs, newest first."""
+    from flows.history import all_runs, summary
+    from flows.show import print_runs
+
+    found = all_runs(open_catalog(store))[:limit]
+    if as_json:
+        print_json([summary(run) for run in found])
+    else:
+        print_runs(console(), found)
+
+
+@app.command()
+def show(
+    what: Annotated[str, typer.Argument(help="A run (its id, or last), or an artifact: STAGE, STAGE/FINGERPRINT, TAG")],
+    store: Store = "store",
+    as_json: Json = False,
+) -> None:
+    """Show one run with durations, cache hits and failures, or one artifact."""
+    from flows.history import find_run
+    from flows.show import print_artifact, print_run
+    from pipelines.lineage import find_artifact
+
+    catalog = open_catalog(store)
+    try:
+        if what == "last" or what[:1].isdigit():
+            found = find_run(catalog, what)
+            print_json(found) if as_json else print_run(console(), found)
+        else:
+            manifest = find_artifact(catalog, what)
+            print_json(manifest.model_dump(mode="json")) if as_json else print_artifact(console(), manifest, catalog)
+    except LookupError as error:
+        raise fail(f"error: {error.args[0]}") from None
+
+
+@app.command()
+def diff(run_a: str, run_b: str, store: Store = "store", as_json: Json = False) -> None:
+    """Say what differs between two runs: config, code, inputs, metrics, row counts."""
+    from flows.history import diff_runs, find_run
+    from flows.show import print_diff
+
+    catalog = open_catalog(store)
+    try:
+        a, b = find_run(catalog, run_a), find_run(catalog, run_b)
+    except LookupError as error:
+        raise fail(f"error: {error.args[0]}") from None
+    found = diff_runs(catalog, a, b)
+    if as_json:
+        print_json({"a": a["run_id"], "b": b["run_id"], "stages": found})
+    else:
+        print_diff(console(), a, b, found)
+
+
+@app.command()
+def lineage(
+    artifact: Artifact,
+    store: Store = "store",
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flow chart")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what an artifact was made from."""
+    from flows.show import print_lineage
+    from pipelines import lineage as lineages
+
+    catalog = open_catalog(store)
+    try:
+        manifest = lineages.find_artifact(catalog, artifact)
+    except LookupError as error:
+        raise fail(f"error: {error.args[0]}") from None
+    root = lineages.lineage(catalog, manifest.ingredients.stage, manifest.fingerprint)
+    if as_json:
+        print_json(root.to_json())
+    elif mermaid:
+        typer.echo(lineages.mermaid(root))
+    else:
+        print_lineage(console(), root)
+
+
+@app.command()
+def tag(artifact: Artifact, name: str, store: Store = "store", as_json: Json = False) -> None:
+    """Give an artifact a name; gc never frees it then."""
+    from pipelines.lineage import find_artifact
+
+    catalog = open_catalog(store)
+    try:
+        manifest = find_artifact(catalog, artifact)
+    except LookupError as error:
+        raise fail(f"error: {error.args[0]}") from None
+    stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
+    catalog.tag(name, stage, fingerprint)
+    if as_json:
+        print_json({"tag": name, "stage": stage, "fingerprint": fingerprint})
+    else:
+        typer.echo(f"{name} -> {stage}/{fingerprint[:8]}")
+
+
+@app.command()
+def gc(
+    keep_runs: Annotated[int, typer.Option(min=0, help="Keep the artifacts of this many newest runs")],
+    store: Store = "store",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be freed")] = False,
+    as_json: Json = False,
+) -> None:
+    """Free artifacts that no kept run, tag or lineage needs. Rows of the buffer always stay."""
+    from flows.show import print_garbage
+    from pipelines.gc import collect, find_garbage
+
+    catalog = open_catalog(store)
+    garbage = find_garbage(catalog, keep_runs)
+    if not dry_run:
+        collect(catalog, garbage)
+    if as_json:
+        print_json({"dry_run": dry_run, **garbage.to_json()})
+    else:
+        print_garbage(console(), garbage, dry_run)
 
 
 def _add_group(module: Path) -> None:

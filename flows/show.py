@@ -6,8 +6,15 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.tree import Tree
 
+from datastore.catalog import Catalog
+from flows.display import metrics_text, seconds
+from flows.history import Run, local_time, summary
+from pipelines.gc import Garbage
+from pipelines.lineage import Lineage
 from pipelines.plan import Plan, Status
+from schemas.manifest import Manifest
 
 COLOURS = {Status.CACHED: "green", Status.RUN: "yellow", Status.BLOCKED: "red", Status.SKIPPED: "dim"}
 
@@ -22,6 +29,122 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(table)
     counts = ", ".join(f"{len(plan.having(status))} {status}" for status in Status if plan.having(status))
     console.print(f"{plan.pipeline.name}: {counts}", markup=False, highlight=False)
+
+
+def print_status(console: Console, plan: Plan, runs: list[Run]) -> None:
+    table = _table("stage", "state", "since", "took", "metrics or reason")
+    working = {name for run in runs if run["state"] == "running" for name in _running(run)}
+    for step in plan.steps.values():
+        manifest = step.manifest
+        state = "running" if step.name in working else "cached" if manifest else "out of date"
+        since = local_time(manifest.created_at.isoformat()) if manifest else ""
+        text = metrics_text(manifest.metrics) if manifest else "; ".join(step.reasons)
+        table.add_row(escape(step.name), state, since, seconds(manifest.duration_s) if manifest else "", escape(text))
+    console.print(table)
+    if runs:
+        console.print(f"last run: {runs[0]['run_id']}, {runs[0]['state']}", markup=False, highlight=False)
+
+
+def _running(run: Run) -> list[str]:
+    return [name for name, stage in run["stages"].items() if stage["status"] == "running"]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def print_runs(console: Console, runs: list[Run]) -> None:
+    table = _table("run", "pipeline", "state", "started", "took", "stages")
+    for run in map(summary, runs):
+        counts = ", ".join(f"{count} {status}" for status, count in run["stages"].items())
+        took = seconds(run["duration_s"]) if run["duration_s"] is not None else ""
+        started = local_time(run["started_at"])
+        table.add_row(run["run_id"], escape(run["pipeline"]), run["state"], started, took, counts)
+    console.print(table if runs else "no runs in this store yet")
+
+
+def print_run(console: Console, run: Run) -> None:
+    took = f" in {seconds(run['duration_s'])}" if run.get("duration_s") is not None else ""
+    console.print(f"run {run['run_id']} of {run['pipeline']}: {run['state']}{took}", markup=False, highlight=False)
+    console.print(f"{local_time(run['started_at'])}  {run['command']}", markup=False, highlight=False)
+    table = _table("stage", "status", "took", "fingerprint", "reason, metrics, failure")
+    for name, stage in run["stages"].items():
+        took = seconds(stage["duration_s"]) if stage.get("duration_s") is not None else ""
+        parts = ["; ".join(stage["reasons"]), metrics_text(stage.get("metrics") or {}), stage.get("cause") or ""]
+        if stage.get("cause"):
+            parts.append(f"log: {stage['log']}")
+        text = "\n".join(part for part in parts if part)
+        table.add_row(escape(name), stage["status"], took, stage["fingerprint"][:8], escape(text))
+    console.print(table)
+
+
+def print_artifact(console: Console, manifest: Manifest, catalog: Catalog) -> None:
+    ingredients = manifest.ingredients
+    console.print(
+        f"{ingredients.stage}/{manifest.fingerprint}  ({ingredients.uses} version {ingredients.uses_version})"
+    )
+    console.print(f"made by run {manifest.run_id} in {seconds(manifest.duration_s)}", markup=False, highlight=False)
+    table = _table("output", "kind", "rows", "digest", "path")
+    for name, output in manifest.outputs.items():
+        path = str(catalog.local(ingredients.stage, manifest.fingerprint, output.path))
+        rows = "" if output.rows is None else str(output.rows)
+        table.add_row(name, output.kind, rows, output.digest[:8], escape(path))
+    console.print(table)
+    if manifest.metrics:
+        console.print(metrics_text(manifest.metrics), markup=False, highlight=False)
+
+
+def print_diff(console: Console, a: Run, b: Run, found: dict[str, dict[str, Any]]) -> None:
+    if not found:
+        console.print(f"runs {a['run_id']} and {b['run_id']} have the same artifacts", highlight=False)
+    for name, changes in found.items():
+        console.print(f"[bold]{escape(name)}[/bold]")
+        lines = [f"only in {changes['only_in']}"] if "only_in" in changes else list(changes["ingredients"])
+        for what in ("metrics", "rows"):
+            for key, (before, after) in changes.get(what, {}).items():
+                lines.append(f"{what} {key}: {_number(before)} -> {_number(after)}")
+        for line in lines:
+            console.print(f"  {line}", markup=False, highlight=False)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def print_lineage(console: Console, root: Lineage) -> None:
+    shown: set[str] = set()
+
+    def grow(tree: Tree, node: Lineage) -> None:
+        for name, below in node.inputs:
+            again = " (above)" if below.label in shown and below.inputs else ""
+            branch = tree.add(_node_text(below, f"{name} = ") + again)
+            if not again:
+                shown.add(below.label)
+                grow(branch, below)
+        for what in node.manifest.ingredients.externals if node.manifest else ():
+            tree.add(escape(f"{what} (outside)"))
+
+    tree = Tree(_node_text(root))
+    grow(tree, root)
+    console.print(tree)
+
+
+def _node_text(node: Lineage, prefix: str = "") -> str:
+    about = f"{node.manifest.ingredients.uses}, run {node.manifest.run_id}" if node.manifest else "removed since"
+    return escape(f"{prefix}{node.label}  ({about})")
+
+
+def print_garbage(console: Console, garbage: Garbage, dry_run: bool) -> None:
+    for manifest in garbage.artifacts:
+        console.print(f"artifact {manifest.ingredients.stage}/{manifest.fingerprint[:8]}", highlight=False)
+    for folder in garbage.folders:
+        console.print(f"folder   {folder}", markup=False, highlight=False)
+    verb = "would free" if dry_run else "freed"
+    count = len(garbage.artifacts)
+    console.print(f"{verb} {count} artifacts and {len(garbage.folders)} working folders; {garbage.kept} artifacts stay")
 
 
 def json_schema(what: str) -> dict[str, Any]:

@@ -6,10 +6,9 @@ is killed and resumed neither loses nor doubles a row.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,9 @@ import pyarrow as pa
 
 from datastore.digest import TableHasher
 from datastore.errors import NewerSchemaError, NoBufferError, OlderSchemaError, StoreError, UnknownTrajectoryError
+from datastore.ingest import BATCH_ROWS, Ingest, OnError, Rows
 from datastore.lease import hold
-from datastore.places import is_remote, place, storage_options
+from datastore.places import place, storage_options
 from schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 ROW_GROUP_ROWS = 256
-BATCH_ROWS = 1024
 VERSION_PROPERTY = "agentrl.schema_version"
 FILL = ("stage", "fingerprint", "run_id")
 VOLATILE = ("created_at", "run_id")
@@ -55,7 +54,8 @@ class TrajectoryBuffer:
     """The buffer of one store, a local folder or ``s3://bucket/prefix``. Only ``append`` and upkeep ever write."""
 
     def __init__(self, store: str | Path) -> None:
-        self.store = str(store) if is_remote(store) else place(store).uri
+        self._place = place(store)
+        self.store = self._place.uri
         self.uri = f"{self.store.rstrip('/')}/trajectories"
         self._options = storage_options(self.store)
 
@@ -101,7 +101,7 @@ class TrajectoryBuffer:
         """Create the empty table, once: a second creation would conflict with appends that are under way."""
         from deltalake import DeltaTable
 
-        with hold(place(self.store), "locks/create-trajectories.lock"):
+        with hold(self._place, "locks/create-trajectories.lock"):
             if self.version is not None:
                 return
             DeltaTable.create(
@@ -127,17 +127,20 @@ class TrajectoryBuffer:
 
     def append(
         self,
-        trajectories: Iterable[Trajectory] | pa.Table,
+        trajectories: Rows,
         *,
         stage: str,
         fingerprint: str,
         shard: int = 0,
         run_id: str = "",
+        on_error: OnError = "raise",
     ) -> AppendResult:
         """Append rows in one commit; empty ``stage``, ``fingerprint`` and ``run_id`` of the rows are filled in.
 
         An iterator is streamed, so that memory does not grow with the number of rows. If (fingerprint, shard) is in
-        the buffer, nothing is read or written. On any error the table stays as it was.
+        the buffer, nothing is read or written. Raises InvalidRowsError with row, field and reason of what breaks the
+        contract; ``on_error="quarantine"`` sets such rows aside in ``quarantine/`` and appends the rest. On any error
+        the table stays as it was.
         """
         from deltalake import CommitProperties, Transaction, WriterProperties, write_deltalake
         from deltalake.exceptions import CommitFailedError, DeltaError
@@ -146,12 +149,13 @@ class TrajectoryBuffer:
         table = self._writable()
         if table.transaction_version(name) is not None:
             return AppendResult(table.version(), 0, skipped=True)
-        stream = _Stream(trajectories, dict(zip(FILL, (stage, fingerprint, run_id), strict=True)))
+        fill = dict(zip(FILL, (stage, fingerprint, run_id), strict=True))
+        rows = Ingest(trajectories, fill, on_error, self._place, f"{stage}-{fingerprint[:8]}-{shard}")
         lineage = {"stage": stage, "fingerprint": fingerprint, "shard": str(shard), "run_id": run_id}
         try:
             write_deltalake(
                 table,
-                pa.RecordBatchReader.from_batches(TRAJECTORY_SCHEMA, stream.batches()),
+                pa.RecordBatchReader.from_batches(TRAJECTORY_SCHEMA, rows.batches()),
                 mode="append",
                 writer_properties=WriterProperties(compression="ZSTD", max_row_group_size=ROW_GROUP_ROWS),
                 commit_properties=CommitProperties(
@@ -164,10 +168,19 @@ class TrajectoryBuffer:
                 raise
             return AppendResult(table.version(), 0, skipped=True)  # the same shard, from another process, was faster
         except (DeltaError, OSError) as error:
-            if stream.error is not None:  # delta-rs wraps what our own iterator raised
-                raise stream.error from None
+            if rows.error is not None:  # delta-rs wraps what our own iterator raised
+                raise rows.error from None
             raise StoreError(f"append to {self.uri} failed, the table is as it was: {error}") from error
-        return AppendResult(table.version(), stream.rows, skipped=False)
+        return AppendResult(table.version(), rows.rows, skipped=False, quarantined=rows.quarantined)
+
+    def quarantined(self) -> "pl.DataFrame":
+        """Rows that appends have set aside: the columns of a trajectory, ``row`` in its append, and ``problems``."""
+        import polars as pl
+
+        keys = sorted(self._place.keys("quarantine"))
+        frames = [pl.read_parquet(self._place.read(key) or b"") for key in keys]
+        empty = pl.DataFrame(schema={"trajectory_id": pl.String, "row": pl.Int64, "problems": pl.List(pl.String)})
+        return pl.concat(frames) if frames else empty
 
     # reading
 
@@ -314,60 +327,3 @@ def _transaction(fingerprint: str, shard: int) -> str:
     if not fingerprint:
         raise StoreError("fingerprint is empty; it makes the append idempotent, give one that names this content")
     return f"{fingerprint}/{shard}"
-
-
-class _Stream:
-    """Rows on their way into the table, in batches; remembers how many there were and what went wrong."""
-
-    def __init__(self, source: Iterable[Trajectory] | pa.Table, fill: dict[str, str]) -> None:
-        self.source = source
-        self.fill = fill
-        self.rows = 0
-        self.error: BaseException | None = None
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        try:
-            for table in self._tables():
-                self.rows += table.num_rows
-                yield from self._filled(table).to_batches(max_chunksize=BATCH_ROWS)
-        except BaseException as error:
-            self.error = error
-            raise
-
-    def _tables(self) -> Iterator[pa.Table]:
-        if isinstance(self.source, pa.Table):
-            yield conform(self.source)
-            return
-        rows = iter(self.source)
-        while chunk := list(islice(rows, BATCH_ROWS)):
-            yield pa.Table.from_pylist([row.model_dump() for row in chunk], schema=TRAJECTORY_SCHEMA)
-
-    def _filled(self, table: pa.Table) -> pa.Table:
-        import pyarrow.compute as pc
-
-        for name, value in self.fill.items():
-            column = table[name]
-            if value and (empty := pc.equal(column, "")) and pc.any(empty).as_py():
-                filled: Any = pc.if_else(empty, value, column)
-                table = table.set_column(table.schema.get_field_index(name), TRAJECTORY_SCHEMA.field(name), filled)
-        return table
-
-
-def conform(table: pa.Table) -> pa.Table:
-    """The table with exactly the buffer's columns and types. Raises on what is missing, unknown or of a wrong type."""
-    names = set(TRAJECTORY_SCHEMA.names)
-    if missing := [name for name in TRAJECTORY_SCHEMA.names if name not in table.schema.names]:
-        raise StoreError(f"the table lacks the column {', '.join(missing)}; a trajectory has them all")
-    if unknown := [name for name in table.schema.names if name not in names]:
-        near = difflib.get_close_matches(unknown[0], TRAJECTORY_SCHEMA.names, 1)
-        raise StoreError(
-            f"a trajectory has no column {unknown[0]!r}" + (f"; did you mean {near[0]!r}?" if near else "; drop it")
-        )
-    table = table.select(TRAJECTORY_SCHEMA.names)
-    for field in TRAJECTORY_SCHEMA:
-        if not field.nullable and table[field.name].null_count:
-            raise StoreError(f"column {field.name!r} has {table[field.name].null_count} nulls; it must have none")
-    try:
-        return table.cast(TRAJECTORY_SCHEMA)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        raise StoreError(f"the table does not fit the schema of a trajectory: {error}") from None

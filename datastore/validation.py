@@ -1,0 +1,268 @@
+"""The contract of a trajectory, checked on whole columns before anything is written.
+
+Each check answers with one boolean per row, so that a million rows cost seconds. The checks see Arrow data of any
+writer; rows that pydantic has built may still break them, since models can be changed after they were validated.
+"""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic_core import from_json
+
+from datastore.errors import StoreError
+from schemas.arrow import json_columns
+from schemas.trajectory import TRAJECTORY_SCHEMA, Role, Termination, Trajectory
+
+Mask = np.ndarray
+"""One boolean per row."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``row``: number of the row in the append, from 0."""
+
+    row: int
+    trajectory_id: str
+    field: str
+    reason: str
+
+
+def _nullable(arrow_type: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(arrow_type):
+        return pa.list_(pa.field("element", _nullable(arrow_type.value_type)))
+    if pa.types.is_struct(arrow_type):
+        return pa.struct([pa.field(field.name, _nullable(field.type)) for field in arrow_type])
+    return arrow_type
+
+
+LENIENT_SCHEMA = pa.schema([pa.field(field.name, _nullable(field.type)) for field in TRAJECTORY_SCHEMA])
+"""The buffer's columns and types, nulls allowed everywhere: what rows have before they are checked."""
+
+
+def conform(table: pa.Table) -> pa.Table:
+    """The table with the buffer's columns, in :data:`LENIENT_SCHEMA`. Raises on other columns and wrong types."""
+    names = TRAJECTORY_SCHEMA.names
+    if missing := [name for name in names if name not in table.schema.names]:
+        raise StoreError(f"the table lacks the column {', '.join(missing)}; a trajectory has them all")
+    if unknown := [name for name in table.schema.names if name not in names]:
+        near = difflib.get_close_matches(unknown[0], names, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; drop it before the append"
+        raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
+    if len(set(table.schema.names)) != len(table.schema.names):
+        raise StoreError("the table has a column twice; a trajectory has each once")
+    columns = []
+    for field in LENIENT_SCHEMA:
+        column = table[field.name]
+        if column.type != field.type:
+            try:
+                column = column.cast(field.type)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+                raise StoreError(f"column {field.name!r} is {column.type}, not {field.type}: {error}") from None
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=LENIENT_SCHEMA)
+
+
+def strict(table: pa.Table) -> pa.Table:
+    """A checked table in the buffer's own schema; no data is copied. (Arrow's cast lets nulls through: check first.)"""
+    return table.cast(TRAJECTORY_SCHEMA)
+
+
+def validate(table: pa.Table, seen: set[str] | None = None, first_row: int = 0) -> list[Problem]:
+    """Every broken rule of every row of a table in :data:`LENIENT_SCHEMA`.
+
+    ``seen`` collects the ids of the append, so that a doubled one is found across batches. ``first_row`` is the number
+    of the table's first row in the append.
+    """
+    rows = _Rows(table)
+    problems = []
+    names = table["trajectory_id"].to_pylist()
+    for field, reason, broken in _checks(rows):
+        for index in np.flatnonzero(broken).tolist():
+            problems.append(Problem(first_row + index, names[index] or "no id", field, reason))
+    if seen is not None:
+        for row, name in enumerate(names):
+            if name in seen:
+                problems.append(Problem(first_row + row, name, "trajectory_id", "is in this append already"))
+            elif name is not None:
+                seen.add(name)
+    return sorted(problems, key=lambda problem: problem.row)
+
+
+class _Rows:
+    """Columns of the table as flat numpy arrays, with the row that each flat value belongs to."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table.combine_chunks()
+        self.count = table.num_rows
+        self.ids_length = self.lengths("input_ids")
+        self.messages = self.column("messages").flatten()
+        self.message_row = self.parents(self.column("messages"))
+
+    def column(self, name: str) -> pa.Array:
+        column = self.table[name]
+        return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+    def lengths(self, name: str) -> np.ndarray:
+        return pc.fill_null(pc.list_value_length(self.column(name)), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+    @staticmethod
+    def parents(array: pa.Array) -> np.ndarray:
+        return pc.list_parent_indices(array).to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def rows_of(self, parents: np.ndarray, broken: np.ndarray) -> Mask:
+        """Rows that own at least one broken flat value."""
+        mask = np.zeros(self.count, dtype=bool)
+        mask[parents[broken]] = True
+        return mask
+
+
+def _numpy(array: pa.Array, fill: object) -> np.ndarray:
+    return pc.fill_null(array, fill).to_numpy(zero_copy_only=False)
+
+
+def _checks(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
+    """(field, reason, broken rows) of every rule."""
+    yield from _nulls(rows)
+    yield from _values(rows)
+    yield from _json(rows)
+    if len(rows.column("input_ids").flatten()):
+        yield from _tokens(rows)
+    yield from _spans(rows)
+
+
+def _nulls(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
+    """Nulls, at any depth, where the schema has none."""
+
+    def visit(path: str, array: pa.Array, field: pa.Field, parents: np.ndarray) -> Iterator[tuple[str, str, Mask]]:
+        if not field.nullable and array.null_count:
+            yield path, "is null", rows.rows_of(parents, array.is_null().to_numpy(zero_copy_only=False))
+        if pa.types.is_list(field.type) and _has_required(field.type):
+            yield from visit(path, array.flatten(), field.type.value_field, parents[rows.parents(array)])
+        elif pa.types.is_struct(field.type):
+            present = array.is_valid()
+            alive, parents = array.filter(present), parents[present.to_numpy(zero_copy_only=False)]
+            for child, values in zip(field.type, alive.flatten(), strict=True):
+                yield from visit(f"{path}.{child.name}", values, child, parents)
+
+    for field in TRAJECTORY_SCHEMA:
+        yield from visit(field.name, rows.column(field.name), field, np.arange(rows.count))
+
+
+def _has_required(arrow_type: pa.DataType) -> bool:
+    return not arrow_type.value_field.nullable
+
+
+def _values(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
+    """Names that must not be empty, enums, and numbers that must be finite."""
+    for name in ("trajectory_id", "task_id", "env"):
+        yield name, "is empty", _numpy(pc.equal(rows.column(name), ""), False)
+    allowed = [one.value for one in Termination]
+    unknown = pc.invert(pc.is_in(rows.column("termination"), pa.array(allowed)))
+    yield "termination", f"is not one of {', '.join(allowed)}", _numpy(unknown, True)
+    yield "reward", "is not a finite number", ~np.isfinite(_numpy(rows.column("reward"), 0.0))
+    components = rows.column("reward_components")
+    if len(parts := components.flatten()):
+        parents = rows.parents(components)
+        for name in ("value", "weight"):
+            infinite = ~np.isfinite(_numpy(pc.struct_field(parts, name), 0.0))
+            yield f"reward_components.{name}", "is not a finite number", rows.rows_of(parents, infinite)
+    if len(rows.messages):
+        roles = [one.value for one in Role]
+        unknown = pc.invert(pc.is_in(pc.struct_field(rows.messages, "role"), pa.array(roles)))
+        yield (
+            "messages.role",
+            f"is not one of {', '.join(roles)}",
+            rows.rows_of(rows.message_row, _numpy(unknown, True)),
+        )
+        infinite = ~np.isfinite(_numpy(pc.struct_field(rows.messages, "reward"), 0.0))
+        yield "messages.reward", "is not a finite number", rows.rows_of(rows.message_row, infinite)
+
+
+def _json(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
+    for name in json_columns(Trajectory):
+        yield name, "is not JSON", _not_json(rows.column(name))
+    calls = pc.struct_field(rows.messages, "tool_calls")
+    if len(flat := calls.flatten()):
+        parents = rows.message_row[rows.parents(calls)]
+        broken = _not_json(pc.struct_field(flat, "arguments"))
+        yield "messages.tool_calls.arguments", "is not JSON", rows.rows_of(parents, broken)
+
+
+def _not_json(texts: pa.Array) -> Mask:
+    """Each distinct text is parsed once: most rows share their tools and sampling."""
+    encoded = pc.dictionary_encode(texts)
+    bad = np.array([not _is_json(text) for text in encoded.dictionary.to_pylist()] or [False])
+    return bad[_numpy(encoded.indices, 0)] & texts.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        from_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _tokens(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
+    """Token columns are aligned, and log-probs stand where the policy sampled."""
+    mask_length, logprob_length = rows.lengths("action_mask"), rows.lengths("logprobs")
+    uneven = mask_length != rows.ids_length
+    yield "action_mask", "is not as long as input_ids", uneven
+    ragged = logprob_length != rows.ids_length
+    yield "logprobs", "is not as long as input_ids (write NaN where a log-prob is not known)", ragged
+    ids = rows.column("input_ids")
+    yield "input_ids", "has a negative id", rows.rows_of(rows.parents(ids), _numpy(ids.flatten(), 0) < 0)
+    mask, mask_rows = _numpy(rows.column("action_mask").flatten(), False), rows.parents(rows.column("action_mask"))
+    logprobs = _numpy(rows.column("logprobs").flatten(), np.nan)
+    logprob_rows = rows.parents(rows.column("logprobs"))
+    yield "logprobs", "is infinite", rows.rows_of(logprob_rows, np.isinf(logprobs))
+    yield "logprobs", "is positive", rows.rows_of(logprob_rows, logprobs > 0.01)
+    if not (uneven.any() or ragged.any()):
+        stray = rows.rows_of(logprob_rows, ~mask & ~np.isnan(logprobs))
+        yield "logprobs", "is not NaN where action_mask is false", stray
+    tokens = rows.ids_length > 0
+    counted = _numpy(rows.column("n_tokens"), 0) != rows.ids_length
+    yield "n_tokens", "is not the length of input_ids", counted & tokens
+    actions = np.bincount(mask_rows[mask], minlength=rows.count)
+    counted = _numpy(rows.column("n_action_tokens"), 0) != actions
+    yield "n_action_tokens", "is not the number of true values in action_mask", counted & tokens & ~uneven
+
+
+def _spans(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
+    """Message spans lie in the tokens, in order, and hold all action tokens in assistant messages."""
+    if not len(rows.messages):
+        return
+    start_column, end_column = (pc.struct_field(rows.messages, f"token_{side}") for side in ("start", "end"))
+    has_start, has_end = (one.is_valid().to_numpy(zero_copy_only=False) for one in (start_column, end_column))
+    owner = rows.message_row
+    yield (
+        "messages.token_end",
+        "is set without token_start, or not with it",
+        rows.rows_of(owner, has_start != has_end),
+    )
+    spanned = has_start & has_end
+    start, end = _numpy(start_column, 0)[spanned].astype(np.int64), _numpy(end_column, 0)[spanned].astype(np.int64)
+    owner = owner[spanned]
+    outside = rows.rows_of(owner, (start < 0) | (end < start) | (end > rows.ids_length[owner]))
+    yield "messages.token_end", "span is empty backwards or outside input_ids", outside
+    disordered = np.zeros(len(start), dtype=bool)
+    disordered[1:] = (owner[1:] == owner[:-1]) & (start[1:] < end[:-1])
+    yield "messages.token_start", "span overlaps or precedes the one before", rows.rows_of(owner, disordered)
+    mask_length = rows.lengths("action_mask")
+    usable = ~outside & (mask_length == rows.ids_length)
+    role = _numpy(pc.struct_field(rows.messages, "role"), "")[spanned]
+    keep = (role == Role.ASSISTANT.value) & usable[owner]
+    offsets = np.concatenate([[0], np.cumsum(mask_length)])
+    running = np.concatenate([[0], np.cumsum(_numpy(rows.column("action_mask").flatten(), False), dtype=np.int64)])
+    base = offsets[owner[keep]]
+    inside = np.bincount(
+        owner[keep], weights=running[base + end[keep]] - running[base + start[keep]], minlength=rows.count
+    )
+    total = running[offsets[1:]] - running[offsets[:-1]]
+    has_spans = np.bincount(owner, minlength=rows.count) > 0  # imported rows may have tokens and no spans
+    stray = usable & has_spans & (inside != total)
+    yield "action_mask", "is true outside the assistant messages", stray

@@ -289,7 +289,14 @@ class _Walk:
             for number in numbers:
                 statement = module.statements[number]
                 if not statement.names and not statement.chains:  # an import statement
-                    self.todo += [Target(t.module, None) for t in statement.imports.values() if self._is_ours(t.module)]
+                    self.todo += self._imported(statement)
+
+    def _imported(self, statement: _Statement) -> Iterator[Target]:
+        """Our modules that an import statement runs, whether or not what it binds is used."""
+        for target in statement.imports.values():
+            for name in (target.module, f"{target.module}.{target.name}"):
+                if self._is_ours(name):
+                    yield Target(name, None)
 
     def _is_ours(self, module: str) -> bool:
         return self.graph._module(module) is not None

@@ -15,18 +15,17 @@ import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import date, datetime
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from pipelines.code import CodeGraph
 from pipelines.external import external_digest
 from pipelines.load import Node
-from pipelines.stage import External
+from pipelines.stage import External, markers
 from schemas.manifest import Ingredients, InputRecord
 
 SCHEME = 1
@@ -84,26 +83,15 @@ def canonical(value: Any, field: str = "config") -> Any:
     raise UnhashableError(field, f"a {type(value).__name__} cannot be hashed; allowed are {allowed}")
 
 
-def _markers(info: FieldInfo) -> Iterator[Any]:
-    """Markers of a field, also inside ``Annotated[str, External()] | None``."""
-    yield from info.metadata
-    todo = [info.annotation]
-    while todo:
-        annotation = todo.pop()
-        if get_origin(annotation) is Annotated:
-            yield from get_args(annotation)[1:]
-        todo += [argument for argument in get_args(annotation) if get_origin(argument) or isinstance(argument, type)]
-
-
 def _split(config: BaseModel, prefix: str = "") -> tuple[dict[str, Any], dict[str, tuple[External, Any]]]:
     """(what is hashed as it is, fields that name something outside) of a config."""
     hashed: dict[str, Any] = {}
     outside: dict[str, tuple[External, Any]] = {}
     for name, info in type(config).model_fields.items():
         value, field = getattr(config, name), f"{prefix}{name}"
-        markers = list(_markers(info))
-        external = next((marker for marker in markers if isinstance(marker, External)), None)
-        if "secret" in markers:
+        marks = list(markers(info))
+        external = next((marker for marker in marks if isinstance(marker, External)), None)
+        if "secret" in marks:
             continue
         if external and value is not None:
             outside[field] = (external, value)

@@ -17,7 +17,7 @@ from pipelines import library
 from pipelines.document import Document, Key, find, read, with_profile, with_settings
 from pipelines.expand import Draft, Expanded, expand
 from pipelines.problems import Problem, SpecError, did_you_mean
-from pipelines.stage import Stage
+from pipelines.stage import Stage, markers
 from schemas.manifest import Kind
 from schemas.pipeline import Execution, PipelineSpec
 
@@ -166,7 +166,7 @@ def variables(config: BaseModel) -> list[Key]:
     def walk(value: Any, key: Key, secret: bool) -> None:
         if isinstance(value, BaseModel):
             for name, info in type(value).model_fields.items():
-                walk(getattr(value, name), (*key, name), "secret" in info.metadata)
+                walk(getattr(value, name), (*key, name), "secret" in markers(info))
         elif isinstance(value, Mapping):
             for name, item in value.items():
                 walk(item, (*key, name), secret)

@@ -220,9 +220,11 @@ def main() -> None:
         try:
             result = execute.perform(pickle.loads(packed), progress)
         except Exception as error:
-            traceback.print_exc()
             result = _one_line(error)
-        sys.stdout.flush()
+            with contextlib.suppress(OSError):  # the disk may be full, which is what there is to say then
+                traceback.print_exc()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         connection.send_bytes(pickle.dumps(("result", result)))
 
 

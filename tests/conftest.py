@@ -1,0 +1,5 @@
+"""Fixtures for all tests."""
+
+from toy_project import project
+
+__all__ = ["project"]

@@ -1,0 +1,212 @@
+"""Stages in worker processes: results, failures, kills, races."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from toy_project import Project
+
+from pipelines.execute import Job, job_of
+from pipelines.processes import descendants
+from pipelines.worker import StageError, Workers
+
+PIPELINE = """
+    name: p
+    stages:
+      a: {uses: "toy:numbers", with: {n: 5}}
+      t: {uses: "toy:trouble", inputs: {table: a}, with: {error: "%s", sleep: %s}}
+"""
+
+
+def job(project: Project, error: str = "", sleep: float = 0.0) -> Job:
+    project.run(PIPELINE % (error, sleep), _until_a())
+    plan = project.plan(PIPELINE % (error, sleep))
+    return job_of(plan.steps["t"], plan, "test-run")
+
+
+def _until_a() -> object:
+    from pipelines.plan import Selection
+
+    return Selection(only=("a",))
+
+
+def test_a_worker_runs_stages_and_reports_progress(project: Project) -> None:
+    seen = []
+    workers = Workers(lambda *event: seen.append(event))
+    try:
+        outcome = workers.run(job(project, sleep=0.4), project.folder / "log")
+    finally:
+        workers.close()
+    assert outcome.manifest.outputs["table"].rows == 5
+    assert seen[-1] == ("t", 8, 8, {})
+    assert project.catalog.manifest("t", outcome.manifest.fingerprint) == outcome.manifest
+
+
+def test_a_failure_has_one_line_and_a_log_with_the_rest(project: Project) -> None:
+    workers = Workers(lambda *_: None)
+    failing = job(project, error="no such luck")
+    try:
+        with pytest.raises(StageError, match="stage t: ValueError: no such luck") as error:
+            workers.run(failing, project.folder / "log")
+    finally:
+        workers.close()
+    assert "Traceback" in error.value.log.read_text()
+    assert project.catalog.manifest("t", failing.fingerprint) is None
+    assert list((project.folder / "store" / "tmp" / "staging").iterdir()) == []
+
+
+def test_a_killed_worker_is_a_failure_and_the_next_stage_gets_a_new_one(project: Project) -> None:
+    workers = Workers(lambda *_: os.kill(next(iter(workers._busy.values())).popen.pid, signal.SIGKILL))
+    slow, quick = job(project, sleep=5.0), job(project, sleep=0.01)
+    try:
+        with pytest.raises(StageError, match="signal 9"):
+            workers.run(slow, project.folder / "log")
+        workers.on_progress = lambda *_: None
+        assert workers.run(quick, project.folder / "log").manifest.outputs["table"].rows == 5
+    finally:
+        workers.close()
+
+
+def test_an_interrupted_wait_ends_the_stage_and_its_children(project: Project) -> None:
+    project.edit(
+        "stages",
+        "    for number in range(int",
+        "    import subprocess\n\n"
+        "    child = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        "    open('child', 'w').write(str(child.pid))\n    for number in range(int",
+    )
+    slow = job(project, sleep=30.0)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    workers = Workers(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        workers.run(slow, project.folder / "log")
+    assert not _lives(int(Path("child").read_text()))
+    assert descendants(os.getpid()) == []
+
+
+def test_children_left_behind_cost_the_worker_its_life(project: Project) -> None:
+    project.edit(
+        "stages",
+        "    for number in range(int",
+        "    import subprocess\n\n"
+        "    child = subprocess.Popen(['sleep', '60'])\n    open('child', 'w').write(str(child.pid))\n"
+        "    for number in range(int",
+    )
+    workers = Workers(lambda *_: None)
+    try:
+        workers.run(job(project), project.folder / "log")
+        assert not _lives(int(Path("child").read_text()))
+    finally:
+        workers.close()
+
+
+RUN = """
+import sys
+from pathlib import Path
+from datastore.catalog import Catalog
+from pipelines.execute import job_of
+from pipelines.load import load
+from pipelines.plan import make_plan
+from pipelines.worker import Workers
+plan = make_plan(load(sys.argv[1]), Catalog(sys.argv[2]), sys.argv[2])
+workers = Workers(lambda *_: print("progress", flush=True))
+for step in plan.to_run:
+    outcome = workers.run(job_of(step, plan, "run"), Path(sys.argv[2]) / "log")
+    print(step.name, "reused" if outcome.reused else "ran", flush=True)
+workers.close()
+"""
+
+
+def start(project: Project) -> "subprocess.Popen[str]":
+    arguments = [sys.executable, "-c", RUN, str(project.folder / "pipeline.yaml"), project.store]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+
+
+def test_kill_9_of_the_run_leaves_no_worker_and_nothing_half_made(project: Project) -> None:
+    slow = job(project, sleep=8.0)
+    process = start(project)
+    assert process.stdout
+    while "progress" not in process.stdout.readline():
+        pass
+    below = descendants(process.pid)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 5
+    while any(map(_lives, below)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert below
+    assert not any(map(_lives, below))
+    assert project.catalog.manifest("t", slow.fingerprint) is None
+    assert set(project.run(PIPELINE % ("", 8.0))) == {"t"}
+
+
+def test_two_runs_at_once_compute_each_stage_once(project: Project) -> None:
+    project.write(PIPELINE % ("", 1.5))
+    both = [start(project), start(project)]
+    outputs = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    lines = sorted(line for output in outputs for line in output.splitlines() if line != "progress")
+    assert lines == ["a ran", "a reused", "t ran", "t reused"]
+
+
+def test_a_kill_between_data_and_manifest_publishes_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data's last step before the manifest is simulated by data without one, as object stores may leave it."""
+    outcome = project.run(PIPELINE % ("", 0))["t"]
+    folder = project.folder / "store" / "artifacts" / "t" / outcome.manifest.fingerprint
+    (folder / "manifest.json").unlink()
+    assert folder.joinpath("table.parquet").exists()
+    again = project.run(PIPELINE % ("", 0))
+    assert set(again) == {"t"}
+    assert again["t"].manifest.outputs == outcome.manifest.outputs
+
+
+def test_a_full_disk_fails_cleanly(project: Project) -> None:
+    project.edit(
+        "stages",
+        "    if config.error:",
+        "    if os.environ.get('FULL'):\n        import resource\n\n"
+        "        import signal\n\n        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n    if config.error:",
+    )
+    full = job(project)
+    workers = Workers(lambda *_: None)
+    try:
+        with pytest.raises(StageError, match=r"OSError|File too large"):
+            workers.run(full, project.folder / "log", env={"FULL": "1"})
+        assert project.catalog.manifest("t", full.fingerprint) is None
+        assert workers.run(full, project.folder / "log").manifest.outputs["table"].rows == 5
+    finally:
+        workers.close()
+
+
+def test_threads_share_workers(project: Project) -> None:
+    text = 'name: p\nstages: {a: {uses: "toy:numbers", matrix: {n: [1, 2, 3, 4]}}}'
+    plan = project.plan(text)
+    workers = Workers(lambda *_: None)
+    try:
+        threads = [
+            threading.Thread(target=workers.run, args=(job_of(step, plan, "r"), project.folder / "log"))
+            for step in plan.to_run
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        workers.close()
+    assert {str(step.status) for step in project.plan(text).steps.values()} == {"cached"}
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

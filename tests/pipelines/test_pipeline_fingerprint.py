@@ -1,0 +1,188 @@
+"""What changes a fingerprint, and what does not."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_project import Project
+
+from pipelines.fingerprint import UnhashableError, canonical
+from pipelines.problems import SpecError
+
+PIPELINE = """
+    name: p
+    stages:
+      a: {uses: "toy:numbers", with: {n: 5, names: {x: 1, y: 2}}}
+      b: {uses: "toy:add", inputs: {tables: a}}
+      c: {uses: "toy:outside", inputs: {table: a}}
+"""
+
+
+def prints(project: Project, text: str = PIPELINE, **options: object) -> dict[str, str]:
+    return {step.name: step.fingerprint for step in project.plan(text, **options).steps.values()}
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_comments_docstrings_and_formatting_change_nothing(project: Project) -> None:
+    before = prints(project)
+    project.edit("deeper", "# start here", "# begin")
+    project.edit("maths", '"""Add up."""', '"""Add up all values, and return the sum."""')
+    project.edit("stages", '"""Stages that count', '"""Toys that count')
+    project.edit("deeper", "    return a + b", "    return (\n        a\n        + b\n    )")
+    assert changed(before, prints(project)) == set()
+
+
+def test_helper_three_imports_away_changes_exactly_those_who_reach_it(project: Project) -> None:
+    before = prints(project)
+    project.edit("deeper", "return a + b", "return a + b + 0")
+    assert changed(before, prints(project)) == {"b"}
+
+
+def test_helper_that_nobody_calls_changes_nothing(project: Project) -> None:
+    before = prints(project)
+    project.edit("maths", "return values[0]", "return values[-1]")
+    assert changed(before, prints(project)) == set()
+
+
+def test_an_act_at_import_changes_all_who_import(project: Project) -> None:
+    before = prints(project)
+    project.source("deeper").write_text(project.source("deeper").read_text() + "\nCACHE = {}\nCACHE['x'] = 1\n")
+    assert changed(before, prints(project)) == {"a", "b", "c"}
+
+
+def test_function_level_imports_are_followed(project: Project) -> None:
+    project.edit("maths", "from PACKAGE import deeper\n".replace("PACKAGE", project.package), "")
+    project.edit("maths", "    return deeper.plus", f"    from {project.package}.deeper import plus\n\n    return plus")
+    before = prints(project)
+    project.edit("deeper", "result = 0.0", "result = 0.5")
+    assert changed(before, prints(project)) == {"b"}
+
+
+def test_a_swapped_import_of_the_same_name_is_seen(project: Project) -> None:
+    project.source("other").write_text("def plus(values: list[float]) -> float:\n    return 1.0\n")
+    before = prints(project)
+    project.edit("maths", "import deeper", "import other as deeper")
+    assert changed(before, prints(project)) == {"b"}
+
+
+def test_modules_of_another_folder_are_tracked(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "far_helpers.py").write_text("LIMIT = 1\n\n\ndef plus(values: list[float]) -> float:\n    return LIMIT\n")
+    project.edit("maths", f"from {project.package} import deeper", "import far_helpers as deeper")
+    path = folder / "pipeline.yaml"
+    path.write_text(project.write(PIPELINE).read_text())
+    from pipelines.load import load
+    from pipelines.plan import make_plan
+
+    before = {s.name: s.fingerprint for s in make_plan(load(str(path)), project.catalog, "store").steps.values()}
+    (folder / "far_helpers.py").write_text("LIMIT = 2\n\n\ndef plus(values: list[float]) -> float:\n    return LIMIT\n")
+    after = {s.name: s.fingerprint for s in make_plan(load(str(path)), project.catalog, "store").steps.values()}
+    assert changed(before, after) == {"b"}
+
+
+def test_execution_and_fields_without_effect_change_nothing(project: Project) -> None:
+    before = prints(project)
+    text = PIPELINE.replace("n: 5", "n: 5, log_every: 7")
+    text += "    execution: {retries: 3, timeout_s: 60, gpus: 1, pool: big, concurrency: [gpu], env: {A: b}}\n"
+    assert changed(before, prints(project, text)) == set()
+
+
+def test_order_of_keys_changes_nothing_and_values_do(project: Project) -> None:
+    before = prints(project)
+    swapped = PIPELINE.replace("n: 5, names: {x: 1, y: 2}", "names: {y: 2, x: 1}, n: 5")
+    assert changed(before, prints(project, swapped)) == set()
+    assert changed(before, prints(project, PIPELINE.replace("y: 2", "y: 3"))) == {"a", "b", "c"}
+
+
+def test_seed_name_and_wiring_enter(project: Project) -> None:
+    before = prints(project)
+    assert changed(before, prints(project, settings=["seed=1"])) == {"a", "b", "c"}
+    assert changed(before, prints(project, settings=["stages.b.seed=1"])) == {"b"}
+    renamed = prints(project, PIPELINE.replace("  b:", "  b2:"))
+    assert renamed["b2"] != before["b"]
+
+
+def test_tokenizer_template_changes_what_tokenises_and_weights_what_loads(project: Project) -> None:
+    folder = project.folder / "base"
+    folder.mkdir()
+    for name in ("tokenizer.json", "chat_template.jinja", "model.safetensors"):
+        (folder / name).write_text(name)
+    text = PIPELINE.replace("inputs: {table: a}}", "inputs: {table: a}, with: {tokenizer: base}}") + (
+        '      d: {uses: "toy:outside", inputs: {table: a}, with: {base: base}}\n'
+    )
+    before = prints(project, text)
+    (folder / "model.safetensors").write_text("other weights")
+    after_weights = prints(project, text)
+    assert changed(before, after_weights) == {"d"}
+    (folder / "chat_template.jinja").write_text("other template")
+    assert changed(after_weights, prints(project, text)) == {"c", "d"}
+    moved = project.folder / "moved"
+    folder.rename(moved)
+    now = prints(project, text.replace(": base}", ": moved}"))
+    assert changed(prints(project, text.replace(": base}", ": moved}")), now) == set()
+
+
+def test_the_path_of_a_model_does_not_matter(project: Project) -> None:
+    for name in ("one", "two"):
+        (project.folder / name).mkdir()
+        (project.folder / name / "model.safetensors").write_text("same")
+    one = PIPELINE.replace("inputs: {table: a}}", "inputs: {table: a}, with: {base: one}}")
+    assert prints(project, one) == prints(project, one.replace("base: one", "base: two"))
+
+
+def test_missing_model_names_field_and_place(project: Project) -> None:
+    for name, hint in (("./nowhere", "there is no model at"), ("org/name", "hf download org/name")):
+        with pytest.raises(SpecError, match=hint) as error:
+            prints(project, PIPELINE.replace("inputs: {table: a}}", f"inputs: {{table: a}}, with: {{base: {name}}}}}"))
+        assert "stage c: with.base" in str(error.value)
+
+
+def test_hugging_face_names_count_by_their_revision(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(project.folder / "hub"))
+    reference = project.folder / "hub" / "models--org--name" / "refs" / "main"
+    reference.parent.mkdir(parents=True)
+    text = PIPELINE.replace("inputs: {table: a}}", "inputs: {table: a}, with: {base: org/name}}")
+    reference.write_text("abc")
+    before = prints(project, text)
+    reference.write_text("def")
+    assert changed(before, prints(project, text)) == {"c"}
+
+
+def test_secrets_never_enter(project: Project) -> None:
+    with_key = PIPELINE.replace("inputs: {table: a}}", 'inputs: {table: a}, with: {key: "${API_KEY}"}}')
+    assert changed(prints(project), prints(project, with_key)) == set()
+    plan = project.plan(with_key)
+    assert "API_KEY" not in plan.steps["c"].ingredients.model_dump_json()
+
+
+def test_unhashable_config_names_its_field() -> None:
+    with pytest.raises(UnhashableError, match=r"config.deep.1.f: a function cannot be hashed"):
+        canonical({"deep": [1, {"f": canonical}]})
+    with pytest.raises(UnhashableError, match=r"config.x: has the key 3"):
+        canonical({"x": {3: 1}})
+
+
+def test_versions_of_packages_enter_where_they_are_used(project: Project) -> None:
+    project.edit("deeper", "def plus", "import numpy\n\n\ndef plus")
+    project.edit("deeper", "result = 0.0", "result = float(numpy.zeros(1)[0])")
+    plan = project.plan(PIPELINE)
+    assert "numpy" in plan.steps["b"].ingredients.packages
+    assert "numpy" not in plan.steps["a"].ingredients.packages
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3) | st.lists(st.integers()), max_size=4))
+def test_canonical_form_ignores_order_and_keeps_values(config: dict[str, object]) -> None:
+    backwards = dict(reversed(config.items()))
+    assert canonical(config) == canonical(backwards) == config
+    assert list(canonical(config)) == sorted(config)
+
+
+def test_canonical_forms_of_other_types() -> None:
+    assert canonical({"t": datetime(2026, 1, 1, tzinfo=UTC), "p": Path("a/b"), "s": {2, 1}, "f": float("nan")}) == {
+        "f": "nan", "p": "a/b", "s": [1, 2], "t": "2026-01-01T00:00:00+00:00",
+    }  # fmt: skip

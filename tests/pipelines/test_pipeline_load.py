@@ -1,0 +1,295 @@
+"""Reading pipeline files: what is accepted, and what is said about what is not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_project import Project
+
+from pipelines.document import merge
+from pipelines.load import Edge, load
+from pipelines.problems import SpecError
+from schemas.pipeline import PipelineSpec
+
+CHAIN = """
+    name: chain
+    seed: 7
+    stages:
+      a: {uses: "toy:numbers", with: {n: 5}}
+      b: {uses: "toy:add", inputs: {tables: a}}
+      c: {uses: "toy:add", inputs: {tables: [a, b.sums], extra: b.counts}, seed: 9}
+"""
+
+
+def problems(project: Project, text: str, **options: object) -> list[str]:
+    with pytest.raises(SpecError) as error:
+        project.load(text, **options)
+    return [str(problem).removeprefix(str(project.folder) + "/") for problem in error.value.problems]
+
+
+def test_edges_seeds_and_order(project: Project) -> None:
+    pipeline = project.load(CHAIN)
+    assert list(pipeline.nodes) == ["a", "b", "c"]
+    assert pipeline.nodes["c"].inputs == {
+        "tables": (Edge("a", "table"), Edge("b", "sums")),
+        "extra": (Edge("b", "counts"),),
+    }
+    assert [node.seed for node in pipeline.nodes.values()] == [7, 7, 9]
+    assert pipeline.downstream(["b"]) == {"b", "c"}
+    assert pipeline.ancestors(["b"]) == {"a", "b"}
+
+
+def test_stages_written_in_any_order_run_upstream_first(project: Project) -> None:
+    pipeline = project.load("""
+        name: p
+        stages:
+          z: {uses: "toy:add", inputs: {tables: y}}
+          y: {uses: "toy:numbers"}
+    """)
+    assert list(pipeline.nodes) == ["y", "z"]
+
+
+def test_all_problems_at_once_with_line_path_and_suggestion(project: Project) -> None:
+    text = """\
+    name: p
+    stages:
+      a: {uses: "toy:number"}
+      b: {uses: "toy:add", inputs: {tabels: a2}}
+      c:
+        uses: toy:numbers
+        with: {nn: 3, factor: fast}
+      a2: {uses: "toy:numbers"}
+      d: {uses: "toy:add", inputs: {tables: a22}}
+      e: {uses: nothing.there}
+    """
+    found = problems(project, text)
+    expected = [
+        ("pipeline.yaml:3: stages.a.uses", "did you mean", "numbers"),
+        ("pipeline.yaml:4: stages.b.inputs.tabels", "did you mean 'tables'"),
+        ("pipeline.yaml:4: stages.b.inputs", "needs input 'tables'"),
+        ("pipeline.yaml:7: stages.c.with.nn", "unknown key", "did you mean 'n'"),
+        ("pipeline.yaml:7: stages.c.with.factor", "number", "'fast'"),
+        ("pipeline.yaml:9: stages.d.inputs.tables", "did you mean 'a2'"),
+        ("pipeline.yaml:10: stages.e.uses", "no stage 'nothing.there' in the library"),
+    ]
+    for parts in expected:
+        assert any(all(part in line for part in parts) for line in found), (parts, found)
+    assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("name: p\nstages: {a: {uses: x, wiht: {}}}", (":2: stages.a.wiht", "did you mean 'with'")),
+        ("name: p\nstagse: {}", ("stagse", "did you mean 'stages'")),
+        ("name: p\nstages: {}", ("stages", "at least 1")),
+        ("name: p\nstages:\n  a: [", ("is not YAML",)),
+        ("- a\n- b", ("is a mapping",)),
+        ("", ("is a mapping",)),
+        ("name: p\nname: q\nstages: {a: {uses: x}}", (":2: name", "written twice")),
+        ("name: p\nstages: {a: {uses: x, execution: {gpus: -1}}}", ("stages.a.execution.gpus", "greater than")),
+        ("name: p\nstages: {a: {uses: x, execution: {retry: 1}}}", ("did you mean 'retries'",)),
+        ("name: p\nstages: {a b: {uses: x}}", ("a b", "match pattern")),
+        ("name: p\nextends: other.yaml\nstages: {}", ("no pipeline file", "other.yaml")),
+        ("name: p\nextends: pipeline.yaml\nstages: {}", (":2: extends", "extends itself")),
+    ],
+)
+def test_files_that_cannot_be_read(project: Project, text: str, parts: tuple[str, ...]) -> None:
+    found = problems(project, text)
+    assert any(all(part in line for part in parts) for line in found), found
+
+
+def test_edge_kinds_are_checked_at_load(project: Project) -> None:
+    found = problems(
+        project,
+        """
+        name: p
+        stages:
+          a: {uses: "toy:numbers"}
+          b: {uses: "toy:add", inputs: {tables: a}}
+          c: {uses: "toy:loose", inputs: {model: a}}
+          d: {uses: "toy:loose", inputs: {model: a.table}}
+          e: {uses: "toy:trouble", inputs: {table: b}}
+          f: {uses: "toy:trouble", inputs: {table: b.sum}}
+    """,
+    )
+    assert any("stages.c.inputs.model: 'a' has no output of kind model; it has: a.table" in line for line in found)
+    assert any("stages.d.inputs.model: a.table is table, the input takes model" in line for line in found)
+    assert any("2 outputs of kind table; name one of: b.sums (table), b.counts (table)" in line for line in found)
+    assert any("'b' has no output 'sum'; did you mean 'sums'?" in line for line in found)
+
+
+def test_circle_is_named(project: Project) -> None:
+    [found] = problems(
+        project,
+        """
+        name: p
+        stages:
+          a: {uses: "toy:add", inputs: {tables: b.sums}}
+          b: {uses: "toy:add", inputs: {tables: a.sums}}
+    """,
+    )
+    assert "a -> b -> a" in found or "b -> a -> b" in found
+
+
+def test_set_reaches_nested_keys_and_reports_where_it_does_not(project: Project) -> None:
+    pipeline = project.load(CHAIN, settings=["stages.a.with.factor=2e-1", "stages.a.with.names.x=3", "seed=1"])
+    assert pipeline.nodes["a"].config.model_dump() == {"n": 5, "factor": 0.2, "names": {"x": 3}, "log_every": 1}
+    assert pipeline.nodes["a"].seed == 1
+    found = problems(project, CHAIN, settings=["stages.aa.with.n=1", "nonsense", "stages.a.with.m=1"])
+    assert "--set stages.aa.with.n=1: there is no stage 'aa'; did you mean 'a'?" in found
+    assert any("is written as a.b.c=value" in line for line in found)
+    [found] = problems(project, CHAIN, settings=["stages.a.with.m=1"])
+    assert found.startswith("--set stages.a.with.m=1: stages.a.with.m: unknown key 'm'")
+
+
+def test_profiles_overlay_config_and_execution(project: Project) -> None:
+    text = (
+        CHAIN
+        + """
+    execution: {retries: 1}
+    profiles:
+      cluster:
+        execution: {pool: gpu}
+        stages:
+          a: {with: {n: 50}, execution: {gpus: 8}}
+    """
+    )
+    plain, cluster = project.load(text), project.load(text, profile="cluster")
+    assert plain.nodes["a"].execution.pool is None
+    assert cluster.nodes["a"].config.n == 50  # type: ignore[attr-defined]
+    assert cluster.nodes["a"].execution.gpus == 8
+    assert [node.execution.pool for node in cluster.nodes.values()] == ["gpu"] * 3
+    assert cluster.nodes["b"].execution.retries == 1
+    [found] = problems(project, text, profile="clutser")
+    assert "did you mean 'cluster'" in found
+
+
+def test_extends_merges_and_null_removes(project: Project) -> None:
+    project.write(CHAIN, "base.yaml")
+    pipeline = project.load("""
+        extends: base.yaml
+        name: child
+        stages:
+          a: {with: {factor: 3.0}}
+          c: null
+    """)
+    assert pipeline.name == "child"
+    assert list(pipeline.nodes) == ["a", "b"]
+    assert pipeline.nodes["a"].config.model_dump()["n"] == 5
+    assert pipeline.nodes["a"].config.model_dump()["factor"] == 3.0
+    found = problems(project, "extends: base.yaml\nname: child\nstages: {a: {with: {factor: x}}}")
+    assert found[0].startswith("pipeline.yaml:3: stages.a.with.factor: Input should be a valid number")
+    assert found[0].endswith("not 'x'")
+
+
+def test_problem_of_an_inherited_line_names_the_base_file(project: Project) -> None:
+    project.write(CHAIN.replace("n: 5", "n: five"), "base.yaml")
+    [found] = problems(project, "extends: base.yaml\nname: child")
+    assert found.startswith("base.yaml:5: stages.a.with.n")
+
+
+def test_matrix_makes_one_stage_per_combination(project: Project) -> None:
+    pipeline = project.load("""
+        name: p
+        stages:
+          a: {uses: "toy:numbers", with: {n: 2}, matrix: {factor: [0.5, 2], names.x: [1, 2]}}
+          each: {uses: "toy:trouble", inputs: {table: a-0.5-1}, matrix: {inputs.table: [a]}}
+          all: {uses: "toy:add", inputs: {tables: a}}
+          some: {uses: "toy:add", inputs: {tables: a-0.5-*}}
+    """)
+    assert [name for name in pipeline.nodes if name.startswith("a-")] == ["a-0.5-1", "a-0.5-2", "a-2-1", "a-2-2"]
+    assert pipeline.nodes["a-2-1"].config.model_dump()["names"] == {"x": 1}
+    assert pipeline.nodes["all"].upstream == ["a-0.5-1", "a-0.5-2", "a-2-1", "a-2-2"]
+    assert pipeline.nodes["some"].upstream == ["a-0.5-1", "a-0.5-2"]
+    assert pipeline.nodes["each-a-2-2"].upstream == ["a-2-2"]
+    [found] = problems(
+        project,
+        """
+        name: p
+        stages:
+          a: {uses: "toy:numbers", matrix: {n: [1, 2]}}
+          b: {uses: "toy:trouble", inputs: {table: a}}
+    """,
+    )
+    assert "takes one table, is given a-1.table, a-2.table" in found
+
+
+def test_repeat_carries_outputs_from_round_to_round(project: Project) -> None:
+    pipeline = project.load("""
+        name: p
+        stages:
+          start: {uses: "toy:numbers"}
+          rounds:
+            repeat: 3
+            carry: {table: {first: start, then: last}}
+            stages:
+              middle: {uses: "toy:add", inputs: {tables: carry.table}}
+              last: {uses: "toy:trouble", inputs: {table: middle.sums}}
+          end: {uses: "toy:add", inputs: {tables: [last, start, middle.sums]}}
+          every: {uses: "toy:add", inputs: {tables: "last-*"}}
+    """)
+    nodes = pipeline.nodes
+    assert nodes["middle-1"].upstream == ["start"]
+    assert nodes["middle-2"].upstream == ["last-1"]
+    assert nodes["last-3"].inputs["table"] == (Edge("middle-3", "sums"),)
+    assert nodes["end"].upstream == ["last-3", "start", "middle-3"]
+    assert nodes["every"].upstream == ["last-1", "last-2", "last-3"]
+    found = problems(
+        project,
+        """
+        name: p
+        stages:
+          g: {repeat: 2, stages: {x: {uses: "toy:add", inputs: {tables: carry.tabel}}}}
+    """,
+    )
+    assert all("carry.tabel is not carried" in line for line in found)
+
+
+def test_secrets_are_named_and_environment_variables_are_for_nothing_else(project: Project) -> None:
+    text = """
+        name: p
+        stages:
+          a: {uses: "toy:numbers"}
+          b: {uses: "toy:outside", inputs: {table: a}, with: {key: "%s"}}
+          c: {uses: "toy:loose", with: {anything: {deep: ["%s"]}}}
+    """
+    assert project.load(text % ("${API_KEY}", "x")).nodes["b"].config.key == "${API_KEY}"  # type: ignore[attr-defined]
+    found = problems(project, text % ("sk-123", "${HOME}"))
+    assert any("stages.b.with.key: write a secret as ${NAME_OF_AN_ENVIRONMENT_VARIABLE}" in line for line in found)
+    assert any("stages.c.with.anything.deep.0: environment variables are for secrets only" in line for line in found)
+
+
+def test_unknown_pipeline_suggests_files_and_library(project: Project) -> None:
+    project.write(CHAIN, "nightly.yaml")
+    for name, near in (("nightli.yaml", "nightly.yaml"), ("quickstrat", "quickstart")):
+        with pytest.raises(SpecError, match=near):
+            load(name)
+
+
+def test_json_schema_accepts_what_the_loader_accepts() -> None:
+    schema = json.loads(json.dumps(PipelineSpec.model_json_schema(by_alias=True)))
+    assert schema["additionalProperties"] is False
+    assert {"with", "inputs", "execution", "matrix"} <= set(schema["$defs"]["StageSpec"]["properties"])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused_with_problems(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = Path(tmp_path_factory.getbasetemp()) / "any.yaml"
+    path.write_text(text, encoding="utf-8", errors="surrogatepass") if text.isprintable() else path.write_text("")
+    with pytest.raises(SpecError) as error:
+        load(str(path))
+    assert error.value.problems
+
+
+_scalars = st.none() | st.integers() | st.text(max_size=3)
+_values = st.recursive(_scalars, lambda inner: st.dictionaries(st.text(max_size=2), inner, max_size=3))
+
+
+@given(st.dictionaries(st.text(max_size=2), _values, max_size=3))
+def test_merging_with_nothing_changes_nothing(value: dict[str, object]) -> None:
+    assert merge(value, {}) == value
+    assert merge({}, value) == value

@@ -1,0 +1,157 @@
+"""What will run and why; which stages a selection may run."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from toy_project import Project
+
+from pipelines.plan import Selection
+from pipelines.problems import SpecError
+
+PIPELINE = """
+    name: p
+    stages:
+      a: {uses: "toy:numbers", with: {n: 5}}
+      b: {uses: "toy:add", inputs: {tables: a}}
+      c: {uses: "toy:add", inputs: {tables: [a, b.sums]}}
+      d: {uses: "toy:numbers", with: {n: 2}}
+"""
+
+
+def statuses(project: Project, selection: Selection | None = None, **options: object) -> dict[str, str]:
+    plan = project.plan(PIPELINE, selection, **options)
+    return {step.name: str(step.status) for step in plan.steps.values()}
+
+
+def reasons(project: Project, stage: str, text: str = PIPELINE, **options: object) -> list[str]:
+    return project.plan(text, **options).steps[stage].reasons
+
+
+def test_first_everything_runs_then_nothing(project: Project) -> None:
+    assert statuses(project) == dict.fromkeys("abcd", "run")
+    assert reasons(project, "a") == ["never ran"]
+    assert set(project.run(PIPELINE)) == set("abcd")
+    assert statuses(project) == dict.fromkeys("abcd", "cached")
+    assert project.run(PIPELINE) == {}
+
+
+def test_reasons_name_the_key_the_module_the_input(project: Project) -> None:
+    project.run(PIPELINE)
+    assert reasons(project, "a", settings=["stages.a.with.n=6"]) == ["config n: 5 -> 6"]
+    assert reasons(project, "b", settings=["stages.a.with.n=6"]) == ["input a changed"]
+    assert reasons(project, "c", settings=["stages.a.with.n=6"]) == ["input a changed", "input b changed"]
+    assert reasons(project, "a", settings=["seed=3"]) == ["seed 0 -> 3"]
+    assert reasons(project, "a", settings=["stages.a.with.names.x=3"]) == [
+        "config names: {} -> unset",
+        "config names.x: unset -> 3",
+    ]
+    rewired = PIPELINE.replace("tables: [a, b.sums]", "tables: a")
+    assert reasons(project, "c", rewired) == ["input tables a.table, b.sums -> a.table"]
+    assert (
+        reasons(project, "d", PIPELINE.replace('d: {uses: "toy:numbers", with: {n: 2}}', 'd: {uses: "toy:loose"}'))[0]
+        == "uses toy.numbers -> toy.loose"
+    )
+    project.edit("deeper", "return a + b", "return b + a")
+    assert reasons(project, "b") == [f"code {project.package}/deeper.py changed"]
+
+
+def test_an_external_file_is_a_reason(project: Project) -> None:
+    text = 'name: p\nstages: {a: {uses: "toy:numbers"}, o: {uses: "toy:outside", inputs: {table: a}, with: {base: m}}}'
+    (project.folder / "m").mkdir()
+    (project.folder / "m" / "weights").write_text("1")
+    project.run(text)
+    (project.folder / "m" / "weights").write_text("2")
+    assert reasons(project, "o", text) == ["model base changed"]
+
+
+def test_selections(project: Project) -> None:
+    assert statuses(project, Selection(until=("b",))) == {"a": "run", "b": "run", "c": "skipped", "d": "skipped"}
+    assert statuses(project, Selection(first=("b",))) == {
+        "a": "skipped",
+        "b": "blocked",
+        "c": "blocked",
+        "d": "skipped",
+    }
+    project.run(PIPELINE, Selection(until=("b",)))
+    assert statuses(project, Selection(first=("b",))) == {"a": "cached", "b": "cached", "c": "run", "d": "skipped"}
+    assert statuses(project, Selection(only=("d",))) == {"a": "cached", "b": "cached", "c": "skipped", "d": "run"}
+    assert statuses(project, Selection(first=("b",), until=("c",), force=True)) == {
+        "a": "cached", "b": "run", "c": "run", "d": "skipped",
+    }  # fmt: skip
+
+
+def test_only_runs_one_stage_from_cached_inputs_and_says_what_is_missing(project: Project) -> None:
+    project.run(PIPELINE)
+    only = Selection(only=("b",))
+    assert statuses(project, only, settings=["stages.b.with.power=2"]) == {
+        "a": "cached", "b": "run", "c": "skipped", "d": "cached",
+    }  # fmt: skip
+    plan = project.plan(PIPELINE, only, settings=["stages.a.with.n=6"])
+    assert str(plan.steps["b"].status) == "blocked"
+    [reason] = plan.steps["b"].reasons
+    assert "input a is not cached (config n: 5 -> 6)" in reason
+    assert "--set stages.a.with.n=6" in reason
+    assert reason.endswith("--until a")
+
+
+def test_force_says_whether_the_result_is_the_same(project: Project) -> None:
+    project.run(PIPELINE)
+    outcomes = project.run(PIPELINE, Selection(only=("b",), force=True))
+    assert set(outcomes) == {"b"}
+    assert outcomes["b"].reproduced is True
+    assert statuses(project) == dict.fromkeys("abcd", "cached")
+
+
+def test_unknown_names_in_a_selection(project: Project) -> None:
+    with pytest.raises(SpecError, match="--only: there is no stage 'bb'; did you mean 'b'"):
+        statuses(project, Selection(only=("bb",)))
+
+
+def test_two_fresh_stores_hold_the_same_content(project: Project) -> None:
+    first = project.run(PIPELINE)
+    (project.folder / "store").rename(project.folder / "other")
+    second = project.run(PIPELINE)
+    for name, outcome in first.items():
+        assert outcome.manifest.fingerprint == second[name].manifest.fingerprint
+        assert outcome.manifest.outputs == second[name].manifest.outputs
+
+
+def test_a_manifest_cut_in_half_counts_as_absent(project: Project) -> None:
+    outcome = project.run(PIPELINE)["b"]
+    path = project.folder / "store" / "artifacts" / "b" / outcome.manifest.fingerprint / "manifest.json"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.warns(UserWarning, match="corrupt"):
+        assert statuses(project)["b"] == "run"
+    with pytest.warns(UserWarning, match="corrupt"):
+        again = project.run(PIPELINE)
+    assert again["b"].manifest.outputs == outcome.manifest.outputs
+    assert statuses(project) == dict.fromkeys("abcd", "cached")
+
+
+def test_json_of_a_plan(project: Project) -> None:
+    plan = json.loads(json.dumps(project.plan(PIPELINE).to_json()))
+    assert plan["counts"] == {"cached": 0, "run": 4, "blocked": 0, "skipped": 0}
+    assert plan["stages"][2]["inputs"] == {"tables": ["a.table", "b.sums"]}
+
+
+def test_planning_200_stages_takes_no_two_seconds_and_neither_prefect_nor_torch(project: Project) -> None:
+    lines = ["name: big", "stages:", '  s0: {uses: "toy:numbers"}']
+    for number in range(1, 200):
+        edge = f"s{number - 3}.sums" if number > 3 else "s0"
+        lines.append(f'  s{number}: {{uses: "toy:add", inputs: {{tables: [{edge}]}}}}')
+    path = project.write("\n".join(lines), "big.yaml")
+    code = (
+        "import sys, flows.cli; sys.argv = ['agentrl', 'plan', sys.argv[1], '--json']\n"
+        "try: flows.cli.main()\n"
+        "except SystemExit as error: assert not error.code, error.code\n"
+        "assert not {'torch', 'prefect', 'transformers'} & set(sys.modules)"
+    )
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    took = time.monotonic() - started
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["counts"]["run"] == 200
+    assert took < 2.0

@@ -323,6 +323,39 @@ def gc(
         print_garbage(console(), garbage, dry_run)
 
 
+@app.command()
+def schedule(
+    what: Annotated[str, typer.Argument(help="A pipeline file or name; or list, pause, resume, delete")],
+    name: Annotated[str | None, typer.Argument(help="Of a schedule: PIPELINE or PIPELINE/NAME")] = None,
+    cron: Annotated[str | None, typer.Option(help='When, e.g. "0 2 * * *"')] = None,
+    timezone: Annotated[str | None, typer.Option(help="Of the schedule, e.g. Europe/Berlin; default UTC")] = None,
+    pool: Annotated[str | None, typer.Option(help="Work pool; default: agentrl, created as a process pool")] = None,
+    store: Store = "store",
+    profile: Profile = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Run a pipeline on a schedule: FILE --cron "0 2 * * *"; or list, pause, resume, delete NAME."""
+    from flows import schedules
+
+    if what in schedules.VERBS:
+        raise typer.Exit(schedules.manage(what, name, as_json))
+    if not cron:
+        raise fail('error: say when, e.g. --cron "0 2 * * *"')
+    made, _ = planned(
+        file=what,
+        store=store,
+        profile=profile,
+        settings=settings,
+        only=None,
+        first=None,
+        until=None,
+        force=False,
+        as_json=as_json,
+    )
+    raise typer.Exit(schedules.create(made, name or profile or "default", cron, timezone, pool, as_json))
+
+
 def _add_group(module: Path) -> None:
     """A command for one module of ``flows/commands``, which is imported only when it is called.
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Protocol
 
@@ -39,7 +39,9 @@ class Display(Protocol):
     def start(self, to_run: Mapping[str, float | None], cached: int) -> None:
         """Stages that will run, with how long each took last time, in seconds."""
 
-    def note(self, text: str) -> None: ...
+    @property
+    def note(self) -> Callable[[str], None]:
+        """Say one thing."""
 
     def stage_started(self, name: str) -> None: ...
 
@@ -53,13 +55,10 @@ class Display(Protocol):
 class Lines:
     """One line per event."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.note = write
         self._last: dict[str, float] = {}
         self._number: dict[str, str] = {}
-
-    def note(self, text: str) -> None:
-        self.console.print(f"{datetime.now():%H:%M:%S}  {text}", highlight=False, markup=False, soft_wrap=True)
 
     def start(self, to_run: Mapping[str, float | None], cached: int) -> None:
         self._number = {name: f"[{number}/{len(to_run)}]" for number, name in enumerate(to_run, 1)}
@@ -161,4 +160,10 @@ class Quiet:
 def display_for(console: Console, quiet: bool) -> Display:
     if quiet:
         return Quiet()
-    return Live(console) if console.is_terminal else Lines(console)
+    if console.is_terminal:
+        return Live(console)
+
+    def write(text: str) -> None:
+        console.print(f"{datetime.now():%H:%M:%S}  {text}", highlight=False, markup=False, soft_wrap=True)
+
+    return Lines(write)

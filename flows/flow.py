@@ -5,13 +5,25 @@ What is re-used is decided by our catalog before the flow starts, so Prefect's o
 
 import logging
 import queue
+import time
 from contextlib import ExitStack, suppress
 from typing import Any, cast
 
 from prefect import flow
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
 from prefect.concurrency.sync import concurrency
+from prefect.events.worker import EventsWorker
 from prefect.futures import PrefectFuture
+from prefect.logging.handlers import APILogWorker
+from prefect.runtime import task_run
 from prefect.states import State
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.tasks import Task, exponential_backoff
@@ -19,8 +31,12 @@ from prefect.tasks import Task, exponential_backoff
 from flows.session import Session, Stopped
 from pipelines.plan import Step
 from pipelines.worker import StageError
+from schemas.manifest import Kind
 
 FLUSH_S = 5.0
+
+LONG_S = 5.0
+"""A stage that works longer than this gets a progress artifact, updated as often."""
 
 _TAGS = 2
 """Prefect warns of dead-locks where a task has as many tags as there are threads."""
@@ -36,15 +52,47 @@ def quiet() -> None:
         logger.propagate = False
 
 
-def _task(session: Session, step: Step) -> Task[[], None]:
-    """The Prefect task of one stage."""
+class _ProgressArtifact:
+    """Shows a long stage's progress in Prefect."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.key = _key(session.plan.pipeline.name, name)
+        self.description = f"Stage {name} of run {session.run_id}"
+        self.id: Any = None
+        self.last = time.monotonic()
+
+    def __call__(self, done: int, total: int | None) -> None:
+        if not total or time.monotonic() - self.last < LONG_S:
+            return
+        self.last = time.monotonic()
+        percent = min(100.0, 100.0 * done / total)
+        if self.id is None:
+            self.id = create_progress_artifact(percent, key=self.key, description=self.description)
+        else:
+            update_progress_artifact(self.id, percent)
+
+
+def _key(*parts: str) -> str:
+    """Artifact keys are lower-case letters, digits and dashes."""
+    return "-".join("".join(c if c.isalnum() else "-" for c in part.lower()) for part in parts)
+
+
+def _task(session: Session, step: Step, pool: str | None) -> Task[[], None]:
+    """The Prefect task of one stage. ``pool`` is where this flow runs."""
     execution = step.node.execution
 
     def run_stage() -> None:
+        session.listeners[step.name] = _ProgressArtifact(session, step.name)
+        tries_left = execution.retries - (task_run.run_count or 1) + 1
         with ExitStack() as stack:
             if execution.concurrency:
                 stack.enter_context(concurrency(list(execution.concurrency), occupy=1))
-            session.run_stage(step.name)
+            if execution.pool in (None, pool):
+                session.run_stage(step.name, tries_left=tries_left)
+            else:
+                from flows.deploy import run_in_pool
+
+                session.run_stage(step.name, lambda: run_in_pool(session, step), tries_left)
 
     def failed(_task: Any, _run: Any, state: State[Any]) -> None:
         """After the last try, and before the next stage is started."""
@@ -61,7 +109,7 @@ def _task(session: Session, step: Step) -> Task[[], None]:
         persist_result=False,
         retries=execution.retries,
         retry_delay_seconds=exponential_backoff(execution.retry_delay_s) if execution.retries else 0,
-        retry_condition_fn=lambda _task, _run, state: not isinstance(state.result(raise_on_failure=False), Stopped),
+        retry_condition_fn=lambda _task, _run, _state: not session.stopping.is_set(),
         timeout_seconds=execution.timeout_s,
         on_failure=[failed],
     )
@@ -75,12 +123,30 @@ def _as_stage_error(session: Session, step: Step, error: Any) -> StageError:
     return StageError(step.name, cause, session.log(step.name))
 
 
-def run_with_prefect(session: Session, jobs: int) -> None:
+def ensure_slots(session: Session, reset: bool) -> None:
+    """Create the concurrency limits that stages name and the server lacks, with one slot each.
+
+    ``reset`` frees slots that a killed run still holds, which is right where no other run uses the server.
+    """
+    names = {name for step in session.plan.to_run for name in step.node.execution.concurrency}
+    if not names:
+        return
+    with get_client(sync_client=True) as client:
+        known = {limit.name: limit for limit in client.read_global_concurrency_limits()}
+        for name in sorted(names):
+            if name not in known:
+                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
+            elif reset and known[name].active_slots:
+                client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=0))
+
+
+def run_with_prefect(session: Session, jobs: int, own_server: bool) -> None:
     """One flow run with one task run for each stage that is to run. ``jobs`` stages run at once at most.
 
     A failure ends up in ``session.failure``; stages that wait are not started.
     """
     quiet()
+    ensure_slots(session, reset=own_server and session.is_alone())
     pipeline = session.plan.pipeline
 
     @flow(
@@ -101,30 +167,63 @@ def run_with_prefect(session: Session, jobs: int) -> None:
         flush()
 
 
-def run_stages(session: Session, jobs: int) -> None:
-    """The body of a flow: each stage as soon as what it reads is there. Raises the first failure."""
+def run_stages(session: Session, jobs: int, pool: str | None = None) -> None:
+    """The body of a flow: each stage as soon as what it reads is there. Raises the first failure.
+
+    On any other exception (a cancelled run, Ctrl-C) the stages at work are ended.
+    """
+    try:
+        _run_stages(session, jobs, pool)
+    except BaseException:
+        session.stop()
+        raise
+    finally:
+        _leave_artifacts(session)
+    if session.failure:
+        raise session.failure
+
+
+def _run_stages(session: Session, jobs: int, pool: str | None) -> None:
     waiting = {step.name: step for step in session.plan.to_run}
     futures: dict[str, PrefectFuture[None]] = {}
     ended: queue.Queue[str] = queue.Queue()
     done: set[str] = set()
     while (waiting and not session.stopping.is_set()) or len(done) < len(futures):
-        ready = [step for step in waiting.values() if not waiting.keys() & step.node.upstream]
-        ready = [step for step in ready if all(name in done for name in step.node.upstream if name in futures)]
-        for step in ready[: 0 if session.stopping.is_set() else jobs - (len(futures) - len(done))]:
+        at_work = futures.keys() - done
+        ready = [s for s in waiting.values() if not (waiting.keys() | at_work) & set(s.node.upstream)]
+        for step in ready[: 0 if session.stopping.is_set() else jobs - len(at_work)]:
             upstream = [futures[name] for name in step.node.upstream if name in futures]
-            future: PrefectFuture[None] = cast(Any, _task(session, step)).submit(wait_for=upstream)
+            future: PrefectFuture[None] = cast(Any, _task(session, step, pool)).submit(wait_for=upstream)
             futures[step.name] = future
             del waiting[step.name]
             future.add_done_callback(lambda _, name=step.name: ended.put(name))  # type: ignore[misc]
         done.add(ended.get())
-    if session.failure:
-        raise session.failure
+
+
+def _leave_artifacts(session: Session) -> None:
+    """A table of the run, and the report where a stage wrote one, for Prefect's pages."""
+    pipeline = session.plan.pipeline.name
+    rows = [
+        {
+            "stage": name,
+            "status": stage["status"],
+            "seconds": stage.get("duration_s"),
+            "rows": ", ".join(f"{k} {v}" for k, v in (stage.get("rows") or {}).items() if v is not None),
+            "reason": stage.get("cause") or "; ".join(stage["reasons"]),
+        }
+        for name, stage in session.record["stages"].items()
+    ]
+    create_table_artifact(rows, key=_key(pipeline, "stages"), description=f"Run {session.run_id}")
+    for name, manifest in session.manifests().items():
+        for output in manifest.outputs.values():
+            if output.kind is Kind.REPORT:
+                folder = session.catalog.local(name, manifest.fingerprint, output.path)
+                for page in sorted(folder.glob("*.md")):
+                    text = page.read_text()
+                    create_markdown_artifact(text, key=_key(pipeline, name), description=f"Run {session.run_id}")
 
 
 def flush() -> None:
     """Send what Prefect holds back in this process, while its server is still there."""
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
     for service in (APILogWorker, EventsWorker):
         service.drain_all(timeout=FLUSH_S, at_exit=True)

@@ -1,7 +1,11 @@
 """Run a plan with everything around it: the engine, Ctrl-C, what is said at the end."""
 
+import json
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,50 +17,86 @@ from rich.table import Table
 from datastore.catalog import Catalog
 from datastore.places import LocalPlace
 from flows.display import display_for
+from flows.server import ServerError, serving, users_server
 from flows.session import Session
 from pipelines.plan import Plan, Status, Step
 from schemas.manifest import Kind, Manifest
 
 OK, FAILED, BLOCKED, CANCELLED = 0, 1, 2, 130
 
+PATIENCE_S = 8.0
+"""Seconds that Prefect has to end a cancelled run."""
+
 
 def run_plan(plan: Plan, catalog: Catalog, *, jobs: int, prefect: bool, as_json: bool) -> int:
     """Run what is to run and say how it went. Returns the exit code: 0, 1 failed, 2 blocked, 130 Ctrl-C."""
     out = Console(stderr=as_json, soft_wrap=True)
-    if blocked := plan.having(Status.BLOCKED):
-        for step in blocked:
-            out.print(f"stage {step.name} is blocked: {'; '.join(step.reasons)}", markup=False, highlight=False)
+    if problems := _problems(plan, prefect):
+        for problem in problems:
+            out.print(problem, markup=False, highlight=False)
         return BLOCKED
     if not plan.to_run:
         return _nothing_to_do(plan, catalog, out, as_json)
     session = Session(plan, catalog, display_for(out, quiet=as_json))
-    previous = signal.signal(signal.SIGTERM, _interrupt)
     cancelled = False
     try:
-        with session.recorded():
+        with _ended_by_signals(session, out, as_json), session.recorded():
             _engine(session, jobs, prefect)
     except KeyboardInterrupt:
         cancelled = True
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what follows takes a moment
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-    if as_json:
-        print(_json(session))
-    else:
-        _report(session, out, cancelled)
+    except ServerError as error:
+        out.print(f"error: {error}", markup=False, highlight=False)
+        return FAILED
+    _say(session, out, as_json, cancelled)
     return CANCELLED if cancelled else FAILED if session.failure else OK
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _problems(plan: Plan, prefect: bool) -> list[str]:
+    """Why a plan cannot be run at all."""
+    found = [f"stage {step.name} is blocked: {'; '.join(step.reasons)}" for step in plan.having(Status.BLOCKED)]
+    elsewhere = [step for step in plan.to_run if step.node.execution.pool]
+    if elsewhere and prefect and not users_server():
+        names = ", ".join(f"{step.name} ({step.node.execution.pool})" for step in elsewhere)
+        found.append(
+            f"error: stages run in work pools: {names}; that needs a Prefect server with workers: set PREFECT_API_URL, "
+            "choose another profile, or run everything here with --no-prefect"
+        )
+    return found
+
+
+@contextmanager
+def _ended_by_signals(session: Session, out: Console, as_json: bool) -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt, once. Where Prefect does not let go in time (a retry that waits,
+    a server that does not answer), what there is to say is said and the process ends."""
+
+    def give_up() -> None:
+        if not over.wait(PATIENCE_S):
+            session.end("cancelled")
+            _say(session, out, as_json, cancelled=True)
+            out.file.flush()
+            os._exit(CANCELLED)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, signal.SIG_IGN)  # what follows takes a moment
+        session.stopping.set()
+        threading.Thread(target=give_up, daemon=True).start()
+        raise KeyboardInterrupt
+
+    over = threading.Event()
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        over.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _engine(session: Session, jobs: int, prefect: bool) -> None:
     if not prefect:
         session.run_in_order()
         return
-    from flows.server import ServerError, serving
-
     first = session.plan.to_run[0]
     if not first.node.execution.concurrency and not first.node.execution.pool:
         session.begin(first.name)  # it works while Prefect starts
@@ -64,12 +104,8 @@ def _engine(session: Session, jobs: int, prefect: bool) -> None:
         from flows.flow import run_with_prefect
 
         if server:
-            try:
-                server.wait()
-            except ServerError as error:
-                session.display.note(str(error))
-                raise
-        run_with_prefect(session, jobs)
+            server.wait()
+        run_with_prefect(session, jobs, own_server=server is not None)
 
 
 def prefect_home(catalog: Catalog) -> Path:
@@ -81,8 +117,6 @@ def prefect_home(catalog: Catalog) -> Path:
 def _nothing_to_do(plan: Plan, catalog: Catalog, out: Console, as_json: bool) -> int:
     skipped = plan.having(Status.SKIPPED)
     if as_json:
-        import json
-
         print(json.dumps({"run_id": None, "state": "up to date", **plan.to_json()}, indent=2))
         return OK
     what = f"{len(plan.having(Status.CACHED))} stages cached"
@@ -96,10 +130,11 @@ def _nothing_to_do(plan: Plan, catalog: Catalog, out: Console, as_json: bool) ->
     return OK
 
 
-def _json(session: Session) -> str:
-    import json
-
-    return json.dumps(session.record, indent=2, default=str)
+def _say(session: Session, out: Console, as_json: bool, cancelled: bool) -> None:
+    if as_json:
+        print(json.dumps(session.record, indent=2, default=str), flush=True)
+    else:
+        _report(session, out, cancelled)
 
 
 def _report(session: Session, out: Console, cancelled: bool) -> None:
@@ -115,7 +150,7 @@ def _report(session: Session, out: Console, cancelled: bool) -> None:
             highlight=False,
         )
         return
-    if session.failure:
+    if session.failure and not cancelled:
         out.print(f"\n[red]stage {escape(session.failure.stage)} failed[/red]: {escape(session.failure.cause)}")
         out.print(f"  log       {session.failure.log}", markup=False, highlight=False)
     elif cancelled:

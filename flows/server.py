@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,27 +29,30 @@ class ServerError(RuntimeError):
     """The server did not start. The message names its log."""
 
 
-def prepare(home: Path) -> None:
+def prepare() -> None:
     """Set what Prefect reads from the environment when it is imported; what the user has set stays."""
-    for name, value in {**SETTINGS, "PREFECT_HOME": str(home.absolute())}.items():
+    for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 
 
 def users_server() -> bool:
-    """Whether the user has named a Prefect server, by environment or by a Prefect profile."""
+    """Whether the user has named a Prefect server, by environment or by their active Prefect profile."""
     if os.environ.get("PREFECT_API_URL"):
         return True
-    profiles = Path(os.environ.get("PREFECT_PROFILES_PATH", Path.home() / ".prefect" / "profiles.toml"))
-    if "PREFECT_HOME" in os.environ:
-        profiles = Path(os.environ["PREFECT_HOME"]) / "profiles.toml"
-    return profiles.is_file() and "PREFECT_API_URL" in profiles.read_text()
+    home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
+    profiles = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
+    if not profiles.is_file():
+        return False
+    known = tomllib.loads(profiles.read_text())
+    active = os.environ.get("PREFECT_PROFILE", known.get("active", ""))
+    return bool(known.get("profiles", {}).get(active, {}).get("PREFECT_API_URL"))
 
 
 class Server:
     """A server that is starting. It ends when :meth:`stop` is called, and when this process dies in any way."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home.absolute()
+    def __init__(self) -> None:
+        self.home = Path(os.environ["PREFECT_HOME"])
         self.log = self.home / "server.log"
         self.home.mkdir(parents=True, exist_ok=True)
         with socket.socket() as probe:
@@ -103,12 +107,12 @@ class Server:
 @contextlib.contextmanager
 def serving(home: Path) -> Iterator[Server | None]:
     """A server for this run, already starting, or None where the user has one of their own."""
-    own = users_server()
-    prepare(home)
-    if own:
+    prepare()
+    if users_server():
         yield None
         return
-    server = Server(home)
+    os.environ.setdefault("PREFECT_HOME", str(home.absolute()))
+    server = Server()
     os.environ["PREFECT_API_URL"] = server.url
     try:
         yield server

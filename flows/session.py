@@ -5,7 +5,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +15,7 @@ from typing import Any
 from datastore.catalog import Catalog
 from datastore.places import LocalPlace
 from flows.display import Display, seconds
+from flows.history import all_runs
 from pipelines.execute import Job, Outcome, job_of
 from pipelines.plan import Plan, Status, Step
 from pipelines.worker import StageError, Workers
@@ -50,10 +51,11 @@ class Session:
     def __post_init__(self) -> None:
         self.workers = Workers(self._on_progress)
         self.stopping = threading.Event()
-        self.listeners: list[Any] = []
+        self.listeners: dict[str, Callable[[int, int | None], None]] = {}
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._began: dict[str, float] = {}
+        self._start = time.monotonic()
 
     def log(self, name: str) -> Path:
         return (logs_folder(self.catalog) / self.run_id / f"{name}.log").absolute()
@@ -65,8 +67,8 @@ class Session:
 
     def _on_progress(self, name: str, done: int, total: int | None, metrics: Mapping[str, float | int | str]) -> None:
         self.display.progress(name, done, total, metrics)
-        for listener in self.listeners:
-            listener(name, done, total, metrics)
+        if name in self.listeners:
+            self.listeners[name](done, total)
 
     # record
 
@@ -100,7 +102,7 @@ class Session:
             started_at=datetime.now(UTC),
             stages=stages,
         )
-        started = time.monotonic()
+        self._start = time.monotonic()
         expected = {step.name: self._last_duration(step) for step in plan.to_run}
         self.display.start(expected, len(plan.having(Status.CACHED)))
         state = "cancelled"
@@ -111,10 +113,16 @@ class Session:
             state = "failed"
             raise
         finally:
-            self.stopping.set()
-            self.workers.close()
-            self.display.stop()
-            self._write(state=state, ended_at=datetime.now(UTC), duration_s=round(time.monotonic() - started, 3))
+            self.end(state)
+
+    def end(self, state: str) -> None:
+        """End what is at work and write the run's last state."""
+        self.stop()
+        self.display.stop()
+        for name, stage in self.record["stages"].items():
+            if stage["status"] == "running":
+                self._stage(name, status="cancelled")
+        self._write(state=state, ended_at=datetime.now(UTC), duration_s=round(time.monotonic() - self._start, 3))
 
     def _last_duration(self, step: Step) -> float | None:
         earlier = self.catalog.manifests(step.name)
@@ -136,8 +144,8 @@ class Session:
             self._stage(name, status="running", started_at=datetime.now(UTC), log=str(self.log(name)))
         return self._began[name]
 
-    def run_stage(self, name: str) -> Outcome:
-        """Run one stage in a worker, once.
+    def run_stage(self, name: str, work: Callable[[], Outcome] | None = None, tries_left: int = 0) -> Outcome:
+        """Run one stage once, in a worker of this run unless ``work`` does it elsewhere.
 
         Raises StageError where it fails, Stopped where the run is ending.
         """
@@ -146,16 +154,25 @@ class Session:
         execution = self.plan.steps[name].node.execution
         started = self._started(name)
         try:
-            outcome = self.workers.run(self.job(name), self.log(name), execution.env, keep=not execution.gpus)
+            if work:
+                outcome = work()
+            else:
+                outcome = self.workers.run(self.job(name), self.log(name), execution.env, keep=not execution.gpus)
         except BaseException as error:
-            cause = error.cause if isinstance(error, StageError) else type(error).__name__
-            self._stage(name, status="failed", cause=cause, duration_s=round(time.monotonic() - started, 3))
-            self.display.stage_ended(name, f"failed: {cause}", ok=False)
+            self._failed(name, error, time.monotonic() - started, tries_left)
             raise
         finally:
             del self._began[name]
         self._ended(name, outcome, time.monotonic() - started)
         return outcome
+
+    def _failed(self, name: str, error: BaseException, took: float, tries_left: int) -> None:
+        cause = error.cause if isinstance(error, StageError) else type(error).__name__
+        status = "cancelled" if self.stopping.is_set() else "failed"
+        tries = self.record["stages"][name].get("failed_tries", 0) + 1
+        self._stage(name, status=status, cause=cause, failed_tries=tries, duration_s=round(took, 3))
+        again = f"; {tries_left} more tries" if tries_left and status == "failed" else ""
+        self.display.stage_ended(name, "cancelled" if status == "cancelled" else f"failed: {cause}{again}", ok=False)
 
     def _ended(self, name: str, outcome: Outcome, took: float) -> None:
         manifest = outcome.manifest
@@ -172,11 +189,21 @@ class Session:
             text += ", same content as before" if outcome.reproduced else ", content DIFFERS from before"
         self.display.stage_ended(name, text, ok=True)
 
+    def stop(self) -> None:
+        """End the stages at work; none starts any more."""
+        self.stopping.set()
+        self.workers.close()
+
     def fail(self, error: StageError) -> None:
         """Keep the first failure; no further stage starts."""
         with self._lock:
             self.failure = self.failure or error
         self.stopping.set()
+
+    def is_alone(self) -> bool:
+        """Whether no other run is at work on this store, on this machine."""
+        others = (run for run in all_runs(self.catalog) if run["run_id"] != self.run_id)
+        return not any(run["state"] == "running" for run in others)
 
     def run_in_order(self) -> None:
         """All stages, one after the other, without an engine: no retries, time limits or slots."""

@@ -1,0 +1,226 @@
+"""Pipelines on a schedule, and stages in other work pools: Prefect deployments of the one flow below."""
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.deployments.flow_runs import run_deployment
+from prefect.deployments.runner import EntrypointType, RunnerDeployment
+from prefect.exceptions import ObjectNotFound
+from prefect.logging import get_run_logger
+from prefect.states import Cancelling
+
+from datastore.catalog import Catalog
+from datastore.places import is_remote
+from flows.display import Lines
+from flows.flow import ensure_slots, run_stages
+from flows.session import Session
+from pipelines.execute import Outcome
+from pipelines.load import load
+from pipelines.plan import Plan, Selection, Status, Step, make_plan
+from pipelines.problems import did_you_mean
+from pipelines.worker import StageError
+
+DEFAULT_POOL = "agentrl"
+TAG = "agentrl"
+POLL_S = 1.0
+
+
+@flow(name="agentrl", validate_parameters=False, persist_result=False)
+def run_pipeline(
+    file: str,
+    store: str,
+    profile: str | None = None,
+    settings: list[str] | None = None,
+    only: list[str] | None = None,
+    jobs: int = 1,
+    pool: str | None = None,
+) -> None:
+    """Plan a pipeline and run what is not cached. ``pool`` is the work pool that this runs in.
+
+    Raises StageError where a stage fails, ValueError where the plan is blocked, SpecError where the file is wrong.
+    """
+    catalog = Catalog(store)
+    pipeline = load(file, profile=profile, settings=settings or ())
+    plan = make_plan(pipeline, catalog, store, Selection(only=tuple(only or ())))
+    log = cast(logging.Logger, get_run_logger())
+    if blocked := plan.having(Status.BLOCKED):
+        raise ValueError("; ".join(f"stage {step.name} is blocked: {'; '.join(step.reasons)}" for step in blocked))
+    if not plan.to_run:
+        log.info("everything is up to date, %d stages cached", len(plan.having(Status.CACHED)))
+        return
+    session = Session(plan, catalog, Lines(log.info))
+    with session.recorded():
+        ensure_slots(session, reset=False)
+        run_stages(session, jobs, pool)
+
+
+# deployments
+
+
+def deploy(plan: Plan, name: str, pool: str, cron: str | None = None, timezone: str | None = None) -> str:
+    """Create or update the deployment ``<pipeline>/<name>`` in a work pool and return its full name.
+
+    Raises LookupError where the pool does not exist; the default pool is created.
+    """
+    pipeline = plan.pipeline
+    with get_client(sync_client=True) as client:
+        local = _pool_type(client, pool) == "process"
+    schedule: dict[str, Any] = {}
+    if cron:
+        from prefect.schedules import Cron
+
+        schedule = {"schedule": Cron(cron, timezone=timezone)}
+    deployment = RunnerDeployment.from_flow(
+        run_pipeline.with_options(name=pipeline.name),
+        name=name,
+        parameters=_parameters(plan, pool, local),
+        tags=[TAG, pipeline.name],
+        description=pipeline.description or None,
+        work_pool_name=pool,
+        job_variables={"working_dir": str(Path.cwd())} if local else {},
+        entrypoint_type=EntrypointType.MODULE_PATH,
+        enforce_parameter_schema=False,
+        **schedule,
+    )
+    deployment.apply()
+    return f"{pipeline.name}/{name}"
+
+
+def _parameters(plan: Plan, pool: str, local: bool) -> dict[str, Any]:
+    """Paths are made absolute for workers on this machine; elsewhere they are as the user wrote them."""
+    pipeline, store = plan.pipeline, plan.store
+    file = pipeline.reference
+    if local:
+        file = str(Path(file).resolve()) if Path(file).is_file() else file
+        store = store if is_remote(store) else str(Path(store).resolve())
+    return {
+        "file": file,
+        "store": store,
+        "profile": pipeline.profile,
+        "settings": list(pipeline.settings),
+        "pool": pool,
+    }
+
+
+def _pool_type(client: SyncPrefectClient, pool: str) -> str:
+    try:
+        return client.read_work_pool(pool).type
+    except ObjectNotFound:
+        if pool != DEFAULT_POOL:
+            known = ", ".join(sorted(found.name for found in client.read_work_pools())) or "none"
+            raise LookupError(
+                f"there is no work pool {pool!r}; there are: {known}; create it: "
+                f"prefect work-pool create {pool} --type process (or kubernetes)"
+            ) from None
+    from prefect.workers.process import ProcessWorker
+
+    template = ProcessWorker.get_default_base_job_template()
+    client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
+    return "process"
+
+
+def deployments() -> list[dict[str, Any]]:
+    """Every deployment of ours: name, schedule, whether it is paused, pool, parameters."""
+    with get_client(sync_client=True) as client:
+        return [_described(client, found) for found in _ours(client)]
+
+
+def _ours(client: SyncPrefectClient) -> list[DeploymentResponse]:
+    return client.read_deployments(deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG])))
+
+
+def _described(client: SyncPrefectClient, found: DeploymentResponse) -> dict[str, Any]:
+    schedules = [getattr(one.schedule, "cron", str(one.schedule)) for one in found.schedules]
+    return {
+        "name": f"{client.read_flow(found.flow_id).name}/{found.name}",
+        "schedule": ", ".join(schedules) or None,
+        "paused": bool(found.paused),
+        "pool": found.work_pool_name,
+        "parameters": found.parameters,
+    }
+
+
+def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse:
+    """By full name, or by the pipeline's name where it has one deployment. Raises LookupError."""
+    named = {_described(client, found)["name"]: found for found in _ours(client)}
+    fitting = [full for full in named if name in (full, full.partition("/")[0])]
+    if len(fitting) != 1:
+        hint = did_you_mean(name, named) or f"; there are: {', '.join(named) or 'none'}"
+        what = (
+            f"{name!r} stands for {', '.join(fitting)}; name one" if fitting else f"there is no schedule {name!r}{hint}"
+        )
+        raise LookupError(what)
+    return named[fitting[0]]
+
+
+def pause(name: str) -> None:
+    with get_client(sync_client=True) as client:
+        client.pause_deployment(_find(client, name).id)
+
+
+def resume(name: str) -> None:
+    with get_client(sync_client=True) as client:
+        client.resume_deployment(_find(client, name).id)
+
+
+def delete(name: str) -> None:
+    with get_client(sync_client=True) as client:
+        client.delete_deployment(_find(client, name).id)
+
+
+# stages in other pools
+
+
+def run_in_pool(session: Session, step: Step) -> Outcome:
+    """Run one stage as a deployment run in the work pool that its ``execution`` names, and wait for it.
+
+    Raises StageError where that run fails, is cancelled, or publishes something else than was planned here. When this
+    run ends first, that run is cancelled.
+    """
+    pool = step.node.execution.pool
+    assert pool
+    try:
+        name = deploy(session.plan, f"stages-{pool}", pool)
+    except LookupError as error:
+        raise StageError(step.name, str(error.args[0]), session.log(step.name)) from None
+    parameters = {**_run_parameters(session.plan, pool), "only": [step.name]}
+    started = cast(FlowRun, run_deployment(name, parameters=parameters, timeout=0, flow_run_name=step.name))
+    try:
+        ended = _wait(session, started)
+    except BaseException:
+        with suppress(Exception), get_client(sync_client=True) as client:
+            client.set_flow_run_state(started.id, Cancelling(), force=False)
+        raise
+    manifest = session.catalog.manifest(step.name, step.fingerprint)
+    state = ended.state
+    if state is None or not state.is_completed():
+        cause = f"in pool {pool}: {state.name if state else 'unknown'}: {state.message if state else ''}"
+        raise StageError(step.name, f"{cause} (flow run {ended.id})", session.log(step.name))
+    if manifest is None:
+        cause = f"pool {pool} published another fingerprint; code, models or packages differ between here and there"
+        raise StageError(step.name, cause, session.log(step.name))
+    return Outcome(manifest)
+
+
+def _run_parameters(plan: Plan, pool: str) -> dict[str, Any]:
+    with get_client(sync_client=True) as client:
+        return _parameters(plan, pool, _pool_type(client, pool) == "process")
+
+
+def _wait(session: Session, started: FlowRun) -> FlowRun:
+    with get_client(sync_client=True) as client:
+        while True:
+            found = client.read_flow_run(started.id)
+            if found.state and found.state.is_final():
+                return found
+            if session.stopping.wait(POLL_S):
+                raise StageError(started.name, "cancelled", Path(os.devnull))

@@ -1,0 +1,100 @@
+"""``agentrl schedule``: deployments on the user's Prefect server, and what to do where there is none."""
+
+import json
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flows.server import prepare, users_server
+from pipelines.plan import Plan
+
+VERBS = ("list", "pause", "resume", "delete")
+
+NO_SERVER = """error: schedules need a Prefect server that keeps running, and none is named. In two other terminals:
+  prefect server start
+  PREFECT_API_URL=http://127.0.0.1:4200/api prefect worker start --pool agentrl
+then here: export PREFECT_API_URL=http://127.0.0.1:4200/api"""
+
+
+def _refuse(message: str) -> int:
+    typer.echo(message, err=True)
+    return 2
+
+
+def _reachable() -> str | None:
+    """None, or why the server cannot be used."""
+    if not users_server():
+        return NO_SERVER
+    prepare()
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        if error := client.api_healthcheck():
+            return f"error: the Prefect server at {client.api_url} does not answer: {error}"
+    return None
+
+
+def check_cron(cron: str) -> str | None:
+    """None, or what is wrong with a cron line."""
+    from prefect.client.schemas.schedules import CronSchedule
+    from pydantic import ValidationError
+
+    try:
+        CronSchedule(cron=cron)
+    except ValidationError as error:
+        return f'error: --cron {cron!r}: {error.errors()[0]["msg"]}; five fields are needed, e.g. "0 2 * * *"'
+    return None
+
+
+def create(plan: Plan, name: str, cron: str, timezone: str | None, pool: str | None, as_json: bool) -> int:
+    """Create or update a schedule. Returns the exit code."""
+    if problem := _reachable() or check_cron(cron):
+        return _refuse(problem)
+    from flows.deploy import DEFAULT_POOL, deploy
+
+    pool = pool or DEFAULT_POOL
+    try:
+        full = deploy(plan, name, pool, cron, timezone)
+    except LookupError as error:
+        return _refuse(f"error: {error.args[0]}")
+    if as_json:
+        print(json.dumps({"name": full, "schedule": cron, "pool": pool}))
+    else:
+        print(f"{full} runs at {cron} ({timezone or 'UTC'}) in work pool {pool}")
+        print(f"a worker must run there: prefect worker start --pool {pool}")
+    return 0
+
+
+def manage(verb: str, name: str | None, as_json: bool) -> int:
+    """List, pause, resume or delete. Returns the exit code."""
+    if problem := _reachable():
+        return _refuse(problem)
+    from flows import deploy
+
+    if verb == "list":
+        _print_list(deploy.deployments(), as_json)
+        return 0
+    if not name:
+        return _refuse(f"error: agentrl schedule {verb} NAME; `agentrl schedule list` shows the names")
+    try:
+        {"pause": deploy.pause, "resume": deploy.resume, "delete": deploy.delete}[verb](name)
+    except LookupError as error:
+        return _refuse(f"error: {error.args[0]}")
+    done = {"pause": "paused", "resume": "resumed", "delete": "deleted"}[verb]
+    print(json.dumps({"name": name, "done": done}) if as_json else f"{name}: {done}")
+    return 0
+
+
+def _print_list(found: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=2, default=str))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "schedule", "state", "pool", "store"):
+        table.add_column(column)
+    for one in found:
+        state = "paused" if one["paused"] else "active" if one["schedule"] else "on demand"
+        table.add_row(one["name"], one["schedule"] or "", state, one["pool"] or "", one["parameters"].get("store", ""))
+    Console(soft_wrap=True).print(table if found else "no schedules")

@@ -18,14 +18,15 @@ from datastore.digest import TableHasher
 from datastore.errors import NewerSchemaError, NoBufferError, OlderSchemaError, StoreError, UnknownTrajectoryError
 from datastore.ingest import BATCH_ROWS, Ingest, OnError, Rows
 from datastore.lease import hold
+from datastore.lookup import Lookup
 from datastore.places import place, storage_options
+from datastore.writer import FOLDER, FileWriter
 from schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
 if TYPE_CHECKING:
     import polars as pl
     from deltalake import DeltaTable
 
-ROW_GROUP_ROWS = 256
 VERSION_PROPERTY = "agentrl.schema_version"
 FILL = ("stage", "fingerprint", "run_id")
 VOLATILE = ("created_at", "run_id")
@@ -56,8 +57,9 @@ class TrajectoryBuffer:
     def __init__(self, store: str | Path) -> None:
         self._place = place(store)
         self.store = self._place.uri
-        self.uri = f"{self.store.rstrip('/')}/trajectories"
+        self.uri = f"{self.store.rstrip('/')}/{FOLDER}"
         self._options = storage_options(self.store)
+        self._lookup = Lookup(self._place, FOLDER)
 
     # table
 
@@ -142,7 +144,7 @@ class TrajectoryBuffer:
         contract; ``on_error="quarantine"`` sets such rows aside in ``quarantine/`` and appends the rest. On any error
         the table stays as it was.
         """
-        from deltalake import CommitProperties, Transaction, WriterProperties, write_deltalake
+        from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         name = _transaction(fingerprint, shard)
@@ -152,25 +154,34 @@ class TrajectoryBuffer:
         fill = dict(zip(FILL, (stage, fingerprint, run_id), strict=True))
         rows = Ingest(trajectories, fill, on_error, self._place, f"{stage}-{fingerprint[:8]}-{shard}")
         lineage = {"stage": stage, "fingerprint": fingerprint, "shard": str(shard), "run_id": run_id}
+        writer = FileWriter(self._place)
         try:
-            write_deltalake(
-                table,
-                pa.RecordBatchReader.from_batches(TRAJECTORY_SCHEMA, rows.batches()),
+            table.create_write_transaction(
+                writer.write(rows.batches()),  # type: ignore[arg-type]
                 mode="append",
-                writer_properties=WriterProperties(compression="ZSTD", max_row_group_size=ROW_GROUP_ROWS),
+                schema=table.schema(),
                 commit_properties=CommitProperties(
-                    custom_metadata=lineage, max_commit_retries=1000, app_transactions=[Transaction(name, 0)]
+                    custom_metadata=lineage | {"rows": str(rows.rows)},
+                    max_commit_retries=1000,
+                    app_transactions=[Transaction(name, 0)],
                 ),
             )
         except CommitFailedError:
+            writer.discard()
             table = self.table()
             if table.transaction_version(name) is None:
                 raise
             return AppendResult(table.version(), 0, skipped=True)  # the same shard, from another process, was faster
+        except StoreError:
+            writer.discard()
+            raise
         except (DeltaError, OSError) as error:
-            if rows.error is not None:  # delta-rs wraps what our own iterator raised
-                raise rows.error from None
+            writer.discard()
             raise StoreError(f"append to {self.uri} failed, the table is as it was: {error}") from error
+        except BaseException:
+            writer.discard()
+            raise
+        table.update_incremental()
         return AppendResult(table.version(), rows.rows, skipped=False, quarantined=rows.quarantined)
 
     def quarantined(self) -> "pl.DataFrame":
@@ -234,13 +245,12 @@ class TrajectoryBuffer:
         """Commits, newest first: version, time, operation, rows, and the stage run that made them."""
         commits = []
         for commit in self.table().history(limit):
-            metrics = commit.get("operationMetrics", {})
             commits.append(
                 {
                     "version": commit["version"],
                     "time": datetime.fromtimestamp(commit["timestamp"] / 1000, UTC),
                     "operation": commit["operation"],
-                    "rows": metrics.get("num_added_rows", 0) if commit["operation"] == "WRITE" else None,
+                    "rows": int(commit["rows"]) if "rows" in commit else None,
                     **{name: commit.get(name) for name in ("stage", "fingerprint", "shard", "run_id")},
                 }
             )
@@ -259,28 +269,20 @@ class TrajectoryBuffer:
 
     def read(self, ids: Sequence[str], columns: Sequence[str] | None = None) -> pa.Table:
         """These rows, in the order asked, with these columns (default: all)."""
-        import polars as pl
-
         wanted = list(columns) if columns is not None else list(TRAJECTORY_SCHEMA.names)
         if unknown := [name for name in wanted if name not in TRAJECTORY_SCHEMA.names]:
             near = difflib.get_close_matches(unknown[0], TRAJECTORY_SCHEMA.names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
-        schema = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in wanted], metadata=TRAJECTORY_SCHEMA.metadata)
+        schema = _columns(wanted)
         if not ids:
             return schema.empty_table()
-        asked = pl.DataFrame({"trajectory_id": list(ids)}, schema={"trajectory_id": pl.String})
-        columns_read = list(dict.fromkeys(["trajectory_id", *wanted]))
-        found = (
-            self.scan()
-            .filter(pl.col("trajectory_id").is_in(asked["trajectory_id"].unique().to_list()))
-            .select(columns_read)
-            .collect()
-        )
-        joined = asked.join(found, on="trajectory_id", how="inner", maintain_order="left")
-        if joined.height != len(ids):
-            self._refuse(ids, set(found["trajectory_id"]), doubled=found["trajectory_id"].is_duplicated().any())
-        return joined.select(wanted).to_arrow().cast(schema)
+        read = list(dict.fromkeys(["trajectory_id", *wanted]))
+        found = self._lookup.read(self.table(), ids, read, _columns(read))
+        place_of = {name: index for index, name in enumerate(found["trajectory_id"].to_pylist())}
+        if len(place_of) != found.num_rows or any(name not in place_of for name in ids):
+            self._refuse(ids, set(place_of), doubled=len(place_of) != found.num_rows)
+        return found.take(pa.array([place_of[name] for name in ids], pa.int64())).select(wanted).cast(schema)
 
     def _refuse(self, ids: Sequence[str], found: set[str], doubled: bool) -> None:
         missing = [name for name in ids if name not in found]
@@ -321,6 +323,10 @@ class TrajectoryBuffer:
 def schema_version(table: "DeltaTable") -> int:
     """The version of our schema that a table was written with."""
     return int(table.metadata().configuration.get(VERSION_PROPERTY) or 1)
+
+
+def _columns(names: Sequence[str]) -> pa.Schema:
+    return pa.schema([TRAJECTORY_SCHEMA.field(name) for name in names], metadata=TRAJECTORY_SCHEMA.metadata)
 
 
 def _transaction(fingerprint: str, shard: int) -> str:

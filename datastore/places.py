@@ -11,7 +11,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from datastore.errors import StoreError
 
@@ -113,8 +113,9 @@ class S3Place:
         if not bucket:
             raise StoreError(f"store {uri!r} names no bucket; write it as s3://bucket/prefix")
         options = storage_options(uri)
+        self._endpoint, self._region = options.get("aws_endpoint_url", ""), options["aws_region"]
+        self._files: Any = None
         allow_http = options.pop("aws_allow_http", "false") == "true"
-        options.pop("aws_conditional_put", None)
         self._store = S3Store(bucket, prefix=prefix or None, config=options, client_options={"allow_http": allow_http})  # type: ignore[arg-type]
 
     def read(self, key: str) -> bytes | None:
@@ -138,6 +139,15 @@ class S3Place:
         except obstore.exceptions.AlreadyExistsError:
             return False
         return True
+
+    def open(self, key: str) -> Any:
+        """An Arrow file that reads only the ranges asked for."""
+        from pyarrow.fs import S3FileSystem
+
+        if self._files is None:
+            scheme, _, host = self._endpoint.rpartition("://")
+            self._files = S3FileSystem(region=self._region, endpoint_override=host or None, scheme=scheme or "https")
+        return self._files.open_input_file(f"{self.uri.removeprefix('s3://')}/{key}")
 
     def upload(self, key: str, path: Path) -> None:
         import obstore

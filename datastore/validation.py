@@ -5,8 +5,9 @@ writer; rows that pydantic has built may still break them, since models can be c
 """
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,9 @@ from schemas.trajectory import TRAJECTORY_SCHEMA, Role, Termination, Trajectory
 
 Mask = np.ndarray
 """One boolean per row."""
+
+Owner = Callable[[np.ndarray], np.ndarray]
+"""From positions in a flat column to the numbers of the rows that they belong to. Asked for what is broken alone."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +97,25 @@ def validate(table: pa.Table, seen: set[str] | None = None, first_row: int = 0) 
 
 
 class _Rows:
-    """Columns of the table as flat numpy arrays, with the row that each flat value belongs to."""
+    """Columns of the table as flat arrays, and which row each flat value belongs to."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table.combine_chunks()
         self.count = table.num_rows
         self.ids_length = self.lengths("input_ids")
         self.messages = self.column("messages").flatten()
-        self.message_row = self.parents(self.column("messages"))
+        self.message_owner = _owner(self.column("messages"))
+
+    @cached_property
+    def mask(self) -> np.ndarray:
+        return _numpy(self.column("action_mask").flatten(), False)
+
+    @cached_property
+    def running(self) -> np.ndarray:
+        """Action tokens before each position of the flat mask."""
+        running = np.zeros(len(self.mask) + 1, dtype=np.int32)
+        np.cumsum(self.mask, out=running[1:])
+        return running
 
     def column(self, name: str) -> pa.Array:
         column = self.table[name]
@@ -109,15 +124,26 @@ class _Rows:
     def lengths(self, name: str) -> np.ndarray:
         return pc.fill_null(pc.list_value_length(self.column(name)), 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
-    @staticmethod
-    def parents(array: pa.Array) -> np.ndarray:
-        return pc.list_parent_indices(array).to_numpy(zero_copy_only=False).astype(np.int64)
-
-    def rows_of(self, parents: np.ndarray, broken: np.ndarray) -> Mask:
+    def rows_of(self, owner: Owner, broken: np.ndarray) -> Mask:
         """Rows that own at least one broken flat value."""
         mask = np.zeros(self.count, dtype=bool)
-        mask[parents[broken]] = True
+        if broken.any():
+            mask[owner(np.flatnonzero(broken))] = True
         return mask
+
+
+def _same(positions: np.ndarray) -> np.ndarray:
+    return positions
+
+
+def _owner(lists: pa.Array, above: Owner = _same) -> Owner:
+    """The owner of the flattened values of a list column whose own values belong to ``above``."""
+
+    def find(positions: np.ndarray) -> np.ndarray:
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+        return above(np.searchsorted(np.cumsum(lengths), positions, side="right"))
+
+    return find
 
 
 def _numpy(array: pa.Array, fill: object) -> np.ndarray:
@@ -137,19 +163,21 @@ def _checks(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
 def _nulls(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
     """Nulls, at any depth, where the schema has none."""
 
-    def visit(path: str, array: pa.Array, field: pa.Field, parents: np.ndarray) -> Iterator[tuple[str, str, Mask]]:
+    def visit(path: str, array: pa.Array, field: pa.Field, owner: Owner) -> Iterator[tuple[str, str, Mask]]:
         if not field.nullable and array.null_count:
-            yield path, "is null", rows.rows_of(parents, array.is_null().to_numpy(zero_copy_only=False))
+            yield path, "is null", rows.rows_of(owner, array.is_null().to_numpy(zero_copy_only=False))
         if pa.types.is_list(field.type) and _has_required(field.type):
-            yield from visit(path, array.flatten(), field.type.value_field, parents[rows.parents(array)])
+            yield from visit(path, array.flatten(), field.type.value_field, _owner(array, owner))
         elif pa.types.is_struct(field.type):
-            present = array.is_valid()
-            alive, parents = array.filter(present), parents[present.to_numpy(zero_copy_only=False)]
+            alive, above = array, owner
+            if array.null_count:  # the fields of an absent struct are absent too, and no fault
+                kept = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
+                alive, above = array.take(pa.array(kept)), lambda positions: owner(kept[positions])
             for child, values in zip(field.type, alive.flatten(), strict=True):
-                yield from visit(f"{path}.{child.name}", values, child, parents)
+                yield from visit(f"{path}.{child.name}", values, child, above)
 
     for field in TRAJECTORY_SCHEMA:
-        yield from visit(field.name, rows.column(field.name), field, np.arange(rows.count))
+        yield from visit(field.name, rows.column(field.name), field, _same)
 
 
 def _has_required(arrow_type: pa.DataType) -> bool:
@@ -166,20 +194,20 @@ def _values(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
     yield "reward", "is not a finite number", ~np.isfinite(_numpy(rows.column("reward"), 0.0))
     components = rows.column("reward_components")
     if len(parts := components.flatten()):
-        parents = rows.parents(components)
+        owner = _owner(components)
         for name in ("value", "weight"):
             infinite = ~np.isfinite(_numpy(pc.struct_field(parts, name), 0.0))
-            yield f"reward_components.{name}", "is not a finite number", rows.rows_of(parents, infinite)
+            yield f"reward_components.{name}", "is not a finite number", rows.rows_of(owner, infinite)
     if len(rows.messages):
         roles = [one.value for one in Role]
         unknown = pc.invert(pc.is_in(pc.struct_field(rows.messages, "role"), pa.array(roles)))
         yield (
             "messages.role",
             f"is not one of {', '.join(roles)}",
-            rows.rows_of(rows.message_row, _numpy(unknown, True)),
+            rows.rows_of(rows.message_owner, _numpy(unknown, True)),
         )
         infinite = ~np.isfinite(_numpy(pc.struct_field(rows.messages, "reward"), 0.0))
-        yield "messages.reward", "is not a finite number", rows.rows_of(rows.message_row, infinite)
+        yield "messages.reward", "is not a finite number", rows.rows_of(rows.message_owner, infinite)
 
 
 def _json(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
@@ -187,9 +215,9 @@ def _json(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
         yield name, "is not JSON", _not_json(rows.column(name))
     calls = pc.struct_field(rows.messages, "tool_calls")
     if len(flat := calls.flatten()):
-        parents = rows.message_row[rows.parents(calls)]
+        owner = _owner(calls, rows.message_owner)
         broken = _not_json(pc.struct_field(flat, "arguments"))
-        yield "messages.tool_calls.arguments", "is not JSON", rows.rows_of(parents, broken)
+        yield "messages.tool_calls.arguments", "is not JSON", rows.rows_of(owner, broken)
 
 
 def _not_json(texts: pa.Array) -> Mask:
@@ -215,21 +243,25 @@ def _tokens(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
     ragged = logprob_length != rows.ids_length
     yield "logprobs", "is not as long as input_ids (write NaN where a log-prob is not known)", ragged
     ids = rows.column("input_ids")
-    yield "input_ids", "has a negative id", rows.rows_of(rows.parents(ids), _numpy(ids.flatten(), 0) < 0)
-    mask, mask_rows = _numpy(rows.column("action_mask").flatten(), False), rows.parents(rows.column("action_mask"))
+    yield "input_ids", "has a negative id", rows.rows_of(_owner(ids), _numpy(ids.flatten(), 0) < 0)
     logprobs = _numpy(rows.column("logprobs").flatten(), np.nan)
-    logprob_rows = rows.parents(rows.column("logprobs"))
-    yield "logprobs", "is infinite", rows.rows_of(logprob_rows, np.isinf(logprobs))
-    yield "logprobs", "is positive", rows.rows_of(logprob_rows, logprobs > 0.01)
+    logprob_owner = _owner(rows.column("logprobs"))
+    yield "logprobs", "is infinite", rows.rows_of(logprob_owner, np.isinf(logprobs))
+    yield "logprobs", "is positive", rows.rows_of(logprob_owner, logprobs > 0.01)
     if not (uneven.any() or ragged.any()):
-        stray = rows.rows_of(logprob_rows, ~mask & ~np.isnan(logprobs))
+        stray = rows.rows_of(logprob_owner, ~rows.mask & ~np.isnan(logprobs))
         yield "logprobs", "is not NaN where action_mask is false", stray
     tokens = rows.ids_length > 0
     counted = _numpy(rows.column("n_tokens"), 0) != rows.ids_length
     yield "n_tokens", "is not the length of input_ids", counted & tokens
-    actions = np.bincount(mask_rows[mask], minlength=rows.count)
+    ends = np.cumsum(mask_length)
+    actions = rows.running[ends] - rows.running[ends - mask_length]
     counted = _numpy(rows.column("n_action_tokens"), 0) != actions
     yield "n_action_tokens", "is not the number of true values in action_mask", counted & tokens & ~uneven
+
+
+def _any(owner: np.ndarray, broken: np.ndarray, count: int) -> Mask:
+    return np.bincount(owner[broken], minlength=count) > 0
 
 
 def _spans(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
@@ -238,26 +270,22 @@ def _spans(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
         return
     start_column, end_column = (pc.struct_field(rows.messages, f"token_{side}") for side in ("start", "end"))
     has_start, has_end = (one.is_valid().to_numpy(zero_copy_only=False) for one in (start_column, end_column))
-    owner = rows.message_row
-    yield (
-        "messages.token_end",
-        "is set without token_start, or not with it",
-        rows.rows_of(owner, has_start != has_end),
-    )
+    uneven = rows.rows_of(rows.message_owner, has_start != has_end)
+    yield "messages.token_end", "is set without token_start, or not with it", uneven
     spanned = has_start & has_end
     start, end = _numpy(start_column, 0)[spanned].astype(np.int64), _numpy(end_column, 0)[spanned].astype(np.int64)
-    owner = owner[spanned]
-    outside = rows.rows_of(owner, (start < 0) | (end < start) | (end > rows.ids_length[owner]))
+    owner = rows.message_owner(np.flatnonzero(spanned))
+    outside = _any(owner, (start < 0) | (end < start) | (end > rows.ids_length[owner]), rows.count)
     yield "messages.token_end", "span is empty backwards or outside input_ids", outside
     disordered = np.zeros(len(start), dtype=bool)
     disordered[1:] = (owner[1:] == owner[:-1]) & (start[1:] < end[:-1])
-    yield "messages.token_start", "span overlaps or precedes the one before", rows.rows_of(owner, disordered)
+    yield "messages.token_start", "span overlaps or precedes the one before", _any(owner, disordered, rows.count)
     mask_length = rows.lengths("action_mask")
     usable = ~outside & (mask_length == rows.ids_length)
     role = _numpy(pc.struct_field(rows.messages, "role"), "")[spanned]
     keep = (role == Role.ASSISTANT.value) & usable[owner]
     offsets = np.concatenate([[0], np.cumsum(mask_length)])
-    running = np.concatenate([[0], np.cumsum(_numpy(rows.column("action_mask").flatten(), False), dtype=np.int64)])
+    running = rows.running
     base = offsets[owner[keep]]
     inside = np.bincount(
         owner[keep], weights=running[base + end[keep]] - running[base + start[keep]], minlength=rows.count

@@ -1,0 +1,112 @@
+"""Rows by id. Files are found by Delta's statistics, row groups by Parquet's, and only those are decoded.
+
+Footers and row-group bounds are kept between calls; files never change, so a footer that was read once stays true.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from datastore.places import LocalPlace, S3Place
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+THREADS = os.cpu_count() or 2
+
+
+@dataclass
+class _File:
+    """One data file: bounds of its ids, and its row groups' bounds once the footer was read."""
+
+    path: str
+    least: str
+    most: str
+    footer: pq.FileMetaData | None = None
+    groups: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Lookup:
+    """Reads rows of one table by ``trajectory_id``."""
+
+    def __init__(self, place: LocalPlace | S3Place, folder: str) -> None:
+        self._place = place
+        self._folder = folder
+        self._files: dict[str, _File] = {}
+        self._version: tuple[object, int] | None = None
+        self._current: list[_File] = []
+
+    def read(self, table: "DeltaTable", ids: Sequence[str], columns: Sequence[str], schema: pa.Schema) -> pa.Table:
+        """Rows with these ids, in no promised order; ids that are not there are left out."""
+        self._follow(table)
+        wanted = np.array(sorted(set(ids)), dtype=object)
+        values = pa.array(wanted, pa.string())
+        work = [(file, self._groups(file, wanted)) for file in self._current if _hit(wanted, file.least, file.most)]
+        # several row groups of one file are one task, but never so many that one thread has all the work
+        tasks = [(file, groups[at : at + 8]) for file, groups in work for at in range(0, len(groups), 8)]
+
+        def one(task: tuple[_File, list[int]]) -> pa.Table:
+            file, groups = task
+            with self._open(file) as source:
+                rows = source.read_row_groups(groups, columns=list(columns), use_threads=False)
+            return rows.filter(pc.is_in(rows["trajectory_id"], value_set=values))
+
+        if len(tasks) < 2:
+            parts = [one(task) for task in tasks]
+        else:
+            with ThreadPoolExecutor(THREADS) as pool:
+                parts = list(pool.map(one, tasks))
+        return pa.concat_tables(part.select(list(columns)).cast(schema) for part in [*parts, schema.empty_table()])
+
+    def _follow(self, table: "DeltaTable") -> None:
+        """Take over the file list of the table's version."""
+        version = (table.metadata().id, table.version())
+        if version == self._version:
+            return
+        actions = pa.table(table.get_add_actions(flatten=True))
+        names = [unquote(path) for path in actions["path"].to_pylist()]
+        bounds = [
+            actions[f"{side}.trajectory_id"].to_pylist()
+            if f"{side}.trajectory_id" in actions.schema.names
+            else [None] * len(names)
+            for side in ("min", "max")
+        ]
+        self._files = {
+            name: self._files.get(name) or _File(name, least or "", most or chr(0x10FFFF))
+            for name, least, most in zip(names, *bounds, strict=True)
+        }
+        self._current = list(self._files.values())
+        self._version = version
+
+    def _groups(self, file: _File, wanted: np.ndarray) -> list[int]:
+        if file.footer is None:
+            with self._open(file) as source:
+                file.footer = source.metadata
+            index = file.footer.schema.to_arrow_schema().names.index("trajectory_id")  # a scalar before all lists
+            for number in range(file.footer.num_row_groups):
+                found = file.footer.row_group(number).column(index).statistics
+                known = found is not None and found.has_min_max
+                file.groups.append((found.min, found.max) if known else ("", chr(0x10FFFF)))
+        return [number for number, (least, most) in enumerate(file.groups) if _hit(wanted, least, most)]
+
+    def _open(self, file: _File) -> pq.ParquetFile:
+        source: Any
+        if isinstance(self._place, LocalPlace):
+            source = self._place.root / self._folder / file.path
+        else:
+            source = self._place.open(f"{self._folder}/{file.path}")
+        return pq.ParquetFile(source, metadata=file.footer, pre_buffer=not isinstance(self._place, LocalPlace))
+
+
+def _hit(wanted: np.ndarray, least: str, most: str) -> bool:
+    """Whether a sorted array has a value within bounds; an upper bound that was cut short counts as open."""
+    position = int(np.searchsorted(wanted, least))
+    return position < len(wanted) and (wanted[position] <= most or wanted[position].startswith(most))

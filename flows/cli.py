@@ -191,8 +191,8 @@ def status(
 ) -> None:
     """Say where a pipeline stands: what is cached since when, what is at work now, how its last run ended."""
     made, catalog = planned(file, store, profile, settings, None, None, None, False, as_json)
-    from flows.history import all_runs
     from flows.show import print_status
+    from pipelines.runs import all_runs
 
     runs = [run for run in all_runs(catalog) if run["pipeline"] == made.pipeline.name]
     if as_json:
@@ -208,8 +208,8 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List runs, newest first."""
-    from flows.history import all_runs, summary
     from flows.show import print_runs
+    from pipelines.runs import all_runs, summary
 
     found = all_runs(open_catalog(store))[:limit]
     if as_json:
@@ -225,9 +225,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one run with durations, cache hits and failures, or one artifact."""
-    from flows.history import find_run
     from flows.show import print_artifact, print_run
     from pipelines.lineage import find_artifact
+    from pipelines.runs import find_run
 
     catalog = open_catalog(store)
     try:
@@ -244,8 +244,8 @@ def show(
 @app.command()
 def diff(run_a: str, run_b: str, store: Store = "store", as_json: Json = False) -> None:
     """Say what differs between two runs: config, code, inputs, metrics, row counts."""
-    from flows.history import diff_runs, find_run
     from flows.show import print_diff
+    from pipelines.runs import diff_runs, find_run
 
     catalog = open_catalog(store)
     try:

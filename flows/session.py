@@ -15,9 +15,9 @@ from typing import Any
 from datastore.catalog import Catalog
 from datastore.places import LocalPlace
 from flows.display import Display, seconds
-from flows.history import all_runs
 from pipelines.execute import Job, Outcome, job_of
 from pipelines.plan import Plan, Status, Step
+from pipelines.runs import all_runs
 from pipelines.worker import StageError, Workers
 from schemas.manifest import Manifest
 

@@ -10,10 +10,10 @@ from rich.tree import Tree
 
 from datastore.catalog import Catalog
 from flows.display import metrics_text, seconds
-from flows.history import Run, local_time, summary
 from pipelines.gc import Garbage
 from pipelines.lineage import Lineage
 from pipelines.plan import Plan, Status
+from pipelines.runs import Run, local_time, summary
 from schemas.manifest import Manifest
 
 COLOURS = {Status.CACHED: "green", Status.RUN: "yellow", Status.BLOCKED: "red", Status.SKIPPED: "dim"}

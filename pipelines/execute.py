@@ -95,6 +95,7 @@ def perform(job: Job, progress: Progress = _nothing) -> Outcome:
             name: _input(stage.inputs[name].many, records, catalog, buffer)
             for name, records in job.ingredients.inputs.items()
         }
+        _clear_staging(catalog, job)
         folder = catalog.staging(job.stage, job.fingerprint)
         try:
             manifest = _run(job, stage, inputs, folder, catalog, buffer, progress)
@@ -106,6 +107,12 @@ def perform(job: Job, progress: Progress = _nothing) -> Outcome:
             raise
     reproduced = None if before is None else _digests(before) == _digests(published)
     return Outcome(published, reproduced=reproduced)
+
+
+def _clear_staging(catalog: Catalog, job: Job) -> None:
+    """What a killed run of this stage left half built; nobody else holds its name now."""
+    for folder in (catalog.place.working_folder() / "staging").glob(f"{job.stage}-{job.fingerprint[:8]}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _digests(manifest: Manifest) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 from datastore.catalog import Catalog
 from datastore.errors import LockTimeoutError
 from pipelines.lineage import Artifact, lineage
+from pipelines.runs import all_runs
 from schemas.manifest import Manifest
 
 
@@ -30,8 +31,8 @@ class Garbage:
 
 def needed(catalog: Catalog, keep_runs: int) -> set[Artifact]:
     """Artifacts of the newest ``keep_runs`` runs, of runs at work, with a tag, and all that those were made from."""
-    runs = sorted(catalog.runs(), key=lambda run: run["run_id"])
-    kept = runs[max(0, len(runs) - keep_runs) :] + [run for run in runs if run["state"] == "running"]
+    runs = all_runs(catalog)
+    kept = runs[:keep_runs] + [run for run in runs if run["state"] == "running"]
     roots: set[Artifact] = set(catalog.tags().values())
     for run in kept:
         roots.update((name, stage["fingerprint"]) for name, stage in run["stages"].items())

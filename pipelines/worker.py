@@ -196,6 +196,7 @@ def main() -> None:
     for descriptor in (jobs, replies, alive):
         os.set_inheritable(descriptor, False)
     threading.Thread(target=_watch, args=(alive,), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` is heard
     connection = _TwoPipes(jobs, replies)
     from pipelines import execute, library
 

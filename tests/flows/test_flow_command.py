@@ -1,0 +1,224 @@
+"""The command line without Prefect: what is printed, exit codes, that nothing is written on bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_project import Project
+
+PIPELINE = """
+    name: toy
+    stages:
+      a: {uses: "toy:numbers", with: {n: 5}}
+      b: {uses: "toy:add", inputs: {tables: a}}
+      c: {uses: "toy:trouble", inputs: {table: b.sums}, with: {sleep: 0}}
+"""
+
+
+def agentrl(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, "PYTHONPATH": root, **options.pop("env", {})}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False, **options)
+
+
+def run(project: Project, *arguments: str, text: str = PIPELINE) -> "subprocess.CompletedProcess[str]":
+    project.write(text)
+    return agentrl("run", "pipeline.yaml", "--no-prefect", *arguments)
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "flows.cli", "run", "pipeline.yaml", "--no-prefect", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+def test_help_answers_at_once() -> None:
+    best = 9.0
+    for _ in range(3):
+        started = time.monotonic()
+        done = agentrl("--help")
+        best = min(best, time.monotonic() - started)
+    assert done.returncode == 0
+    for command in (
+        "run",
+        "plan",
+        "validate",
+        "status",
+        "runs",
+        "show",
+        "diff",
+        "lineage",
+        "gc",
+        "tag",
+        "schedule",
+        "buffer",
+    ):
+        assert command in done.stdout
+    assert best < 0.5
+
+
+def test_run_then_nothing_to_do(project: Project) -> None:
+    first = run(project)
+    assert first.returncode == 0, first.stderr
+    assert "3 stages ran, 0 were cached" in first.stdout
+    code = (
+        "import sys, flows.cli; sys.argv = ['agentrl', 'run', 'pipeline.yaml']\n"
+        "try: flows.cli.main()\n"
+        "except SystemExit as error: assert not error.code, error.code\n"
+        "assert not {'torch', 'prefect', 'transformers', 'deltalake', 'polars'} & set(sys.modules)"
+    )
+    started = time.monotonic()
+    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert time.monotonic() - started < 1.5
+    assert again.returncode == 0, again.stderr
+    assert "toy: everything is up to date, 3 stages cached" in again.stdout
+
+
+def test_a_failure_names_stage_cause_log_cached_and_the_command(project: Project) -> None:
+    done = run(project, "--set", "stages.c.with.error=no luck today")
+    assert done.returncode == 1
+    for part in (
+        "stage c failed: ValueError: no luck today",
+        "cached    a, b",
+        "left      c",
+        "go on     agentrl run pipeline.yaml --set 'stages.c.with.error=no luck today'",
+    ):
+        assert part in done.stdout
+    log = Path(done.stdout.partition("log       ")[2].splitlines()[0])
+    assert "Traceback" in log.read_text()
+    again = run(project, "--set", "stages.c.with.error=''")
+    assert "1 stages ran, 2 were cached" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nowhere.yaml"], "there is no pipeline file nowhere.yaml"),
+        (["run", "pipeline.yaml", "--only", "bb"], "--only: there is no stage 'bb'; did you mean 'b'?"),
+        (["run", "pipeline.yaml", "--set", "stages.a.with.n=x"], "stages.a.with.n: Input should be a valid integer"),
+        (["run", "pipeline.yaml", "--profile", "big"], "there is no such profile; profiles: none"),
+        (
+            ["run", "pipeline.yaml", "--only", "c"],
+            "stage c is blocked: input b is not cached (never ran); make it",
+        ),
+        (["show", "last"], "there is no run 'last'; the newest: there are no runs in this store"),
+        (["lineage", "x"], "there is no artifact or tag 'x'"),
+        (["schema", "train.stf"], "did you mean 'train.sft'"),
+        (["schedule", "pipeline.yaml"], 'say when, e.g. --cron "0 2 * * *"'),
+        (["schedule", "list"], "schedules need a Prefect server"),
+        (["run", "pipeline.yaml", "--nonsense"], "No such option"),
+    ],
+)
+def test_bad_input_is_code_2_and_writes_nothing(project: Project, arguments: list[str], message: str) -> None:
+    project.write(PIPELINE)
+    before = sorted(path for path in project.folder.rglob("*") if "__pycache__" not in str(path))
+    done = agentrl(*arguments, env={"PREFECT_HOME": str(project.folder / "none")})
+    assert done.returncode == 2
+    assert message in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path for path in project.folder.rglob("*") if "__pycache__" not in str(path)) == before
+
+
+def test_json_everywhere(project: Project) -> None:
+    project.write(PIPELINE)
+    assert json.loads(agentrl("validate", "pipeline.yaml", "--json").stdout)["stages"] == ["a", "b", "c"]
+    bad = agentrl("validate", "pipeline.yaml", "--json", "--set", "stages.a.with.n=x")
+    assert bad.returncode == 2
+    [problem] = json.loads(bad.stdout)["problems"]
+    assert problem["key"] == "stages.a.with.n"
+    record = json.loads(run(project, "--json").stdout)
+    assert record["state"] == "completed"
+    assert {name: stage["status"] for name, stage in record["stages"].items()} == dict.fromkeys("abc", "ran")
+    assert json.loads(run(project, "--json").stdout)["state"] == "up to date"
+    assert json.loads(agentrl("plan", "pipeline.yaml", "--json").stdout)["counts"]["cached"] == 3
+    assert json.loads(agentrl("status", "pipeline.yaml", "--json").stdout)["runs"][0]["state"] == "completed"
+    assert json.loads(agentrl("runs", "--json").stdout)[0]["stages"] == {"ran": 3}
+    assert json.loads(agentrl("show", "last", "--json").stdout)["run_id"] == record["run_id"]
+    assert json.loads(agentrl("show", "b", "--json").stdout)["metrics"] == {"total": 10.0}
+    assert json.loads(agentrl("lineage", "c", "--json").stdout)["inputs"][0]["stage"] == "b"
+    assert json.loads(agentrl("schema", "pipeline").stdout)["title"] == "PipelineSpec"
+
+
+def test_diff_names_config_inputs_metrics_and_rows(project: Project) -> None:
+    first = json.loads(run(project, "--json").stdout)
+    second = json.loads(run(project, "--json", "--set", "stages.a.with.n=7").stdout)
+    found = json.loads(agentrl("diff", first["run_id"], second["run_id"], "--json").stdout)["stages"]
+    assert found["a"] == {"ingredients": ["config n: 5 -> 7"], "metrics": {}, "rows": {"table": [5, 7]}}
+    assert found["b"]["ingredients"] == ["input a changed"]
+    assert found["b"]["metrics"] == {"total": [10.0, 21.0]}
+    shown = agentrl("diff", first["run_id"], second["run_id"]).stdout
+    assert "rows table: 5 -> 7" in shown
+    assert "metrics total: 10 -> 21" in shown
+
+
+def test_lineage_as_tree_and_mermaid(project: Project) -> None:
+    run(project)
+    tree = agentrl("lineage", "c").stdout.splitlines()
+    assert tree[0].startswith("c/")
+    assert "table = b/" in tree[1]
+    assert "tables = a/" in tree[2]
+    mermaid = agentrl("lineage", "c", "--mermaid").stdout
+    assert mermaid.startswith("flowchart LR")
+    assert mermaid.count("-->|") == 2
+
+
+def test_gc_keeps_runs_tags_and_lineage_and_never_rows(project: Project) -> None:
+    for n in (1, 2, 3):
+        assert run(project, "--set", f"stages.a.with.n={n}").returncode == 0
+    prints = [stage["fingerprint"] for stage in _runs_of(project, "b")]
+    assert agentrl("tag", f"b/{prints[2][:10]}", "first-b").returncode == 0
+    dry = json.loads(agentrl("gc", "--keep-runs", "1", "--dry-run", "--json").stdout)
+    assert sorted(item["stage"] for item in dry["artifacts"]) == ["a", "b", "c", "c"]
+    assert len(list(project.catalog.all())) == 9
+    agentrl("gc", "--keep-runs", "1")
+    left = {(manifest.ingredients.stage, manifest.fingerprint) for manifest in project.catalog.all()}
+    assert len(left) == 5
+    assert ("b", prints[2]) in left
+    assert project.catalog.tags() == {"first-b": ("b", prints[2])}
+    assert "everything is up to date" in run(project, "--set", "stages.a.with.n=3").stdout
+
+
+def _runs_of(project: Project, stage: str) -> list[dict[str, Any]]:
+    return [run["stages"][stage] for run in json.loads(json.dumps(project.catalog.runs(), default=str))][::-1]
+
+
+def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(project: Project) -> None:
+    project.write(PIPELINE)
+    process = start("--set", "stages.c.with.sleep=30")
+    assert process.stdout
+    while "c: started" not in process.stdout.readline():
+        assert process.poll() is None
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=15)[0]
+    assert process.returncode == 130
+    assert "Traceback" not in output
+    assert "cached    a, b" in output
+    assert "go on     agentrl run pipeline.yaml --set stages.c.with.sleep=30" in output
+    assert json.loads(agentrl("show", "last", "--json").stdout)["state"] == "cancelled"
+    assert list((project.folder / "store" / "tmp" / "staging").iterdir()) == []
+
+
+def test_a_killed_run_is_called_killed(project: Project) -> None:
+    project.write(PIPELINE)
+    process = start("--set", "stages.c.with.sleep=30")
+    assert process.stdout
+    while "c: started" not in process.stdout.readline():
+        assert process.poll() is None
+    time.sleep(0.5)
+    process.kill()
+    process.communicate()
+    record = json.loads(agentrl("show", "last", "--json").stdout)
+    assert record["state"] == "killed"
+    assert record["stages"]["c"]["status"] == "killed"
+    freed = json.loads(agentrl("gc", "--keep-runs", "0", "--json").stdout)
+    assert len(freed["artifacts"]) == 2
+    assert len(freed["folders"]) == 2
+    assert not any((project.folder / "store" / "tmp" / "staging").iterdir())

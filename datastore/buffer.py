@@ -20,21 +20,23 @@ from datastore.ingest import BATCH_ROWS, Ingest, OnError, Rows
 from datastore.lease import hold
 from datastore.lookup import Lookup
 from datastore.places import place, storage_options
-from datastore.writer import FOLDER, FileWriter
-from schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
+from datastore.writer import FOLDER, SCALARS, FileWriter
+from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
 if TYPE_CHECKING:
     import polars as pl
     from deltalake import DeltaTable
+
+    from datastore.batches import Batches
 
 VERSION_PROPERTY = "agentrl.schema_version"
 FILL = ("stage", "fingerprint", "run_id")
 VOLATILE = ("created_at", "run_id")
 """Columns that differ between two runs of the same stage, and so are left out of digests."""
 
-_PROPERTIES = {
+PROPERTIES = {
     VERSION_PROPERTY: str(TRAJECTORY_VERSION),
-    "delta.dataSkippingStatsColumns": ",".join(n for n in TRAJECTORY_SCHEMA.names if n not in HEAVY_COLUMNS),
+    "delta.dataSkippingStatsColumns": ",".join(SCALARS),
     # artifacts point at old versions for ever; `vacuum` decides by them what may go
     "delta.logRetentionDuration": "interval 36500 days",
     "delta.deletedFileRetentionDuration": "interval 36500 days",
@@ -55,11 +57,11 @@ class TrajectoryBuffer:
     """The buffer of one store, a local folder or ``s3://bucket/prefix``. Only ``append`` and upkeep ever write."""
 
     def __init__(self, store: str | Path) -> None:
-        self._place = place(store)
-        self.store = self._place.uri
+        self.place = place(store)
+        self.store = self.place.uri
         self.uri = f"{self.store.rstrip('/')}/{FOLDER}"
         self._options = storage_options(self.store)
-        self._lookup = Lookup(self._place, FOLDER)
+        self._lookup = Lookup(self.place, FOLDER)
 
     # table
 
@@ -95,7 +97,7 @@ class TrajectoryBuffer:
     def has(self, fingerprint: str, shard: int = 0) -> bool:
         """Whether this shard of this stage run was appended."""
         try:
-            return self.table().transaction_version(_transaction(fingerprint, shard)) is not None
+            return is_appended(self.table().transaction_version(_transaction(fingerprint, shard)))
         except NoBufferError:
             return False
 
@@ -103,19 +105,20 @@ class TrajectoryBuffer:
         """Create the empty table, once: a second creation would conflict with appends that are under way."""
         from deltalake import DeltaTable
 
-        with hold(self._place, "locks/create-trajectories.lock"):
+        with hold(self.place, "locks/create-trajectories.lock"):
             if self.version is not None:
                 return
             DeltaTable.create(
                 self.uri,
                 TRAJECTORY_SCHEMA,
                 description="agentrl trajectory buffer",
-                configuration=_PROPERTIES,
+                configuration=PROPERTIES,
                 storage_options=self._options,
                 raise_if_key_not_exists=False,
             )
 
-    def _writable(self) -> "DeltaTable":
+    def writable(self) -> "DeltaTable":
+        """The table to write to, created where there is none. Raises where its schema is not exactly ours."""
         try:
             table = self.table()
         except NoBufferError:
@@ -148,13 +151,14 @@ class TrajectoryBuffer:
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         name = _transaction(fingerprint, shard)
-        table = self._writable()
-        if table.transaction_version(name) is not None:
+        table = self.writable()
+        before = table.transaction_version(name)
+        if is_appended(before):
             return AppendResult(table.version(), 0, skipped=True)
         fill = dict(zip(FILL, (stage, fingerprint, run_id), strict=True))
-        rows = Ingest(trajectories, fill, on_error, self._place, f"{stage}-{fingerprint[:8]}-{shard}")
+        rows = Ingest(trajectories, fill, on_error, self.place, f"{stage}-{fingerprint[:8]}-{shard}")
         lineage = {"stage": stage, "fingerprint": fingerprint, "shard": str(shard), "run_id": run_id}
-        writer = FileWriter(self._place)
+        writer = FileWriter(self.place)
         try:
             table.create_write_transaction(
                 writer.write(rows.batches()),  # type: ignore[arg-type]
@@ -163,13 +167,13 @@ class TrajectoryBuffer:
                 commit_properties=CommitProperties(
                     custom_metadata=lineage | {"rows": str(rows.rows)},
                     max_commit_retries=1000,
-                    app_transactions=[Transaction(name, 0)],
+                    app_transactions=[Transaction(name, 0 if before is None else before + 1)],
                 ),
             )
         except CommitFailedError:
             writer.discard()
             table = self.table()
-            if table.transaction_version(name) is None:
+            if not is_appended(table.transaction_version(name)):
                 raise
             return AppendResult(table.version(), 0, skipped=True)  # the same shard, from another process, was faster
         except StoreError:
@@ -188,8 +192,8 @@ class TrajectoryBuffer:
         """Rows that appends have set aside: the columns of a trajectory, ``row`` in its append, and ``problems``."""
         import polars as pl
 
-        keys = sorted(self._place.keys("quarantine"))
-        frames = [pl.read_parquet(self._place.read(key) or b"") for key in keys]
+        keys = sorted(self.place.keys("quarantine"))
+        frames = [pl.read_parquet(self.place.read(key) or b"") for key in keys]
         empty = pl.DataFrame(schema={"trajectory_id": pl.String, "row": pl.Int64, "problems": pl.List(pl.String)})
         return pl.concat(frames) if frames else empty
 
@@ -202,14 +206,35 @@ class TrajectoryBuffer:
         return pl.scan_delta(self.table(version))
 
     def sql(self, query: str, version: int | datetime | None = None) -> "pl.DataFrame":
-        """Answer a query over the view ``trajectories``, in Polars' SQL dialect."""
-        import polars as pl
+        """Answer a query over the views ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect."""
         from polars.exceptions import PolarsError
 
+        from datastore.views import context
+
+        rows = self.scan(version)
         try:
-            return pl.SQLContext({"trajectories": self.scan(version)}).execute(query, eager=True)
+            return context(rows).execute(query, eager=True)
         except PolarsError as error:
-            raise StoreError(f"query failed: {error}") from None
+            columns = ", ".join(rows.collect_schema().names())
+            hint = f"\ncolumns of trajectories: {columns}" if "column" in str(error).lower() else ""
+            raise StoreError(f"query failed: {error}{hint}") from None
+
+    def diff(self, old: int | datetime, new: int | datetime | None = None) -> "pl.DataFrame":
+        """What lies between two versions, by stage run: rows ``added`` and ``removed``, by id."""
+        import polars as pl
+
+        keys = ["stage", "fingerprint"]
+        before, after = (self.scan(v).select("trajectory_id", *keys).collect() for v in (old, new))
+        added = after.join(before, on="trajectory_id", how="anti").group_by(keys).agg(pl.len().alias("added"))
+        removed = before.join(after, on="trajectory_id", how="anti").group_by(keys).agg(pl.len().alias("removed"))
+        both = added.join(removed, on=keys, how="full", coalesce=True)
+        return both.with_columns(pl.col("added", "removed").fill_null(0).cast(pl.Int64)).sort(keys)
+
+    def batches(self, ids: Sequence[str], batch_rows: int, **options: Any) -> "Batches":
+        """Training batches of a selection, in a seeded order that can be resumed; see :class:`Batches` for options."""
+        from datastore.batches import Batches
+
+        return Batches(self, ids, batch_rows, **options)
 
     def stats(self, version: int | datetime | None = None) -> dict[str, Any]:
         """Totals, and under ``stages`` one row per stage: rows, tasks, success rate, mean reward, tokens."""
@@ -327,6 +352,12 @@ def schema_version(table: "DeltaTable") -> int:
 
 def _columns(names: Sequence[str]) -> pa.Schema:
     return pa.schema([TRAJECTORY_SCHEMA.field(name) for name in names], metadata=TRAJECTORY_SCHEMA.metadata)
+
+
+def is_appended(transaction: int | None) -> bool:
+    """Whether a shard's rows are in the table: appending it gives its transaction an even number, dropping it
+    (after a loss of files) the next odd one."""
+    return transaction is not None and transaction % 2 == 0
 
 
 def _transaction(fingerprint: str, shard: int) -> str:

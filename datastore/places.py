@@ -10,6 +10,8 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +32,9 @@ class Place(Protocol):
 
     def keys(self, prefix: str) -> Iterator[str]:
         """Names of the objects under a folder, in any order."""
+
+    def listing(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """The same with the time of each object's last change."""
 
     def delete(self, prefix: str) -> None:
         """Remove an object, or a folder with all that is in it."""
@@ -86,6 +91,11 @@ class LocalPlace:
         for file in sorted(folder.rglob("*")):
             if file.is_file() and not file.name.endswith(".tmp"):
                 yield file.relative_to(self.root).as_posix()
+
+    def listing(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        for key in self.keys(prefix):
+            with suppress(FileNotFoundError):  # removed while we look
+                yield key, datetime.fromtimestamp((self.root / key).stat().st_mtime, UTC)
 
     def delete(self, prefix: str) -> None:
         target = self.root / prefix
@@ -166,11 +176,14 @@ class S3Place:
         os.replace(temporary, path)
 
     def keys(self, prefix: str) -> Iterator[str]:
+        return (key for key, _ in self.listing(prefix))
+
+    def listing(self, prefix: str) -> Iterator[tuple[str, datetime]]:
         import obstore
 
         for page in obstore.list(self._store, prefix=prefix):
             for meta in page:
-                yield meta["path"]
+                yield meta["path"], meta["last_modified"]
 
     def delete(self, prefix: str) -> None:
         import obstore

@@ -44,8 +44,10 @@ FOLDER = "trajectories"
 class FileWriter:
     """Writes a stream of batches as files; :meth:`discard` removes what was written and not committed."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, data_change: bool = True) -> None:
+        """``data_change`` is false where the files only hold rows that the table has already."""
         self._place = place
+        self._data_change = data_change
         self._names: list[str] = []
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> "list[AddAction]":
@@ -74,7 +76,7 @@ class FileWriter:
             size=data.size,
             partition_values={},
             modification_time=int(time.time() * 1000),
-            data_change=True,
+            data_change=self._data_change,
             stats=json.dumps(_statistics(table)),
         )
 

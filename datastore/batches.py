@@ -1,0 +1,91 @@
+"""Training batches from a selection of rows, in a seeded order that any reader can resume and that covers every row.
+
+The order of an epoch is a permutation of the selection drawn from (seed, epoch) alone. Reader ``rank`` of ``world``
+takes every ``world``-th batch of that one sequence: all readers together see each row exactly once per epoch, whatever
+their number, and a position is two numbers.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from datastore.buffer import TrajectoryBuffer
+
+TOKEN_COLUMNS = ("trajectory_id", "input_ids", "action_mask", "logprobs")
+
+
+@dataclass(frozen=True)
+class Position:
+    """The next batch to read: its epoch, and its number in the epoch's sequence over all readers."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one batch. ``next`` is where to resume after it; ``epoch`` and ``number`` say which batch it is."""
+
+    rows: pa.Table
+    epoch: int
+    number: int
+    next: Position
+
+
+class Batches:
+    """Batches of a selection. Iterate it, keep ``batch.next`` with the checkpoint, and pass it back as ``start``."""
+
+    def __init__(
+        self,
+        buffer: "TrajectoryBuffer",
+        ids: Sequence[str],
+        batch_rows: int,
+        *,
+        seed: int = 0,
+        epochs: int = 1,
+        columns: Sequence[str] = TOKEN_COLUMNS,
+        rank: int = 0,
+        world: int = 1,
+        start: Position | None = None,
+    ) -> None:
+        if batch_rows < 1 or epochs < 0 or world < 1 or not 0 <= rank < world:
+            raise ValueError(
+                f"batch_rows {batch_rows}, epochs {epochs}, rank {rank}, world {world}: batch_rows and world are at "
+                "least 1, epochs at least 0, and rank is below world"
+            )
+        if len(set(ids)) != len(ids):
+            raise ValueError("the selection holds an id twice; each row is given once per epoch, use weights instead")
+        self.buffer = buffer
+        self.ids = sorted(ids)  # so that the order depends on the selection's content alone
+        self.batch_rows = batch_rows
+        self.seed = seed
+        self.epochs = epochs
+        self.columns = list(columns)
+        self.rank = rank
+        self.world = world
+        self.start = start or Position()
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches of one epoch, over all readers; the last one may be short."""
+        return -(-len(self.ids) // self.batch_rows)
+
+    def order(self, epoch: int) -> list[str]:
+        """Ids in the order of one epoch."""
+        shuffled = np.random.default_rng([self.seed, epoch]).permutation(len(self.ids))
+        return [self.ids[index] for index in shuffled]
+
+    def __iter__(self) -> Iterator[Batch]:
+        position = self.start
+        for epoch in range(position.epoch, self.epochs):
+            order = self.order(epoch)
+            for number in range(position.batch, self.per_epoch):
+                if number % self.world == self.rank:
+                    ids = order[number * self.batch_rows : (number + 1) * self.batch_rows]
+                    after = Position(epoch, number + 1)
+                    yield Batch(self.buffer.read(ids, self.columns), epoch, number, after)
+            position = replace(position, batch=0)

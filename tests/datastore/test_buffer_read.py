@@ -1,0 +1,115 @@
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from datastore import StoreError, TrajectoryBuffer
+from datastore.batches import Position
+from schemas.trajectory import Message, Role
+from tests.datastore.conftest import FP, Make, build
+
+
+@pytest.fixture(scope="module")
+def buffer(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryBuffer:
+    made = TrajectoryBuffer(tmp_path_factory.mktemp("store"))
+    for shard in range(3):
+        rows = [build(i) for i in range(shard * 150, shard * 150 + 150)]
+        made.append(rows, stage="rollout", fingerprint=FP, shard=shard)
+    return made
+
+
+def test_rows_are_found_in_any_file_and_order(buffer: TrajectoryBuffer) -> None:
+    ids = [f"rollout-01234567-{i:06d}" for i in (449, 0, 127, 128, 300, 0)]
+    assert [row.trajectory_id for row in buffer.get_many(ids)] == ids  # an id may be asked for twice
+    assert buffer.read(ids, ["reward", "input_ids"]).column_names == ["reward", "input_ids"]
+    assert buffer.read([], ["reward"]).num_rows == 0
+
+
+def test_a_reader_sees_what_was_appended_after_it_was_made(tmp_path: Path, make: Make) -> None:
+    reader, writer = TrajectoryBuffer(tmp_path), TrajectoryBuffer(tmp_path)
+    writer.append([make(0)], stage="s", fingerprint="a")
+    assert reader.get(make(0).trajectory_id)
+    writer.append([make(1)], stage="s", fingerprint="b")
+    assert reader.get(make(1).trajectory_id)
+
+
+def test_views(buffer: TrajectoryBuffer) -> None:
+    steps = buffer.sql("select * from steps where trajectory_id = 'rollout-01234567-000007' order by step")
+    assert steps["step"].to_list() == [0, 1]
+    assert steps["observation"].to_list() == ["Bob 7", ""]
+    assert steps["content"].to_list() == ["", "Bob 7"]
+    assert steps["n_tool_calls"].to_list() == [1, 0]
+    assert steps["n_tokens"].to_list() == [4, 2]
+    calls = buffer.sql("select name, count(*) as n, avg(success) as rate from tool_calls group by name")
+    assert calls.rows() == [("find", 450, 0.5)]
+    one = buffer.sql("select arguments, observation from tool_calls where trajectory_id = 'rollout-01234567-000007'")
+    assert one.rows() == [('{"who": "Ann", "rel": "boss"}', "Bob 7")]
+
+
+def test_views_of_rows_without_messages_or_calls(tmp_path: Path, make: Make) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    bare = {"input_ids": [], "action_mask": [], "logprobs": []}
+    say = [Message(role=Role.USER, content="hi"), Message(role=Role.ASSISTANT, content="ho")]
+    buffer.append([make(0, messages=[], **bare), make(1, messages=say, **bare)], stage="s", fingerprint="f")
+    assert buffer.sql("select content from steps").rows() == [("ho",)]
+    assert buffer.sql("select * from tool_calls").height == 0
+
+
+def test_sql_errors_name_the_columns(buffer: TrajectoryBuffer) -> None:
+    with pytest.raises(StoreError, match="columns of trajectories: trajectory_id"):
+        buffer.sql("select rewardd from trajectories")
+    with pytest.raises(StoreError, match="query failed"):
+        buffer.sql("select from where")
+
+
+def test_time_travel_and_diff(tmp_path: Path, make: Make) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    first = buffer.append([make(0)], stage="a", fingerprint="f").version
+    moment = datetime.now(UTC)
+    second = buffer.append([make(i, "b") for i in (1, 2)], stage="b", fingerprint="g").version
+    assert buffer.scan(moment).select(pl.len()).collect().item() == 1
+    assert buffer.diff(first, second).to_dicts() == [{"stage": "b", "fingerprint": "g", "added": 2, "removed": 0}]
+    assert buffer.diff(second, first).to_dicts() == [{"stage": "b", "fingerprint": "g", "added": 0, "removed": 2}]
+    assert [one["rows"] for one in buffer.history()] == [2, 1, None]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.integers(0, 60), size=st.integers(1, 17), world=st.integers(1, 5), seed=st.integers(0, 9))
+def test_every_row_once_per_epoch_whatever_the_readers(
+    buffer: TrajectoryBuffer, rows: int, size: int, world: int, seed: int
+) -> None:
+    ids = [f"rollout-01234567-{i:06d}" for i in range(rows)]
+    seen: dict[int, list[str]] = {0: [], 1: []}
+    for rank in range(world):
+        options = {"seed": seed, "epochs": 2, "columns": ["trajectory_id"], "rank": rank, "world": world}
+        for batch in buffer.batches(ids, size, **options):
+            seen[batch.epoch] += batch.rows["trajectory_id"].to_pylist()
+    assert sorted(seen[0]) == sorted(seen[1]) == ids
+    if rows > 20 and world == 1:
+        assert seen[0] != seen[1]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(stop=st.integers(0, 19), world=st.integers(1, 3))
+def test_batches_resume_at_any_point(buffer: TrajectoryBuffer, stop: int, world: int) -> None:
+    ids = [f"rollout-01234567-{i:06d}" for i in range(50)]
+    options = {"seed": 3, "epochs": 2, "rank": world - 1, "world": world}
+    whole = [batch.rows for batch in buffer.batches(ids, 5, **options)]
+    position, read = Position(), []
+    for batch in buffer.batches(ids, 5, **options):
+        if len(read) == stop:
+            break
+        read.append(batch.rows)
+        position = batch.next
+    read += [batch.rows for batch in buffer.batches(ids, 5, **options, start=position)]
+    assert [rows["trajectory_id"] for rows in read] == [rows["trajectory_id"] for rows in whole]
+
+
+def test_batches_refuse_nonsense(buffer: TrajectoryBuffer) -> None:
+    with pytest.raises(ValueError, match="rank is below world"):
+        buffer.batches(["a"], 1, rank=2, world=2)
+    with pytest.raises(ValueError, match="twice"):
+        buffer.batches(["a", "a"], 1)

@@ -1,0 +1,211 @@
+import json
+import os
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from datastore import Catalog, TrajectoryBuffer
+from datastore.buffer import PROPERTIES, VERSION_PROPERTY
+from datastore.errors import OlderSchemaError
+from datastore.upkeep import check, compact, drop_unreadable, migrate, vacuum
+from schemas.arrow import to_table
+from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
+from schemas.trajectory import TRAJECTORY_SCHEMA
+from tests.datastore.conftest import FP, build
+
+
+def fill(store: str | Path, shards: int = 6, rows: int = 20) -> TrajectoryBuffer:
+    buffer = TrajectoryBuffer(store)
+    for shard in range(shards):
+        part = [build(i) for i in range(shard * rows, shard * rows + rows)]
+        buffer.append(part, stage="rollout", fingerprint=FP, shard=shard)
+    return buffer
+
+
+def data_files(store: Path) -> list[Path]:
+    return sorted((store / "trajectories").glob("*.parquet"))
+
+
+def publish(store: Path, version: int | None, ids: list[str]) -> None:
+    catalog = Catalog(store)
+    folder = catalog.staging("keep", "k1")
+    pl.DataFrame({"trajectory_id": ids, "weight": [1.0] * len(ids)}).write_parquet(folder / "t.parquet")
+    ingredients = Ingredients(scheme=1, stage="keep", uses="x", uses_version="1", config={}, seed=0, inputs={}, code={})
+    output = OutputRecord(kind=Kind.TRAJECTORIES, path="t.parquet", digest="d", rows=len(ids))
+    manifest = Manifest(
+        fingerprint="k1",
+        ingredients=ingredients,
+        outputs={"trajectories": output},
+        run_id="r",
+        created_at=datetime.now(UTC),
+        duration_s=0,
+        buffer_version=version,
+    )
+    catalog.publish(manifest, folder)
+
+
+def test_compaction_changes_files_and_no_row(store: str) -> None:
+    buffer = fill(store)
+    ids, version = buffer.ids(FP), buffer.version
+    digest = buffer.digest(ids)
+    result = compact(buffer)
+    assert (result["files_before"], result["files_after"]) == (6, 1)
+    assert TrajectoryBuffer(store).digest(ids) == buffer.digest(ids) == digest
+    assert buffer.scan(version).select(pl.len()).collect().item() == 120
+    assert buffer.has(FP, 3)
+    assert compact(buffer)["files_after"] == 1  # nothing left to do
+    buffer.append([build(999)], stage="rollout", fingerprint=FP, shard=99)
+    assert len(buffer.ids(FP)) == 121
+    assert check(buffer) == []
+
+
+def test_vacuum_keeps_what_artifacts_need(tmp_path: Path) -> None:
+    buffer = fill(tmp_path, 3)
+    ids = buffer.ids(FP)
+    publish(tmp_path, buffer.version, ids)
+    pinned = buffer.version
+    buffer.append([build(999)], stage="rollout", fingerprint=FP, shard=9)
+    compact(buffer)
+    assert vacuum(buffer, retention_hours=1, dry_run=False) == []  # all versions are young
+    dead = vacuum(buffer, retention_hours=0)
+    assert len(dead) == 1  # the file of shard 9: only versions 4 and later had it, and no artifact names one
+    assert len(data_files(tmp_path)) == 5  # a dry run
+    assert vacuum(buffer, retention_hours=0, dry_run=False) == dead
+    assert len(data_files(tmp_path)) == 4
+    assert buffer.scan(pinned).select(pl.len()).collect().item() == 60
+    assert buffer.scan().select(pl.len()).collect().item() == 61
+    Catalog(tmp_path).remove("keep", "k1")
+    assert len(vacuum(buffer, retention_hours=0, dry_run=False)) == 3
+    assert buffer.digest(ids)
+    assert check(buffer) == []
+
+
+def test_vacuum_spares_an_append_under_way(tmp_path: Path) -> None:
+    buffer = fill(tmp_path, 1)
+    orphan = tmp_path / "trajectories/part-00000-dead.zstd.parquet"
+    orphan.write_bytes(b"half")
+    assert vacuum(buffer, retention_hours=0, dry_run=False) == []
+    assert [one.kind for one in check(buffer)] == ["orphan"]
+    os.utime(orphan, (time.time() - 7200,) * 2)
+    assert vacuum(buffer, retention_hours=0, dry_run=False) == [orphan.name]
+    assert check(buffer) == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "corrupt"])
+def test_damaged_files_are_found_and_their_shards_can_be_appended_again(tmp_path: Path, damage: str) -> None:
+    buffer = fill(tmp_path, 3)
+    ids = buffer.ids(FP)
+    digest = buffer.digest(ids)
+    publish(tmp_path, buffer.version, ids)
+    name = DeltaTable(buffer.uri).file_uris()[1]
+    victim = tmp_path / "trajectories" / Path(name).name
+    if damage == "missing":
+        victim.unlink()
+    else:
+        victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
+    findings = check(TrajectoryBuffer(tmp_path))
+    assert [(one.kind, one.what) for one in findings[:1]] == [(damage, victim.name)]
+    assert "check --drop" in findings[0].advice
+    assert findings[-1].kind == "manifest"
+    assert "20 rows" in findings[-1].advice
+    dropped = drop_unreadable(buffer)
+    assert dropped.files == [victim.name]
+    assert len(dropped.shards) == 1
+    shard = int(dropped.shards[0].split("/")[1])
+    assert not buffer.has(FP, shard)
+    assert len(buffer.ids(FP)) == 40
+    rows = [build(i) for i in range(shard * 20, shard * 20 + 20)]
+    assert not buffer.append(rows, stage="rollout", fingerprint=FP, shard=shard).skipped
+    assert buffer.append(rows, stage="rollout", fingerprint=FP, shard=shard).skipped
+    assert buffer.digest(buffer.ids(FP)) == digest
+    assert [one.kind for one in check(buffer)] in ([], ["orphan"])
+
+
+def test_a_corrupt_commit_is_named(tmp_path: Path) -> None:
+    buffer = fill(tmp_path, 3)
+    commit = sorted((tmp_path / "trajectories/_delta_log").glob("*.json"))[-1]
+    whole = commit.read_bytes()
+    commit.write_bytes(whole[: len(whole) // 2])
+    [finding] = check(TrajectoryBuffer(tmp_path))
+    assert finding.kind == "log"
+    assert finding.what.endswith(commit.name)
+    assert "remove it" in finding.advice
+    commit.unlink()  # what the advice says
+    assert len(TrajectoryBuffer(tmp_path).ids(FP)) == 40
+    buffer.append([build(i) for i in range(40, 60)], stage="rollout", fingerprint=FP, shard=2)
+    assert len(buffer.ids(FP)) == 60
+
+
+def test_doubled_ids_and_broken_rows_are_found(tmp_path: Path) -> None:
+    buffer = fill(tmp_path, 1)
+    buffer.append([build(3)], stage="rollout", fingerprint=FP, shard=5)
+    kinds = [one.kind for one in check(buffer)]
+    assert kinds == ["doubled"]
+
+
+def test_readers_see_whole_versions_during_upkeep(tmp_path: Path) -> None:
+    buffer = fill(tmp_path, 8, 10)
+    problems: list[object] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        reader = TrajectoryBuffer(tmp_path)
+        while not stop.is_set():
+            try:
+                count = reader.scan().select(pl.len(), pl.col("input_ids").list.sum().sum()).collect().row(0)[0]
+                rows = reader.read(reader.ids(FP), ["messages"]).num_rows
+                if count % 10 or rows % 10 or rows < 80:
+                    problems.append((count, rows))
+            except Exception as error:
+                problems.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for shard in range(8, 20):
+        buffer.append([build(i) for i in range(shard * 10, shard * 10 + 10)], stage="r", fingerprint=FP, shard=shard)
+        if shard % 3 == 0:
+            compact(buffer)
+            vacuum(buffer, dry_run=False)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert len(buffer.ids(FP)) == 200
+
+
+def old_store(folder: Path) -> TrajectoryBuffer:
+    """A table as version 0 of the schema wrote it: no ``agent``, ``segment`` or ``final_state``, wide token ids."""
+    rows = to_table([build(i) for i in range(5)], TRAJECTORY_SCHEMA).drop_columns(["agent", "segment", "final_state"])
+    index = rows.schema.get_field_index("input_ids")
+    rows = rows.set_column(index, "input_ids", rows["input_ids"].cast(pa.list_(pa.int32())))
+    from deltalake import write_deltalake
+
+    options = PROPERTIES | {VERSION_PROPERTY: "0"}
+    options.pop("delta.dataSkippingStatsColumns")
+    target = str(folder / "trajectories")
+    DeltaTable.create(target, rows.schema, configuration=options, raise_if_key_not_exists=False)
+    write_deltalake(target, rows, mode="append")
+    return TrajectoryBuffer(folder)
+
+
+def test_an_older_schema_is_migrated(tmp_path: Path) -> None:
+    buffer = old_store(tmp_path)
+    assert buffer.scan().select(pl.len()).collect().item() == 5  # it can be read before
+    with pytest.raises(OlderSchemaError, match="has schema_version 0"):
+        buffer.append([build(9)], stage="s", fingerprint="f")
+    assert migrate(buffer) == {"from": 0, "to": 1, "rows": 5}
+    row = buffer.get("rollout-01234567-000002")
+    assert (row.agent, row.segment, row.final_state) == ("main", 0, "null")
+    assert row.input_ids == build(2).input_ids
+    buffer.append([build(9)], stage="s", fingerprint="f")
+    assert buffer.scan().select(pl.len()).collect().item() == 6
+    assert check(buffer) == []
+    assert migrate(buffer)["rows"] == 0
+    assert json.loads(json.dumps(buffer.history(), default=str))

@@ -1,0 +1,208 @@
+"""Runs through Prefect with a server of their own: retries, time limits, slots, faults, silence."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_project import Project
+
+pytestmark = pytest.mark.slow
+
+ROOT = str(Path(__file__).parents[2])
+
+PIPELINE = """
+    name: toy
+    stages:
+      a: {uses: "toy:numbers", with: {n: 5}}
+      b: {uses: "toy:add", inputs: {tables: a}}
+      c: {uses: "toy:trouble", inputs: {table: b.sums}, with: {sleep: 0}}
+"""
+
+
+def start(*arguments: str, **env: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    environment |= {"PYTHONPATH": ROOT, **env}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def agentrl(*arguments: str, **env: str) -> tuple[int, str]:
+    process = start(*arguments, **env)
+    output = process.communicate(timeout=180)[0]
+    return process.returncode, output
+
+
+def run(project: Project, text: str, *arguments: str) -> tuple[int, str]:
+    project.write(text)
+    return agentrl("run", "pipeline.yaml", *arguments)
+
+
+def last(project: Project) -> dict[str, Any]:
+    return json.loads(agentrl("show", "last", "--json")[1])
+
+
+def wait_for(process: "subprocess.Popen[str]", text: str) -> str:
+    assert process.stdout
+    seen = ""
+    while text not in seen:
+        line = process.stdout.readline()
+        assert line, seen
+        seen += line
+    return seen
+
+
+def ours() -> list[str]:
+    """Command lines of workers and servers that this machine runs for runs of this package."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = file.read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if "-m pipelines.worker" in line or "-m flows.server" in line:
+            found.append(line)
+    return found
+
+
+def test_a_run_says_nothing_but_its_own_lines(project: Project) -> None:
+    before = ours()
+    for arguments in ((), ("--set", "stages.a.with.n=6")):
+        code, output = run(project, PIPELINE, *arguments)
+        assert code == 0, output
+        for line in output.splitlines():
+            known = ("  [", "stages to run", "store   ", "run 2")
+            assert any(part in line for part in known), f"a line that is not ours: {line!r} in\n{output}"
+    assert ours() == before
+    tables = subprocess.run(
+        [sys.executable, "-c", "import sqlite3, sys; db = sqlite3.connect(sys.argv[1])\n"
+         "print(db.execute('select count(*) from flow_run where state_type = \"COMPLETED\"').fetchone()[0],"
+         " db.execute('select count(*) from task_run where state_type = \"COMPLETED\"').fetchone()[0],"
+         " db.execute('select count(*) from artifact where type = \"table\"').fetchone()[0])",
+         str(project.folder / "store" / "prefect" / "prefect.db")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert tables.stdout.split() == ["2", "6", "2"]
+
+
+def test_a_failing_stage_is_tried_again(project: Project) -> None:
+    text = PIPELINE.replace("with: {sleep: 0}}", "with: {marker: tried}, execution: {retries: 2, retry_delay_s: 0.1}}")
+    code, output = run(project, text)
+    assert code == 0, output
+    assert "c: failed: RuntimeError: the first try fails; 2 more tries" in output
+    assert last(project)["stages"]["c"]["failed_tries"] == 1
+
+
+def test_a_hanging_stage_is_ended_at_its_limit_and_nothing_after_it_runs(project: Project) -> None:
+    text = PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: 60}, execution: {timeout_s: 3}}")
+    text += '      d: {uses: "toy:trouble", inputs: {table: c}}\n'
+    before = ours()
+    started = time.monotonic()
+    code, output = run(project, text)
+    assert time.monotonic() - started < 40
+    assert code == 1
+    assert "stage c failed: did not end within timeout_s = 3" in output
+    assert "left      c, d" in output
+    assert ours() == before
+
+
+def test_stages_run_side_by_side_and_slots_hold_them_back(project: Project) -> None:
+    text = """
+        name: toy
+        stages:
+          a: {uses: "toy:numbers"}
+          x: {uses: "toy:trouble", inputs: {table: a}, matrix: {sleep: [2.0, 2.05, 2.1]}, execution: {concurrency: %s}}
+    """
+    code, output = run(project, text % "[]", "--jobs", "3")
+    assert code == 0, output
+    together = _span(project)
+    shutil.rmtree(project.folder / "store")
+    code, output = run(project, text % "[judge-endpoint]", "--jobs", "3")
+    assert code == 0, output
+    assert _span(project) > 6.0
+    assert together < 6.0
+
+
+def _span(project: Project) -> float:
+    """Seconds from the first to the last of stages x."""
+    from datetime import datetime
+
+    stages = [stage for name, stage in last(project)["stages"].items() if name.startswith("x")]
+    starts = [datetime.fromisoformat(stage["started_at"]).timestamp() for stage in stages]
+    ends = [start + stage["duration_s"] for start, stage in zip(starts, stages, strict=True)]
+    return max(ends) - min(starts)
+
+
+def test_ctrl_c_in_the_middle_of_a_stage_and_in_a_wait_for_a_retry(project: Project) -> None:
+    before = ours()
+    slow = PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: 60}}")
+    waiting = PIPELINE.replace("with: {sleep: 0}}", "with: {error: x}, execution: {retries: 1, retry_delay_s: 60}}")
+    for text, moment in ((slow, "c: started"), (waiting, "1 more tries")):
+        project.write(text)
+        process = start("run", "pipeline.yaml")
+        wait_for(process, moment)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=30)[0]
+        assert process.returncode == 130, output
+        assert "cancelled" in output
+        assert "go on     agentrl run pipeline.yaml" in output
+        assert "Traceback" not in output
+        assert last(project)["state"] == "cancelled"
+        assert _gone(before)
+
+
+def test_kill_9_of_the_run_leaves_nothing_behind_and_the_next_run_goes_on(project: Project) -> None:
+    before = ours()
+    text = PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: 4}, execution: {concurrency: [gpu]}}")
+    project.write(text)
+    process = start("run", "pipeline.yaml")
+    wait_for(process, "c: started")
+    time.sleep(1)
+    process.kill()
+    process.wait()
+    assert _gone(before)
+    code, output = agentrl("run", "pipeline.yaml")
+    assert code == 0, output
+    assert "1 stages to run, 2 cached" in output
+
+
+def _gone(before: list[str]) -> bool:
+    deadline = time.monotonic() + 8
+    while ours() != before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return ours() == before
+
+
+def test_the_prefect_database_may_be_deleted_between_runs(project: Project) -> None:
+    assert run(project, PIPELINE)[0] == 0
+    shutil.rmtree(project.folder / "store" / "prefect")
+    code, output = run(project, PIPELINE)
+    assert code == 0
+    assert "everything is up to date, 3 stages cached" in output
+    code, output = run(project, PIPELINE, "--set", "stages.c.with.sleep=0.1")
+    assert code == 0, output
+    assert "1 stages ran, 2 were cached" in output
+
+
+def test_two_runs_at_once_share_a_store(project: Project) -> None:
+    project.write(PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: 2}}"))
+    both = [start("run", "pipeline.yaml", "--json") for _ in range(2)]
+    records = [json.loads(process.communicate(timeout=120)[0]) for process in both]
+    assert [record["state"] for record in records] == ["completed"] * 2
+    for name in "abc":
+        assert sorted(record["stages"][name]["status"] for record in records) == ["ran", "reused"], records
+
+
+def test_a_stage_in_another_pool_needs_a_server_that_is_there(project: Project) -> None:
+    code, output = run(project, PIPELINE.replace("with: {sleep: 0}}", "execution: {pool: gpu}}"))
+    assert code == 2
+    assert "stages run in work pools: c (gpu)" in output
+    code, output = run(project, PIPELINE.replace("with: {sleep: 0}}", "execution: {pool: gpu}}"), "--no-prefect")
+    assert code == 0, output

@@ -169,17 +169,21 @@ class Project:
         return {step.name: perform(job_of(step, plan, "test-run")) for step in plan.to_run}
 
 
+def make_project(folder: Path) -> Project:
+    package = f"toyproject{next(_numbers)}"
+    (folder / package).mkdir()
+    (folder / package / "__init__.py").write_text("")
+    for name, text in (("stages", STAGES), ("maths", MATHS), ("deeper", DEEPER)):
+        (folder / package / f"{name}.py").write_text(text.format(package=package))
+    return Project(folder, package)
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    package = f"toyproject{next(_numbers)}"
-    folder = tmp_path / package
-    folder.mkdir()
-    (folder / "__init__.py").write_text("")
-    for name, text in (("stages", STAGES), ("maths", MATHS), ("deeper", DEEPER)):
-        (folder / f"{name}.py").write_text(text.format(package=package))
+    made = make_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
-    yield Project(tmp_path, package)
+    yield made
     sys.path[:] = before
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == made.package]:
         del sys.modules[name]

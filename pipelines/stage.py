@@ -216,11 +216,11 @@ def _is_handle(annotation: Any) -> bool:
 
 
 def _input(name: str, annotation: Any, default: Any) -> Input:
+    if isinstance(annotation, types.UnionType):
+        annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
     many = get_origin(annotation) is list
     if many:
         [annotation] = get_args(annotation)
-    elif isinstance(annotation, types.UnionType):
-        annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
     if not _is_handle(annotation):
         raise TypeError(f"input {name!r} is annotated {annotation!r}; allowed are the handles of pipelines.handles")
     return Input(annotation.kind, required=default is inspect.Parameter.empty, many=many)

@@ -1,0 +1,228 @@
+"""Applying the rules. Every rule takes the rows that are left and says which of them stay; heavy columns are read only
+by the rules that look at them, for the rows that are left by then."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from datastore.curation import rules as r
+from datastore.curation.text import action_texts, contaminated, near_duplicates, tool_vectors
+from datastore.errors import StoreError
+from datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
+from datastore.writer import SCALARS
+
+if TYPE_CHECKING:
+    from datastore.buffer import TrajectoryBuffer
+
+EXAMPLES = 3
+RANK = (pl.col("reward").neg(), pl.col("n_steps"), pl.col("n_tokens"), pl.col("trajectory_id"))
+"""Best first: highest reward, then fewest steps, then fewest tokens."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of the funnel: a rule, the rows before and after it, and some of those it dropped."""
+
+    rule: str
+    before: int
+    after: int
+    examples: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Curated:
+    """The selection, in the order of ids, and how it came about."""
+
+    ids: list[str]
+    weights: list[float]
+    funnel: list[Level]
+
+
+@dataclass
+class _Work:
+    """What the rules share."""
+
+    buffer: "TrajectoryBuffer"
+    seed: int
+    embedder_name: str
+    heldout: list[str]
+    version: int
+    texts: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        if self.embedder_name != EMBEDDED:
+            return SentenceEmbedder(self.embedder_name)
+        prompts = self.buffer.scan(self.version).select(pl.col("prompt").unique().sort()).collect()["prompt"]
+        return LatentEmbedder.fit([*prompts, *self.heldout], seed=self.seed)
+
+    def actions(self, rows: pl.DataFrame) -> list[str]:
+        """What the policy wrote and called in each row, as text."""
+        ids = rows["trajectory_id"].to_list()
+        if missing := [name for name in ids if name not in self.texts]:
+            for start in range(0, len(missing), 4096):
+                part = missing[start : start + 4096]
+                messages = self.buffer.read(part, ["messages"])["messages"]
+                self.texts.update(zip(part, action_texts(messages), strict=True))
+        return [self.texts[name] for name in ids]
+
+
+def curate(
+    buffer: "TrajectoryBuffer",
+    rules: Sequence[r.Rule],
+    *,
+    ids: Sequence[str] | None = None,
+    heldout: Sequence[str] = (),
+    seed: int = 0,
+    embedder: str = EMBEDDED,
+) -> Curated:
+    """Narrow rows (default: the whole buffer) by rules. ``heldout`` holds prompts of held-out tasks, for
+    decontamination. Same buffer version, rules and seed, same selection. Every weight is 1."""
+    version = buffer.table().version()
+    rows = buffer.scan(version).select(SCALARS).sort("trajectory_id").collect()
+    if ids is not None:
+        rows = rows.filter(pl.col("trajectory_id").is_in(list(set(ids))))
+    work = _Work(buffer, seed, embedder, sorted(set(heldout)), version)
+    funnel = []
+    for rule in rules:
+        kept = _APPLY[rule.rule](rows, rule, work).sort("trajectory_id")
+        dropped = rows.join(kept, on="trajectory_id", how="anti")
+        examples = dropped.select("trajectory_id", "task_id", "reward", "prompt").head(EXAMPLES).to_dicts()
+        funnel.append(Level(_describe(rule), rows.height, kept.height, examples))
+        rows = kept
+    chosen = rows["trajectory_id"].to_list()
+    return Curated(chosen, [1.0] * len(chosen), funnel)
+
+
+def _describe(rule: r.Rule) -> str:
+    fields = rule.model_dump(exclude={"rule"}, exclude_defaults=True)
+    return " ".join([rule.rule, *(f"{name}={value}" for name, value in fields.items())])
+
+
+def _where(rows: pl.DataFrame, where: str) -> pl.DataFrame:
+    """Rows for which a SQL expression holds."""
+    try:
+        return pl.SQLContext({"rows": rows}).execute(f"select * from rows where {where}", eager=True)
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).splitlines()[0]
+        raise StoreError(f"rule expression {where!r}: {reason}; names are {', '.join(rows.columns)}") from None
+
+
+def _column(rows: pl.DataFrame, name: str) -> str:
+    if name not in rows.columns:
+        near = difflib.get_close_matches(name, rows.columns, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; columns are {', '.join(rows.columns)}"
+        raise StoreError(f"a trajectory has no scalar column {name!r}{hint}")
+    return name
+
+
+def _filter(rows: pl.DataFrame, rule: r.Filter, work: _Work) -> pl.DataFrame:
+    return _where(rows, rule.where)
+
+
+def _group(rows: pl.DataFrame, rule: r.Group, work: _Work) -> pl.DataFrame:
+    tasks = rows.group_by("task_id").agg(
+        pl.len().alias("n"),
+        pl.col("success").mean().alias("pass_rate"),
+        pl.col("reward").mean().alias("mean_reward"),
+        pl.col("reward").max().alias("best_reward"),
+        pl.col("reward").min().alias("worst_reward"),
+        pl.col("reward").std(ddof=0).alias("reward_std"),
+        pl.col("n_steps").mean().alias("mean_steps"),
+        pl.col("env").first(),
+        pl.col("level").first(),
+    )
+    return rows.join(_where(tasks, rule.where), on="task_id", how="semi")
+
+
+def _keep(rows: pl.DataFrame, rule: r.Keep, work: _Work) -> pl.DataFrame:
+    if rule.what == "all":
+        return rows
+    if rule.what in ("correct", "shortest"):
+        rows = rows.filter(pl.col("success"))
+    order: dict[str, Sequence[pl.Expr]] = {
+        "shortest": (pl.col("n_steps"), pl.col("n_tokens"), pl.col("trajectory_id")),
+        "first": (pl.col("trajectory_id"),),
+    }
+    return rows.sort(*order.get(rule.what, RANK)).group_by("task_id", maintain_order=True).head(rule.n)
+
+
+def _exact(rows: pl.DataFrame, rule: r.Exact, work: _Work) -> pl.DataFrame:
+    keys = ["__actions"] + (["task_id"] if rule.scope == "task" else [])
+    marked = rows.with_columns(pl.Series("__actions", work.actions(rows), dtype=pl.String)).sort(*RANK)
+    return marked.unique(keys, keep="first", maintain_order=True).drop("__actions")
+
+
+def _near(rows: pl.DataFrame, rule: r.Near, work: _Work) -> pl.DataFrame:
+    ranked = rows.sort(*RANK)
+    scopes = ranked["task_id"].to_list() if rule.scope == "task" else [""] * ranked.height
+    doubled = near_duplicates(work.actions(ranked), scopes, rule.threshold, work.seed)
+    return ranked.filter(~pl.Series(doubled, dtype=pl.Boolean))
+
+
+def _decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: _Work) -> pl.DataFrame:
+    in_buffer = work.buffer.scan(work.version).filter(pl.col("split").is_in(rule.splits))
+    heldout = sorted({*work.heldout, *in_buffer.select(pl.col("prompt").unique()).collect()["prompt"]})
+    if not heldout:
+        splits = ", ".join(rule.splits)
+        raise StoreError(
+            f"decontaminate has nothing to compare with: no held-out tasks given, no rows of split {splits}"
+        )
+    prompts = rows["prompt"].unique().sort().to_list()
+    bad = contaminated(prompts, heldout, rule.ngram, rule.overlap)
+    if rule.cosine is not None:
+        cosine = work.embedder.encode(prompts) @ work.embedder.encode(heldout).T
+        bad |= cosine.max(1) >= rule.cosine
+    dirty = [prompt for prompt, is_bad in zip(prompts, bad, strict=True) if is_bad]
+    return rows.filter(~pl.col("prompt").is_in(dirty) & ~pl.col("split").is_in(rule.splits))
+
+
+def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: _Work) -> pl.DataFrame:
+    from datastore.curation.diversity import cluster_balanced, k_center
+
+    if rows.height <= rule.n:
+        return rows
+    ranked = rows.sort(*RANK)
+    if rule.over == "prompt":
+        vectors = work.embedder.encode(ranked["prompt"].to_list())
+    else:
+        vectors = tool_vectors(work.actions(ranked))
+    if rule.method == "k_center":
+        return ranked[k_center(vectors, rule.n)]
+    return ranked[cluster_balanced(vectors, rule.n, rule.clusters, work.seed)]
+
+
+def _balance(rows: pl.DataFrame, rule: r.Balance, work: _Work) -> pl.DataFrame:
+    if not rows.height:
+        return rows
+    by = _column(rows, rule.by)
+    rarest = int(rows.group_by(by).len()["len"].min())  # type: ignore[arg-type]
+    return _at_random(rows, by, rule.n or rarest, work.seed)
+
+
+def _cap(rows: pl.DataFrame, rule: r.Cap, work: _Work) -> pl.DataFrame:
+    return _at_random(rows, _column(rows, rule.per) if rule.per else None, rule.n, work.seed)
+
+
+def _at_random(rows: pl.DataFrame, by: str | None, n: int, seed: int) -> pl.DataFrame:
+    order = np.random.default_rng(seed).permutation(rows.height)
+    shuffled = rows.sort("trajectory_id")[order]
+    return shuffled.head(n) if by is None else shuffled.group_by(by, maintain_order=True).head(n)
+
+
+_APPLY: dict[str, Callable[..., pl.DataFrame]] = {
+    "filter": _filter,
+    "group": _group,
+    "keep": _keep,
+    "exact_duplicates": _exact,
+    "near_duplicates": _near,
+    "decontaminate": _decontaminate,
+    "diverse": _diverse,
+    "balance": _balance,
+    "cap": _cap,
+}

@@ -1,0 +1,104 @@
+"""The rules of curation, as they stand in a pipeline file. Each is one thing; they apply in the order given."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Rule(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Filter(_Rule):
+    """Keep rows for which a SQL expression over the scalar columns holds, as in ``success and n_steps <= 4``."""
+
+    rule: Literal["filter"]
+    where: str
+
+
+class Group(_Rule):
+    """Keep tasks for which a SQL expression over their trajectories holds, as in ``pass_rate between 0.2 and 0.8``.
+
+    Names: ``n``, ``pass_rate``, ``mean_reward``, ``best_reward``, ``worst_reward``, ``reward_std``, ``mean_steps``,
+    ``env``, ``level``.
+    """
+
+    rule: Literal["group"]
+    where: str
+
+
+class Keep(_Rule):
+    """Of each task keep ``n`` rows: ``best`` by reward then fewest steps, ``correct`` the same among successes,
+    ``shortest`` by steps then tokens among successes, ``first`` by id, or ``all``."""
+
+    rule: Literal["keep"]
+    what: Literal["best", "correct", "shortest", "first", "all"] = "best"
+    n: int = Field(1, ge=1)
+
+
+class Exact(_Rule):
+    """Keep the first of rows whose actions (assistant text and tool calls) are equal."""
+
+    rule: Literal["exact_duplicates"]
+    scope: Literal["task", "all"] = "task"
+
+
+class Near(_Rule):
+    """Keep the first of rows whose actions resemble: Jaccard of word 3-grams, estimated by MinHash (Broder, 1997)."""
+
+    rule: Literal["near_duplicates"]
+    threshold: float = Field(0.8, gt=0, le=1)
+    scope: Literal["task", "all"] = "task"
+
+
+class Decontaminate(_Rule):
+    """Drop rows whose prompt is too close to a held-out task: at least ``overlap`` of its word n-grams occur in one
+    held-out prompt, or its embedding has a cosine of ``cosine`` or more (None: n-grams alone)."""
+
+    rule: Literal["decontaminate"]
+    ngram: int = Field(8, ge=1)
+    overlap: float = Field(0.5, gt=0, le=1)
+    cosine: float | None = Field(None, gt=0, le=1)
+    splits: list[str] = Field(["heldout", "test"], description="rows of the buffer that count as held out")
+
+
+class Diverse(_Rule):
+    """Keep ``n`` rows that differ: ``k_center`` takes the farthest from those taken (Sener and Savarese, 2018),
+    ``clusters`` takes in turn from k-means clusters. Vectors are of the prompt, or of the sequence of tool calls."""
+
+    rule: Literal["diverse"]
+    n: int = Field(ge=1)
+    method: Literal["k_center", "clusters"] = "k_center"
+    over: Literal["prompt", "tools"] = "prompt"
+    clusters: int = Field(16, ge=2)
+
+
+class Balance(_Rule):
+    """Keep as many rows of each value of a column as of the rarest one, or ``n`` at most, at random."""
+
+    rule: Literal["balance"]
+    by: str
+    n: int | None = Field(None, ge=1)
+
+
+class Cap(_Rule):
+    """Keep ``n`` rows at random, of all or of each value of a column."""
+
+    rule: Literal["cap"]
+    n: int = Field(ge=1)
+    per: str | None = None
+
+
+Rule = Annotated[
+    Filter | Group | Keep | Exact | Near | Decontaminate | Diverse | Balance | Cap, Field(discriminator="rule")
+]
+
+
+class Rules(BaseModel):
+    """A list of rules: the content of a rules file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rules: list[Rule]
+    seed: int = 0
+    embedder: str = Field("embedded", description="sentence-transformers model or path, or the embedded default")

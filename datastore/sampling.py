@@ -1,0 +1,110 @@
+"""Drawing training rows. Every sampler takes a frame of rows, is seeded, and gives ids with weights.
+
+Each docstring says what the sampler does to the training distribution: what a loss averaged over its rows estimates.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from datastore.errors import StoreError
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Ids in the order drawn, and a weight each."""
+
+    ids: list[str]
+    weights: list[float]
+
+
+def _all(rows: pl.DataFrame, order: np.ndarray, weights: np.ndarray | None = None) -> Sample:
+    ids = rows["trajectory_id"].gather(order).to_list()
+    return Sample(ids, [1.0] * len(ids) if weights is None else weights.astype(float).tolist())
+
+
+def _check(rows: pl.DataFrame, n: int) -> pl.DataFrame:
+    if not 1 <= n <= rows.height:
+        raise StoreError(f"n {n} is not between 1 and {rows.height}, the number of rows to draw from")
+    return rows.sort("trajectory_id")  # the draw depends on the rows, not on the order they came in
+
+
+def uniform(rows: pl.DataFrame, n: int, seed: int = 0) -> Sample:
+    """Without replacement, every row alike. Leaves the distribution as it is in the buffer: what the policies that
+    filled it did, task by task as often as they did it."""
+    rows = _check(rows, n)
+    return _all(rows, np.random.default_rng(seed).permutation(rows.height)[:n])
+
+
+def success_first(rows: pl.DataFrame, n: int, seed: int = 0) -> Sample:
+    """Successes in random order, then failures. While successes last, the loss sees the policy conditioned on success
+    (rejection sampling): easy tasks are over-represented by their pass rate."""
+    rows = _check(rows, n)
+    noise = np.random.default_rng(seed).random(rows.height)
+    return _all(rows, np.lexsort([noise, ~rows["success"].to_numpy()])[:n])
+
+
+def prioritized(
+    rows: pl.DataFrame, n: int, seed: int = 0, *, priority: str = "reward", alpha: float = 0.6, beta: float = 0.4
+) -> Sample:
+    """With replacement, P(i) = p_i^alpha / sum p^alpha (Schaul et al. 2015, proportional variant) with
+    p = |priority| + 1e-6.
+
+    The weights (N P(i))^-beta, divided by their largest, undo the bias: in full at beta = 1, where the weighted mean
+    estimates the uniform one, in part below it.
+    """
+    rows = _check(rows, n)
+    if priority not in rows.columns:
+        raise StoreError(f"there is no column {priority!r} to prioritise by; columns are {', '.join(rows.columns)}")
+    values = (np.abs(rows[priority].cast(pl.Float64).to_numpy()) + 1e-6) ** alpha
+    if not np.isfinite(values).all():
+        raise StoreError(f"column {priority!r} holds values that are not finite; filter them out first")
+    probability = values / values.sum()
+    drawn = np.random.default_rng(seed).choice(rows.height, size=n, p=probability)
+    weights = (rows.height * probability) ** -beta
+    return _all(rows, drawn, weights[drawn] / weights.max())
+
+
+def recency(rows: pl.DataFrame, n: int, seed: int = 0, *, half_life: float = 1.0) -> Sample:
+    """Without replacement; a row's chance halves with every ``half_life`` policy versions of age. Moves the
+    distribution towards the newest policy, so importance ratios stay near 1; old tasks fade."""
+    rows = _check(rows, n)
+    age = rows["policy_version"].max() - rows["policy_version"].to_numpy().astype(float)
+    # Efraimidis and Spirakis (2006): the n largest of log(u) / w are a weighted draw without replacement
+    keys = np.log(np.random.default_rng(seed).random(rows.height)) * 2.0 ** np.minimum(age / half_life, 1000.0)
+    return _all(rows, np.argsort(-keys, kind="stable")[:n])
+
+
+def diversity(rows: pl.DataFrame, n: int, seed: int = 0, *, by: str = "task_id") -> Sample:
+    """Values of a column in turn, each in random order. Flattens the distribution over that column: tasks with few rows
+    weigh as much as tasks with many."""
+    rows = _check(rows, n)
+    noise = np.random.default_rng(seed).random(rows.height)
+    turn = rows.with_columns(pl.Series("__noise", noise)).select(pl.col("__noise").rank("ordinal").over(by))
+    return _all(rows, np.lexsort([noise, turn["__noise"].to_numpy()])[:n])
+
+
+def curriculum(rows: pl.DataFrame, n: int, seed: int = 0, *, gate: float = 0.6) -> Sample:
+    """Uniform over the levels that are open: the lowest, and each next one while the success rate of the newest policy
+    version that tried the level before is at ``gate`` or more. Rows of closed levels have no chance at all."""
+    newest = rows.filter(pl.col("policy_version") == pl.col("policy_version").max().over("level"))
+    rates = dict(newest.group_by("level").agg(pl.col("success").mean()).sort("level").iter_rows())
+    opened: list[int] = []
+    for level in rates:
+        if opened and rates[opened[-1]] < gate:
+            break
+        opened.append(level)
+    allowed = rows.filter(pl.col("level").is_in(opened))
+    return uniform(allowed, min(n, allowed.height), seed)
+
+
+SAMPLERS: dict[str, Callable[..., Sample]] = {
+    "uniform": uniform,
+    "success_first": success_first,
+    "prioritized": prioritized,
+    "recency": recency,
+    "diversity": diversity,
+    "curriculum": curriculum,
+}

@@ -1,0 +1,60 @@
+"""The stage that chooses what to train on, by rules."""
+
+from typing import NamedTuple
+
+import pyarrow as pa
+from pydantic import Field
+
+from datastore.curation.rules import Rule
+from pipelines.handles import Table, Tasks, Trajectories
+from pipelines.stage import Context, StageConfig, stage
+
+FUNNEL_SCHEMA = pa.schema(
+    [
+        pa.field("rule", pa.string(), nullable=False),
+        pa.field("before", pa.int64(), nullable=False),
+        pa.field("after", pa.int64(), nullable=False),
+        pa.field("dropped_examples", pa.list_(pa.string()), nullable=False),
+    ]
+)
+
+
+class Curation(NamedTuple):
+    trajectories: Trajectories
+    funnel: Table
+
+
+class CurateConfig(StageConfig):
+    rules: list[Rule] = Field(description="applied in this order; see docs/buffer.md")
+    embedder: str = Field("embedded", description="sentence-transformers model or path, or the embedded default")
+    dry_run: bool = Field(False, description="pass all rows on, and only report what the rules would do")
+
+
+@stage("trajectories.curate", version=1)
+def curate(
+    context: Context, config: CurateConfig, trajectories: list[Trajectories], heldout: list[Tasks] | None = None
+) -> Curation:
+    """Narrow trajectories by rules to a selection of ids. The funnel has a row per rule: rows before and after, and the
+    ids of some rows that it dropped. ``heldout`` tasks are what the rule ``decontaminate`` compares with."""
+    from datastore.curation.curate import curate as apply
+
+    given = list(dict.fromkeys(name for selection in trajectories for name in selection.ids()))
+    prompts = [task.prompt for tasks in heldout or [] for task in tasks.read()]
+    result = apply(
+        context.buffer, config.rules, ids=given, heldout=prompts, seed=context.seed, embedder=config.embedder
+    )
+    levels = [
+        {
+            "rule": level.rule,
+            "before": level.before,
+            "after": level.after,
+            "dropped_examples": [example["trajectory_id"] for example in level.examples],
+        }
+        for level in result.funnel
+    ]
+    context.metrics.update(before=len(given), after=len(result.ids))
+    chosen = given if config.dry_run else result.ids
+    weights = [1.0] * len(given) if config.dry_run else result.weights
+    return Curation(
+        context.select(chosen, weights), context.table(pa.Table.from_pylist(levels, schema=FUNNEL_SCHEMA), "funnel")
+    )

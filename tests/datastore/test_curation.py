@@ -1,0 +1,223 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from datastore import StoreError, TrajectoryBuffer
+from datastore.curation.curate import Curated, curate
+from datastore.curation.diversity import cluster_balanced, k_center
+from datastore.curation.rules import Rules
+from datastore.sampling import curriculum, diversity, prioritized, recency, success_first, uniform
+from schemas.trajectory import Message, Role, ToolCall, Trajectory
+from tests.datastore.conftest import build
+
+
+def row(number: int, task: str, reward: float = 1.0, say: str = "", call: str = "find", **fields: Any) -> Trajectory:
+    messages = [
+        Message(role=Role.USER, content="q"),
+        Message(
+            role=Role.ASSISTANT,
+            content=say or f"answer {number}",
+            tool_calls=[ToolCall(id="1", name=call, arguments=json.dumps({"b": 1, "a": 2}))],
+        ),
+    ]
+    values = {"task_id": task, "reward": reward, "success": reward > 0.5, "prompt": f"prompt of {task}"} | fields
+    return build(number, messages=messages, input_ids=[], action_mask=[], logprobs=[], n_tokens=10 + number, **values)
+
+
+def apply(folder: Path, rows: list[Trajectory], *rules: dict[str, Any], **options: Any) -> tuple[list[int], Curated]:
+    buffer = TrajectoryBuffer(folder)
+    buffer.append(rows, stage="rollout", fingerprint="f")
+    result = curate(buffer, Rules.model_validate({"rules": list(rules)}).rules, **options)
+    assert result.weights == [1.0] * len(result.ids)
+    return [int(name[-6:]) for name in result.ids], result
+
+
+def test_filter_and_funnel(tmp_path: Path) -> None:
+    rows = [row(i, f"t{i}", reward=i / 4) for i in range(5)]
+    kept, result = apply(
+        tmp_path, rows, {"rule": "filter", "where": "success and n_steps <= 4"}, {"rule": "cap", "n": 1}
+    )
+    assert len(kept) == 1
+    first, second = result.funnel
+    assert (first.rule, first.before, first.after) == ("filter where=success and n_steps <= 4", 5, 2)
+    assert [example["trajectory_id"][-1] for example in first.examples] == ["0", "1", "2"]
+    assert (second.before, second.after) == (2, 1)
+
+
+def test_group_expressions_see_the_tasks_trajectories(tmp_path: Path) -> None:
+    rows = [row(i, f"t{i // 4}", reward=float(i % 4 < i // 4)) for i in range(20)]  # pass rates 0, 1/4 ... 1
+    kept, _ = apply(tmp_path, rows, {"rule": "group", "where": "pass_rate between 0.2 and 0.8 and n = 4"})
+    assert kept == list(range(4, 16))
+
+
+KEPT = [
+    ("best", 1, [2, 5]),
+    ("best", 2, [1, 2, 4, 5]),
+    ("correct", 2, [1, 2]),
+    ("shortest", 1, [1]),
+    ("first", 1, [0, 4]),
+]
+
+
+@pytest.mark.parametrize(("what", "n", "expected"), KEPT)
+def test_keep_per_task(tmp_path: Path, what: str, n: int, expected: list[int]) -> None:
+    rows = [
+        row(0, "a", 0.0),
+        row(1, "a", 0.9, n_steps=1),
+        row(2, "a", 1.0, n_steps=3),
+        row(3, "a", 0.2),
+        row(4, "b", 0.1, n_steps=2),
+        row(5, "b", 0.1, n_steps=1),
+    ]
+    assert apply(tmp_path, rows, {"rule": "keep", "what": what, "n": n})[0] == expected
+
+
+def test_duplicates(tmp_path: Path) -> None:
+    long = "first look at the list of orders then open the one with the wrong price and send it back to the store"
+    rows = [
+        row(0, "a", 0.5, say=long),
+        row(1, "a", 1.0, say=long),  # the better of two equal ones stays
+        row(2, "a", 1.0, say=long + " now"),
+        row(3, "a", 1.0, say="something else entirely"),
+        row(4, "b", 1.0, say=long),
+    ]
+    assert apply(tmp_path / "1", rows, {"rule": "exact_duplicates"})[0] == [1, 2, 3, 4]
+    assert apply(tmp_path / "2", rows, {"rule": "exact_duplicates", "scope": "all"})[0] == [1, 2, 3]
+    assert apply(tmp_path / "3", rows, {"rule": "near_duplicates", "threshold": 0.7})[0] == [1, 3, 4]
+    assert apply(tmp_path / "4", rows, {"rule": "near_duplicates", "threshold": 0.7, "scope": "all"})[0] == [1, 3]
+
+
+def test_decontamination(tmp_path: Path) -> None:
+    held = "please cancel the second order of the customer called ann because the price was wrong"
+    rows = [
+        row(0, "a", prompt=held.upper() + "!"),
+        row(1, "b", prompt="book a flight to the city of the boss for tomorrow with one bag and a seat"),
+        row(2, "c", prompt="the price was wrong because the customer called ann please cancel the second order"),
+        row(3, "d", prompt=held, split="heldout"),
+    ]
+    rule = {"rule": "decontaminate"}
+    assert apply(tmp_path / "1", rows, rule)[0] == [1, 2]
+    assert apply(tmp_path / "2", rows, rule | {"cosine": 0.7})[0] == [1]
+    assert apply(tmp_path / "3", rows[:3], rule, heldout=[held])[0] == [1, 2]
+    with pytest.raises(StoreError, match="nothing to compare with"):
+        apply(tmp_path / "4", rows[:3], rule)
+
+
+def test_diversity_over_prompts_and_tools(tmp_path: Path) -> None:
+    topics = ["cancel order refund price"] * 6 + ["book flight seat city"] + ["fix test error line"]
+    rows = [row(i, f"t{i}", prompt=topic, call="find" if i else "buy") for i, topic in enumerate(topics)]
+    for number, method in enumerate(("k_center", "clusters")):
+        rule = {"rule": "diverse", "n": 3, "method": method, "clusters": 3}
+        kept, _ = apply(tmp_path / str(number), rows, rule)
+        assert {6, 7} <= set(kept)
+        assert len(kept) == 3
+    kept, _ = apply(tmp_path / "tools", rows, {"rule": "diverse", "n": 2, "over": "tools"})
+    assert 0 in kept
+
+
+def test_balance_and_cap(tmp_path: Path) -> None:
+    rows = [row(i, f"t{i}", env="x" if i < 7 else "y", level=i % 2) for i in range(10)]
+    kept, _ = apply(tmp_path / "1", rows, {"rule": "balance", "by": "env"})
+    assert sum(i < 7 for i in kept) == sum(i >= 7 for i in kept) == 3
+    assert apply(tmp_path / "2", rows, {"rule": "balance", "by": "env"})[0] == kept  # seeded
+    assert len(apply(tmp_path / "3", rows, {"rule": "cap", "n": 2, "per": "level"})[0]) == 4
+    with pytest.raises(StoreError, match="did you mean 'env'"):
+        apply(tmp_path / "4", rows, {"rule": "balance", "by": "envs"})
+
+
+def test_bad_rules_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="rule expression 'rewardd > 1'"):
+        apply(tmp_path, [row(0, "a")], {"rule": "filter", "where": "rewardd > 1"})
+    for rule in ({"rule": "fliter"}, {"rule": "filter"}, {"rule": "keep", "k": 2}, {"rule": "cap", "n": 0}):
+        with pytest.raises(ValidationError):
+            TypeAdapter(Rules).validate_python({"rules": [rule]})
+
+
+def test_ids_restrict_what_is_curated(tmp_path: Path) -> None:
+    rows = [row(i, "a") for i in range(6)]
+    ids = [one.trajectory_id for one in rows[2:5]]
+    assert apply(tmp_path, rows, {"rule": "filter", "where": "success"}, ids=ids)[0] == [2, 3, 4]
+
+
+def test_k_center_covers() -> None:
+    points = np.array([[0.0, 0], [0.1, 0], [5, 0], [5, 5], [5, 5.1]], dtype=np.float32)
+    assert k_center(points, 3) in ([0, 4, 2], [0, 3, 2])
+    assert sorted(k_center(np.zeros((4, 2), np.float32), 4)) == [0, 1, 2, 3]
+    assert len(set(cluster_balanced(points, 4, 3, 0))) == 4
+
+
+# sampling
+
+ROWS = pl.DataFrame(
+    {
+        "trajectory_id": [f"r{i:04d}" for i in range(1000)],
+        "task_id": [f"t{min(i // 10, 50)}" for i in range(1000)],
+        "reward": [float(i % 5) for i in range(1000)],
+        "success": [i % 5 == 4 for i in range(1000)],
+        "level": [i % 4 for i in range(1000)],
+        "policy_version": [i // 100 for i in range(1000)],
+    }
+)
+
+
+def drawn(ids: list[str]) -> pl.DataFrame:
+    return pl.DataFrame({"trajectory_id": ids}).join(ROWS, on="trajectory_id", how="left", maintain_order="left")
+
+
+@pytest.mark.parametrize("sampler", [uniform, success_first, prioritized, recency, diversity, curriculum])
+def test_samplers_are_seeded_and_blind_to_row_order(sampler: Any) -> None:
+    one = sampler(ROWS, 50, 1)
+    assert one == sampler(ROWS.reverse(), 50, 1)
+    assert one != sampler(ROWS, 50, 2)
+    assert len(one.ids) == len(one.weights) == 50
+
+
+def test_success_first() -> None:
+    assert drawn(success_first(ROWS, 200).ids)["success"].all()
+    assert drawn(success_first(ROWS, 250).ids)["success"].sum() == 200
+
+
+def test_prioritized_weights_undo_the_bias() -> None:
+    sample = prioritized(ROWS, 1000, 3, alpha=1.0, beta=1.0, priority="reward")
+    # P is proportional to the reward, so 4 is drawn four times as often as 1 and weighs a quarter
+    values = drawn(sample.ids)["reward"].to_numpy()
+    share = {value: float((values == value).mean()) for value in (1.0, 4.0)}
+    assert share[4.0] / share[1.0] == pytest.approx(4, rel=0.35)
+    weights = np.array(sample.weights)
+    assert weights[values == 1].max() / weights[values == 4].max() == pytest.approx(4, rel=1e-4)
+    assert np.allclose(prioritized(ROWS, 50, alpha=0.0).weights, 1)
+    positive = ROWS.filter(pl.col("reward") > 0)
+    many = [prioritized(positive, 800, seed, alpha=1.0, beta=1.0) for seed in range(20)]
+    means = [np.average(drawn(one.ids)["reward"].to_numpy(), weights=one.weights) for one in many]
+    assert np.mean(means) == pytest.approx(positive["reward"].mean(), rel=0.02)
+    with pytest.raises(StoreError, match="no column 'td'"):
+        prioritized(ROWS, 5, priority="td")
+
+
+def test_recency_prefers_new_policies() -> None:
+    counts = drawn(recency(ROWS, 100, half_life=1.0).ids)["policy_version"].value_counts()
+    share = dict(counts.iter_rows())
+    assert share[9] > share.get(8, 0) > share.get(5, 0)
+
+
+def test_diversity_flattens_tasks() -> None:
+    assert drawn(diversity(ROWS, 51).ids)["task_id"].n_unique() == 51
+
+
+def test_curriculum_opens_levels_by_success() -> None:
+    rows = ROWS.with_columns(success=pl.col("level") < 1)
+    assert set(drawn(curriculum(rows, 200).ids)["level"]) == {0, 1}  # level 1 is open, and not passed
+    assert set(drawn(curriculum(rows.with_columns(success=True), 400).ids)["level"]) == {0, 1, 2, 3}
+    # only the newest policy counts: it has forgotten level 0
+    forgot = rows.with_columns(success=(pl.col("level") < 1) & (pl.col("policy_version") < 9))
+    assert set(drawn(curriculum(forgot, 200).ids)["level"]) == {0}
+
+
+def test_a_sample_larger_than_the_rows_is_refused() -> None:
+    with pytest.raises(StoreError, match="not between 1 and 1000"):
+        uniform(ROWS, 1001)

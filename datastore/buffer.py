@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from datastore.batches import Batches
+    from datastore.retrieval.experience import Demonstration
+    from datastore.retrieval.index import SearchIndex
 
 VERSION_PROPERTY = "agentrl.schema_version"
 FILL = ("stage", "fingerprint", "run_id")
@@ -61,6 +63,7 @@ class TrajectoryBuffer:
         self.store = self.place.uri
         self.uri = f"{self.store.rstrip('/')}/{FOLDER}"
         self._options = storage_options(self.store)
+        self._indexes: dict[str, SearchIndex] = {}
         self._lookup = Lookup(self.place, FOLDER)
 
     # table
@@ -235,6 +238,24 @@ class TrajectoryBuffer:
         from datastore.batches import Batches
 
         return Batches(self, ids, batch_rows, **options)
+
+    def search(self, text: str, k: int = 5, *, embedder: str = "embedded", **options: Any) -> "pl.DataFrame":
+        """The ``k`` rows whose prompts are nearest to a text; see :meth:`SearchIndex.search` for the options, among
+        them ``where``, which filters before anything is ranked. Builds the index, or brings it up to date."""
+        return self._index(embedder).search(text, k, **options)
+
+    def experience(self, prompt: str, *, embedder: str = "embedded", **options: Any) -> "list[Demonstration]":
+        """Successful runs of tasks like this one, as demonstrations; see :func:`experience` for the options."""
+        from datastore.retrieval.experience import experience
+
+        return experience(self._index(embedder), prompt, **options)
+
+    def _index(self, embedder: str) -> "SearchIndex":
+        from datastore.retrieval.index import SearchIndex
+
+        if embedder not in self._indexes:
+            self._indexes[embedder] = SearchIndex(self, embedder)
+        return self._indexes[embedder]
 
     def stats(self, version: int | datetime | None = None) -> dict[str, Any]:
         """Totals, and under ``stages`` one row per stage: rows, tasks, success rate, mean reward, tokens."""

@@ -1,0 +1,34 @@
+"""BM25 over texts, by bm25s."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from datastore.errors import StoreError
+
+
+class Lexical:
+    """Scores of every text for a query. IDF depends on all texts, so it is built anew for each table version."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        try:
+            import bm25s
+        except ImportError:
+            raise StoreError("lexical search needs bm25s: pip install 'agentrl[retrieval]'") from None
+        self._bm25s = bm25s
+        self._count = len(texts)
+        self._index = bm25s.BM25()
+        tokens = bm25s.tokenize(list(texts), stopwords=None, show_progress=False)
+        self._empty = not tokens.vocab
+        if not self._empty:
+            self._index.index(tokens, show_progress=False)
+
+    def scores(self, query: str) -> np.ndarray:
+        """float32 [texts]; zero where no word is shared."""
+        if self._empty:
+            return np.zeros(self._count, dtype=np.float32)
+        [words] = self._bm25s.tokenize([query], stopwords=None, show_progress=False, return_ids=False)
+        known = [word for word in words if word in self._index.vocab_dict]
+        if not known:
+            return np.zeros(self._count, dtype=np.float32)
+        return np.asarray(self._index.get_scores(known), dtype=np.float32)

@@ -1,14 +1,18 @@
 """Which code a function can reach, by reading sources, not by importing them.
 
 The unit is one top-level statement: an edit of a helper concerns the stages that reach that helper, not all that import
-its module. Comments, docstrings and formatting do not count. See :mod:`pipelines.fingerprint` for what cannot be seen.
+its module. Comments, docstrings and formatting do not count. A text in that code that names a data file, or a folder of
+data files, beside the module or one folder up brings their content in: templates, prompts. What cannot be seen is
+listed in :mod:`pipelines.fingerprint`.
 """
 
 import ast
 import hashlib
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 OUR_PACKAGES = ("schemas", "datastore", "agentrl", "pipelines", "flows")
@@ -18,6 +22,8 @@ CARRIERS = ("pipelines.stage", "pipelines.handles")
 results raises ``pipelines.fingerprint.SCHEME``."""
 
 WHOLE = "*"
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{1,80}")
 
 
 @dataclass
@@ -43,6 +49,7 @@ class _Statement:
     names: set[str]
     chains: set[tuple[str, ...]]
     imports: dict[str, Target]
+    texts: set[str]
 
 
 class _Docless(ast.NodeTransformer):
@@ -70,7 +77,8 @@ class _Module:
     """One source file, cut into top-level statements."""
 
     name: str
-    label: str
+    file: Path
+    root: Path
     is_package: bool
     statements: list[_Statement] = field(default_factory=list)
     bindings: dict[str, list[int]] = field(default_factory=dict)
@@ -78,6 +86,10 @@ class _Module:
     stars: list[str] = field(default_factory=list)
 
     @property
+    def label(self) -> str:
+        return self.file.relative_to(self.root).as_posix()
+
+    @cached_property
     def imports(self) -> dict[str, Target]:
         return {name: target for statement in self.statements for name, target in statement.imports.items()}
 
@@ -137,6 +149,7 @@ def _statement(node: ast.stmt, module: str, is_package: bool) -> _Statement:
     chains: set[tuple[str, ...]] = set()
     imports: dict[str, Target] = {}
     inside: set[int] = set()
+    texts: set[str] = set()
     for child in ast.walk(node):
         if isinstance(child, ast.Attribute):
             chain = _chain(child)
@@ -149,8 +162,11 @@ def _statement(node: ast.stmt, module: str, is_package: bool) -> _Statement:
             inside.add(id(value))
         elif isinstance(child, ast.Name) and id(child) not in inside:
             names.add(child.id)
-        elif isinstance(child, ast.Constant) and isinstance(child.value, str) and child.value.isidentifier():
-            names.add(child.value)  # a forward reference, or a name looked up in globals()
+        elif isinstance(child, ast.Constant) and isinstance(child.value, str):
+            if child.value.isidentifier():
+                names.add(child.value)  # a forward reference, or a name looked up in globals()
+            if _FILE_NAME.fullmatch(child.value):
+                texts.add(child.value)
         elif isinstance(child, ast.Import):
             for alias in child.names:
                 bound = alias.asname or alias.name.partition(".")[0]
@@ -160,7 +176,7 @@ def _statement(node: ast.stmt, module: str, is_package: bool) -> _Statement:
             base = _absolute(child, module, is_package)
             imports.update((alias.asname or alias.name, Target(base, alias.name)) for alias in child.names)
     digest = hashlib.blake2b(ast.dump(node).encode(), digest_size=16).hexdigest()
-    return _Statement(digest, names, chains, imports)
+    return _Statement(digest, names, chains, imports, texts)
 
 
 def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
@@ -179,6 +195,7 @@ class CodeGraph:
         self._folders = list(dict.fromkeys(folder.resolve() for folder in folders))
         self._roots: dict[str, Path] = dict.fromkeys(OUR_PACKAGES, self._ours)
         self._modules: dict[str, _Module | None] = {}
+        self._listed: dict[Path, set[str]] = {}
 
     def track(self, module: str) -> None:
         """Follow the top-level package of this imported module wherever it is installed."""
@@ -207,7 +224,7 @@ class CodeGraph:
         return self._modules[name]
 
     def _parse(self, name: str, file: Path, root: Path) -> _Module:
-        module = _Module(name, file.relative_to(root).as_posix(), file.name == "__init__.py")
+        module = _Module(name, file, root, file.name == "__init__.py")
         for node in _one_by_one(_Docless().visit(ast.parse(file.read_bytes())).body):
             number = len(module.statements)
             module.statements.append(_statement(node, name, module.is_package))
@@ -233,7 +250,28 @@ class CodeGraph:
             if source and numbers and found not in CARRIERS:
                 digests = "".join(source.statements[number].digest for number in sorted(numbers))
                 reached.code[source.label] = hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
+                texts = set().union(*(source.statements[number].texts for number in numbers))
+                reached.code |= self._data(source, texts)
         return reached
+
+    def _data(self, module: _Module, texts: set[str]) -> dict[str, str]:
+        """Digests of data files that a module's texts name."""
+        found: dict[str, str] = {}
+        for folder in {module.file.parent, module.file.parent.parent} - {module.root, module.root.parent}:
+            for text in texts & self._names_in(folder):
+                path = folder / text
+                files = [path] if path.is_file() else sorted(path.iterdir())
+                if any(file.suffix in (".py", ".pyc") or file.is_dir() for file in files):
+                    continue
+                for file in files:
+                    label = file.relative_to(module.root).as_posix()
+                    found[label] = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+        return found
+
+    def _names_in(self, folder: Path) -> set[str]:
+        if folder not in self._listed:
+            self._listed[folder] = {item.name for item in folder.iterdir()}
+        return self._listed[folder]
 
 
 class _Walk:

@@ -12,6 +12,7 @@ drivers. Package versions stand in for the code of others; ``@stage(version=...)
 import enum
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import math
 import platform
@@ -149,13 +150,19 @@ class Fingerprinter:
 
     def _version(self, package: str) -> str:
         if package not in self._versions:
-            try:
-                version = importlib.metadata.version(_DISTRIBUTIONS.get(package, package))
-            except importlib.metadata.PackageNotFoundError:
-                owners = importlib.metadata.packages_distributions().get(package, [])
-                version = ",".join(importlib.metadata.version(owner) for owner in sorted(set(owners))) or "absent"
-            self._versions[package] = version
+            self._versions[package] = _installed_version(package)
         return self._versions[package]
+
+
+def _installed_version(package: str) -> str:
+    """Version of what provides a top-level package; ``absent`` where it is not installed."""
+    try:
+        return importlib.metadata.version(_DISTRIBUTIONS.get(package, package))
+    except importlib.metadata.PackageNotFoundError:
+        if importlib.util.find_spec(package) is None:
+            return "absent"
+    owners = importlib.metadata.packages_distributions().get(package, [])  # reads the metadata of all, which takes long
+    return ",".join(importlib.metadata.version(owner) for owner in sorted(set(owners))) or "unknown"
 
 
 def fingerprint(ingredients: Ingredients) -> str:

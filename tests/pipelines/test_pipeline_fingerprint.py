@@ -63,6 +63,14 @@ def test_function_level_imports_are_followed(project: Project) -> None:
     assert changed(before, prints(project)) == {"b"}
 
 
+def test_data_files_that_the_code_names_are_tracked(project: Project) -> None:
+    (project.source("deeper").parent / "words.txt").write_text("one")
+    project.edit("deeper", "result = 0.0", "result = float(len(open('words.txt').read()))")
+    before = prints(project)
+    (project.source("deeper").parent / "words.txt").write_text("one two")
+    assert changed(before, prints(project)) == {"b"}
+
+
 def test_a_swapped_import_of_the_same_name_is_seen(project: Project) -> None:
     project.source("other").write_text("def plus(values: list[float]) -> float:\n    return 1.0\n")
     before = prints(project)

@@ -81,6 +81,7 @@ class ChatCodec:
         self.tokenizer = tokenizer
         self.stop_id: int = tokenizer.eos_token_id
         self._after_turn = self._text_after_turn()
+        self._known: dict[str, list[int]] = {}
 
     def opening(self, messages: list[Message], tools: str = "[]") -> list[int]:
         """Token ids of the opening messages, up to where the assistant begins."""
@@ -91,7 +92,16 @@ class ChatCodec:
         return [*self._encode(format_assistant(message)), self.stop_id]
 
     def observations(self, messages: list[Message]) -> list[int]:
-        """Token ids between the end-of-turn token of one assistant turn and the beginning of the next."""
+        """Token ids between the end-of-turn token of one assistant turn and the beginning of the next.
+
+        Rollouts of one task often see the same observations, so encodings are remembered.
+        """
+        key = "\0".join(f"{message.name}\0{message.tool_call_id}\0{message.content}" for message in messages)
+        if key not in self._known:
+            self._known[key] = self._encode_observations(messages)
+        return list(self._known[key])
+
+    def _encode_observations(self, messages: list[Message]) -> list[int]:
         stem = [Message(role=Role.USER, content="."), Message(role=Role.ASSISTANT, content=".")]
         before = self._render(stem, generate=False)
         after = self._render([*stem, *messages], generate=True)

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrl.chat import ChatCodec
 
@@ -23,6 +23,16 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
+def _tokenizer_class(path: str | Path) -> Any:
+    """AutoTokenizer goes by the model's type and adds that family's tokens to a tokenizer that was saved as generic,
+    so that it would no longer be the one that was trained with."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    generic = get_tokenizer_config(path).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return PreTrainedTokenizerFast if generic else AutoTokenizer
+
+
 @dataclass
 class Policy:
     """``name`` is how trajectories refer to it, ``version`` counts its updates in online training."""
@@ -38,11 +48,13 @@ class Policy:
 
         Raises ValueError that names the path where there is no model.
         """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         try:
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
-            tokenizer = AutoTokenizer.from_pretrained(path)
+            tokenizer = _tokenizer_class(path).from_pretrained(path)
         except OSError as error:
             raise ValueError(
                 f"model {str(path)!r} cannot be loaded: {str(error).splitlines()[0]} "

@@ -70,7 +70,9 @@ def _draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) 
     if sampling.temperature == 0:
         return logits.argmax(-1).tolist(), [0.0] * logits.shape[0]
     logprobs = _filter(logits, sampling).log_softmax(-1)
-    tokens = torch.multinomial(logprobs.exp(), 1, generator=generator)
+    # The first of independent exponential clocks to ring, which is much faster than torch.multinomial on a CPU.
+    clocks = torch.empty_like(logprobs).exponential_(generator=generator)
+    tokens = (logprobs.exp() / clocks).argmax(-1, keepdim=True)
     return tokens[:, 0].tolist(), logprobs.gather(-1, tokens)[:, 0].tolist()
 
 

@@ -1,0 +1,60 @@
+# Every target sets up what it needs by itself. PYTHON chooses the interpreter for the first set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STORE ?= store
+export HF_HUB_DISABLE_TELEMETRY = 1
+
+.PHONY: run test test-slow lint format quickstart-seeds bench-sampling bench-buffer bench-pipelines bench-training clean
+
+run: $(VENV)/.run
+	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
+
+test: $(VENV)/.dev
+	$(BIN)/pytest -n 2
+
+test-slow: $(VENV)/.dev
+	$(BIN)/pytest -m slow
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+quickstart-seeds: $(VENV)/.run
+	$(BIN)/python benchmarks/quickstart.py
+
+bench-sampling: $(VENV)/.run
+	$(BIN)/python benchmarks/sampling.py
+
+bench-buffer bench-pipelines bench-training: $(VENV)/.bench
+	$(BIN)/python benchmarks/$(@:bench-%=%).py
+
+clean:
+	rm -rf $(VENV) $(STORE)
+
+# --- installation: pins are in constraints.txt, and pip installs torch (see docs/decisions/0002-torch-by-pip.md) ---
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "agentrl needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing agentrl and its pinned dependencies into $(VENV) (once, a minute or two) ..."
+	@$(BIN)/python -m pip install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
+	@echo "Installing what tests and checks need ..."
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,retrieval,formats,lora,deepspeed]'
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'
+	@touch $@

@@ -1,0 +1,131 @@
+"""Rollouts per second: one key-value cache kept across turns, against calling ``generate()`` for each turn.
+
+Same model, tasks, prompts, limits and sampling. Both sides run in turn; the ratio is of medians. The model is trained
+for some steps first, so that conversations have the turns and lengths of real ones.
+
+    python benchmarks/sampling.py            # 512 tasks
+    SCALE=small python benchmarks/sampling.py
+    CHECK=1 ...                              # exit code 1 where the target is missed
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from transformers import GenerationConfig
+from transformers.utils import logging
+
+from agentrl.chat import tokenize
+from agentrl.demonstrations import demonstrate
+from agentrl.engines.base import Engine, Generation, Respond, Sampling
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.environments import load_environment
+from agentrl.objectives import SFT
+from agentrl.optimizer import OptimizerConfig
+from agentrl.policy import Policy
+from agentrl.rollout import Attempt, Rollouts
+from agentrl.tiny import tiny_policy
+from agentrl.trainer import Trainer, fit
+from schemas.task import Task
+from schemas.training import TrainingRow
+
+TARGET = 2.0
+
+
+class GeneratePerTurn:
+    """The usual way: ``generate()`` over the whole conversation at every turn, all unfinished rows in one batch."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def generate(
+        self, prompts: Sequence[list[int]], respond: Respond, sampling: Sampling, stop_id: int, seed: int
+    ) -> list[Generation]:
+        torch.manual_seed(seed)
+        rows = [Generation(list(prompt)) for prompt in prompts]
+        live = list(range(len(rows)))
+        config = GenerationConfig(
+            do_sample=True, temperature=sampling.temperature, top_k=0, max_new_tokens=sampling.max_turn_tokens,
+            eos_token_id=stop_id, pad_token_id=0, return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+        while live:
+            width = max(len(rows[row].ids) for row in live)
+            ids = torch.tensor([[0] * (width - len(rows[row].ids)) + rows[row].ids for row in live])
+            mask = torch.tensor([[0] * (width - len(rows[row].ids)) + [1] * len(rows[row].ids) for row in live])
+            with torch.inference_mode():
+                out = self.policy.model.generate(ids, attention_mask=mask, generation_config=config)
+                logprobs = torch.stack(out.logits, 1).log_softmax(-1)
+                new = out.sequences[:, width:]
+                chosen = logprobs.gather(-1, new[..., None])[..., 0]
+            going = []
+            for place, row in enumerate(live):
+                turn = new[place].tolist()
+                turn = turn[: turn.index(stop_id) + 1] if stop_id in turn else turn
+                for token, logprob in zip(turn, chosen[place].tolist(), strict=False):
+                    rows[row].act(token, logprob)
+                observation = respond(row, turn) if turn[-1] == stop_id else None
+                if observation is not None and len(rows[row].ids) + len(observation) < sampling.max_tokens:
+                    rows[row].observe(observation)
+                    going.append(row)
+            live = going
+        return rows
+
+
+def trained_policy(tasks: list[Task], steps: int) -> Policy:
+    environment = load_environment("lookup")
+    shown = [demonstrate(environment, task, 0.1, 0, f"expert-{n}") for n, task in enumerate(tasks)]
+    policy = tiny_policy(shown, seed=0)
+    rows = []
+    for number, raw in enumerate(shown):
+        row = tokenize(raw, policy.codec, policy.tokenizer_fingerprint)
+        rows.append(
+            TrainingRow(
+                row_id=row.trajectory_id,
+                unit=number,
+                input_ids=row.input_ids,
+                mask=row.action_mask,
+                weights=[1.0] * row.n_tokens,
+            )
+        )
+    trainer = Trainer(policy, SFT(), OptimizerConfig(lr=5e-3, schedule="cosine", warmup=20), steps)
+    with TemporaryDirectory() as folder:
+        fit(trainer, rows, 32, 0, Path(folder) / "checkpoint.pt", lambda metrics: None)
+    return policy
+
+
+def main() -> int:
+    logging.set_verbosity_error()
+    small = os.environ.get("SCALE") == "small"
+    n_tasks, repeats, steps = (128, 3, 120) if small else (512, 5, 150)
+    tasks = load_environment("lookup").tasks({"train": n_tasks}, 0)["train"]
+    policy = trained_policy(tasks, steps)
+    engines: dict[str, Engine] = {
+        "one cache across turns": TransformersEngine(policy.model),
+        "generate() per turn": GeneratePerTurn(policy),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    turns: dict[str, float] = {}
+    for repeat in range(repeats + 1):
+        for name, engine in engines.items():
+            rollouts = Rollouts(policy, engine, load_environment("lookup"), Sampling())
+            started = time.perf_counter()
+            made = rollouts.run([Attempt(task) for task in tasks], repeat, [str(n) for n in range(len(tasks))])
+            if repeat:  # the first round warms up
+                seconds[name].append(time.perf_counter() - started)
+            turns[name] = statistics.mean(row.n_steps for row in made)
+    for name, times in seconds.items():
+        median = statistics.median(times)
+        print(f"{name:24s} {n_tasks / median:8.1f} rollouts/s (median of {repeats}), {turns[name]:.2f} turns each")
+    ours, theirs = (statistics.median(times) for times in seconds.values())
+    met = theirs / ours >= TARGET
+    print(f"ratio {theirs / ours:.2f}  target {TARGET:.1f}  {'met' if met else 'MISSED'}")
+    return int(os.environ.get("CHECK") == "1" and not met)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

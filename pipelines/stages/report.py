@@ -1,0 +1,143 @@
+"""The stage that tells what a pipeline achieved: Markdown for a terminal or a pull request, and one HTML page."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from agentrl.chat import format_assistant
+from pipelines.handles import Report, Table, Trajectories
+from pipelines.stage import Context, StageConfig, stage
+from schemas.trajectory import Role
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
+BLUE, ORANGE, GREY = "#2563eb", "#ea580c", "#94a3b8"
+
+
+class ReportConfig(StageConfig):
+    title: str = "Training report"
+    examples: int = Field(2, ge=0, description="trajectories shown of each selection given as examples")
+
+
+@stage("report.training", version=1)
+def training_report(
+    context: Context,
+    config: ReportConfig,
+    evaluations: list[Table],
+    metrics: list[Table] = [],  # noqa: B006  (an input that may be left out)
+    examples: list[Trajectories] = [],  # noqa: B006
+) -> Report:
+    """Success on the evaluated tasks stage by stage with intervals, by level, training curves and example trajectories.
+
+    ``evaluations`` are results of ``evaluate.policy``, ``metrics`` those of training stages.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    results = [row for table in evaluations for row in table.table().to_pylist()]
+    overall = [row for row in results if row["level"] == -1]
+    names = [row["policy"] for row in overall if row["decoding"] == "sampled"]
+    curves = {table.stage: table.table().to_pylist() for table in metrics}
+    shown = [
+        {"stage": selection.stage, "trajectory": row, "turns": [_turn(message) for message in row.messages]}
+        for selection in examples
+        for row in context.buffer.get_many(selection.ids()[: config.examples])
+    ]
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    content = {
+        "title": config.title,
+        "fingerprint": context.fingerprint[:8],
+        "seed": context.seed,
+        "rows": [
+            {d: next(r for r in overall if r["policy"] == n and r["decoding"] == d) for d in ("sampled", "greedy")}
+            for n in names
+        ],
+        "examples": shown,
+        "plots": {
+            "success": _success_plot(overall, names),
+            "levels": _level_plot(results, names),
+            **{name: _curve_plot(name, rows) for name, rows in curves.items()},
+        },
+    }
+    text = Environment(loader=FileSystemLoader(TEMPLATES), trim_blocks=True, undefined=StrictUndefined)
+    return context.report(
+        {
+            "report.html": environment.get_template("report.html.j2").render(content),
+            "report.md": text.get_template("report.md.j2").render(content),
+        }
+    )
+
+
+def _turn(message: Any) -> dict[str, str]:
+    return {
+        "role": message.role.value,
+        "text": format_assistant(message) if message.role is Role.ASSISTANT else message.content,
+    }
+
+
+def _svg(figure: Any) -> str:
+    """The figure as SVG text that is the same on every run."""
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    with matplotlib.rc_context({"svg.hashsalt": "agentrl", "svg.fonttype": "none"}):
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None}, bbox_inches="tight", transparent=True)
+    plt.close(figure)
+    return out.getvalue()[out.getvalue().index("<svg") :]
+
+
+def _axes(title: str, ylabel: str) -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(5.2, 3.0))
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_ylabel(ylabel)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    return figure, axes
+
+
+def _success_plot(overall: list[dict[str, Any]], names: list[str]) -> str:
+    figure, axes = _axes("Success by stage, with 95 % intervals", "success")
+    for decoding, color, shift in (("sampled", BLUE, -0.08), ("greedy", GREY, 0.08)):
+        rows = [next(r for r in overall if r["policy"] == name and r["decoding"] == decoding) for name in names]
+        errors = [[r["success"] - r["low"] for r in rows], [r["high"] - r["success"] for r in rows]]
+        label = "temperature 1" if decoding == "sampled" else "greedy"
+        places = [place + shift for place in range(len(rows))]
+        axes.errorbar(places, [r["success"] for r in rows], errors, fmt="o-", color=color, capsize=3, label=label)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_ylim(0, 1.02)
+    axes.legend(frameon=False, loc="lower right")
+    return _svg(figure)
+
+
+def _level_plot(results: list[dict[str, Any]], names: list[str]) -> str:
+    figure, axes = _axes("Success at temperature 1, by level of the task", "success")
+    levels = sorted({row["level"] for row in results} - {-1})
+    width = 0.8 / max(1, len(levels))
+    for place, level in enumerate(levels):
+        rows = {r["policy"]: r["success"] for r in results if r["level"] == level and r["decoding"] == "sampled"}
+        offsets = [number + (place - (len(levels) - 1) / 2) * width for number in range(len(names))]
+        axes.bar(offsets, [rows.get(name, 0.0) for name in names], width * 0.9, label=f"level {level}", alpha=0.85)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_ylim(0, 1.02)
+    axes.legend(frameon=False, loc="upper left", fontsize=8)
+    return _svg(figure)
+
+
+def _curve_plot(name: str, rows: list[dict[str, Any]]) -> str:
+    key = "success" if "success" in rows[0] else "loss"
+    figure, axes = _axes(f"{name}: {key} of each step", key)
+    axes.plot([row["step"] for row in rows], [row[key] for row in rows], color=BLUE if key == "success" else ORANGE)
+    axes.set_xlabel("optimiser step")
+    return _svg(figure)

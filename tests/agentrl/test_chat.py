@@ -1,0 +1,111 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from policies import POLICIES, expert_runs
+
+from agentrl.chat import align, format_assistant, parse_assistant, tokenize
+from agentrl.policy import Policy
+from schemas.trajectory import Message, Role, ToolCall
+
+TEXT = st.text(st.characters(blacklist_characters="<>", blacklist_categories=["Cs"]), max_size=30).map(str.strip)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner)
+)
+
+
+@given(TEXT, st.lists(st.tuples(TEXT, st.dictionaries(TEXT, JSON_VALUES)), max_size=3), st.none() | TEXT)
+def test_parsing_inverts_formatting(content: str, calls: list, reasoning: str | None) -> None:
+    message = Message(
+        role=Role.ASSISTANT,
+        content=content,
+        reasoning=reasoning or None,
+        tool_calls=[
+            ToolCall(id=f"call_{n}", name=name, arguments=json.dumps(arguments))
+            for n, (name, arguments) in enumerate(calls)
+        ],
+    )
+    parsed = parse_assistant(format_assistant(message))
+    assert parsed.error is None
+    assert parsed.message == message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>{</tool_call>",
+        "<tool_call>[]</tool_call>",
+        '<tool_call>{"name": "find"}</tool_call>',
+        '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "find", "arguments": {}}',
+        "Rome</tool_call>",
+    ],
+)
+def test_broken_calls_are_errors_that_keep_the_text(text: str) -> None:
+    parsed = parse_assistant(text)
+    assert parsed.error
+    assert parsed.message.content == text
+    assert not parsed.message.tool_calls
+
+
+@given(st.text(max_size=200))
+def test_any_text_parses(text: str) -> None:
+    assert parse_assistant(text).message.role is Role.ASSISTANT
+
+
+@pytest.fixture(scope="module", params=POLICIES)
+def policy(request: pytest.FixtureRequest) -> Policy:
+    return POLICIES[request.param]()
+
+
+def test_turn_by_turn_tokens_spell_the_whole_conversation(policy: Policy) -> None:
+    """Encoding turn by turn gives the text that the template renders for the conversation as a whole."""
+    for run in expert_runs(16):
+        row = tokenize(run, policy.codec, "digest")
+        flat = [
+            {"role": m.role.value, "content": format_assistant(m) if m.role is Role.ASSISTANT else m.content}
+            for m in row.messages
+        ]
+        whole = policy.tokenizer.apply_chat_template(flat, tokenize=False)
+        assert whole.startswith(policy.tokenizer.decode(row.input_ids))
+        assert whole[len(policy.tokenizer.decode(row.input_ids)) :].strip() == ""
+
+
+def test_spans_cover_what_was_said_and_the_mask_only_the_assistant(policy: Policy) -> None:
+    for run in expert_runs(16):
+        row = tokenize(run, policy.codec, "digest")
+        assert len(row.input_ids) == len(row.action_mask) == len(row.logprobs) == row.n_tokens
+        for message in row.messages:
+            assert message.token_start is not None
+            assert message.token_end is not None
+            part = row.action_mask[message.token_start : message.token_end]
+            assert all(flag is (message.role is Role.ASSISTANT) for flag in part)
+            text = policy.tokenizer.decode(row.input_ids[message.token_start : message.token_end])
+            assert message.content in text
+        assert sum(row.action_mask) == row.n_action_tokens
+
+
+def test_rows_with_tokens_are_never_tokenised_again(policy: Policy) -> None:
+    row = tokenize(expert_runs(1)[0], policy.codec, "digest")
+    assert tokenize(row, policy.codec, "another") is row
+
+
+def test_two_assistant_messages_in_a_row_are_refused(policy: Policy) -> None:
+    run = expert_runs(1)[0]
+    doubled = run.model_copy(update={"messages": [*run.messages, run.messages[-1]]})
+    with pytest.raises(ValueError, match="expert-0: an assistant message must follow"):
+        tokenize(doubled, policy.codec, "digest")
+
+
+def test_messages_beyond_the_tokens_get_no_span() -> None:
+    messages = [Message(role=role) for role in (Role.USER, Role.ASSISTANT, Role.TOOL)]
+    spans = [(m.token_start, m.token_end) for m in align(messages, [False, False, True])]
+    assert spans == [(0, 2), (2, 3), (None, None)]
+
+
+def test_a_tokenizer_without_a_template_is_refused() -> None:
+    policy = POLICIES["qwen"]()
+    policy.tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat_template"):
+        _ = policy.codec

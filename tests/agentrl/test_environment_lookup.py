@@ -1,0 +1,94 @@
+import json
+
+import pytest
+
+from agentrl.demonstrations import demonstrate
+from agentrl.environments import load_environment
+from schemas.task import Task
+from schemas.trajectory import ToolCall
+
+ENV = load_environment("lookup")
+
+
+def path_of(task: Task) -> tuple[str, ...]:
+    metadata = json.loads(task.metadata)
+    path = [metadata["start"]]
+    for relation in metadata["relations"]:
+        path.append(metadata["facts"][path[-1]][relation])
+    return tuple(path)
+
+
+@pytest.fixture(scope="module")
+def splits() -> dict[str, list[Task]]:
+    return ENV.tasks({"train": 768, "dev": 256, "heldout": 512}, seed=3)
+
+
+def test_splits_share_no_question_and_no_path_of_entities(splits: dict[str, list[Task]]) -> None:
+    for what in (lambda task: task.prompt, path_of):
+        sets = [{what(task) for task in rows} for rows in splits.values()]
+        assert sum(map(len, sets)) == len(set.union(*sets))
+    assert [len(rows) for rows in splits.values()] == [768, 256, 512]
+
+
+def test_ground_truth_is_the_end_of_the_path_and_level_its_length(splits: dict[str, list[Task]]) -> None:
+    for task in splits["heldout"]:
+        path = path_of(task)
+        assert json.loads(task.ground_truth) == path[-1]
+        assert task.level == len(path) - 1
+        assert len(set(path)) == len(path), "an entity met twice would make a shortcut"
+
+
+def test_tasks_are_the_same_for_the_same_seed_only(splits: dict[str, list[Task]]) -> None:
+    sizes = {"train": 768, "dev": 256, "heldout": 512}
+    assert ENV.tasks(sizes, seed=3) == splits
+    assert ENV.tasks(sizes, seed=4) != splits
+
+
+def test_more_tasks_than_questions_is_an_error() -> None:
+    with pytest.raises(ValueError, match="train: 50000 asks for more level-"):
+        ENV.tasks({"train": 50_000}, seed=0)
+
+
+def call(name: str, arguments: object) -> ToolCall:
+    return ToolCall(id="call_0", name=name, arguments=json.dumps(arguments))
+
+
+@pytest.mark.parametrize(
+    ("asked", "content"),
+    [
+        (call("search", {"q": "Ann"}), "no tool search"),
+        (call("find", {"who": "Ann"}), "find takes who and rel"),
+        (call("find", [1, 2]), "find takes who and rel"),
+        (call("find", {"who": "Nobody", "rel": "boss"}), "unknown"),
+        (call("find", {"who": 3, "rel": None}), "unknown"),
+    ],
+)
+def test_bad_calls_are_observations(splits: dict[str, list[Task]], asked: ToolCall, content: str) -> None:
+    observation = ENV.episode(splits["train"][0]).call(asked)
+    assert observation.error
+    assert observation.content == content
+
+
+def test_a_perfect_expert_solves_everything_and_a_noisy_one_does_not(splits: dict[str, list[Task]]) -> None:
+    def success(noise: float) -> float:
+        runs = [demonstrate(ENV, task, noise, 0, f"expert-{n}") for n, task in enumerate(splits["train"][:200])]
+        assert all(run.n_steps == run.n_tool_calls + 1 for run in runs)
+        return sum(run.success for run in runs) / len(runs)
+
+    assert success(0.0) == 1.0
+    assert 0.3 < success(0.35) < 0.8
+
+
+def test_unknown_environment_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'lokup' is unknown; known are \['lookup'\]"):
+        load_environment("lokup")
+
+
+def test_an_environment_of_ones_own_is_named_by_module_and_class() -> None:
+    assert load_environment("agentrl.environments.lookup:LookupEnvironment").name == "lookup"
+
+
+def test_expert_is_seeded(splits: dict[str, list[Task]]) -> None:
+    task = splits["train"][0]
+    first, second = (demonstrate(ENV, task, 0.5, 7, "x").messages for _ in range(2))
+    assert first == second

@@ -1,0 +1,98 @@
+import pytest
+from policies import POLICIES, lookup_tasks
+
+from agentrl.engines.base import Sampling
+from agentrl.environments import load_environment
+from agentrl.intervals import wilson
+from agentrl.preferences import step_pairs, trajectory_pairs
+from agentrl.rationalize import is_grounded, strip_hint, with_hint
+from agentrl.rollout import Attempt, Rollouts
+from schemas.trajectory import Trajectory
+
+
+def rollout(name: str, turns: list[list[int]], reward: float) -> Trajectory:
+    """Prompt [0, 0], then turns with observation [9] between them."""
+    ids, mask = [0, 0], [False, False]
+    for number, turn in enumerate(turns):
+        ids += ([9] if number else []) + turn
+        mask += ([False] if number else []) + [True] * len(turn)
+    return Trajectory(
+        trajectory_id=name, episode_id=name, task_id="t", source="model", env="e", split="train", prompt="p",
+        reward=reward, success=reward > 0, termination="answered", messages=[], tokenizer="k",
+        n_tokens=len(ids), input_ids=ids, action_mask=mask, logprobs=[0.0] * len(ids),
+    )  # fmt: skip
+
+
+def test_step_pair_covers_the_first_differing_step_only() -> None:
+    good, bad = rollout("a", [[1, 2], [3, 4], [5]], 1.0), rollout("b", [[1, 2], [3, 7], [6, 6]], 0.0)
+    [pair] = step_pairs([good, bad], margin=0.5, limit=4)
+    assert (pair.chosen_id, pair.rejected_id) == ("a", "b")
+    assert pair.chosen_ids == [0, 0, 1, 2, 9, 3, 4]
+    assert pair.rejected_ids == [0, 0, 1, 2, 9, 3, 7]
+    assert pair.chosen_mask == pair.rejected_mask == [False] * 5 + [True] * 2
+    assert pair.shared_prefix == 6
+    assert (pair.chosen_reward, pair.rejected_reward) == (1.0, 0.0)
+
+
+def test_the_value_of_a_step_is_the_mean_reward_through_it() -> None:
+    rows = [
+        rollout("a", [[1], [2]], 1.0),
+        rollout("b", [[1], [3]], 0.0),
+        rollout("c", [[4], [2]], 0.0),
+        rollout("d", [[4], [5]], 0.0),
+    ]
+    pairs = step_pairs(rows, margin=0.25, limit=9)
+    values = [(pair.chosen_id, pair.rejected_id, pair.chosen_reward, pair.rejected_reward) for pair in pairs]
+    assert values == [("a", "b", 1.0, 0.0), ("a", "c", 0.5, 0.0)]
+    assert step_pairs(rows, margin=0.75, limit=9) == pairs[:1]
+    assert step_pairs(rows, margin=0.25, limit=1) == pairs[:1]
+
+
+def test_turns_that_differ_in_length_only_are_different_choices() -> None:
+    [pair] = step_pairs([rollout("a", [[1, 8]], 1.0), rollout("b", [[1, 2, 8]], 0.0)], margin=0.1, limit=1)
+    assert pair.shared_prefix == 3
+    assert sum(pair.chosen_mask) == 2
+    assert sum(pair.rejected_mask) == 3
+
+
+def test_equal_rollouts_and_equal_rewards_make_no_pair() -> None:
+    assert step_pairs([rollout("a", [[1]], 1.0), rollout("b", [[1]], 0.0)], 0.1, 9) == []
+    assert step_pairs([rollout("a", [[1]], 1.0), rollout("b", [[2]], 1.0)], 0.1, 9) == []
+
+
+def test_trajectory_pairs_take_best_against_worst() -> None:
+    rows = [rollout("a", [[1], [2]], 0.0), rollout("b", [[1]], 1.0), rollout("c", [[3, 3]], 1.0)]
+    pairs = trajectory_pairs(rows, margin=0.5, limit=3)
+    assert [(pair.chosen_id, pair.rejected_id) for pair in pairs] == [("b", "a")]
+    assert pairs[0].chosen_mask == rows[1].action_mask
+    assert pairs[0].rejected_mask == rows[0].action_mask, "observations stay masked"
+
+
+def test_wilson_interval_against_published_numbers() -> None:
+    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_a_stripped_hint_leaves_no_trace_and_the_same_actions() -> None:
+    policy, environment = POLICIES["qwen"](), load_environment("lookup")
+    from agentrl.engines.transformers import TransformersEngine
+
+    rollouts = Rollouts(policy, TransformersEngine(policy.model), environment, Sampling(max_tokens=80))
+    tasks = lookup_tasks(8)
+    hinted = rollouts.run([Attempt(t, 0, "({answer})") for t in tasks], 0, [f"h-{n}" for n in range(8)], "hinted")
+    for task, run in zip(tasks, hinted, strict=True):
+        opening = environment.episode(task).opening()
+        assert run.messages[0].content == with_hint(opening, task, "({answer})")[0].content
+        plain = strip_hint(run, opening, policy.codec, "p")
+        start = plain.action_mask.index(True)
+        assert plain.input_ids[:start] == policy.codec.opening(opening, task.tools)
+        assert plain.input_ids[start:] == run.input_ids[run.action_mask.index(True) :]
+        assert plain.messages[0].content == task.prompt
+        assert plain.parent_id == run.trajectory_id
+        assert len(plain.input_ids) == len(plain.action_mask) == len(plain.logprobs)
+
+
+def test_an_answer_that_no_tool_returned_is_not_grounded() -> None:
+    [task] = lookup_tasks(1)
+    assert not is_grounded(rollout("a", [[1]], 1.0), task)

@@ -1,9 +1,19 @@
-"""How weights are updated."""
+"""What every optimiser step shares, whatever it minimises."""
 
 import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+
+class LoRA(BaseModel):
+    """Low-rank adapters (Hu et al. 2021) through PEFT. They are merged into the weights when the model is saved."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rank: int = Field(16, ge=1)
+    alpha: int = Field(32, ge=1)
+    targets: str | list[str] = Field("all-linear", description="names of modules, or all-linear")
 
 
 class OptimizerConfig(BaseModel):
@@ -17,7 +27,12 @@ class OptimizerConfig(BaseModel):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
-    micro_tokens: int = Field(8192, ge=1, description="padded tokens in one forward pass; bounds memory, not results")
+    micro_tokens: int = Field(4096, ge=1, description="padded tokens in one forward pass; bounds memory, not results")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of matrix products; weights keep the dtype that they were loaded in"
+    )
+    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass: less memory")
+    lora: LoRA | None = None
 
     def lr_at(self, step: int, total: int) -> float:
         """Learning rate of optimiser step ``step`` of ``total``, both counted from 0."""

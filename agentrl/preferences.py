@@ -8,8 +8,8 @@ better one is preferred to the worse, after exactly the same prefix; the loss co
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
+from agentrl.advantages.turns import turn_spans
 from schemas.pair import Pair, PairKind
 from schemas.trajectory import Trajectory
 
@@ -43,17 +43,6 @@ class _Step:
                 turn.trajectory.trajectory_id,
             ),
         )
-
-
-def _action_runs(mask: Sequence[bool]) -> list[tuple[int, int]]:
-    """Spans of consecutive action tokens: the assistant turns."""
-    runs, start = [], 0
-    for is_action, group in groupby(mask):
-        end = start + len(list(group))
-        if is_action:
-            runs.append((start, end))
-        start = end
-    return runs
 
 
 def _forks(turns: list[tuple[Trajectory, list[tuple[int, int]]]], depth: int = 0) -> Iterator[list[_Step]]:
@@ -112,7 +101,7 @@ def step_pairs(rollouts: Sequence[Trajectory], margin: float, limit: int) -> lis
     ``chosen_reward`` and ``rejected_reward`` are the values of the two steps.
     """
     found = []
-    for fork in _forks([(rollout, _action_runs(rollout.action_mask)) for rollout in rollouts]):
+    for fork in _forks([(rollout, turn_spans(rollout.action_mask)) for rollout in rollouts]):
         best = max(fork, key=lambda step: step.value)
         found += [(best, step) for step in fork if best.value - step.value >= margin and step is not best]
     found.sort(key=lambda pair: pair[1].value - pair[0].value)

@@ -1,65 +1,96 @@
-"""The stage that trains online: every iteration samples with the policy as it is, and takes one step."""
+"""Stages that train online: every iteration samples with the policy as it is, and updates it."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import Field
 
+from agentrl.algorithms import GRPO, Algorithm
 from agentrl.engines.base import Sampling
-from agentrl.objectives import GRPO
 from agentrl.optimizer import OptimizerConfig
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.policies import load_policy, only_env, rollouts
+
+if TYPE_CHECKING:
+    from agentrl.online import OnlineLoop
 
 
 class Online(NamedTuple):
     model: Model
     trajectories: Trajectories
     steps: Table
+    batches: Table
     metrics: Table
 
 
-class GRPOConfig(StageConfig):
+class OnlineConfig(StageConfig):
+    algorithm: Algorithm = Field(GRPO(), description="how rollouts update the policy")
     iterations: int = Field(25, ge=1)
     tasks: int = Field(32, ge=1, description="tasks of one iteration")
     samples: int = Field(8, ge=2, description="rollouts of each task, which form its group")
-    objective: GRPO = GRPO()
+    updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-6)
     max_turn_tokens: int = Field(40, ge=1)
     max_tokens: int = Field(192, ge=1)
     checkpoint_every: int = Field(5, ge=1, description="iterations between two points at which a killed run resumes")
 
 
-@stage("train.grpo", version=1)
-def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks) -> Online:
-    """Group relative policy optimisation, at temperature 1 and fully on-policy.
+@stage("train.online", version=1)
+def online(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> Online:
+    """Online reinforcement learning at temperature 1, by any algorithm of the union.
 
     Every rollout lands in the buffer, with its log-probabilities and the version of the policy that sampled it. The
-    table ``steps`` names the rollouts of each step with their advantages, so that any step can be computed again.
+    table ``steps`` names the rollouts of each step with their advantages; ``batches`` holds what each optimiser step
+    was over, so that any step can be computed again.
     """
-    from agentrl.online import OnlineLoop, OnlineState
+    return _train(context, config, model, tasks)
+
+
+class GRPOConfig(OnlineConfig):
+    algorithm: GRPO = Field(GRPO(), description="GRPO, and its knobs")
+
+
+@stage("train.grpo", version=2)
+def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks) -> Online:
+    """Group relative policy optimisation: ``train.online`` with ``algorithm: {type: grpo}``."""
+    return _train(context, config, model, tasks)
+
+
+def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> "OnlineLoop":
+    from agentrl.online import OnlineLoop
 
     policy = load_policy(model)
     sampling = Sampling(max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens)
-    loop = OnlineLoop(
+    return OnlineLoop(
         policy,
         rollouts(policy, only_env(tasks), sampling),
         tasks.read(),
-        config.objective,
+        config.algorithm,
         config.optimizer,
         iterations=config.iterations,
         tasks_per_step=config.tasks,
         samples=config.samples,
         seed=context.seed,
+        updates=config.updates,
     )
-    checkpoint = context.scratch / "checkpoint.pt"
+
+
+def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> Online:
+    from agentrl.lora import merge_lora
+    from agentrl.online import OnlineState
+    from agentrl.trainer import step_table
+
+    loop = _loop(context, config, model, tasks)
+    checkpoint, parts = context.scratch / "checkpoint.pt", context.scratch / "batches"
+    parts.mkdir(exist_ok=True)
     state = loop.restore(checkpoint) if checkpoint.exists() else OnlineState()
     while loop.iteration < config.iterations:
         iteration = loop.iteration
-        first = iteration * config.tasks * config.samples
-        step = loop.step([context.trajectory_id(first + number) for number in range(config.tasks * config.samples)])
+        step = loop.step(context.trajectory_id)
         context.append(step.trajectories, shard=iteration)
+        pq.write_table(step_table(step.batches), parts / f"{iteration:06d}.parquet", compression="zstd")
         state.metrics.append(step.metrics)
         state.steps += step.records
         context.progress(iteration + 1, config.iterations, success=round(step.metrics["success"], 3))
@@ -69,11 +100,20 @@ def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks) -> On
         first_success=state.metrics[0]["success"],
         last_success=state.metrics[-1]["success"],
         dropped_groups=int(sum(row["dropped_groups"] for row in state.metrics)),
-        groups=config.iterations * config.tasks,
+        groups=int(loop.drawn),
     )
+    merge_lora(loop.policy)
+    batches = pa.concat_tables([pq.read_table(path) for path in sorted(parts.iterdir())])
     return Online(
-        context.model(policy.save),
+        context.model(loop.policy.save),
         context.select(),
         context.table(pa.Table.from_pylist(state.steps), "steps"),
-        context.table(pa.Table.from_pylist(state.metrics), "metrics"),
+        context.table(batches, "batches"),
+        context.table(_metrics_table(state.metrics), "metrics"),
     )
+
+
+def _metrics_table(rows: list[dict[str, float]]) -> pa.Table:
+    """Metrics of all iterations; an iteration without an update lacks some, which are null."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return pa.table({name: pa.array([row.get(name) for row in rows], pa.float64()) for name in names})

@@ -1,18 +1,23 @@
 """Stages that train a policy on data at rest."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from agentrl.algorithms import GRPO, Algorithm
 from agentrl.chat import tokenize
-from agentrl.objectives import DPO, SFT
+from agentrl.objectives import DPO, IPO, KTO, SFT, AnyObjective, PairObjective, SimPO
 from agentrl.optimizer import OptimizerConfig
+from agentrl.supervised import row_weights, template_weights
+from agentrl.trackers import Tracker
 from pipelines.handles import Model, Pairs, Table, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.policies import ModelConfig, load_policy, read_weighted, start_policy
 from schemas.training import TrainingRow
+from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.policy import Policy
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 
 class Trained(NamedTuple):
     model: Model
+    rows: Table
     metrics: Table
 
 
@@ -27,42 +33,87 @@ class TrainConfig(StageConfig):
     steps: int = Field(100, ge=1, description="optimiser steps")
     batch: int = Field(32, ge=1, description="sequences, or pairs, in one optimiser step")
     optimizer: OptimizerConfig = OptimizerConfig()
+    track: list[Tracker] = Field([], description="also send metrics to these, where they are installed")
 
 
 class SFTConfig(TrainConfig):
     model: ModelConfig | None = Field(None, description="what to start from, where no model is wired to the input")
+    template_weight: float = Field(
+        1.0, ge=0, le=1, description="weight of the tokens that all tool calls have in common: braces, quotes, keys"
+    )
+    weighting: Literal["none", "reward", "advantage"] = Field(
+        "none", description="what a trajectory counts, times its weight in the selection"
+    )
+    negatives: float = Field(
+        0.0, ge=0, le=1, description="factor of negative weights, which make a row less likely; 0 leaves it out"
+    )
 
 
-@stage("train.sft", version=1)
+@stage("train.sft", version=2)
 def sft(context: Context, config: SFTConfig, trajectories: list[Trajectories], model: Model | None = None) -> Trained:
     """Supervised fine-tuning on the action tokens of trajectories, each counting by its weight in the selection."""
     weighted = read_weighted(trajectories)
     policy = start_policy(model, config.model, [row for row, _ in weighted], context.seed)
+    factors = row_weights([row for row, _ in weighted], config.weighting)
     rows = []
-    for number, (raw, weight) in enumerate(weighted):
-        row = tokenize(raw, policy.codec, policy.tokenizer_fingerprint)
-        _check_tokenizer(row.trajectory_id, row.tokenizer, policy)
-        rows.append(
-            TrainingRow(
-                row_id=row.trajectory_id,
-                unit=number,
-                input_ids=row.input_ids,
-                mask=row.action_mask,
-                weights=[weight] * len(row.input_ids),
-            )
-        )
+    for number, ((raw, weight), factor) in enumerate(zip(weighted, factors, strict=True)):
+        total = weight * factor * (config.negatives if factor < 0 else 1.0)
+        row = _tokens(raw, policy)
+        if total == 0 or not any(row.action_mask):
+            continue
+        tokens = [1.0] * len(row.input_ids)
+        if config.template_weight < 1:
+            tokens = template_weights(row.input_ids, row.action_mask, partial(_decode, policy), config.template_weight)
+        rows.append(_training_row(row, number, [total * token for token in tokens]))
     return _fit(context, config, policy, SFT(), rows)
+
+
+def _decode(policy: "Policy", ids: list[int]) -> str:
+    return str(policy.tokenizer.decode(ids))
+
+
+def _tokens(raw: Trajectory, policy: "Policy") -> Trajectory:
+    row = tokenize(raw, policy.codec, policy.tokenizer_fingerprint)
+    _check_tokenizer(row.trajectory_id, row.tokenizer, policy)
+    return row
+
+
+def _training_row(row: Trajectory, unit: int, weights: list[float], label: int = 0) -> TrainingRow:
+    return TrainingRow(
+        row_id=row.trajectory_id,
+        unit=unit,
+        label=label,
+        input_ids=row.input_ids,
+        mask=row.action_mask,
+        weights=weights,
+    )
 
 
 class DPOConfig(TrainConfig):
     beta: float = Field(0.1, gt=0, description="strength of the pull towards the reference policy")
     nll: float = Field(0.0, ge=0, description="weight of the chosen side's negative log-likelihood; 0 is plain DPO")
+    length_normalized: bool = Field(False, description="divide each side's log-ratio by its trained tokens")
 
 
-@stage("train.dpo", version=1)
+@stage("train.dpo", version=2)
 def dpo(context: Context, config: DPOConfig, pairs: Pairs, model: Model) -> Trained:
     """Direct preference optimisation from ``model``, which is the reference too: its log-probabilities are computed
     once."""
+    objective = DPO(beta=config.beta, nll=config.nll, length_normalized=config.length_normalized)
+    return _prefer(context, config, objective, pairs, model)
+
+
+class PreferenceConfig(TrainConfig):
+    objective: PairObjective = Field(DPO(), description="the loss of a pair: dpo, ipo or simpo, and its knobs")
+
+
+@stage("train.preference", version=1)
+def preference(context: Context, config: PreferenceConfig, pairs: Pairs, model: Model) -> Trained:
+    """Training on preference pairs from ``model``, which is the reference too where the loss needs one."""
+    return _prefer(context, config, config.objective, pairs, model)
+
+
+def _prefer(context: Context, config: TrainConfig, objective: DPO | IPO | SimPO, pairs: Pairs, model: Model) -> Trained:
     from agentrl.trainer import reference_logprobs
 
     policy = load_policy(model)
@@ -74,8 +125,65 @@ def dpo(context: Context, config: DPOConfig, pairs: Pairs, model: Model) -> Trai
             rows.append(
                 TrainingRow(row_id=pair.pair_id, unit=number, label=label, input_ids=ids, mask=mask, weights=weights)
             )
+    if objective.reference:
+        rows = reference_logprobs(policy, rows, config.optimizer.micro_tokens)
+    return _fit(context, config, policy, objective, rows)
+
+
+class KTOConfig(TrainConfig):
+    objective: KTO = KTO()
+
+
+@stage("train.kto", version=1)
+def kto(context: Context, config: KTOConfig, trajectories: list[Trajectories], model: Model) -> Trained:
+    """Training on unpaired trajectories, successes against failures, from ``model``, which is the reference too."""
+    from agentrl.trainer import reference_logprobs
+
+    policy = load_policy(model)
+    rows = []
+    for number, (raw, _) in enumerate(read_weighted(trajectories)):
+        row = _tokens(raw, policy)
+        rows.append(_training_row(row, number, [1.0] * len(row.input_ids), label=1 if row.success else -1))
     rows = reference_logprobs(policy, rows, config.optimizer.micro_tokens)
-    return _fit(context, config, policy, DPO(beta=config.beta, nll=config.nll), rows)
+    return _fit(context, config, policy, config.objective, rows)
+
+
+class OfflineConfig(TrainConfig):
+    algorithm: Algorithm = Field(
+        GRPO(), description="how stored rollouts become a loss; those with a critic are online"
+    )
+
+    @model_validator(mode="after")
+    def _needs_stored_rollouts_alone(self) -> "OfflineConfig":
+        if self.algorithm.estimator in ("gae", "remax") or self.algorithm.resample:
+            raise ValueError(
+                f"algorithm {self.algorithm.type} needs new rollouts (a critic, greedy ones or resampling); "
+                "use the stage train.online, or resample: 0"
+            )
+        return self
+
+
+@stage("train.offline", version=1)
+def offline(context: Context, config: OfflineConfig, trajectories: list[Trajectories], model: Model) -> Trained:
+    """Policy gradient on rollouts that the buffer holds, with ``model`` as the proximal policy and the reference.
+
+    Groups are the rollouts of one task. ``algorithm.off_policy`` corrects for rollouts of other policies.
+    """
+    from agentrl.credit import Extras, assign
+    from agentrl.trainer import batch_logprobs
+
+    policy = load_policy(model)
+    made = [row for row, _ in read_weighted(trajectories) if any(row.action_mask)]
+    plain = [_training_row(_tokens(row, policy), number, [0.0] * row.n_tokens) for number, row in enumerate(made)]
+    version = max((row.policy_version for row in made), default=0)
+    current = batch_logprobs(policy, plain, config.optimizer.micro_tokens) if made else []
+    extras = Extras(reference=current if config.algorithm.kl else None, proximal=current, version=version)
+    credit = assign(config.algorithm, made, extras)
+    context.metrics.update(credit.metrics)
+    if credit.lr_scale == 0:
+        raise ValueError(f"effective sample size {credit.metrics['ess']:.3f} is below min_ess; use fresher rollouts")
+    scaled = config.optimizer.model_copy(update={"lr": config.optimizer.lr * credit.lr_scale})
+    return _fit(context, config.model_copy(update={"optimizer": scaled}), policy, config.algorithm, credit.rows)
 
 
 def _check_tokenizer(row_id: str, tokenizer: str, policy: "Policy") -> None:
@@ -87,17 +195,28 @@ def _check_tokenizer(row_id: str, tokenizer: str, policy: "Policy") -> None:
 
 
 def _fit(
-    context: Context, config: TrainConfig, policy: "Policy", objective: SFT | DPO, rows: Sequence[TrainingRow]
+    context: Context, config: TrainConfig, policy: "Policy", objective: AnyObjective, rows: Sequence[TrainingRow]
 ) -> Trained:
+    from agentrl.lora import merge_lora
+    from agentrl.trackers import track
     from agentrl.trainer import Trainer, fit
+    from schemas.arrow import to_table
+    from schemas.training import TRAINING_SCHEMA
 
     if not rows:
         raise ValueError("there is nothing to train on: the inputs hold no rows; look at what the stage before kept")
-    trainer = Trainer(policy, objective, config.optimizer, config.steps)
+    with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:
+        trainer = Trainer(policy, objective, config.optimizer, config.steps)
 
-    def report(metrics: dict[str, float]) -> None:
-        context.progress(int(metrics["step"]) + 1, config.steps, loss=round(metrics["loss"], 4))
+        def report(metrics: dict[str, float]) -> None:
+            context.progress(int(metrics["step"]) + 1, config.steps, loss=round(metrics["loss"], 4))
+            send(metrics)
 
-    history = fit(trainer, rows, config.batch, context.seed, context.scratch / "checkpoint.pt", report)
+        history = fit(trainer, rows, config.batch, context.seed, context.scratch / "checkpoint.pt", report)
+    merge_lora(policy)
     context.metrics.update(rows=len(rows), first_loss=history[0]["loss"], last_loss=history[-1]["loss"])
-    return Trained(context.model(policy.save), context.table(pa.Table.from_pylist(history), "metrics"))
+    return Trained(
+        context.model(policy.save),
+        context.table(to_table(rows, TRAINING_SCHEMA), "rows"),
+        context.table(pa.Table.from_pylist(history), "metrics"),
+    )

@@ -1,0 +1,129 @@
+"""Packed forward passes: the rows of a batch as one sequence without padding, in which a token that follows the same
+prefix in several rows is computed once.
+
+Rows form a prefix tree: both sides of a preference pair, the rollouts of one task, or all rows behind one long system
+prompt share its trunk. Linear layers, norms and embeddings run over the nodes of the tree; attention gathers the
+nodes of each row, so a token sees exactly the tokens of its own row before it, at their own positions. Values and
+gradients equal those of separate rows (no position-dependent noise is assumed: dropout would be shared).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ATTENTION = "agentrl_packed"
+
+
+@dataclass(frozen=True)
+class Packing:
+    """``input_ids`` and ``positions`` [1, nodes]. ``places`` [rows, width] is the node of each row's token (0 where
+    padded); ``owner`` [nodes] is the place, in flattened [rows x width], whose attention output a node takes."""
+
+    input_ids: Tensor
+    positions: Tensor
+    places: Tensor
+    owner: Tensor
+
+    def to(self, device: torch.device) -> "Packing":
+        return Packing(*(value.to(device, non_blocking=True) for value in vars(self).values()))
+
+
+def pack(sequences: Sequence[Sequence[int]]) -> Packing:
+    """Token lists as one packed sequence over their prefix tree."""
+    width = max(len(sequence) for sequence in sequences)
+    nodes: dict[tuple[int, int], int] = {}
+    tokens: list[int] = []
+    positions: list[int] = []
+    owner: list[int] = []
+    places = []
+    for row, sequence in enumerate(sequences):
+        parent, path = -1, []
+        for position, token in enumerate(sequence):
+            node = nodes.setdefault((parent, token), len(tokens))
+            if node == len(tokens):
+                tokens.append(token)
+                positions.append(position)
+                owner.append(row * width + position)
+            path.append(node)
+            parent = node
+        places.append(path + [0] * (width - len(path)))
+    return Packing(torch.tensor([tokens]), torch.tensor([positions]), torch.tensor(places), torch.tensor(owner))
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packing: Packing,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each row of ``packing``, as an attention function of transformers.
+
+    ``query`` [1, heads, nodes, width], ``key`` and ``value`` [1, key heads, nodes, width]; returns
+    [1, nodes, heads, width].
+    """
+    rows, width = packing.places.shape
+    flat = packing.places.reshape(-1)
+
+    def gather(states: Tensor) -> Tensor:
+        _, heads, nodes, size = states.shape
+        table = states[0].transpose(0, 1).reshape(nodes, heads * size)
+        return table.index_select(0, flat).view(rows, width, heads, size).transpose(1, 2)
+
+    out = scaled_dot_product_attention(
+        gather(query),
+        gather(key),
+        gather(value),
+        dropout_p=dropout,
+        is_causal=True,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    heads, size = out.shape[1], out.shape[3]
+    table = out.transpose(1, 2).reshape(rows * width, heads * size)
+    return table.index_select(0, packing.owner).view(1, -1, heads, size), None
+
+
+def can_pack(model: "PreTrainedModel") -> bool:
+    """Whether the model computes attention through the library's interface, over all earlier tokens, without soft
+    caps or sinks; other models are trained on padded rows."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return (
+        bool(getattr(model, "_supports_attention_backend", False))
+        and kinds == {"full_attention"}
+        and not (getattr(config, "sliding_window", None) and "layer_types" not in config.to_dict())
+        and not getattr(config, "attn_logit_softcapping", None)
+        and getattr(config, "position_embedding_type", "rotary") != "alibi"
+        and not any("sink" in name for name, _ in model.named_parameters())
+    )
+
+
+@contextmanager
+def packed(model: "PreTrainedModel", enabled: bool = True) -> Iterator[None]:
+    """Within it, forward and backward passes of ``model`` compute attention over the ``packing`` they are given."""
+    if not enabled:
+        yield
+        return
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, packed_attention)
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    config._attn_implementation = ATTENTION  # the mask is then left to the attention function
+    try:
+        yield
+    finally:
+        config._attn_implementation = before

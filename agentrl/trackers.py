@@ -1,0 +1,62 @@
+"""Metrics of a training run on their way to TensorBoard, Weights & Biases or MLflow, where these are installed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Literal
+
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+Send = Callable[[dict[str, float]], None]
+
+
+@contextmanager
+def track(trackers: Sequence[Tracker], name: str, folder: Path) -> Iterator[Send]:
+    """Yield a function that sends one step's metrics, by their ``step``, to every tracker. ``name`` is the run's;
+    TensorBoard's files go into ``folder``.
+
+    Raises ValueError that names a tracker that is not installed.
+    """
+    with ExitStack() as stack:
+        senders = [_open(tracker, name, folder, stack) for tracker in trackers]
+
+        def send(metrics: dict[str, float]) -> None:
+            for one in senders:
+                one(metrics)
+
+        yield send
+
+
+def _open(tracker: Tracker, name: str, folder: Path, stack: ExitStack) -> Send:
+    try:
+        return {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}[tracker](name, folder, stack)
+    except ImportError:
+        raise ValueError(f"track: {tracker} is not installed; pip install {tracker}, or leave it out") from None
+
+
+def _tensorboard(name: str, folder: Path, stack: ExitStack) -> Send:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / name))
+    stack.callback(writer.close)
+
+    def send(metrics: dict[str, float]) -> None:
+        for key, value in metrics.items():
+            writer.add_scalar(key, value, int(metrics["step"]))
+
+    return send
+
+
+def _wandb(name: str, folder: Path, stack: ExitStack) -> Send:
+    import wandb
+
+    run = wandb.init(name=name)
+    stack.callback(run.finish)
+    return lambda metrics: run.log(metrics, step=int(metrics["step"]))
+
+
+def _mlflow(name: str, folder: Path, stack: ExitStack) -> Send:
+    import mlflow
+
+    mlflow.start_run(run_name=name)
+    stack.callback(mlflow.end_run)
+    return lambda metrics: mlflow.log_metrics(metrics, step=int(metrics["step"]))

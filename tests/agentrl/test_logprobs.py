@@ -1,0 +1,96 @@
+"""Log-probabilities equal those of a plain forward pass, padded or packed, values and gradients."""
+
+import pytest
+import torch
+from small_models import VOCABULARY, random_rows, small_model
+from torch import Tensor
+
+import agentrl.logprobs as module
+from agentrl.batch import collate
+from agentrl.logprobs import token_logprobs
+from agentrl.packing import can_pack, pack, packed
+
+
+def plain(model: torch.nn.Module, ids: list[int]) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies [tokens] of one unpadded row, from all logits."""
+    logp = model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    chosen = logp[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+    return torch.cat([torch.zeros(1), chosen]), torch.cat([torch.zeros(1), -(logp.exp() * logp).sum(-1)[:-1]])
+
+
+def gradients(model: torch.nn.Module, value: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    value.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("chunk", [1 << 24, 5 * VOCABULARY])
+def test_equal_a_plain_forward_row_by_row(
+    kind: str, packing: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK_VALUES", chunk)
+    model, rows = small_model(kind), random_rows(7)
+    batch = collate(rows, packing)
+    noise = torch.randn(2, *batch.mask.shape)
+    with packed(model, packing):
+        logprobs, entropies = token_logprobs(model, batch.input_ids, batch.mask, batch.packing)
+        ours = gradients(model, (noise[0] * logprobs + noise[1] * entropies).sum())
+    total = torch.zeros(())
+    for index, row in enumerate(rows):
+        chosen, entropy = plain(model, row.input_ids)
+        mask, n = torch.tensor(row.mask), len(row.input_ids)
+        torch.testing.assert_close(logprobs[index, :n], chosen * mask, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(entropies[index, :n], entropy * mask, atol=1e-5, rtol=1e-5)
+        total = total + ((noise[0, index, :n] * chosen + noise[1, index, :n] * entropy) * mask).sum()
+    theirs = gradients(model, total)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, atol=2e-4, rtol=1e-4)
+
+
+def test_a_common_prefix_is_computed_once() -> None:
+    packing = pack([[1, 2, 3, 4], [1, 2, 5], [7]])
+    assert packing.input_ids.tolist() == [[1, 2, 3, 4, 5, 7]]
+    assert packing.positions.tolist() == [[0, 1, 2, 3, 2, 0]]
+    assert packing.places.tolist() == [[0, 1, 2, 3], [0, 1, 4, 0], [5, 0, 0, 0]]
+
+
+def test_no_attention_across_rows() -> None:
+    """What another row of the pack holds changes nothing, to the last bit that the kernel keeps."""
+    model = small_model().eval()
+    one, other = random_rows(2, shared=0)
+    changed = other.model_copy(update={"input_ids": [(token + 1) % VOCABULARY for token in other.input_ids]})
+    results = []
+    for neighbour in (other, changed):
+        batch = collate([one, neighbour], packing=True)
+        with torch.no_grad(), packed(model):
+            results.append(token_logprobs(model, batch.input_ids, batch.mask, batch.packing)[0])
+    torch.testing.assert_close(results[0][0], results[1][0], atol=1e-6, rtol=0)
+    assert not torch.allclose(results[0][1], results[1][1])
+
+
+def test_a_sliding_window_is_not_packed() -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = small_model().config.to_dict() | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+    config.pop("layer_types", None)
+    assert can_pack(small_model())
+    assert not can_pack(Qwen2ForCausalLM(Qwen2Config(**config)))
+
+
+def test_the_attention_of_sampling_is_restored() -> None:
+    model = small_model()
+    before = model.config._attn_implementation
+    with pytest.raises(RuntimeError), packed(model):
+        raise RuntimeError
+    assert model.config._attn_implementation == before
+
+
+def test_scaled_logits_are_refused() -> None:
+    model = small_model()
+    model.config.logit_scale = 0.5
+    batch = collate(random_rows(2))
+    with pytest.raises(ValueError, match="logit_scale"):
+        token_logprobs(model, batch.input_ids, batch.mask)

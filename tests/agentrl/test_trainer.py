@@ -1,0 +1,150 @@
+"""The training loop: accumulation, resume, masks, and data that it refuses."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from small_models import random_rows, small_model, small_policy
+
+from agentrl.algorithms import DAPO, GRPO, DrGRPO
+from agentrl.batch import TrainingError
+from agentrl.objectives import DPO, KTO, SFT, AnyObjective
+from agentrl.optimizer import LoRA, OptimizerConfig
+from agentrl.trainer import Trainer, fit, reference_logprobs
+
+OBJECTIVES: list[AnyObjective] = [SFT(), DPO(nll=0.3), KTO(), GRPO(entropy=0.1), DAPO(), DrGRPO()]
+
+
+def step_gradients(objective: AnyObjective, micro_tokens: int) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    policy = small_policy()
+    trainer = Trainer(policy, objective, OptimizerConfig(micro_tokens=micro_tokens, clip_norm=1e9), 1)
+    _, metrics = trainer.gradients(random_rows(8, pairs=isinstance(objective, DPO)))
+    return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}, metrics
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.type)
+def test_one_batch_of_eight_equals_eight_of_one(objective: AnyObjective) -> None:
+    whole, metrics = step_gradients(objective, 100_000)
+    parts, again = step_gradients(objective, 1)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, atol=1e-5, rtol=1e-4)
+    assert again == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+
+
+def test_tokens_outside_the_mask_teach_nothing() -> None:
+    """Weights and log-probs outside the mask, of tool output, change no gradient."""
+    rows = random_rows(4)
+    changed = [
+        row.model_copy(
+            update={
+                "weights": [w if m else 99.0 for w, m in zip(row.weights, row.mask, strict=True)],
+                "logprobs": [p if m else -77.0 for p, m in zip(row.logprobs, row.mask, strict=True)],
+            }
+        )
+        for row in rows
+    ]
+    found = []
+    for data in (rows, changed):
+        trainer = Trainer(small_policy(), GRPO(), OptimizerConfig(), 1)
+        found.append(trainer.step(data))
+    assert found[0] == found[1]
+
+
+def run(tmp_path: Path, total: int, stop_after: int | None = None) -> list[dict[str, float]]:
+    trainer = Trainer(small_policy(), SFT(), OptimizerConfig(lr=1e-3, schedule="cosine", warmup=2), total)
+
+    def on_step(metrics: dict[str, float]) -> None:
+        if metrics["step"] + 1 == stop_after:
+            raise KeyboardInterrupt
+
+    rows = [row.model_copy(update={"weights": [1.0] * len(row.input_ids)}) for row in random_rows(10)]
+    return fit(trainer, rows, 4, 0, tmp_path / "checkpoint.pt", on_step, checkpoint_every=2)
+
+
+def test_a_resumed_run_has_the_curve_of_an_undisturbed_one(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    expected = run(whole, 7)
+    with pytest.raises(KeyboardInterrupt):
+        run(cut, 7, stop_after=5)
+    assert run(cut, 7) == expected
+
+
+def broken(name: str) -> list:
+    rows = random_rows(3)
+    values = {
+        "mask": [False] * len(rows[1].mask),
+        "weights": [float("nan")] * len(rows[1].mask),
+        "logprobs": [float("nan")] * len(rows[1].mask),
+        "input_ids": [9999] * len(rows[1].mask),
+        "ref_logprobs": [0.0],
+    }
+    rows[1] = rows[1].model_copy(update={name: values[name]})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mask", "no action token"),
+        ("weights", "weights not finite"),
+        ("logprobs", "logprobs not finite"),
+        ("input_ids", "outside the model's vocabulary of 61"),
+        ("ref_logprobs", "differ in length"),
+    ],
+)
+def test_broken_rows_are_refused_by_name_before_the_first_step(name: str, message: str, tmp_path: Path) -> None:
+    policy = small_policy()
+    before = policy.model.lm_head.weight.clone()
+    with pytest.raises(TrainingError, match=rf"{message}.*row-1"):
+        fit(Trainer(policy, GRPO(), OptimizerConfig(), 3), broken(name), 2, 0, tmp_path / "c.pt", lambda _: None)
+    assert torch.equal(policy.model.lm_head.weight, before)
+
+
+def test_a_reference_of_another_vocabulary_is_refused() -> None:
+    policy = small_policy()
+    policy.model = small_model(vocabulary=20)
+    with pytest.raises(TrainingError, match="vocabulary of 20"):
+        reference_logprobs(policy, random_rows(2))
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_policy_and_the_rows(tmp_path: Path) -> None:
+    policy = small_policy()
+    trainer = Trainer(policy, SFT(), OptimizerConfig(lr=1e-3), 5)
+
+    def poison(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 2:
+            trainer.parameters[0].data[:] = float("inf")
+
+    rows = random_rows(4)
+    with pytest.raises(TrainingError, match=r"step 3: loss nan.*failed_step.parquet"):
+        fit(trainer, rows, 2, 0, tmp_path / "checkpoint.pt", poison)
+    assert pq.read_table(tmp_path / "failed_step.parquet").num_rows == 2
+    assert len(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["history"]) == 3
+
+
+@pytest.mark.parametrize(
+    "changes", [{"lora": LoRA(rank=4)}, {"precision": "bfloat16"}, {"gradient_checkpointing": True}], ids=str
+)
+def test_options_train(changes: dict) -> None:
+    """Every option lowers the loss on one batch."""
+    from agentrl.lora import merge_lora
+
+    policy = small_policy()
+    rows = [row.model_copy(update={"weights": [1.0] * len(row.input_ids)}) for row in random_rows(4)]
+    trainer = Trainer(policy, SFT(), OptimizerConfig(lr=1e-2, **changes), 30)
+    losses = [trainer.step(rows)["loss"] for _ in range(30)]
+    assert losses[-1] < 0.8 * losses[0]
+    merge_lora(policy)
+    assert Trainer(policy, SFT(), OptimizerConfig(), 1).step(rows)["loss"] == pytest.approx(losses[-1], rel=0.15)
+    assert not [name for name, _ in policy.model.named_parameters() if "lora" in name]
+
+
+def test_checkpointing_changes_no_gradient() -> None:
+    rows = random_rows(4)
+    norms = [
+        Trainer(small_policy(), GRPO(), OptimizerConfig(gradient_checkpointing=flag), 1).step(rows)["grad_norm"]
+        for flag in (False, True)
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)

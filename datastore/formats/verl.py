@@ -1,0 +1,97 @@
+"""verl's Parquet files.
+
+- ``verl-sft``: ``messages`` (arguments of calls as JSON text), ``tools`` (JSON text), ``enable_thinking``. Carries
+  text, reasoning and calls; cannot carry tokens, log-probs, rewards, outcome or lineage.
+- RL prompts are tasks, not trajectories: :func:`write_tasks` and :func:`read_tasks` give ``data_source`` (env),
+  ``prompt``, ``ability`` (env), ``reward_model`` {``style``: rule, ``ground_truth``}, ``extra_info`` {``split``,
+  ``index``, ``task_id``, ``level``, ``verifier``, ``tools``, ``metadata``}.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from datastore.formats.common import from_chat, make_row, to_chat
+from schemas.task import Task
+from schemas.trajectory import Trajectory
+
+_TEXT = pa.string()
+_FUNCTION = pa.struct([("name", _TEXT), ("arguments", _TEXT)])
+_MESSAGE = pa.struct(
+    [
+        ("role", _TEXT),
+        ("content", _TEXT),
+        ("reasoning_content", _TEXT),
+        ("tool_calls", pa.list_(pa.struct([("id", _TEXT), ("type", _TEXT), ("function", _FUNCTION)]))),
+        ("tool_call_id", _TEXT),
+        ("name", _TEXT),
+    ]
+)
+_SFT = pa.schema([("messages", pa.list_(_MESSAGE)), ("tools", _TEXT), ("enable_thinking", pa.bool_())])
+_TASK_INFO = ("split", "task_id", "level", "verifier", "tools", "metadata")
+_RL = pa.schema(
+    [
+        ("data_source", _TEXT),
+        ("prompt", pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))),
+        ("ability", _TEXT),
+        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
+        (
+            "extra_info",
+            pa.struct([("index", pa.int64()), *((n, pa.int32() if n == "level" else _TEXT) for n in _TASK_INFO)]),
+        ),
+    ]
+)
+
+
+def write(rows: Iterable[Trajectory], path: Path) -> int:
+    lines = [
+        {
+            "messages": to_chat(row.messages),
+            "tools": row.tools,
+            "enable_thinking": any(message.reasoning for message in row.messages),
+        }
+        for row in rows
+    ]
+    pq.write_table(pa.Table.from_pylist(lines, schema=_SFT), path, compression="zstd")
+    return len(lines)
+
+
+def read(path: Path) -> Iterator[Trajectory]:
+    for number, line in enumerate(pq.read_table(path).to_pylist()):
+        yield make_row(number, from_chat(line["messages"]), tools=line.get("tools") or "[]")
+
+
+def write_tasks(tasks: Iterable[Task], path: Path) -> int:
+    lines: list[dict[str, Any]] = [
+        {
+            "data_source": task.env,
+            "prompt": [{"role": "user", "content": task.prompt}],
+            "ability": task.env,
+            "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
+            "extra_info": {"index": index, **{name: getattr(task, name) for name in _TASK_INFO}},
+        }
+        for index, task in enumerate(tasks)
+    ]
+    pq.write_table(pa.Table.from_pylist(lines, schema=_RL), path, compression="zstd")
+    return len(lines)
+
+
+def read_tasks(path: Path) -> list[Task]:
+    tasks = []
+    for number, line in enumerate(pq.read_table(path).to_pylist()):
+        info = line.get("extra_info") or {}
+        known = {name: info[name] for name in _TASK_INFO if info.get(name) is not None}
+        prompt = next(one["content"] for one in reversed(line["prompt"]) if one["role"] == "user")
+        values = {"task_id": f"{line['data_source']}-{number}", "split": "train"} | known
+        truth = (line.get("reward_model") or {}).get("ground_truth")
+        tasks.append(Task(env=line["data_source"], prompt=prompt, ground_truth=_truth(truth), **values))
+    return tasks
+
+
+def _truth(value: Any) -> str:
+    from datastore.formats.common import json_text
+
+    return json_text(value)

@@ -31,7 +31,7 @@ class OlderSchemaError(StoreError):
     def __init__(self, uri: str, found: int, known: int) -> None:
         super().__init__(
             f"the buffer at {uri} has schema_version {found}, this package writes version {known}; "
-            "run `agentrl buffer compact --migrate` (or TrajectoryBuffer.migrate()) first"
+            "run `agentrl buffer migrate` first"
         )
 
 

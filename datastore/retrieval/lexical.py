@@ -6,6 +6,9 @@ import numpy as np
 
 from datastore.errors import StoreError
 
+WORD = r"(?u)\b\w+\b"
+"""Words of one letter count too: numbers and names of things are what tasks differ by."""
+
 
 class Lexical:
     """Scores of every text for a query. IDF depends on all texts, so it is built anew for each table version."""
@@ -18,7 +21,7 @@ class Lexical:
         self._bm25s = bm25s
         self._count = len(texts)
         self._index = bm25s.BM25()
-        tokens = bm25s.tokenize(list(texts), stopwords=None, show_progress=False)
+        tokens = bm25s.tokenize(list(texts), token_pattern=WORD, stopwords=None, show_progress=False)
         self._empty = not tokens.vocab
         if not self._empty:
             self._index.index(tokens, show_progress=False)
@@ -27,7 +30,10 @@ class Lexical:
         """float32 [texts]; zero where no word is shared."""
         if self._empty:
             return np.zeros(self._count, dtype=np.float32)
-        [words] = self._bm25s.tokenize([query], stopwords=None, show_progress=False, return_ids=False)
+        options = {"token_pattern": WORD, "stopwords": None, "show_progress": False, "return_ids": False}
+        [words] = self._bm25s.tokenize([query], **options)
+            [query], token_pattern=WORD, stopwords=None, show_progress=False, return_ids=False
+        )
         known = [word for word in words if word in self._index.vocab_dict]
         if not known:
             return np.zeros(self._count, dtype=np.float32)

@@ -84,3 +84,67 @@ def test_an_absent_store_is_an_error_and_stays_absent(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="no trajectory buffer"):
             ask(*command, "--store", str(tmp_path / "none"))
     assert not os.path.exists(tmp_path / "none")
+
+
+RULES = """
+- {rule: filter, where: "stage = 'rollout'"}
+- {rule: keep, what: correct, n: 1}
+"""
+
+
+def test_curate_export_and_import(filled: str, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(RULES)
+    text = ask("curate", str(rules), "--store", filled, "--dry-run")
+    assert "keep dropped rollout-01234567-000000" in text
+    assert "2 rows; a dry run" in text
+    assert not (Path(filled) / "artifacts").exists()
+    made = json.loads(ask("curate", str(rules), "--store", filled, "--json"))
+    assert [(level["before"], level["after"]) for level in made["funnel"]] == [(12, 8), (8, 2)]
+    out = tmp_path / "out.jsonl"
+    assert "2 records" in ask("export", str(out), "-f", "verifiers", "--selection", "curated", "--store", filled)
+    other = str(tmp_path / "other")
+    assert "2 rows appended" in ask("import", str(out), "-f", "verifiers", "--store", other)
+    assert "already" in ask("import", str(out), "-f", "verifiers", "--store", other)
+    with pytest.raises(StoreError, match="no selection 'nope'"):
+        ask("export", str(out), "-f", "verifiers", "--selection", "nope", "--store", filled)
+
+
+@pytest.mark.parametrize("text", ["- {rule: fliter}", "rules: 3", "- {rule: cap, n: 0}", "a: ["])
+def test_bad_rules_files_are_named(filled: str, tmp_path: Path, text: str) -> None:
+    (tmp_path / "rules.yaml").write_text(text)
+    with pytest.raises(StoreError, match=r"rules\.yaml"):
+        ask("curate", str(tmp_path / "rules.yaml"), "--store", filled)
+
+
+def test_search_index_experience_and_sample(filled: str) -> None:
+    hits = json.loads(
+        ask("search", "boss of Ann 5", "-k", "2", "--where", "stage = 'rollout'", "--store", filled, "--json")
+    )
+    assert hits[0]["trajectory_id"] == "rollout-01234567-000005"
+    assert "boss of Ann" in ask("search", "boss of Ann 5", "--store", filled)
+    assert json.loads(ask("index", "--store", filled, "--json"))[0]["stale"] == 0
+    assert "Call: find" in ask("experience", "boss of Bob?", "--store", filled)
+    drawn = json.loads(ask("sample", "3", "--strategy", "success_first", "--store", filled, "--json"))
+    assert len(drawn["ids"]) == 3
+    assert "3 rows" in ask("sample", "3", "--selection", "sampled", "--store", filled)
+
+
+def test_upkeep(filled: str) -> None:
+    assert json.loads(ask("compact", "--store", filled, "--json"))[0]["files_before"] == 2
+    assert "0 files can go" in ask("vacuum", "--store", filled)
+    assert "2 files removed" in ask("vacuum", "--store", filled, "--retention-hours", "0", "--yes")
+    assert "sound" in ask("check", "--store", filled)
+    assert json.loads(ask("diff", "0", "--store", filled, "--json"))[0]["added"] == 4
+    assert json.loads(ask("migrate", "--store", filled, "--json"))[0]["rows"] == 0
+    for file in (Path(filled) / "trajectories").glob("*.parquet"):
+        file.unlink()
+    result = runner.invoke(app, ["check", "--store", filled])
+    assert result.exit_code == 1
+    assert "missing" in result.output
+    assert "0 findings" not in result.output
+    assert "1 files taken out" in runner.invoke(app, ["check", "--drop", "--store", filled]).output
+
+
+def test_quarantine(filled: str) -> None:
+    assert "no rows" in ask("quarantine", "--store", filled)

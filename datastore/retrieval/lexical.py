@@ -32,8 +32,6 @@ class Lexical:
             return np.zeros(self._count, dtype=np.float32)
         options = {"token_pattern": WORD, "stopwords": None, "show_progress": False, "return_ids": False}
         [words] = self._bm25s.tokenize([query], **options)
-            [query], token_pattern=WORD, stopwords=None, show_progress=False, return_ids=False
-        )
         known = [word for word in words if word in self._index.vocab_dict]
         if not known:
             return np.zeros(self._count, dtype=np.float32)

@@ -44,7 +44,7 @@ def publish(
 ) -> str:
     """Publish a selection as an artifact and give its fingerprint, which is of its content and of how it was made."""
     import hashlib
-    from datetime import UTC
+    from datetime import UTC, datetime
 
     import pyarrow as pa
     import pyarrow.parquet as pq

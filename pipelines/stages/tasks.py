@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from agentrl.environments import load_environment
 from pipelines.handles import Tasks
@@ -14,6 +14,12 @@ class GenerateConfig(StageConfig):
     train: int = Field(512, ge=1)
     dev: int = Field(256, ge=0, description="settings are chosen on these")
     heldout: int = Field(512, ge=0, description="only results are reported on these")
+
+    @field_validator("env")
+    @classmethod
+    def _known(cls, env: str) -> str:
+        load_environment(env)
+        return env
 
 
 class Splits(NamedTuple):

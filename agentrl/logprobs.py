@@ -87,6 +87,10 @@ def _head_logprobs(model: "PreTrainedModel", hidden: Tensor, targets: Tensor) ->
             dtype = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight = hidden.to(dtype), weight.to(dtype)
         return _HeadLogprobs.apply(hidden, weight, targets, size)
+    if hasattr(getattr(head, "weight", None), "ds_id"):
+        # Sharded by ZeRO 3: every rank must call the module equally often, whatever its batch holds.
+        chosen, entropy = _through_module(hidden, targets, head, softcap)
+        return chosen, entropy
     parts = [
         checkpoint(
             _through_module,

@@ -1,7 +1,9 @@
 """Stages that train a policy on data at rest."""
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa
@@ -9,6 +11,7 @@ from pydantic import Field, model_validator
 
 from agentrl.algorithms import GRPO, Algorithm
 from agentrl.chat import tokenize
+from agentrl.job import DeepSpeed
 from agentrl.objectives import DPO, IPO, KTO, SFT, AnyObjective, PairObjective, SimPO
 from agentrl.optimizer import OptimizerConfig
 from agentrl.supervised import row_weights, template_weights
@@ -33,6 +36,7 @@ class TrainConfig(StageConfig):
     steps: int = Field(100, ge=1, description="optimiser steps")
     batch: int = Field(32, ge=1, description="sequences, or pairs, in one optimiser step")
     optimizer: OptimizerConfig = OptimizerConfig()
+    deepspeed: DeepSpeed | None = Field(None, description="spread over processes; None trains in this one")
     track: list[Tracker] = Field([], description="also send metrics to these, where they are installed")
 
 
@@ -200,23 +204,69 @@ def _fit(
     from agentrl.lora import merge_lora
     from agentrl.trackers import track
     from agentrl.trainer import Trainer, fit
-    from schemas.arrow import to_table
-    from schemas.training import TRAINING_SCHEMA
 
     if not rows:
         raise ValueError("there is nothing to train on: the inputs hold no rows; look at what the stage before kept")
+    if config.deepspeed and config.optimizer.lora:
+        raise ValueError("lora and deepspeed do not go together here; leave out one of them")
     with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:
-        trainer = Trainer(policy, objective, config.optimizer, config.steps)
 
         def report(metrics: dict[str, float]) -> None:
             context.progress(int(metrics["step"]) + 1, config.steps, loss=round(metrics["loss"], 4))
             send(metrics)
 
+        if config.deepspeed:
+            return _launch(context, config, config.deepspeed, policy, objective, rows, report)
+        trainer = Trainer(policy, objective, config.optimizer, config.steps)
         history = fit(trainer, rows, config.batch, context.seed, context.scratch / "checkpoint.pt", report)
     merge_lora(policy)
+    return _trained(context, rows, history, policy.save)
+
+
+def _launch(
+    context: Context,
+    config: TrainConfig,
+    deepspeed: DeepSpeed,
+    policy: "Policy",
+    objective: AnyObjective,
+    rows: Sequence[TrainingRow],
+    report: Callable[[dict[str, float]], None],
+) -> Trained:
+    """Train in processes of their own, through DeepSpeed. The job's folder outlives a kill, with its checkpoints."""
+    from agentrl.job import TrainingJob
+    from agentrl.launch import launch
+    from agentrl.trainer import save_rows
+
+    folder = context.scratch / "job"
+    folder.mkdir(exist_ok=True)
+    policy.save(folder / "start")
+    save_rows(folder / "rows.parquet", rows)
+    job = TrainingJob.model_validate(
+        {
+            "objective": objective,
+            "optimizer": config.optimizer,
+            "deepspeed": deepspeed,
+            "steps": config.steps,
+            "batch": config.batch,
+            "seed": context.seed,
+        }
+    )
+    history = launch(deepspeed, job.write(folder), report)
+    return _trained(context, rows, history, lambda path: shutil.copytree(folder / "model", path, dirs_exist_ok=True))
+
+
+def _trained(
+    context: Context,
+    rows: Sequence[TrainingRow],
+    history: list[dict[str, float]],
+    save: Callable[[Path], object],
+) -> Trained:
+    from schemas.arrow import to_table
+    from schemas.training import TRAINING_SCHEMA
+
     context.metrics.update(rows=len(rows), first_loss=history[0]["loss"], last_loss=history[-1]["loss"])
     return Trained(
-        context.model(policy.save),
+        context.model(save),
         context.table(to_table(rows, TRAINING_SCHEMA), "rows"),
         context.table(pa.Table.from_pylist(history), "metrics"),
     )

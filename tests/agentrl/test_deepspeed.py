@@ -1,0 +1,104 @@
+"""Training through DeepSpeed equals training in one process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_models import random_rows, small_model
+
+from agentrl.algorithms import GRPO
+from agentrl.job import DeepSpeed, TrainingJob
+from agentrl.launch import command, launch
+from agentrl.objectives import DPO
+from agentrl.optimizer import OptimizerConfig
+from agentrl.policy import Policy
+from agentrl.tiny import train_tokenizer
+from agentrl.trainer import Trainer, TrainingError, epochs, save_rows
+from schemas.training import TrainingRow
+
+OPTIMIZER = OptimizerConfig(lr=5e-3, schedule="cosine", warmup=1, micro_tokens=64, clip_norm=0.5)
+STEPS = 5
+
+
+def job_in(folder: Path, objective: Any, zero: Any, **changes: Any) -> tuple[TrainingJob, list[TrainingRow]]:
+    folder.mkdir()
+    rows = random_rows(10, pairs=isinstance(objective, DPO))
+    tokenizer = train_tokenizer(["some text"], 300)
+    Policy(small_model(seed=1), tokenizer, "small").save(folder / "start")
+    save_rows(folder / "rows.parquet", rows)
+    settings = {"optimizer": OPTIMIZER, "steps": STEPS, "batch": 3, "seed": 0} | changes
+    return TrainingJob(objective=objective, deepspeed=DeepSpeed(zero=zero, processes=2), **settings), rows
+
+
+def single(folder: Path, objective: Any, rows: list[TrainingRow]) -> tuple[list[float], Policy]:
+    trainer = Trainer(Policy.load(folder / "start"), objective, OPTIMIZER, STEPS)
+    losses = [trainer.step(batch)["loss"] for batch, _ in zip(epochs(rows, 3, 0), range(STEPS), strict=False)]
+    return losses, trainer.policy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("zero", "objective"), [(0, GRPO()), (1, DPO()), (2, GRPO(entropy=0.01)), (3, GRPO())], ids=str
+)
+def test_the_curve_is_that_of_one_process(zero: int, objective: Any, tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    folder = tmp_path / "job"
+    job, rows = job_in(folder, objective, zero)
+    seen: list[float] = []
+    history = launch(job.deepspeed, job.write(folder), lambda metrics: seen.append(metrics["loss"]))
+    expected, policy = single(folder, objective, rows)
+    assert [row["loss"] for row in history] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert seen == [row["loss"] for row in history]
+    trained = Policy.load(folder / "model")
+    for name, value in policy.model.state_dict().items():
+        assert trained.model.state_dict()[name].numpy() == pytest.approx(value.numpy(), abs=2e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [1, 3])
+def test_a_killed_job_goes_on_from_its_checkpoint(zero: int, tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    folder = tmp_path / "job"
+    job, rows = job_in(folder, GRPO(), zero, checkpoint_every=2)
+
+    def kill(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 3:
+            raise KeyboardInterrupt
+
+    path = job.write(folder)
+    with pytest.raises(KeyboardInterrupt):
+        launch(job.deepspeed, path, kill)
+    resumed: list[float] = []
+    history = launch(job.deepspeed, path, lambda metrics: resumed.append(metrics["step"]))
+    assert resumed[0] >= 2
+    assert [row["loss"] for row in history] == pytest.approx(single(folder, GRPO(), rows)[0], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_failing_job_says_why(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    folder = tmp_path / "job"
+    job, rows = job_in(folder, GRPO(), 1)
+    save_rows(folder / "rows.parquet", [rows[0].model_copy(update={"mask": [False] * len(rows[0].mask)})])
+    with pytest.raises(TrainingError, match="no action token to train on"):
+        launch(job.deepspeed, job.write(folder), lambda _: None)
+
+
+def test_the_config_and_the_command_carry_the_settings(tmp_path: Path) -> None:
+    spread = DeepSpeed(zero=3, processes=4, offload_optimizer="cpu", offload_parameters="nvme", extra={"wall_clock": 1})
+    job = TrainingJob(objective=GRPO(), optimizer=OPTIMIZER, deepspeed=spread, steps=1, batch=1, seed=0)
+    config = job.deepspeed_config()
+    assert config["zero_optimization"] == {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "nvme"},
+    }
+    assert config["wall_clock"] == 1
+    assert "--nproc_per_node 4" in " ".join(command(spread, tmp_path / "job.json"))
+    many = spread.model_copy(update={"hostfile": "hosts"})
+    assert "--hostfile hosts --num_gpus 4 --module agentrl.launch" in " ".join(command(many, tmp_path / "job.json"))
+    path = job.write(tmp_path)
+    assert TrainingJob.model_validate(json.loads(path.read_text())) == job
+    with pytest.raises(ValueError, match="needs zero: 3"):
+        DeepSpeed(zero=2, offload_parameters="cpu")

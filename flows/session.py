@@ -163,7 +163,7 @@ class Session:
             raise
         finally:
             del self._began[name]
-        self._ended(name, outcome, time.monotonic() - started)
+        self._ended(name, outcome, outcome.took_s or time.monotonic() - started)
         return outcome
 
     def _failed(self, name: str, error: BaseException, took: float, tries_left: int) -> None:

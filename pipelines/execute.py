@@ -52,9 +52,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``reused``: another run published it meanwhile. ``reproduced``: whether a forced run gave what was there."""
+    """``reused``: another run published it meanwhile. ``reproduced``: whether a forced run gave what was there.
+    ``took_s``: seconds from inputs to publication, waiting for another run included."""
 
     manifest: Manifest
+    took_s: float = 0.0
     reused: bool = False
     reproduced: bool | None = None
 
@@ -84,13 +86,14 @@ def perform(job: Job, progress: Progress = _nothing) -> Outcome:
     Whoever else runs the same stage on the same store is waited for. Whatever the stage raises goes through; then
     nothing is published, what it appended to the buffer stays, and its scratch folder waits for the next try.
     """
+    began = time.monotonic()
     library.search_in(job.folders)
     stage: Stage = getattr(importlib.import_module(job.module), job.function)
     catalog, buffer = Catalog(job.store), TrajectoryBuffer(job.store)
     with catalog.lock(job.stage, job.fingerprint):
         before = catalog.manifest(job.stage, job.fingerprint)
         if before and not job.forced:
-            return Outcome(before, reused=True)
+            return Outcome(before, time.monotonic() - began, reused=True)
         inputs = {
             name: _input(stage.inputs[name].many, records, catalog, buffer)
             for name, records in job.ingredients.inputs.items()
@@ -106,7 +109,7 @@ def perform(job: Job, progress: Progress = _nothing) -> Outcome:
             shutil.rmtree(folder, ignore_errors=True)
             raise
     reproduced = None if before is None else _digests(before) == _digests(published)
-    return Outcome(published, reproduced=reproduced)
+    return Outcome(published, time.monotonic() - began, reproduced=reproduced)
 
 
 def _clear_staging(catalog: Catalog, job: Job) -> None:

@@ -38,7 +38,20 @@ NO_EFFECT: dict[str, frozenset[str]] = {
 """Config fields that cannot change a result, by stage name, ``*`` for all. They never enter the fingerprint."""
 
 CARRYING_PACKAGES = frozenset(
-    {"deltalake", "filelock", "jinja2", "packaging", "polars", "prefect", "pyarrow", "pydantic", "rich", "typer"}
+    {
+        "deltalake",
+        "filelock",
+        "jinja2",
+        "mlflow",
+        "packaging",
+        "polars",
+        "prefect",
+        "pyarrow",
+        "pydantic",
+        "rich",
+        "typer",
+        "wandb",
+    }
 )
 """Packages that carry data, print or check, and compute no result: their versions do not enter the fingerprint."""
 

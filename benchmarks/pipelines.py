@@ -1,0 +1,234 @@
+"""What orchestration costs: nothing to do, a stage, planning, starting one stage of the quickstart.
+
+Prints one line for each figure: the figure, the target, and `met` or `MISSED`. ``CHECK=1`` turns a miss into exit code
+1. ``SCALE=small`` takes under a minute: fewer repeats, no comparison with dvc, no quickstart. dvc is looked for in
+``DVC`` (the path of the command), else installed into a folder of its own.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = os.environ.get("SCALE") == "small"
+REPEATS = 3 if SMALL else 7
+STAGES = 20
+DVC_VERSION = "3.67.1"
+
+STAGE_SOURCE = """
+import pyarrow as pa
+
+from pipelines.handles import Table
+from pipelines.stage import Context, StageConfig, stage
+
+
+class Config(StageConfig):
+    value: int = 0
+
+
+@stage("trivial", version=1)
+def trivial(context: Context, config: Config, table: Table | None = None) -> Table:
+    return context.table(pa.table({"x": [config.value]}))
+"""
+
+TINY_QUICKSTART = """
+name: tiny
+extends: quickstart
+stages:
+  tasks: {with: {train: 32, dev: 8, heldout: 16}}
+  warm: {with: {steps: 70, batch: 16}}
+  sample: {with: {samples: 4}}
+  rationalize: {with: {samples: 2}}
+  perfect: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}, with: {coverage: 1.0, noise: 0.0}}
+  star: {inputs: {trajectories: [reject, rationalize, perfect]}, with: {steps: 4, batch: 8}}
+  dpo: {with: {steps: 4, batch: 4}}
+  grpo: {with: {iterations: 3, tasks: 4, samples: 4}}
+"""
+
+misses = 0
+
+
+def figure(name: str, value: float, unit: str, target: float | None = None, at_least: bool = False) -> None:
+    """Print one line, and count a miss."""
+    global misses
+    if target is None:
+        print(f"{name:<66} {value:8.3f} {unit:<3}", flush=True)
+        return
+    met = value >= target if at_least else value <= target
+    misses += not met
+    sign = ">=" if at_least else "<="
+    print(f"{name:<66} {value:8.3f} {unit:<3} target {sign} {target:g} {'met' if met else 'MISSED'}", flush=True)
+
+
+def chain(stages: int) -> str:
+    lines = ["name: chain", "stages:", '  s0: {uses: "trivial_stages:trivial"}']
+    lines += [f'  s{n}: {{uses: "trivial_stages:trivial", inputs: {{table: s{n - 1}}}}}' for n in range(1, stages)]
+    return "\n".join(lines)
+
+
+def agentrl(*arguments: str, env: dict[str, str] | None = None) -> float:
+    """Seconds of the whole process. Raises where it fails."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    environment |= {"PYTHONPATH": str(ROOT), **(env or {})}
+    return timed([sys.executable, "-m", "flows.cli", *arguments], environment)
+
+
+def timed(command: list[str], env: dict[str, str]) -> float:
+    started = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    took = time.perf_counter() - started
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return took
+
+
+def median(command: list[str] | None = None, *arguments: str) -> float:
+    """Median seconds of several runs, after one that is not counted."""
+    runs = [timed(command, dict(os.environ)) if command else agentrl(*arguments) for _ in range(REPEATS + 1)]
+    return statistics.median(runs[1:])
+
+
+def orchestration() -> float:
+    """Cost of executed stages and of the engine's start. Returns the seconds of a run with nothing to do."""
+    Path("chain.yaml").write_text(chain(STAGES))
+    Path("one.yaml").write_text(chain(1).replace("name: chain", "name: one"))
+    agentrl("run", "one.yaml", "--store", "first")
+    figure("first start of Prefect's own server on a new store (once), 1 stage", _fresh("one.yaml"), "s")
+    one = statistics.median(_again("one.yaml") for _ in range(3))
+    many = statistics.median(_again("chain.yaml") for _ in range(1 if SMALL else 3))
+    figure("start of the engine: whole run of 1 trivial stage", one, "s")
+    figure(f"whole run of {STAGES} trivial stages", many, "s")
+    figure("orchestration per executed stage, beyond the start", (many - one) / (STAGES - 1), "s", 0.25)
+    nothing = median(None, "run", "chain.yaml", "--store", "store", "--set", f"seed={_again.seed}")
+    figure(f"nothing to do, {STAGES} stages, whole process", nothing, "s", 1.5)
+    return nothing
+
+
+def _fresh(file: str) -> float:
+    shutil.rmtree("store", ignore_errors=True)
+    return agentrl("run", file, "--store", "store")
+
+
+def _again(file: str, env: dict[str, str] | None = None) -> float:
+    """Every stage runs, on a store that is there; a new seed makes them all new."""
+    _again.seed += 1
+    return agentrl("run", file, "--store", "store", "--set", f"seed={_again.seed}", env=env)
+
+
+_again.seed = 0  # type: ignore[attr-defined]
+
+
+@contextmanager
+def prefect_server() -> Iterator[str]:
+    """A Prefect server that is already running, as a team would have one."""
+    import socket
+    from urllib.request import urlopen
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/api"
+    env = {**os.environ, "PREFECT_HOME": str(Path("server").absolute()), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port), "--no-ui"]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while True:
+            try:
+                urlopen(f"{url}/health", timeout=2).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def running_server() -> None:
+    with prefect_server() as url:
+        env = {"PREFECT_API_URL": url}
+        _again("one.yaml", env)
+        starts = [_again("one.yaml", env) for _ in range(REPEATS)]
+    figure("start with a running server: whole run of 1 trivial stage", statistics.median(starts), "s", 3.0)
+
+
+def planning() -> None:
+    Path("big.yaml").write_text(chain(200))
+    figure("planning 200 stages, whole process", median(None, "plan", "big.yaml", "--store", "store"), "s", 2.0)
+
+
+def against_dvc(nothing: float) -> None:
+    """``dvc repro`` with nothing to do on an equivalent file: 20 stages in a chain, each reading the one before."""
+    folder = Path("dvc-project")
+    folder.mkdir()
+    stages: dict[str, Any] = {"s0": {"cmd": "echo 0 > s0.txt", "outs": ["s0.txt"]}}
+    for n in range(1, STAGES):
+        command, before = f"cp s{n - 1}.txt s{n}.txt", f"s{n - 1}.txt"
+        stages[f"s{n}"] = {"cmd": command, "deps": [before], "outs": [f"s{n}.txt"]}
+    (folder / "dvc.yaml").write_text(json.dumps({"stages": stages}))
+    dvc = [_dvc(), "--cd", str(folder)]
+    env = {**os.environ, "DVC_NO_ANALYTICS": "1"}
+    timed([*dvc, "init", "--no-scm"], env)
+    timed([*dvc, "repro"], env)
+    took = median([*dvc, "repro"])
+    figure(f"dvc {DVC_VERSION} repro with nothing to do, {STAGES} stages", took, "s")
+    figure("dvc's time over ours", took / nothing, "x", 1.0, at_least=True)
+
+
+def _dvc() -> str:
+    if "DVC" in os.environ:
+        return os.environ["DVC"]
+    folder = ROOT / ".venv-dvc"
+    if not (folder / "bin" / "dvc").exists():
+        print(f"installing dvc {DVC_VERSION} into {folder.name} ...", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([str(folder / "bin" / "pip"), "install", "-q", f"dvc=={DVC_VERSION}"], check=True)
+    return str(folder / "bin" / "dvc")
+
+
+def quickstart() -> None:
+    """Re-run dpo alone with a new beta: how soon its function begins, and what else is touched."""
+    Path("tiny.yaml").write_text(TINY_QUICKSTART)
+    agentrl("run", "tiny.yaml", "--store", "quickstart")
+    nothing = median(None, "run", "tiny.yaml", "--store", "quickstart")
+    figure("quickstart (smallest sizes): nothing to do, whole process", nothing, "s", 1.5)
+    before = {path: path.stat().st_mtime_ns for path in Path("quickstart/artifacts").rglob("*") if path.is_file()}
+    started = time.time()
+    agentrl("run", "tiny.yaml", "--store", "quickstart", "--only", "dpo", "--set", "stages.dpo.with.beta=0.3")
+    after = {path: path.stat().st_mtime_ns for path in Path("quickstart/artifacts").rglob("*") if path.is_file()}
+    [new] = {path.parent for path in after.keys() - before.keys() if path.name == "manifest.json"}
+    manifest = json.loads((new / "manifest.json").read_text())
+    began = datetime.fromisoformat(manifest["created_at"]).timestamp() - manifest["duration_s"] - started
+    figure("quickstart: --only dpo with a new beta, until the stage begins", began, "s", 5.0)
+    touched = {path.parts[2] for path in after if before.get(path) != after[path]} - {"dpo"}
+    figure("quickstart: other stages touched by that", len(touched), "", 0)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        Path("trivial_stages.py").write_text(STAGE_SOURCE)
+        nothing = orchestration()
+        running_server()
+        planning()
+        if not SMALL:
+            against_dvc(nothing)
+            quickstart()
+        os.chdir(ROOT)
+    if misses:
+        print(f"{misses} MISSED")
+    sys.exit(bool(misses) and os.environ.get("CHECK") == "1")
+
+
+if __name__ == "__main__":
+    main()

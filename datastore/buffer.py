@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from datastore.digest import TableHasher
-from datastore.errors import NewerSchemaError, NoBufferError, OlderSchemaError, StoreError, UnknownTrajectoryError
+from datastore.errors import (
+    CorruptError,
+    NewerSchemaError,
+    NoBufferError,
+    OlderSchemaError,
+    StoreError,
+    UnknownTrajectoryError,
+)
 from datastore.ingest import BATCH_ROWS, Ingest, OnError, Rows
 from datastore.lease import hold
 from datastore.lookup import Lookup
@@ -77,6 +84,8 @@ class TrajectoryBuffer:
             table = DeltaTable(self.uri, storage_options=self._options)
         except TableNotFoundError:
             raise NoBufferError(self.uri) from None
+        except DeltaError as error:
+            raise CorruptError(f"the log of the buffer at {self.uri}", str(error)) from None
         found = schema_version(table)
         if found > TRAJECTORY_VERSION:
             raise NewerSchemaError(self.uri, found, TRAJECTORY_VERSION)

@@ -35,6 +35,14 @@ class OlderSchemaError(StoreError):
         )
 
 
+class CorruptError(StoreError):
+    """A file of the table cannot be read."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        first = reason.strip().splitlines()[0] if reason.strip() else "unknown error"
+        super().__init__(f"{what} cannot be read: {first}; `agentrl buffer check` says what is damaged and what to do")
+
+
 class UnknownTrajectoryError(StoreError, KeyError):
     """No row has this ``trajectory_id``."""
 

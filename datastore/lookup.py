@@ -4,8 +4,9 @@ Footers and row-group bounds are kept between calls; files never change, so a fo
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from datastore.errors import CorruptError
 from datastore.places import LocalPlace, S3Place
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class Lookup:
 
         def one(task: tuple[_File, list[int]]) -> pa.Table:
             file, groups = task
-            with self._open(file) as source:
+            with self._reading(file), self._open(file) as source:
                 rows = source.read_row_groups(groups, columns=list(columns), use_threads=False)
             return rows.filter(pc.is_in(rows["trajectory_id"], value_set=values))
 
@@ -88,7 +90,7 @@ class Lookup:
 
     def _groups(self, file: _File, wanted: np.ndarray) -> list[int]:
         if file.footer is None:
-            with self._open(file) as source:
+            with self._reading(file), self._open(file) as source:
                 file.footer = source.metadata
             index = file.footer.schema.to_arrow_schema().names.index("trajectory_id")  # a scalar before all lists
             for number in range(file.footer.num_row_groups):
@@ -96,6 +98,13 @@ class Lookup:
                 known = found is not None and found.has_min_max
                 file.groups.append((found.min, found.max) if known else ("", chr(0x10FFFF)))
         return [number for number, (least, most) in enumerate(file.groups) if _hit(wanted, least, most)]
+
+    @contextmanager
+    def _reading(self, file: _File) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptError(f"data file {file.path}", str(error)) from error
 
     def _open(self, file: _File) -> pq.ParquetFile:
         source: Any

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datastore.catalog import Catalog
-from datastore.errors import StoreError
+from datastore.errors import CorruptError, StoreError
 from datastore.places import LocalPlace
 from datastore.validation import LENIENT_SCHEMA, conform, validate
 from datastore.writer import FILE_ROWS, FOLDER, FileWriter
@@ -159,13 +159,9 @@ def _stored_files(buffer: "TrajectoryBuffer") -> Iterator[tuple[str, datetime]]:
 def check(buffer: "TrajectoryBuffer") -> list[Finding]:
     """Everything that is wrong with the table, with what to do. An empty list: all files are there and readable, all
     rows keep the contract, no id is there twice, and each artifact finds the rows it names."""
-    from deltalake.exceptions import DeltaError
-
     try:
         table = buffer.table()
-    except (DeltaError, ValueError) as error:
-        if isinstance(error, StoreError):
-            raise
+    except CorruptError as error:
         return [_broken_log(buffer, str(error))]
     stored = dict(_stored_files(buffer))
     live = _data_files(table)

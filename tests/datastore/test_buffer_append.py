@@ -4,13 +4,13 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 import pytest
+from store_rows import Make
 
 from datastore import StoreError, TrajectoryBuffer
 from datastore.buffer import VERSION_PROPERTY
 from datastore.errors import NewerSchemaError, NoBufferError, UnknownTrajectoryError
 from schemas.arrow import to_table
 from schemas.trajectory import TRAJECTORY_SCHEMA
-from tests.datastore.conftest import Make
 
 FP = "0123456789abcdef"
 

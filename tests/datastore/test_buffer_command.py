@@ -3,12 +3,12 @@ import os
 from pathlib import Path
 
 import pytest
+from store_rows import FP, Make
 from typer.testing import CliRunner
 
 from datastore import TrajectoryBuffer
 from datastore.errors import StoreError
 from flows.commands.buffer import app
-from tests.datastore.conftest import FP, Make
 
 runner = CliRunner()
 

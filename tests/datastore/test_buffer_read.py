@@ -5,11 +5,11 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from store_rows import FP, Make, build
 
 from datastore import StoreError, TrajectoryBuffer
 from datastore.batches import Position
 from schemas.trajectory import Message, Role
-from tests.datastore.conftest import FP, Make, build
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from store_rows import FP, build
 
 from datastore import Catalog, TrajectoryBuffer
 from datastore.buffer import PROPERTIES, VERSION_PROPERTY
@@ -17,7 +18,6 @@ from datastore.upkeep import check, compact, drop_unreadable, migrate, vacuum
 from schemas.arrow import to_table
 from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
 from schemas.trajectory import TRAJECTORY_SCHEMA
-from tests.datastore.conftest import FP, build
 
 
 def fill(store: str | Path, shards: int = 6, rows: int = 20) -> TrajectoryBuffer:

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from store_rows import Make, build
 
 from datastore import StoreError, TrajectoryBuffer
 from datastore.errors import InvalidRowsError
 from datastore.validation import LENIENT_SCHEMA, validate
 from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
-from tests.datastore.conftest import Make, build
 
 NAN = math.nan
 Folders = pytest.TempPathFactory

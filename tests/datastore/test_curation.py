@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 from pydantic import TypeAdapter, ValidationError
+from store_rows import build
 
 from datastore import StoreError, TrajectoryBuffer
 from datastore.curation.curate import Curated, curate
@@ -13,7 +14,6 @@ from datastore.curation.diversity import cluster_balanced, k_center
 from datastore.curation.rules import Rules
 from datastore.sampling import curriculum, diversity, prioritized, recency, success_first, uniform
 from schemas.trajectory import Message, Role, ToolCall, Trajectory
-from tests.datastore.conftest import build
 
 
 def row(number: int, task: str, reward: float = 1.0, say: str = "", call: str = "find", **fields: Any) -> Trajectory:

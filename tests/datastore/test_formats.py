@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from store_rows import build
 
 from datastore import StoreError, TrajectoryBuffer
 from datastore.formats import FORMATS, export_file, import_file
@@ -13,7 +14,6 @@ from datastore.formats.verl import read_tasks, write_tasks
 from schemas.arrow import to_table
 from schemas.task import Task
 from schemas.trajectory import TRAJECTORY_SCHEMA, Message, Role, Termination, ToolCall, Trajectory
-from tests.datastore.conftest import build
 
 SUFFIX = {"verl-sft": ".parquet", "atif": "", "swe-agent": "", "huggingface": "", "tau2": ".json"}
 

@@ -5,13 +5,13 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from store_rows import build
 
 from datastore import StoreError, TrajectoryBuffer
 from datastore.retrieval.embedding import LatentEmbedder
 from datastore.retrieval.exact import mmr, nearest
 from datastore.retrieval.index import SearchIndex
 from schemas.trajectory import Trajectory
-from tests.datastore.conftest import build
 
 TOPICS = {
     "refund": "refund a duplicate order that the customer paid twice",

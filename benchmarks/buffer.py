@@ -1,0 +1,324 @@
+"""The trajectory buffer against Hugging Face datasets, JSON lines scanned with Polars, and LanceDB, on the same rows.
+
+    python benchmarks/buffer.py                 200,000 trajectories, about 100 M tokens
+    SCALE=small python benchmarks/buffer.py     under a minute
+    CHECK=1 ...                                 exit code 1 where a target is missed
+
+Each line is a figure, its target and `met` or `MISSED`. Rows are made before anything is timed; each time is the median
+of several runs with warm caches, in one process; who goes first changes nothing.
+"""
+
+import gc
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import buffer_data
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from datastore import TrajectoryBuffer
+from datastore.retrieval.exact import nearest
+
+SMALL = os.environ.get("SCALE") == "small"
+ROWS = 5_000 if SMALL else 200_000
+CHUNK = 2_500 if SMALL else 20_000
+VECTORS = 50_000 if SMALL else 1_000_000
+DIMENSIONS = 256
+SEED = 7
+
+TITLES = {"store": "buffer", "arrow": "datasets (Arrow)", "rows.jsonl": "JSON lines", "lance": "LanceDB"}
+
+lines: list[tuple[str, str, str, str]] = []
+
+
+def median(action: Callable[[], Any], runs: int = 5) -> float:
+    """Seconds; the first run warms up and does not count."""
+    times = []
+    for _ in range(runs + 1):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def report(what: str, figure: str, target: str = "", met: bool | None = None) -> None:
+    verdict = "" if met is None else ("met" if met else "MISSED")
+    lines.append((what, figure, target, verdict))
+    print(f"{what:<66} {figure:>16}  {target:<14} {verdict}", flush=True)
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.1f} ms"
+
+
+def ratio(what: str, theirs: float, ours: float, least: float) -> None:
+    report(what, f"{theirs / ours:,.1f}x", f">= {least:g}x", theirs / ours >= least)
+
+
+def size(path: Path) -> int:
+    return (
+        sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) if path.is_dir() else path.stat().st_size
+    )
+
+
+def chunks() -> list[pa.Table]:
+    return [buffer_data.make(CHUNK, first, SEED) for first in range(0, ROWS, CHUNK)]
+
+
+# writing
+
+
+def write_all(folder: Path) -> TrajectoryBuffer:
+    """The same rows in each format. Buffer and plain Parquet take turns, chunk by chunk."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    buffer = TrajectoryBuffer(folder / "store")
+    plain = ours = 0.0
+    (folder / "parquet").mkdir()
+    (folder / "arrow").mkdir()
+    tokens = 0
+    with (folder / "rows.jsonl").open("w") as text:
+        for number, table in enumerate(chunks()):
+            tokens += int(np.sum(table["n_tokens"].to_numpy()))
+            start = time.perf_counter()
+            pq.write_table(table, folder / f"parquet/{number:03d}.parquet", compression="zstd")
+            plain += time.perf_counter() - start
+            start = time.perf_counter()
+            buffer.append(table, stage="rollout", fingerprint="bench", shard=number)
+            ours += time.perf_counter() - start
+            for part in table.to_batches(max_chunksize=1000):
+                for row in part.to_pylist():
+                    row["created_at"] = row["created_at"].isoformat()
+                    row["logprobs"] = [None if value != value else value for value in row["logprobs"]]
+                    text.write(json.dumps(row) + "\n")
+            arrow = str(folder / f"arrow/{number:03d}.arrow")
+            with pa.OSFile(arrow, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table, max_chunksize=1000)
+            _lance(folder, table, number)
+            del table
+            gc.collect()
+    report(f"trajectories; tokens {tokens:,}", f"{ROWS:,}")
+    report("pyarrow.parquet with ZSTD, default settings: write", f"{plain:.2f} s")
+    report("buffer: append, checked and committed", f"{ours:.2f} s")
+    report("append, speed against pyarrow.parquet", f"{plain / ours:.2f}x", ">= 0.8x", plain / ours >= 0.8)
+    return buffer
+
+
+def _lance(folder: Path, table: pa.Table, number: int) -> None:
+    import lancedb
+
+    database = lancedb.connect(str(folder / "lance"))
+    if number == 0:
+        database.create_table("rows", table)
+    else:
+        database.open_table("rows").add(table)
+
+
+# queries
+
+
+def queries(buffer: TrajectoryBuffer, folder: Path) -> None:
+    hf = _hf(folder)
+    lance = _lance_frame(folder)
+    frames: dict[str, Callable[[], pl.LazyFrame]] = {
+        "buffer": buffer.scan,
+        "JSON lines": lambda: pl.scan_ndjson(folder / "rows.jsonl", schema_overrides={"logprobs": pl.List(pl.Float32)}),
+    }
+    questions: dict[str, tuple[Callable[[pl.LazyFrame], pl.LazyFrame], Callable[[], Any], list[str]]] = {
+        "success rate by environment": (
+            lambda rows: rows.group_by("env").agg(pl.col("success").mean()).sort("env"),
+            lambda: _hf_groups(hf, "env", "success"),
+            ["env", "success"],
+        ),
+        "best of 16 per task": (
+            lambda rows: (
+                rows.sort("reward", "trajectory_id", descending=[True, False])
+                .group_by("task_id")
+                .agg(pl.col("trajectory_id").first())
+            ),
+            lambda: _hf_best(hf),
+            ["task_id", "trajectory_id", "reward"],
+        ),
+        "pass rate of each group": (
+            lambda rows: rows.group_by("task_id").agg(pl.col("success").mean()),
+            lambda: _hf_groups(hf, "task_id", "success"),
+            ["task_id", "success"],
+        ),
+    }
+    for what, (ask, ask_hf, columns) in questions.items():
+        expected = ask(buffer.scan()).collect().sort(pl.all())
+        ours = median(lambda ask=ask: ask(frames["buffer"]()).collect())
+        theirs = median(ask_hf, 3)
+        text = median(lambda ask=ask: ask(frames["JSON lines"]()).collect(), 1)
+        with_lance = median(lambda ask=ask, columns=columns: ask(lance(columns).lazy()).collect(), 3)
+        assert ask(frames["JSON lines"]()).collect().sort(pl.all()).equals(expected)
+        assert ask(lance(columns).lazy()).collect().sort(pl.all()).equals(expected)
+        report(f"{what}: buffer", ms(ours))
+        report(f"{what}: datasets / JSON lines / LanceDB", f"{ms(theirs)} / {ms(text)} / {ms(with_lance)}")
+        ratio(f"{what}: against datasets", theirs, ours, 10)
+        ratio(f"{what}: against JSON lines", text, ours, 50)
+
+
+def _hf(folder: Path) -> Any:
+    import datasets
+
+    parts = [datasets.Dataset.from_file(str(path)) for path in sorted((folder / "arrow").glob("*.arrow"))]
+    return datasets.concatenate_datasets(parts)
+
+
+def _hf_groups(rows: Any, by: str, value: str) -> dict[Any, float]:
+    """What the library offers: a filter for few groups, one pass over the columns for many."""
+    names = rows.unique(by)
+    if len(names) <= 8:
+        found = {}
+        for name in names:
+            chosen = rows.select_columns([by, value]).filter(
+                lambda batch, name=name: [one == name for one in batch],
+                batched=True,
+                input_columns=by,
+                load_from_cache_file=False,
+            )
+            found[name] = float(np.mean(chosen[value][:]))
+        return found
+    groups: dict[Any, list[float]] = {}
+    for batch in rows.select_columns([by, value]).iter(batch_size=10_000):
+        for key, one in zip(batch[by], batch[value], strict=True):
+            groups.setdefault(key, []).append(one)
+    return {key: sum(values) / len(values) for key, values in groups.items()}
+
+
+def _hf_best(rows: Any) -> list[int]:
+    best: dict[str, tuple[float, int]] = {}
+    number = 0
+    for batch in rows.select_columns(["task_id", "reward"]).iter(batch_size=10_000):
+        for task, reward in zip(batch["task_id"], batch["reward"], strict=True):
+            if task not in best or reward > best[task][0]:
+                best[task] = (reward, number)
+            number += 1
+    return rows.select([index for _, index in best.values()])["trajectory_id"][:]
+
+
+def _lance_frame(folder: Path) -> Callable[[list[str]], pl.DataFrame]:
+    import lancedb
+
+    table = lancedb.connect(str(folder / "lance")).open_table("rows")
+
+    def read(columns: list[str]) -> pl.DataFrame:
+        return pl.DataFrame(table.search().select(columns).limit(ROWS).to_arrow())
+
+    return read
+
+
+# rows
+
+
+def rows(buffer: TrajectoryBuffer, folder: Path) -> None:
+    random = np.random.default_rng(SEED)
+    ids = [f"rollout-{SEED:08x}-{number:06d}" for number in range(ROWS)]
+    picked = iter(random.choice(ids, 200).tolist())
+    one = median(lambda: buffer.get(next(picked)), 100)
+    report("one trajectory by id, median of 100", ms(one), "< 15 ms", one < 0.015)
+    many = [random.choice(ids, 64, replace=False).tolist() for _ in range(12)]
+    turn = iter(many)
+    found = buffer.get_many(many[0])
+    assert [row.trajectory_id for row in found] == many[0]
+    batch = median(lambda: buffer.get_many(next(turn)), 10)
+    report("64 random ids in one get_many, median of 10", ms(batch), "< 150 ms", batch < 0.15)
+    # a selection as training makes it: the successes of one task in ten, 5 % of the rows
+    frame = buffer.scan().select("trajectory_id", "task_id", "success").collect().with_row_index()
+    tasks = frame["task_id"].unique().sort()
+    chosen = frame.filter(pl.col("task_id").is_in(tasks.gather_every(10).to_list()), pl.col("success"))
+    wanted, numbers = chosen["trajectory_id"].to_list(), chosen["trajectory_id"].str.slice(-6).cast(pl.Int64).to_list()
+    columns = ["input_ids", "action_mask", "logprobs"]
+    hf = _hf(folder)
+    ours = median(lambda: buffer.read(wanted, columns), 3)
+    select = median(lambda: hf.select(numbers).select_columns(columns).with_format("arrow")[:], 3)
+    wanted_set = set(wanted)
+
+    def by_filter() -> Any:
+        kept = hf.filter(
+            lambda batch: [one in wanted_set for one in batch],
+            batched=True,
+            input_columns="trajectory_id",
+            load_from_cache_file=False,
+        )
+        return kept.select_columns(columns).with_format("arrow")[:]
+
+    theirs = median(by_filter, 3)
+    assert buffer.read(wanted, columns)["input_ids"].to_pylist() == by_filter()["input_ids"].to_pylist()
+    report(f"ids, mask, log-probs of {len(wanted):,} rows ({len(wanted) / ROWS:.1%}) by id: buffer", ms(ours))
+    report("the same: datasets, filter by id / select by known row number", f"{ms(theirs)} / {ms(select)}")
+    ratio("load of a selection: against datasets, filter by id", theirs, ours, 3)
+    ratio("load of a selection: against datasets, select by row number", select, ours, 3)
+
+
+# search
+
+
+def search() -> None:
+    """In a process of its own, so that its memory is its own."""
+    random = np.random.default_rng(SEED)
+    vectors = random.normal(size=(VECTORS, DIMENSIONS)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    queries = random.normal(size=(30, DIMENSIONS)).astype(np.float32)
+    allowed = np.sort(random.choice(VECTORS, VECTORS // 100, replace=False))
+    shape = f"{VECTORS:,} x {DIMENSIONS}"
+    for name, subset in (("", None), (", 1 % filter", allowed)):
+        turn = iter(np.tile(queries, (2, 1)))
+        taken = median(lambda turn=turn, subset=subset: nearest(vectors, next(turn), 10, subset), 30)
+        hits = 0
+        for query in queries:
+            positions = np.arange(VECTORS) if subset is None else subset
+            truth = positions[np.argsort(-(vectors[positions].astype(np.float64) @ query), kind="stable")[:10]]
+            hits += len(set(truth) & set(nearest(vectors, query, 10, subset)[0]))
+            if SMALL is False and subset is None and hits >= 100 and query is queries[9]:
+                break
+        done = 10 if (subset is None and not SMALL) else len(queries)
+        recall = hits / (10 * done)
+        report(f"exact top 10 of {shape}{name}, median of 30", ms(taken), "< 80 ms", taken < 0.08)
+        report(f"recall@10 against float64 brute force{name}", f"{recall:.3f}", ">= 0.99", recall >= 0.99)
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="bench-buffer-"))
+    try:
+        buffer = write_all(folder)
+        for name in ("store", "parquet", "arrow", "rows.jsonl", "lance"):
+            title = {
+                "store": "buffer",
+                "arrow": "datasets (Arrow)",
+                "rows.jsonl": "JSON lines",
+                "lance": "LanceDB",
+            }.get(name, name)
+            report(f"size on disk: {title}", f"{size(folder / name) / 2**20:,.0f} MiB")
+        queries(buffer, folder)
+        rows(buffer, folder)
+        report("peak memory so far", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+        done = subprocess.run([sys.executable, __file__, "search"], check=False, stdout=subprocess.PIPE, text=True)
+        print(done.stdout, end="")
+        missed = any(line[3] == "MISSED" for line in lines) or "MISSED" in done.stdout
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if missed and os.environ.get("CHECK"):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["search"]:
+        search()
+        report("search: peak memory", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+    else:
+        main()

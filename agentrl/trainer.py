@@ -180,11 +180,14 @@ def save_rows(path: Path, rows: Sequence[TrainingRow]) -> Path:
     return path
 
 
-def step_table(steps: Sequence[tuple[int, Sequence[TrainingRow]]]) -> pa.Table:
-    """Training rows of several optimiser steps, each with the number of its ``step``."""
+def step_table(iteration: int, steps: Sequence[tuple[int, Sequence[TrainingRow]]]) -> pa.Table:
+    """Training rows of one online iteration, each with it and with the number of its optimiser ``step``."""
     table = to_table([row for _, rows in steps for row in rows], TRAINING_SCHEMA)
     numbers = [number for number, rows in steps for _ in rows]
-    return table.add_column(0, pa.field("step", pa.int32(), nullable=False), pa.array(numbers, pa.int32()))
+    columns = {"iteration": [iteration] * len(numbers), "step": numbers}
+    for place, (name, values) in enumerate(columns.items()):
+        table = table.add_column(place, pa.field(name, pa.int32(), nullable=False), pa.array(values, pa.int32()))
+    return table
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:

@@ -90,7 +90,8 @@ def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -
         iteration = loop.iteration
         step = loop.step(context.trajectory_id)
         context.append(step.trajectories, shard=iteration)
-        pq.write_table(step_table(step.batches), parts / f"{iteration:06d}.parquet", compression="zstd")
+        batches = step_table(iteration, step.batches)
+        pq.write_table(batches, parts / f"{iteration:06d}.parquet", compression="zstd")
         state.metrics.append(step.metrics)
         state.steps += step.records
         context.progress(iteration + 1, config.iterations, success=round(step.metrics["success"], 3))

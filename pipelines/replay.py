@@ -1,0 +1,178 @@
+"""Replay one training step from Parquet: the policy is trained again from its start on the recorded rows, without
+sampling anything, and the step's loss and gradient norm stand beside the recorded ones."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+
+from datastore.catalog import Catalog
+from pipelines.library import resolve
+from pipelines.problems import did_you_mean
+from pipelines.stages.grpo import OnlineConfig
+from pipelines.stages.policies import ModelConfig
+from pipelines.stages.train import DPOConfig, KTOConfig, OfflineConfig, PreferenceConfig, SFTConfig, TrainConfig
+from schemas.arrow import from_table
+from schemas.manifest import Manifest
+from schemas.training import TrainingRow
+
+if TYPE_CHECKING:
+    from agentrl.objectives import AnyObjective
+    from agentrl.policy import Policy
+
+KNOBS = ("algorithm", "objective", "optimizer", "beta", "nll", "length_normalized")
+"""What ``--set`` may change: what acts on a step whose rows, with their advantages, are recorded."""
+
+Batches = list[list[TrainingRow]]
+
+
+class ReplayError(ValueError):
+    """What cannot be replayed, and why."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One step: what was ``recorded`` and what was computed again, for the metrics that both have."""
+
+    step: int
+    rows: int
+    recorded: dict[str, float]
+    replayed: dict[str, float]
+    changed: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether loss and gradient norm agree to six digits; on the machine that trained they agree to the last."""
+        names = ("loss", "grad_norm")
+        return all(abs(self.recorded[n] - self.replayed[n]) <= 1e-6 * max(1e-3, abs(self.recorded[n])) for n in names)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "equal": self.equal}
+
+
+def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[str] = ()) -> Replayed:
+    """Compute optimiser step ``step`` (of an online stage: iteration) of a training artifact again. ``settings``, such
+    as ``beta=0.3`` or ``algorithm.clip_high=0.3``, hold for that step alone.
+
+    Raises ReplayError where the artifact is of no training stage, the step was never taken, or a setting is unknown.
+    """
+    from agentrl.trainer import Trainer
+
+    stage = resolve(manifest.ingredients.uses)
+    config = stage.config.model_validate(manifest.ingredients.config)
+    if not isinstance(config, TrainConfig | OnlineConfig):
+        raise ReplayError(f"{manifest.ingredients.stage} is of stage {stage.name}, which trains nothing")
+    changed = _changed(config, settings)
+    metrics = _metrics(catalog, manifest, step)
+    policy = _start(catalog, manifest, config)
+    total = config.steps if isinstance(config, TrainConfig) else config.iterations * config.updates
+    scale = float(manifest.metrics.get("lr_scale") or 1.0) if isinstance(config, OfflineConfig) else 1.0
+    optimizer = config.optimizer.model_copy(update={"lr": config.optimizer.lr * scale})
+    trainer = Trainer(policy, objective_of(config), optimizer, total)
+    for number, batches, lr_scale in _steps(catalog, manifest, config):
+        if number < step:
+            for batch in batches:
+                trainer.step(batch, lr_scale)
+        elif number == step:
+            trainer.objective = objective_of(changed)
+            trainer.config = changed.optimizer.model_copy(update={"lr": changed.optimizer.lr * scale})
+            history = [trainer.step(batch, lr_scale) for batch in batches]
+            found = {name: sum(one[name] for one in history) / len(history) for name in history[0]}
+            recorded = {name: metrics[name] for name in found if metrics.get(name) is not None}
+            return Replayed(step, sum(map(len, batches)), recorded, found, tuple(settings))
+    raise ReplayError(f"step {step} updated nothing: all its groups were dropped, or it was skipped")
+
+
+def objective_of(config: BaseModel) -> "AnyObjective":
+    """What a training stage with this config minimises."""
+    from agentrl.objectives import DPO, SFT
+
+    if isinstance(config, SFTConfig):
+        return SFT()
+    if isinstance(config, DPOConfig):
+        return DPO(beta=config.beta, nll=config.nll, length_normalized=config.length_normalized)
+    if isinstance(config, PreferenceConfig | KTOConfig):
+        return config.objective
+    assert isinstance(config, OfflineConfig | OnlineConfig)
+    return config.algorithm
+
+
+def _changed(config: Any, settings: Sequence[str]) -> Any:
+    document = config.model_dump(mode="json")
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        keys = path.split(".")
+        if not equals or keys[0] not in KNOBS or keys[0] not in document:
+            allowed = [knob for knob in KNOBS if knob in document]
+            hint = did_you_mean(keys[0], allowed)
+            raise ReplayError(f"--set {setting}: allowed are NAME=VALUE of {', '.join(allowed)}{hint}")
+        place = document
+        for key in keys[:-1]:
+            place[key] = dict(place[key] or {})
+            place = place[key]
+        place[keys[-1]] = YAML(typ="safe").load(text)
+    try:
+        # A stage of one algorithm is replayed with any other.
+        model = OnlineConfig if isinstance(config, OnlineConfig) else type(config)
+        return model.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ReplayError(f"--set {' '.join(settings)}: {where}: {first['msg']}") from None
+
+
+def _table(catalog: Catalog, manifest: Manifest, output: str) -> Any:
+    import pyarrow.parquet as pq
+
+    if output not in manifest.outputs:
+        raise ReplayError(f"{manifest.ingredients.stage} has no output {output!r}; run the stage again to record it")
+    path = catalog.local(manifest.ingredients.stage, manifest.fingerprint, manifest.outputs[output].path)
+    return pq.read_table(path)
+
+
+def _metrics(catalog: Catalog, manifest: Manifest, step: int) -> dict[str, float]:
+    rows = _table(catalog, manifest, "metrics").to_pylist()
+    found = [row for row in rows if row["step"] == step]
+    if not found:
+        raise ReplayError(f"step {step} was never taken; steps are 0 to {len(rows) - 1}")
+    return found[0]
+
+
+def _start(catalog: Catalog, manifest: Manifest, config: Any) -> "Policy":
+    """The policy that training started from."""
+    from agentrl.policy import Policy
+    from agentrl.tiny import init_model
+
+    for record in manifest.ingredients.inputs.get("model", []):
+        upstream = catalog.manifest(record.stage, record.fingerprint)
+        if upstream is None:
+            raise ReplayError(f"the model it started from, {record.stage}/{record.fingerprint[:8]}, was removed")
+        return Policy.load(catalog.local(record.stage, record.fingerprint, upstream.outputs[record.output].path))
+    model: ModelConfig = config.model
+    if model.path is not None:
+        return Policy.load(model.path)
+    path = catalog.local(manifest.ingredients.stage, manifest.fingerprint, manifest.outputs["model"].path)
+    tokenizer = Policy.load(path).tokenizer
+    return Policy(init_model(len(tokenizer), manifest.ingredients.seed), tokenizer, name="tiny")
+
+
+def _steps(catalog: Catalog, manifest: Manifest, config: Any) -> Iterator[tuple[int, Batches, float]]:
+    """The rows of every step in order: its number in the metrics, its optimiser steps, and the guard's factor on lr."""
+    from agentrl.trainer import epochs
+
+    if isinstance(config, TrainConfig):
+        rows = list(from_table(TrainingRow, _table(catalog, manifest, "rows")))
+        for number, batch in zip(
+            range(config.steps), epochs(rows, config.batch, manifest.ingredients.seed), strict=False
+        ):
+            yield number, [batch], 1.0
+        return
+    scales = {row["step"]: row.get("lr_scale") or 1.0 for row in _table(catalog, manifest, "metrics").to_pylist()}
+    iterations: dict[int, dict[int, list[TrainingRow]]] = {}
+    for record in _table(catalog, manifest, "batches").to_pylist():
+        iteration, step = record.pop("iteration"), record.pop("step")
+        iterations.setdefault(iteration, {}).setdefault(step, []).append(TrainingRow.model_validate(record))
+    for iteration in sorted(iterations):
+        yield iteration, [rows for _, rows in sorted(iterations[iteration].items())], scales[iteration]

@@ -1,0 +1,101 @@
+"""Every kind of training stage, on a small store; and any of their steps computed again from Parquet."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from datastore.catalog import Catalog
+from flows.commands.replay import app
+from pipelines.execute import job_of, perform
+from pipelines.lineage import find_artifact
+from pipelines.load import load
+from pipelines.plan import make_plan
+from pipelines.replay import ReplayError, replay
+
+SPEC = """
+name: small
+stages:
+  tasks: {uses: tasks.generate, with: {env: lookup, train: 12, dev: 2, heldout: 2}}
+  expert: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}, with: {noise: 0.5}}
+  warm:
+    uses: train.sft
+    inputs: {trajectories: expert}
+    with: {model: {init: tiny}, steps: 12, batch: 4, optimizer: {lr: 5.0e-3}, template_weight: 0.5}
+  sample:
+    uses: trajectories.sample
+    inputs: {model: warm, tasks: tasks.train}
+    with: {samples: 2, sampling: {max_turn_tokens: 12, max_tokens: 64}}
+  # A policy this weak solves nothing, so degenerate groups are kept: their entropy bonus is what is trained.
+  kto: {uses: train.kto, inputs: {trajectories: [sample], model: warm}, with: {steps: 2, batch: 4}}
+  offline:
+    uses: train.offline
+    inputs: {trajectories: sample, model: warm}
+    with: {steps: 2, batch: 4, algorithm: {type: rloo, degenerate: keep, entropy: 0.1, off_policy: {truncate: 2.0}}}
+  ppo:
+    uses: train.online
+    inputs: {model: warm, tasks: tasks.train}
+    with: &online
+      iterations: 2
+      tasks: 2
+      samples: 2
+      updates: 2
+      max_tokens: 64
+      max_turn_tokens: 12
+      optimizer: {lr: 1.0e-3}
+      algorithm: {type: ppo, level: turn, kl: {where: reward, estimator: k1}, entropy: 0.1}
+"""
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    folder: Path = tmp_path_factory.mktemp("replay")
+    (folder / "small.yaml").write_text(SPEC)
+    store = Catalog(folder / "store")
+    plan = make_plan(load(str(folder / "small.yaml")), store, str(folder / "store"))
+    for step in plan.to_run:
+        perform(job_of(step, plan, "test-run"))
+    return store
+
+
+@pytest.mark.parametrize(("stage", "step"), [("warm", 7), ("kto", 1), ("offline", 1), ("ppo", 0), ("ppo", 1)])
+def test_a_replayed_step_has_the_recorded_loss_and_gradient(catalog: Catalog, stage: str, step: int) -> None:
+    found = replay(catalog, find_artifact(catalog, stage), step)
+    assert found.equal, found
+    assert found.recorded["grad_norm"] > 0
+    assert found.recorded["grad_norm"] == pytest.approx(found.replayed["grad_norm"], rel=1e-6)
+
+
+def test_another_loss_or_knob_changes_that_step(catalog: Catalog) -> None:
+    manifest = find_artifact(catalog, "ppo")
+    other = replay(catalog, manifest, 1, ["algorithm={type: gspo, entropy: 0.5}"])
+    assert not other.equal
+    assert not replay(catalog, manifest, 1, ["algorithm.entropy=0.3"]).equal
+
+
+@pytest.mark.parametrize(
+    ("stage", "step", "setting", "message"),
+    [
+        ("warm", 99, [], "steps are 0 to 11"),
+        ("sample", 0, [], "trains nothing"),
+        ("ppo", 0, ["algorithn.entropy=1"], "did you mean 'algorithm'"),
+        ("ppo", 0, ["iterations=1"], "allowed are NAME=VALUE of algorithm, optimizer"),
+        ("ppo", 0, ["algorithm.clip_low=7"], "less than 1"),
+    ],
+)
+def test_what_cannot_be_replayed_is_said(
+    catalog: Catalog, stage: str, step: int, setting: list[str], message: str
+) -> None:
+    with pytest.raises(ReplayError, match=message):
+        replay(catalog, find_artifact(catalog, stage), step, setting)
+
+
+def test_the_command(catalog: Catalog) -> None:
+    store = str(catalog.place.root)  # type: ignore[union-attr]
+    good = CliRunner().invoke(app, ["warm", "--step", "3", "--store", store])
+    assert good.exit_code == 0
+    assert "equal" in good.output
+    assert "not equal" not in good.output
+    bad = CliRunner().invoke(app, ["warn", "--step", "3", "--store", store])
+    assert bad.exit_code == 2
+    assert "did you mean 'warm'" in bad.output

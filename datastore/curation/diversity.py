@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from datastore.optional import optional
+
 
 def k_center(vectors: np.ndarray, n: int) -> list[int]:
     """Farthest-first traversal (Gonzalez, 1985): at most twice the best possible covering radius.
@@ -20,10 +22,9 @@ def k_center(vectors: np.ndarray, n: int) -> list[int]:
 
 def cluster_balanced(vectors: np.ndarray, n: int, clusters: int, seed: int) -> list[int]:
     """Rows in turn from k-means clusters, from each in the order given: small clusters are used up, large ones cut."""
-    from sklearn.cluster import KMeans
-
+    kmeans = optional("sklearn.cluster", "retrieval").KMeans
     distinct = len(np.unique(vectors, axis=0))
-    labels = KMeans(min(clusters, distinct), n_init=1, random_state=seed).fit_predict(vectors)
+    labels = kmeans(min(clusters, distinct), n_init=1, random_state=seed).fit_predict(vectors)
     members = [list(np.flatnonzero(labels == label)) for label in range(labels.max() + 1)]
     taken: list[int] = []
     for turn in range(max(len(rows) for rows in members)):

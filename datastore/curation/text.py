@@ -4,9 +4,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+from datastore.optional import optional
 
 CALL = "\x1f"
 """Stands before each tool call in an action text, so that calls can be told from prose."""
@@ -41,18 +44,18 @@ def ngrams(text: str, n: int) -> set[tuple[str, ...]]:
 
 def near_duplicates(texts: Sequence[str], scopes: Sequence[str], threshold: float, seed: int) -> list[bool]:
     """True for each text that resembles an earlier one of its scope: estimated Jaccard at or above the threshold."""
-    from datasketch import MinHash, MinHashLSH
+    datasketch = optional("datasketch", "retrieval")
 
-    empty = MinHash(num_perm=128, seed=seed + 1)  # copied: drawing its permutations costs more than hashing
-    tuned = MinHashLSH(threshold=threshold, num_perm=128)  # finds bands by integration; once is enough
+    empty = datasketch.MinHash(num_perm=128, seed=seed + 1)  # copied: drawing its permutations costs more than hashing
+    tuned = datasketch.MinHashLSH(threshold=threshold, num_perm=128)  # finds bands by integration; once is enough
     bands = (tuned.b, tuned.r)
-    indexes: dict[str, MinHashLSH] = {}
-    kept: dict[int, MinHash] = {}
+    indexes: dict[str, Any] = {}
+    kept: dict[int, Any] = {}
     doubled = []
     for number, (text, scope) in enumerate(zip(texts, scopes, strict=True)):
         sketch = empty.copy()
         sketch.update_batch([" ".join(gram).encode() for gram in ngrams(text, 3)])
-        index = indexes.setdefault(scope, MinHashLSH(num_perm=128, params=bands))
+        index = indexes.setdefault(scope, datasketch.MinHashLSH(num_perm=128, params=bands))
         found = any(kept[key].jaccard(sketch) >= threshold for key in index.query(sketch))
         doubled.append(found)
         if not found:

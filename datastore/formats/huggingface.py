@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from datastore.errors import StoreError
 from datastore.ingest import as_table
+from datastore.optional import optional
 from schemas.arrow import from_table
 from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def _library() -> Any:
-    try:
-        import datasets
-    except ImportError:
-        raise StoreError("this needs the datasets package: pip install 'agentrl[formats]'") from None
-    return datasets
+    return optional("datasets", "formats")
 
 
 def to_dataset(rows: Iterable[Trajectory] | pa.Table) -> "Dataset":

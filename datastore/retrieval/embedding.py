@@ -15,6 +15,7 @@ import numpy as np
 
 from datastore.digest import digest as content_digest
 from datastore.errors import StoreError
+from datastore.optional import optional
 
 EMBEDDED = "embedded"
 DIMENSIONS = 128
@@ -42,14 +43,13 @@ class LatentEmbedder:
     @classmethod
     def fit(cls, texts: Sequence[str], dimensions: int = DIMENSIONS, seed: int = 0) -> "LatentEmbedder":
         """Fit on texts, on a seeded sample where there are very many."""
-        from sklearn.decomposition import TruncatedSVD
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
+        vectorizer = optional("sklearn.feature_extraction.text", "retrieval").TfidfVectorizer
+        svd = optional("sklearn.decomposition", "retrieval").TruncatedSVD
         distinct = sorted(set(texts))
         if len(distinct) > FIT_TEXTS:
             picked = np.random.default_rng(seed).choice(len(distinct), FIT_TEXTS, replace=False)
             distinct = [distinct[index] for index in sorted(picked)]
-        counter = TfidfVectorizer(ngram_range=(1, 2), max_features=MAX_TERMS, token_pattern=_TOKEN, sublinear_tf=True)
+        counter = vectorizer(ngram_range=(1, 2), max_features=MAX_TERMS, token_pattern=_TOKEN, sublinear_tf=True)
         try:
             counts = counter.fit_transform(distinct)
         except ValueError:
@@ -58,18 +58,15 @@ class LatentEmbedder:
         if rank < 2:
             components = np.eye(counts.shape[1], dtype=np.float32)
         else:
-            components = TruncatedSVD(rank, n_iter=4, random_state=seed).fit(counts).components_.T
+            components = svd(rank, n_iter=4, random_state=seed).fit(counts).components_.T
         vocabulary = {term: int(index) for term, index in counter.vocabulary_.items()}
         return cls(vocabulary, counter.idf_, components)
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
         if not len(texts):
             return np.zeros((0, self.components.shape[1]), np.float32)
-        counter = TfidfVectorizer(
-            ngram_range=(1, 2), token_pattern=_TOKEN, sublinear_tf=True, vocabulary=self.vocabulary
-        )
+        vectorizer = optional("sklearn.feature_extraction.text", "retrieval").TfidfVectorizer
+        counter = vectorizer(ngram_range=(1, 2), token_pattern=_TOKEN, sublinear_tf=True, vocabulary=self.vocabulary)
         counter.idf_ = self.idf
         return unit(counter.transform(list(texts)) @ self.components)
 
@@ -91,14 +88,9 @@ class SentenceEmbedder:
     """A sentence-transformers model, by name on the hub or by path."""
 
     def __init__(self, name: str) -> None:
+        library = optional("sentence_transformers", "retrieval")
         try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError:
-            raise StoreError(
-                f"embedder {name!r} needs sentence-transformers: pip install 'agentrl[retrieval]'"
-            ) from None
-        try:
-            self._model: Any = SentenceTransformer(name, device="cpu" if not _has_gpu() else None)
+            self._model: Any = library.SentenceTransformer(name, device="cpu" if not _has_gpu() else None)
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise StoreError(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from datastore.errors import StoreError
+from datastore.optional import optional
 
 WORD = r"(?u)\b\w+\b"
 """Words of one letter count too: numbers and names of things are what tasks differ by."""
@@ -14,10 +14,7 @@ class Lexical:
     """Scores of every text for a query. IDF depends on all texts, so it is built anew for each table version."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        try:
-            import bm25s
-        except ImportError:
-            raise StoreError("lexical search needs bm25s: pip install 'agentrl[retrieval]'") from None
+        bm25s = optional("bm25s", "retrieval")
         self._bm25s = bm25s
         self._count = len(texts)
         self._index = bm25s.BM25()

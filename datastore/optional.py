@@ -1,0 +1,15 @@
+"""Packages of the extras, loaded where they are used."""
+
+from importlib import import_module
+from typing import Any
+
+from datastore.errors import StoreError
+
+
+def optional(module: str, extra: str) -> Any:
+    """The module, or an error that names the extra to install."""
+    try:
+        return import_module(module)
+    except ImportError:
+        package = module.split(".")[0]
+        raise StoreError(f"this needs {package}, which is not installed: pip install 'agentrl[{extra}]'") from None

@@ -125,7 +125,7 @@ def resolve(document: Document, reference: str, profile: str | None, settings: t
             seed = spec.seed if draft.spec.seed is None else draft.spec.seed
             nodes[name] = Node(name, stage, config, inputs, seed, _execution(spec, draft))
     if loader.problems:
-        raise SpecError(list(dict.fromkeys(loader.problems)))
+        raise SpecError(sorted(dict.fromkeys(loader.problems), key=Problem.where))
     ordered = _in_order(loader, nodes)
     return Pipeline(spec.name, document.path, spec.description, ordered, folders, reference, profile, settings)
 

@@ -26,6 +26,10 @@ class Problem:
         parts = [str(self.place) if self.place else "", ".".join(map(str, self.key)), self.message]
         return ": ".join(part for part in parts if part)
 
+    def where(self) -> tuple[str, int]:
+        """For sorting: by file, then by line."""
+        return (self.place.source, self.place.line or 0) if self.place else ("", 0)
+
     def to_json(self) -> dict[str, str | int | None]:
         return {
             "source": self.place.source if self.place else None,

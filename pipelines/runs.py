@@ -83,8 +83,9 @@ def diff_runs(catalog: Catalog, a: Run, b: Run) -> dict[str, dict[str, Any]]:
         if a["stages"][name]["fingerprint"] == b["stages"][name]["fingerprint"]:
             continue
         if left is None or right is None:
-            absent = [run["run_id"] for run, manifest in ((a, left), (b, right)) if manifest is None]
-            found[name] = {"ingredients": [f"no artifact of {', '.join(absent)} to compare"]}
+            absent = [run for run, manifest in ((a, left), (b, right)) if manifest is None]
+            why = [f"no artifact of run {run['run_id']} ({run['stages'][name]['status']})" for run in absent]
+            found[name] = {"ingredients": why}
             continue
         found[name] = {
             "ingredients": differences(left.ingredients, right.ingredients),

@@ -11,7 +11,7 @@ run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=10
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m slow

@@ -40,11 +40,8 @@ def start(*arguments: str) -> "subprocess.Popen[str]":
 
 
 def test_help_answers_at_once() -> None:
-    best = 9.0
-    for _ in range(3):
-        started = time.monotonic()
-        done = agentrl("--help")
-        best = min(best, time.monotonic() - started)
+    """How fast is measured in benchmarks/pipelines.py; here: that nothing heavy is imported."""
+    done = agentrl("--help")
     assert done.returncode == 0
     for command in (
         "run",
@@ -61,7 +58,12 @@ def test_help_answers_at_once() -> None:
         "buffer",
     ):
         assert command in done.stdout
-    assert best < 0.5
+    code = (
+        "import sys, flows.cli\n"
+        "heavy = {'torch', 'prefect', 'transformers', 'deltalake', 'polars', 'pyarrow', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_run_then_nothing_to_do(project: Project) -> None:
@@ -74,9 +76,7 @@ def test_run_then_nothing_to_do(project: Project) -> None:
         "except SystemExit as error: assert not error.code, error.code\n"
         "assert not {'torch', 'prefect', 'transformers', 'deltalake', 'polars'} & set(sys.modules)"
     )
-    started = time.monotonic()
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert time.monotonic() - started < 1.5
     assert again.returncode == 0, again.stderr
     assert "toy: everything is up to date, 3 stages cached" in again.stdout
 

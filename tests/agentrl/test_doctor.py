@@ -1,0 +1,156 @@
+"""The doctor finds each sickness that is planted, and nothing in a healthy run."""
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentrl.doctor import CHECKS, Case, Row, examine
+
+TOOLS = json.dumps([{"type": "function", "function": {"name": "find"}}])
+ROLLOUTS, GROUP = 240, 8
+
+
+def rollout(index: int, **changes: Any) -> Row:
+    """Rewards rise over the run, and differ within every group."""
+    reward = float((index % GROUP) < 2 + 5 * index // ROLLOUTS)
+    row = {
+        "trajectory_id": f"t-{index}",
+        "task_id": f"task-{index // GROUP}",
+        "group_id": f"task-{index // GROUP}",
+        "split": "train",
+        "reward": reward,
+        "success": reward > 0,
+        "termination": "answered",
+        "reward_components": [{"name": "exact_match", "value": reward}, {"name": "format", "value": 0.9}],
+        "n_tokens": 70 + index % 7,
+        "n_action_tokens": 20,
+        "n_tool_calls": 1,
+        "n_tool_errors": 0,
+    }
+    return row | changes
+
+
+def sampled(index: int, **changes: Any) -> Row:
+    call = {"name": "find", "arguments": json.dumps({"who": f"person {index}"})}
+    row = {
+        "trajectory_id": f"t-{index}",
+        "task_id": f"task-{index}",
+        "tools": TOOLS,
+        "messages": [
+            {"role": "user", "token_start": 0, "token_end": 2, "tool_calls": []},
+            {"role": "assistant", "token_start": 2, "token_end": 4, "tool_calls": [call]},
+            {"role": "tool", "token_start": 4, "token_end": 6, "tool_calls": []},
+        ],
+        "input_ids": [1, 2, 3, 4, 5, 6],
+        "action_mask": [False, False, True, True, False, False],
+        "logprobs": [math.nan, math.nan, -1.0, -0.5, math.nan, math.nan],
+    }
+    return row | changes
+
+
+def steps(**series: Any) -> list[Row]:
+    """24 steps; every series is a function from 0..1 to its value."""
+    base = {
+        "success": lambda x: 0.3 + 0.6 * x,
+        "entropy": lambda x: 1.0 - 0.8 * x,
+        "behaviour_kl": lambda x: 1e-6,
+        "reference_kl": lambda x: 0.1 * x,
+        "ess": lambda x: 0.9,
+    }
+    return [{"step": float(i)} | {name: f(i / 23) for name, f in (base | series).items()} for i in range(24)]
+
+
+HEALTHY = Case(
+    rollouts=[rollout(i) for i in range(ROLLOUTS)],
+    sample=[sampled(i) for i in range(40)],
+    metrics=steps(),
+    heldout=(70, 100),
+)
+
+
+def with_rollouts(**changes: Any) -> Case:
+    """Changes are values, or functions of a rollout's number."""
+    rows = []
+    for i in range(ROLLOUTS):
+        rows.append(rollout(i, **{name: v(i) if callable(v) else v for name, v in changes.items()}))
+    return replace(HEALTHY, rollouts=rows)
+
+
+def with_samples(**changes: Any) -> Case:
+    rows = [sampled(i, **{name: v(i) if callable(v) else v for name, v in changes.items()}) for i in range(40)]
+    return replace(HEALTHY, sample=rows)
+
+
+def calling(call: Any, times: int = 1) -> Any:
+    return lambda i: [
+        {"role": "assistant", "token_start": 2, "token_end": 4, "tool_calls": [call(i)] * times},
+    ]
+
+
+def late(i: int) -> bool:
+    return i >= ROLLOUTS // 3
+
+
+SICK: dict[str, Case] = {
+    "reward is always zero": with_rollouts(reward=0.0, success=False),
+    "rollouts are cut off": with_rollouts(termination=lambda i: "max_tokens" if i % 3 == 0 else "answered"),
+    "wrong action masks": with_samples(action_mask=[False, False, True, True, True, False], logprobs=[-1.0] * 6),
+    "log-probs do not match the policy": replace(HEALTHY, metrics=steps(behaviour_kl=lambda x: 0.2)),
+    "the policy runs away (KL blow-up)": replace(HEALTHY, metrics=steps(reference_kl=lambda x: 3 * x * x)),
+    "success collapsed": replace(HEALTHY, metrics=steps(success=lambda x: 0.8 if x < 0.6 else 0.1)),
+    "echo trap": with_rollouts(reward=lambda i: 0.4 if late(i) and i % GROUP else float(i % GROUP < 4)),
+    "groups without a difference": with_rollouts(reward=lambda i: 1.0 if late(i) else float(i % 2)),
+    "hallucinated tools": with_samples(
+        messages=calling(lambda i: {"name": "serch" if i % 4 == 0 else "find", "arguments": f"{i}"})
+    ),
+    "monotone tool use": with_samples(messages=calling(lambda i: {"name": "find", "arguments": "{}"})),
+    "length explosion": with_rollouts(n_tokens=lambda i: 70 + i),
+    "format gaming": with_rollouts(
+        reward_components=lambda i: [{"name": "format", "value": i / ROLLOUTS}], success=lambda i: i % 3 == 0
+    ),
+    "low effective sample size": replace(HEALTHY, metrics=steps(ess=lambda x: 0.5 - 0.5 * x)),
+    "gap between train and held-out": replace(HEALTHY, heldout=(30, 100)),
+}
+
+
+def test_a_healthy_run_has_no_finding() -> None:
+    assert examine(HEALTHY) == []
+    assert examine(Case()) == []
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_a_planted_sickness_is_found(name: str) -> None:
+    found = {finding.name: finding for finding in examine(SICK[name])}
+    assert name in found
+    # No check cries wolf beside the planted one, but for groups that are flat because all rewards are equal.
+    assert set(found) <= {name, "groups without a difference"}
+    finding = found[name]
+    assert finding.evidence
+    assert finding.threshold
+    assert finding.remedy
+
+
+def test_every_check_has_a_planted_sickness() -> None:
+    assert len(SICK) == len(CHECKS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"action_mask": [False] * 6},
+        {"logprobs": [math.nan] * 6},
+        {"logprobs": [math.nan, math.nan, 0.3, -1.0, math.nan, math.nan]},
+        {"messages": calling(lambda i: {"name": "find", "arguments": f"{i}"}, times=3)},
+    ],
+    ids=["no action", "nan", "positive", "loop"],
+)
+def test_other_forms_of_a_sickness(changes: dict[str, Any]) -> None:
+    assert len(examine(with_samples(**changes))) == 1
+
+
+def test_more_updates_than_one_may_leave_the_sampling_policy() -> None:
+    case = replace(HEALTHY, metrics=steps(behaviour_kl=lambda x: 0.2), updates=4)
+    assert examine(case) == []

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+def device() -> str:
+    """Where models go: the GPU where there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Digest of vocabulary, special tokens and chat template: equal digests encode a conversation equally."""
     content = {
@@ -44,7 +51,7 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | Path, name: str | None = None) -> "Policy":
-        """Load a local folder or a name on the Hugging Face hub, in the dtype it was saved in.
+        """Load a local folder or a name on the Hugging Face hub, in the dtype it was saved in, onto :func:`device`.
 
         Raises ValueError that names the path where there is no model.
         """
@@ -60,7 +67,7 @@ class Policy:
                 f"model {str(path)!r} cannot be loaded: {str(error).splitlines()[0]} "
                 "Give a folder with config.json, safetensors and a tokenizer, or a name on the Hugging Face hub."
             ) from error
-        return cls(model.eval(), tokenizer, name or str(path))
+        return cls(model.to(device()).eval(), tokenizer, name or str(path))
 
     def save(self, path: Path) -> None:
         """Write config, safetensors and tokenizer into ``path``."""
@@ -72,5 +79,12 @@ class Policy:
         return ChatCodec(self.tokenizer)
 
     @cached_property
-    def tokenizer_fingerprint(self) -> str:
+    def device() -> str:
+    """Where models go: the GPU where there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def tokenizer_fingerprint(self) -> str:
         return tokenizer_fingerprint(self.tokenizer)

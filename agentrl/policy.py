@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def device() -> str:
-    """Where models go: the GPU where there is one."""
+def to_device(model: "PreTrainedModel") -> "PreTrainedModel":
+    """The model on the GPU where there is one, for inference."""
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]  # the library's own annotation
+    return model.eval()
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -51,7 +52,7 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | Path, name: str | None = None) -> "Policy":
-        """Load a local folder or a name on the Hugging Face hub, in the dtype it was saved in, onto :func:`device`.
+        """Load a local folder or a name on the Hugging Face hub, in the dtype it was saved in.
 
         Raises ValueError that names the path where there is no model.
         """
@@ -67,7 +68,7 @@ class Policy:
                 f"model {str(path)!r} cannot be loaded: {str(error).splitlines()[0]} "
                 "Give a folder with config.json, safetensors and a tokenizer, or a name on the Hugging Face hub."
             ) from error
-        return cls(model.to(device()).eval(), tokenizer, name or str(path))
+        return cls(to_device(model), tokenizer, name or str(path))
 
     def save(self, path: Path) -> None:
         """Write config, safetensors and tokenizer into ``path``."""
@@ -79,12 +80,5 @@ class Policy:
         return ChatCodec(self.tokenizer)
 
     @cached_property
-    def device() -> str:
-    """Where models go: the GPU where there is one."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def tokenizer_fingerprint(self) -> str:
+    def tokenizer_fingerprint(self) -> str:
         return tokenizer_fingerprint(self.tokenizer)

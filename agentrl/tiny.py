@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from agentrl.chat import format_assistant
-from agentrl.policy import Policy, device
+from agentrl.policy import Policy, to_device
 from schemas.trajectory import Role, Trajectory
 
 if TYPE_CHECKING:
@@ -94,4 +94,4 @@ def tiny_policy(trajectories: Iterable[Trajectory], seed: int, vocab_size: int =
             text = format_assistant(message) if message.role is Role.ASSISTANT else message.content
             texts.append(f"{TURN_START}{message.role}\n{text}{TURN_END}")
     tokenizer = train_tokenizer(texts, vocab_size)
-    return Policy(init_model(len(tokenizer), seed).to(device()), tokenizer, name="tiny")
+    return Policy(to_device(init_model(len(tokenizer), seed)), tokenizer, name="tiny")

@@ -5,7 +5,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -49,7 +49,7 @@ class Session:
     failure: StageError | None = None
 
     def __post_init__(self) -> None:
-        self.workers = Workers(self._on_progress)
+        self.workers = Workers(self.display.progress)
         self.stopping = threading.Event()
         self.listeners: dict[str, Callable[[int, int | None], None]] = {}
         self._lock = threading.Lock()
@@ -64,11 +64,6 @@ class Session:
         if name not in self._jobs:
             self._jobs[name] = job_of(self.plan.steps[name], self.plan, self.run_id)
         return self._jobs[name]
-
-    def _on_progress(self, name: str, done: int, total: int | None, metrics: Mapping[str, float | int | str]) -> None:
-        self.display.progress(name, done, total, metrics)
-        if name in self.listeners:
-            self.listeners[name](done, total)
 
     # record
 
@@ -157,7 +152,13 @@ class Session:
             if work:
                 outcome = work()
             else:
-                outcome = self.workers.run(self.job(name), self.log(name), execution.env, keep=not execution.gpus)
+                outcome = self.workers.run(
+                    self.job(name),
+                    self.log(name),
+                    execution.env,
+                    keep=not execution.gpus,
+                    listener=self.listeners.get(name),
+                )
         except BaseException as error:
             self._failed(name, error, time.monotonic() - started, tries_left)
             raise

@@ -8,6 +8,7 @@ When the run itself is killed, the worker sees its pipe close and kills its whol
 import contextlib
 import os
 import pickle
+import queue
 import signal
 import subprocess
 import sys
@@ -50,8 +51,11 @@ class _Process:
     alive: int
     env: dict[str, str]
 
-    def close(self) -> None:
+    def close(self, reader: threading.Thread | None) -> None:
+        """End it with all it started; the pipes close when nobody reads them any more."""
         end(self.popen)
+        if reader:
+            reader.join(5)
         self.connection.close()
         os.close(self.alive)
 
@@ -93,12 +97,21 @@ class _TwoPipes(Connection):
 
 
 @dataclass
+class _Running:
+    """A stage at work. A thread reads what its process says; ``said`` holds it for :meth:`Workers.run`."""
+
+    process: _Process
+    said: "queue.Queue[tuple[str, Any]]" = field(default_factory=queue.Queue)
+    reader: threading.Thread | None = None
+
+
+@dataclass
 class Workers:
     """The workers of one run. Thread-safe; as many stages run at once as threads call :meth:`run`."""
 
     on_progress: OnProgress
     _idle: list[_Process] = field(default_factory=list)
-    _busy: dict[str, _Process] = field(default_factory=dict)
+    _busy: dict[str, _Running] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, job: "Job", log: Path, env: Mapping[str, str] | None = None) -> None:
@@ -112,52 +125,67 @@ class Workers:
                 self._idle.remove(process)
             else:
                 process = _start(env, log)
-            self._busy[job.stage] = process
+            running = self._busy[job.stage] = _Running(process)
         with contextlib.suppress(BrokenPipeError):  # it died; run() says so
             process.connection.send_bytes(pickle.dumps((str(log), job.folders, pickle.dumps(job))))
+        running.reader = threading.Thread(target=self._listen, args=(job.stage, running), daemon=True)
+        running.reader.start()
 
-    def run(self, job: "Job", log: Path, env: Mapping[str, str] | None = None, keep: bool = True) -> "Outcome":
+    def _listen(self, stage: str, running: _Running) -> None:
+        kind = ""
+        while kind not in ("result", "died"):
+            try:
+                kind, value = pickle.loads(running.process.connection.recv_bytes())
+            except (EOFError, OSError):
+                kind, value = "died", None
+            if kind == "progress":
+                self.on_progress(stage, *value)
+            running.said.put((kind, value))
+
+    def run(
+        self,
+        job: "Job",
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        *,
+        keep: bool = True,
+        listener: Callable[[int, int | None], None] | None = None,
+    ) -> "Outcome":
         """Run a stage to its end. ``keep`` False ends the process afterwards, so that a GPU's memory is freed.
+        ``listener`` is told of progress in the caller's own thread.
 
         Raises StageError where the stage raised or its process died. On any other exception in this thread
         (a timeout, Ctrl-C) the process is ended with everything that it started.
         """
         self.begin(job, log, env)
-        process = self._busy[job.stage]
-        clean = False
+        running = self._busy[job.stage]
+        process, reusable = running.process, False
         try:
-            reply = self._wait(job, process, log)
-            clean = True
+            kind, value = "", None
+            while kind not in ("result", "died"):
+                with contextlib.suppress(queue.Empty):
+                    kind, value = running.said.get(timeout=POLL_S)
+                    if kind == "progress" and listener:
+                        listener(value[0], value[1])
+            failed = kind == "died" or isinstance(value, str)
+            reusable = keep and not failed and not descendants(process.popen.pid)
         finally:
             with self._lock:
                 self._busy.pop(job.stage, None)
-            if clean and keep and not descendants(process.popen.pid):
-                with self._lock:
+                if reusable:
                     self._idle.append(process)
-            else:
-                process.close()
-        if isinstance(reply, str):
-            raise StageError(job.stage, reply, log)
-        return reply
-
-    def _wait(self, job: "Job", process: _Process, log: Path) -> "Outcome | str":
-        while True:
-            try:
-                if not process.connection.poll(POLL_S):
-                    continue
-                kind, value = pickle.loads(process.connection.recv_bytes())
-            except (EOFError, OSError):
-                process.popen.wait()
-                raise StageError(job.stage, _death(process.popen.returncode), log) from None
-            if kind == "progress":
-                self.on_progress(job.stage, *value)
-            else:
-                return value
+            if not reusable:
+                process.close(running.reader)
+        if kind == "died":
+            raise StageError(job.stage, _death(process.popen.returncode), log)
+        if isinstance(value, str):
+            raise StageError(job.stage, value, log)
+        return value
 
     def close(self) -> None:
         """End all workers, also those in the middle of a stage."""
         with self._lock:
-            processes = [*self._idle, *self._busy.values()]
+            processes = [*self._idle, *(running.process for running in self._busy.values())]
             self._idle.clear()
         for process in processes:
             with contextlib.suppress(OSError):

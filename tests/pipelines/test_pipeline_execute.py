@@ -61,7 +61,7 @@ def test_a_failure_has_one_line_and_a_log_with_the_rest(project: Project) -> Non
 
 
 def test_a_killed_worker_is_a_failure_and_the_next_stage_gets_a_new_one(project: Project) -> None:
-    workers = Workers(lambda *_: os.kill(next(iter(workers._busy.values())).popen.pid, signal.SIGKILL))
+    workers = Workers(lambda *_: os.kill(next(iter(workers._busy.values())).process.popen.pid, signal.SIGKILL))
     slow, quick = job(project, sleep=5.0), job(project, sleep=0.01)
     try:
         with pytest.raises(StageError, match="signal 9"):
@@ -85,11 +85,23 @@ def test_an_interrupted_wait_ends_the_stage_and_its_children(project: Project) -
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    workers = Workers(interrupt)
+    workers = Workers(lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
-        workers.run(slow, project.folder / "log")
+        workers.run(slow, project.folder / "log", listener=interrupt)
     assert not _lives(int(Path("child").read_text()))
     assert descendants(os.getpid()) == []
+
+
+def test_a_stage_that_was_begun_shows_progress_before_anyone_waits_for_it(project: Project) -> None:
+    seen = threading.Event()
+    workers = Workers(lambda *_: seen.set())
+    slow = job(project, sleep=1.0)
+    try:
+        workers.begin(slow, project.folder / "log")
+        assert seen.wait(20)
+        assert workers.run(slow, project.folder / "log").manifest.outputs["table"].rows == 5
+    finally:
+        workers.close()
 
 
 def test_children_left_behind_cost_the_worker_its_life(project: Project) -> None:
@@ -131,7 +143,7 @@ def start(project: Project) -> "subprocess.Popen[str]":
 
 
 def test_kill_9_of_the_run_leaves_no_worker_and_nothing_half_made(project: Project) -> None:
-    slow = job(project, sleep=8.0)
+    slow = job(project, sleep=3.0)
     process = start(project)
     assert process.stdout
     while "progress" not in process.stdout.readline():
@@ -145,7 +157,7 @@ def test_kill_9_of_the_run_leaves_no_worker_and_nothing_half_made(project: Proje
     assert below
     assert not any(map(_lives, below))
     assert project.catalog.manifest("t", slow.fingerprint) is None
-    assert set(project.run(PIPELINE % ("", 8.0))) == {"t"}
+    assert set(project.run(PIPELINE % ("", 3.0))) == {"t"}
 
 
 def test_two_runs_at_once_compute_each_stage_once(project: Project) -> None:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from toy_project import Project
@@ -137,7 +136,7 @@ def test_json_of_a_plan(project: Project) -> None:
     assert plan["stages"][2]["inputs"] == {"tables": ["a.table", "b.sums"]}
 
 
-def test_planning_200_stages_takes_no_two_seconds_and_neither_prefect_nor_torch(project: Project) -> None:
+def test_planning_200_stages_starts_neither_prefect_nor_torch(project: Project) -> None:
     lines = ["name: big", "stages:", '  s0: {uses: "toy:numbers"}']
     for number in range(1, 200):
         edge = f"s{number - 3}.sums" if number > 3 else "s0"
@@ -149,9 +148,6 @@ def test_planning_200_stages_takes_no_two_seconds_and_neither_prefect_nor_torch(
         "except SystemExit as error: assert not error.code, error.code\n"
         "assert not {'torch', 'prefect', 'transformers'} & set(sys.modules)"
     )
-    started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
-    took = time.monotonic() - started
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["counts"]["run"] == 200
-    assert took < 2.0

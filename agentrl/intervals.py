@@ -10,4 +10,6 @@ def wilson(successes: int, total: int, z: float = 1.959964) -> tuple[float, floa
     share = successes / total
     centre = share + z * z / (2 * total)
     spread = z * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return (centre - spread) / (1 + z * z / total), (centre + spread) / (1 + z * z / total)
+    low, high = (centre - spread) / (1 + z * z / total), (centre + spread) / (1 + z * z / total)
+    # Rounding puts the share of 0 of n and of n of n just outside.
+    return max(0.0, min(low, share)), min(1.0, max(high, share))

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from policies import POLICIES, lookup_tasks
 
 from agentrl.engines.base import Sampling
@@ -72,6 +74,12 @@ def test_wilson_interval_against_published_numbers() -> None:
     assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
     assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     assert wilson(0, 0) == (0.0, 1.0)
+
+
+@given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_interval_holds_the_share(case: tuple[int, int]) -> None:
+    low, high = wilson(*case)
+    assert 0 <= low <= case[0] / case[1] <= high <= 1
 
 
 def test_a_stripped_hint_leaves_no_trace_and_the_same_actions() -> None:

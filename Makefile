@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STORE ?= store
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run test test-slow lint format quickstart-seeds bench-sampling bench-buffer bench-pipelines bench-training clean
+.PHONY: run test test-slow lint format quickstart-seeds bench-sampling bench-buffer bench-pipelines bench-training bench-learning clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -32,7 +32,7 @@ quickstart-seeds: $(VENV)/.run
 bench-sampling: $(VENV)/.run
 	$(BIN)/python benchmarks/sampling.py
 
-bench-buffer bench-pipelines bench-training: $(VENV)/.bench
+bench-buffer bench-pipelines bench-training bench-learning: $(VENV)/.bench
 	$(BIN)/python benchmarks/$(@:bench-%=%).py
 
 clean:
@@ -52,7 +52,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing what tests and checks need ..."
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,retrieval,formats,lora,deepspeed]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,retrieval,formats,lora,parity,deepspeed]'
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 SMALL = os.environ.get("SCALE") == "small"
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("THREADS", "1"))
 ROUNDS = 2 if SMALL else 5
 STEPS = 2 if SMALL else 6
@@ -149,7 +150,7 @@ def trl_settings(folder: str, batch: int) -> dict[str, Any]:
 
 def steady(trainer: Any) -> Side:
     """Train, and return the seconds from the end of the first step to that of the last: without starting up."""
-    from transformers import TrainerCallback
+    from transformers import PrinterCallback, TrainerCallback
 
     ends: list[float] = []
 
@@ -158,6 +159,7 @@ def steady(trainer: Any) -> Side:
             ends.append(time.perf_counter())
 
     trainer.add_callback(Clock())
+    trainer.remove_callback(PrinterCallback)
 
     def run() -> float:
         ends.clear()

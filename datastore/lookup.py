@@ -91,12 +91,11 @@ class Lookup:
     def _groups(self, file: _File, wanted: np.ndarray) -> list[int]:
         if file.footer is None:
             with self._reading(file), self._open(file) as source:
-                file.footer = source.metadata
-            index = file.footer.schema.to_arrow_schema().names.index("trajectory_id")  # a scalar before all lists
-            for number in range(file.footer.num_row_groups):
-                found = file.footer.row_group(number).column(index).statistics
-                known = found is not None and found.has_min_max
-                file.groups.append((found.min, found.max) if known else ("", chr(0x10FFFF)))
+                footer = source.metadata
+            index = footer.schema.to_arrow_schema().names.index("trajectory_id")  # a scalar before all lists
+            found = (footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups))
+            known = [(one.min, one.max) if one and one.has_min_max else ("", chr(0x10FFFF)) for one in found]
+            file.groups, file.footer = known, footer  # the footer last: another thread may be looking
         return [number for number, (least, most) in enumerate(file.groups) if _hit(wanted, least, most)]
 
     @contextmanager

@@ -22,7 +22,7 @@ from datastore.curation.curate import RANK
 from datastore.errors import StoreError
 from datastore.lease import hold
 from datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
-from datastore.retrieval.exact import mmr, top
+from datastore.retrieval.exact import mmr, nearest, top
 from datastore.retrieval.lexical import Lexical
 
 if TYPE_CHECKING:
@@ -189,17 +189,26 @@ class SearchIndex:
         self._load()
         rows = self._filtered(where)
         texts = np.unique(rows["__text"].to_numpy())
-        positions, scores = self._rank(text, texts, len(texts), method)
-        if diverse is not None:
-            pool = positions[: k * POOL]
-            relevance = scores[: k * POOL] / max(float(np.abs(scores).max(initial=0)), 1e-12)
-            order = mmr(self._vectors[pool], relevance.astype(np.float32), len(pool), diverse)
-            positions, scores = pool[order], scores[: k * POOL][order]
-        ranked = pl.DataFrame({"__text": positions, "score": scores, "__place": np.arange(len(positions))})
-        found = rows.join(ranked, on="__text").sort("__place", *RANK)
-        if per_task is not None:
-            found = found.group_by("task_id", maintain_order=True).head(per_task).sort("__place", *RANK)
+        # every text has a row, so k texts are enough, unless one task holds many of them: then look at all
+        for limit in (max(k * POOL, 100), len(texts)):
+            found = self._ranked(rows, texts, text, limit, method, diverse)
+            if per_task is not None:
+                found = found.group_by("task_id", maintain_order=True).head(per_task).sort("__place", *RANK)
+            if found.height >= k or limit >= len(texts):
+                break
         return found.head(k).select("trajectory_id", "score", *COLUMNS[1:])
+
+    def _ranked(
+        self, rows: pl.DataFrame, texts: np.ndarray, text: str, limit: int, method: Method, diverse: float | None
+    ) -> pl.DataFrame:
+        """The rows of the ``limit`` best texts, best first."""
+        positions, scores = self._rank(text, texts, limit, method)
+        if diverse is not None:
+            relevance = scores / max(float(np.abs(scores).max(initial=0)), 1e-12)
+            order = mmr(self._vectors[positions], relevance.astype(np.float32), len(positions), diverse)
+            positions, scores = positions[order], scores[order]
+        ranked = pl.DataFrame({"__text": positions, "score": scores, "__place": np.arange(len(positions))})
+        return rows.join(ranked, on="__text").sort("__place", *RANK)
 
     def _filtered(self, where: Where) -> pl.DataFrame:
         """Rows that the index knows and the filter leaves, with the number of their text."""
@@ -229,9 +238,10 @@ class SearchIndex:
             best = best[scores[best] > 0]  # texts that share no word are no answer
             return best, scores[best]
         if method == "dense":
-            dense = self._vectors @ self.embedder.encode([text])[0] if len(self._vectors) else np.zeros(0, np.float32)
-            best = top(dense, k, allowed)
-            return best, dense[best]
+            if not len(self._vectors):
+                return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+            everything = len(allowed) == len(self._texts)
+            return nearest(self._vectors, self.embedder.encode([text])[0], k, None if everything else allowed)
         fused = np.zeros(len(self._texts))
         for one in ("dense", "lexical"):
             best, _ = self._rank(text, allowed, k, one)

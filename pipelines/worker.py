@@ -160,8 +160,9 @@ class Workers:
         self.begin(job, log, env)
         running = self._busy[job.stage]
         process, reusable = running.process, False
+        kind = ""
+        value: Any = None
         try:
-            kind, value = "", None
             while kind not in ("result", "died"):
                 with contextlib.suppress(queue.Empty):
                     kind, value = running.said.get(timeout=POLL_S)

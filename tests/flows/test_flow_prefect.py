@@ -59,27 +59,27 @@ def wait_for(process: "subprocess.Popen[str]", text: str) -> str:
 
 
 def ours() -> list[str]:
-    """Command lines of workers and servers that this machine runs for runs of this package."""
+    """Command lines of workers and servers of runs that were started in the current directory."""
     found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            line = file.read_bytes().replace(b"\0", b" ").decode()
+            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            here = os.readlink(process / "cwd") == os.getcwd()
         except OSError:
             continue
-        if "-m pipelines.worker" in line or "-m flows.server" in line:
+        if here and ("-m pipelines.worker" in line or "-m flows.server" in line):
             found.append(line)
     return found
 
 
 def test_a_run_says_nothing_but_its_own_lines(project: Project) -> None:
-    before = ours()
     for arguments in ((), ("--set", "stages.a.with.n=6")):
         code, output = run(project, PIPELINE, *arguments)
         assert code == 0, output
         for line in output.splitlines():
             known = ("  [", "stages to run", "store   ", "run 2")
             assert any(part in line for part in known), f"a line that is not ours: {line!r} in\n{output}"
-    assert ours() == before
+    assert ours() == []
     tables = subprocess.run(
         [sys.executable, "-c", "import sqlite3, sys; db = sqlite3.connect(sys.argv[1])\n"
          "print(db.execute('select count(*) from flow_run where state_type = \"COMPLETED\"').fetchone()[0],"
@@ -102,14 +102,13 @@ def test_a_failing_stage_is_tried_again(project: Project) -> None:
 def test_a_hanging_stage_is_ended_at_its_limit_and_nothing_after_it_runs(project: Project) -> None:
     text = PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: 60}, execution: {timeout_s: 3}}")
     text += '      d: {uses: "toy:trouble", inputs: {table: c}}\n'
-    before = ours()
     started = time.monotonic()
     code, output = run(project, text)
     assert time.monotonic() - started < 40
     assert code == 1
     assert "stage c failed: did not end within timeout_s = 3" in output
     assert "left      c, d" in output
-    assert ours() == before
+    assert ours() == []
 
 
 def test_stages_run_side_by_side_and_slots_hold_them_back(project: Project) -> None:
@@ -140,7 +139,6 @@ def _span(project: Project) -> float:
 
 
 def test_ctrl_c_in_the_middle_of_a_stage_and_in_a_wait_for_a_retry(project: Project) -> None:
-    before = ours()
     slow = PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: 60}}")
     waiting = PIPELINE.replace("with: {sleep: 0}}", "with: {error: x}, execution: {retries: 1, retry_delay_s: 60}}")
     for text, moment in ((slow, "c: started"), (waiting, "1 more tries")):
@@ -155,11 +153,10 @@ def test_ctrl_c_in_the_middle_of_a_stage_and_in_a_wait_for_a_retry(project: Proj
         assert "go on     agentrl run pipeline.yaml" in output
         assert "Traceback" not in output
         assert last(project)["state"] == "cancelled"
-        assert _gone(before)
+        assert _gone()
 
 
 def test_kill_9_of_the_run_leaves_nothing_behind_and_the_next_run_goes_on(project: Project) -> None:
-    before = ours()
     text = PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: 4}, execution: {concurrency: [gpu]}}")
     project.write(text)
     process = start("run", "pipeline.yaml")
@@ -167,17 +164,17 @@ def test_kill_9_of_the_run_leaves_nothing_behind_and_the_next_run_goes_on(projec
     time.sleep(1)
     process.kill()
     process.wait()
-    assert _gone(before)
+    assert _gone()
     code, output = agentrl("run", "pipeline.yaml")
     assert code == 0, output
     assert "1 stages to run, 2 cached" in output
 
 
-def _gone(before: list[str]) -> bool:
+def _gone() -> bool:
     deadline = time.monotonic() + 8
-    while ours() != before and time.monotonic() < deadline:
+    while ours() and time.monotonic() < deadline:
         time.sleep(0.1)
-    return ours() == before
+    return ours() == []
 
 
 def test_the_prefect_database_may_be_deleted_between_runs(project: Project) -> None:

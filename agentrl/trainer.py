@@ -19,7 +19,6 @@ from agentrl.objectives import AnyObjective
 from agentrl.optimizer import OptimizerConfig
 from agentrl.packing import can_pack, packed
 from agentrl.policy import Policy
-from schemas.arrow import to_table
 from schemas.training import TRAINING_SCHEMA, TrainingRow
 
 Metrics = dict[str, float]
@@ -174,15 +173,21 @@ def fit(
     return history
 
 
+def row_table(rows: Sequence[TrainingRow]) -> pa.Table:
+    """Training rows as an Arrow table, column by column: rows have thousands of tokens."""
+    columns = {name: [getattr(row, name) for row in rows] for name in TRAINING_SCHEMA.names}
+    return pa.table(columns, schema=TRAINING_SCHEMA)
+
+
 def save_rows(path: Path, rows: Sequence[TrainingRow]) -> Path:
-    """Write training rows as Parquet, column by column, and return ``path``."""
-    pq.write_table(to_table(rows, TRAINING_SCHEMA), path, compression="zstd")
+    """Write training rows as Parquet, and return ``path``."""
+    pq.write_table(row_table(rows), path, compression="zstd")
     return path
 
 
 def step_table(iteration: int, steps: Sequence[tuple[int, Sequence[TrainingRow]]]) -> pa.Table:
     """Training rows of one online iteration, each with it and with the number of its optimiser ``step``."""
-    table = to_table([row for _, rows in steps for row in rows], TRAINING_SCHEMA)
+    table = row_table([row for _, rows in steps for row in rows])
     numbers = [number for number, rows in steps for _ in rows]
     columns = {"iteration": [iteration] * len(numbers), "step": numbers}
     for place, (name, values) in enumerate(columns.items()):

@@ -261,12 +261,11 @@ def _trained(
     history: list[dict[str, float]],
     save: Callable[[Path], object],
 ) -> Trained:
-    from schemas.arrow import to_table
-    from schemas.training import TRAINING_SCHEMA
+    from agentrl.trainer import row_table
 
     context.metrics.update(rows=len(rows), first_loss=history[0]["loss"], last_loss=history[-1]["loss"])
     return Trained(
         context.model(save),
-        context.table(to_table(rows, TRAINING_SCHEMA), "rows"),
+        context.table(row_table(rows), "rows"),
         context.table(pa.Table.from_pylist(history), "metrics"),
     )

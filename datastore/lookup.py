@@ -59,7 +59,8 @@ class Lookup:
             file, groups = task
             with self._reading(file), self._open(file) as source:
                 rows = source.read_row_groups(groups, columns=list(columns), use_threads=False)
-            return rows.filter(pc.is_in(rows["trajectory_id"], value_set=values))
+            asked = pc.is_in(rows["trajectory_id"], value_set=values)
+            return rows if pc.all(asked).as_py() else rows.filter(asked)  # a filter copies
 
         if len(tasks) < 2:
             parts = [one(task) for task in tasks]

@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -380,6 +381,7 @@ def main() -> None:
     """Entry point of the ``agentrl`` script."""
     from datastore.errors import StoreError
 
+    warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
     try:
         app(prog_name="agentrl")
     except StoreError as error:

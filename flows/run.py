@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
+from datastore.errors import StoreError
 from datastore.places import LocalPlace
 from flows.display import display_for
 from flows.server import ServerError, serving, users_server
@@ -54,6 +56,11 @@ def run_plan(plan: Plan, catalog: Catalog, *, jobs: int, prefect: bool, as_json:
 def _problems(plan: Plan, prefect: bool) -> list[str]:
     """Why a plan cannot be run at all."""
     found = [f"stage {step.name} is blocked: {'; '.join(step.reasons)}" for step in plan.having(Status.BLOCKED)]
+    if plan.to_run:
+        try:
+            _ = TrajectoryBuffer(plan.store).version
+        except StoreError as error:  # for instance written by a newer agentrl
+            found.append(f"error: {error}")
     elsewhere = [step for step in plan.to_run if step.node.execution.pool]
     if elsewhere and prefect and not users_server():
         names = ", ".join(f"{step.name} ({step.node.execution.pool})" for step in elsewhere)

@@ -134,6 +134,12 @@ def with_profile(document: Document, name: str) -> Document:
         hint = did_you_mean(name, profiles) or f"; profiles: {', '.join(profiles) or 'none'}"
         raise SpecError([Problem(f"--profile {name}: there is no such profile{hint}", document.place(("profiles",)))])
     profile = profiles[name] or {}
+    stages: Any = document.value.get("stages")
+    for stage, entry in (profile.get("stages") or {}).items() if isinstance(stages, dict) else ():
+        if stage not in stages and not {"uses", "repeat"} & set(entry or ()):
+            hint = did_you_mean(str(stage), stages) or f"; stages: {', '.join(stages)}"
+            key = ("profiles", name, "stages", stage)
+            raise SpecError([Problem(f"there is no stage {stage!r} to overlay{hint}", document.place(key), key)])
     overlay = {key: profile[key] for key in ("seed", "execution", "stages") if profile.get(key) is not None}
     prefix = ("profiles", name)
     moved = {key[2:]: place for key, place in document.places.items() if key[:2] == prefix and len(key) > 3}

@@ -222,3 +222,29 @@ def test_a_killed_run_is_called_killed(project: Project) -> None:
     assert len(freed["artifacts"]) == 2
     assert len(freed["folders"]) == 2
     assert not any((project.folder / "store" / "tmp" / "staging").iterdir())
+
+
+def test_a_store_of_a_newer_agentrl_is_refused_before_anything_runs(project: Project) -> None:
+    from deltalake import DeltaTable
+
+    from schemas.trajectory import TRAJECTORY_SCHEMA
+
+    place = str(project.folder / "store" / "trajectories")
+    DeltaTable.create(
+        place, TRAJECTORY_SCHEMA, configuration={"agentrl.schema_version": "99"}, raise_if_key_not_exists=False
+    )
+    done = run(project)
+    assert done.returncode == 2
+    assert "schema_version 99" in done.stdout
+    assert not (project.folder / "store" / "runs").exists()
+
+
+def test_a_damaged_manifest_is_one_line_of_warning(project: Project) -> None:
+    assert run(project).returncode == 0
+    [manifest] = (project.folder / "store" / "artifacts" / "b").glob("*/manifest.json")
+    manifest.write_text(manifest.read_text()[:100])
+    done = agentrl("plan", "pipeline.yaml")
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: ")
+    assert "corrupt" in done.stderr
+    assert "1 stages ran, 2 were cached" in run(project).stdout

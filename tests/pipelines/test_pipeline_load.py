@@ -165,6 +165,8 @@ def test_profiles_overlay_config_and_execution(project: Project) -> None:
     assert cluster.nodes["b"].execution.retries == 1
     [found] = problems(project, text, profile="clutser")
     assert "did you mean 'cluster'" in found
+    [found] = problems(project, text.replace("a: {with: {n: 50}", "aa: {with: {n: 50}"), profile="cluster")
+    assert "profiles.cluster.stages.aa: there is no stage 'aa' to overlay; did you mean 'a'?" in found
 
 
 def test_extends_merges_and_null_removes(project: Project) -> None:

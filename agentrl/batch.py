@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class TrainingError(ValueError):
-    """Data or a loss that cannot be trained on. Names the rows."""
+    """Data or a loss that cannot be trained on. Names the rows; ``rows`` are those of a step that failed."""
+
+    def __init__(self, message: str, rows: "Sequence[TrainingRow]" = ()) -> None:
+        super().__init__(message)
+        self.rows = rows
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             raise TrainingError(
                 f"step {self.done}: loss {totals['loss']}, gradient norm {norm}; lower lr, or look for broken rows "
-                f"among {[row.row_id for row in rows][:5]}"
+                f"among {[row.row_id for row in rows][:5]}",
+                rows,
             )
         lr = self.config.lr_at(self.done, self.total) * lr_scale
         for group in self.optimizer.param_groups:

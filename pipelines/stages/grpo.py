@@ -1,5 +1,6 @@
 """Stages that train online: every iteration samples with the policy as it is, and updates it."""
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -9,12 +10,13 @@ from pydantic import Field
 from agentrl.algorithms import GRPO, Algorithm
 from agentrl.engines.base import Sampling
 from agentrl.optimizer import OptimizerConfig
+from agentrl.trackers import Tracker
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.policies import load_policy, only_env, rollouts
 
 if TYPE_CHECKING:
-    from agentrl.online import OnlineLoop
+    from agentrl.online import OnlineLoop, OnlineStep
 
 
 class Online(NamedTuple):
@@ -32,6 +34,7 @@ class OnlineConfig(StageConfig):
     samples: int = Field(8, ge=2, description="rollouts of each task, which form its group")
     updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-6)
+    track: list[Tracker] = Field([], description="also send metrics to these, where they are installed")
     max_turn_tokens: int = Field(40, ge=1)
     max_tokens: int = Field(192, ge=1)
     checkpoint_every: int = Field(5, ge=1, description="iterations between two points at which a killed run resumes")
@@ -80,23 +83,26 @@ def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) ->
 def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> Online:
     from agentrl.lora import merge_lora
     from agentrl.online import OnlineState
+    from agentrl.trackers import track
     from agentrl.trainer import step_table
 
     loop = _loop(context, config, model, tasks)
     checkpoint, parts = context.scratch / "checkpoint.pt", context.scratch / "batches"
     parts.mkdir(exist_ok=True)
     state = loop.restore(checkpoint) if checkpoint.exists() else OnlineState()
-    while loop.iteration < config.iterations:
-        iteration = loop.iteration
-        step = loop.step(context.trajectory_id)
-        context.append(step.trajectories, shard=iteration)
-        batches = step_table(iteration, step.batches)
-        pq.write_table(batches, parts / f"{iteration:06d}.parquet", compression="zstd")
-        state.metrics.append(step.metrics)
-        state.steps += step.records
-        context.progress(iteration + 1, config.iterations, success=round(step.metrics["success"], 3))
-        if loop.iteration % config.checkpoint_every == 0:
-            loop.save(checkpoint, state)
+    with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:
+        while loop.iteration < config.iterations:
+            iteration, started = loop.iteration, time.perf_counter()
+            step = _step(context, loop)
+            context.append(step.trajectories, shard=iteration)
+            batches = step_table(iteration, step.batches)
+            pq.write_table(batches, parts / f"{iteration:06d}.parquet", compression="zstd")
+            state.metrics.append(step.metrics)
+            state.steps += step.records
+            send(step.metrics)
+            _report(context, config, step, time.perf_counter() - started)
+            if loop.iteration % config.checkpoint_every == 0:
+                loop.save(checkpoint, state)
     context.metrics.update(
         first_success=state.metrics[0]["success"],
         last_success=state.metrics[-1]["success"],
@@ -112,6 +118,27 @@ def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -
         context.table(batches, "batches"),
         context.table(_metrics_table(state.metrics), "metrics"),
     )
+
+
+def _step(context: Context, loop: "OnlineLoop") -> "OnlineStep":
+    """One iteration; where its loss is not finite, its rows are kept beside the last checkpoint."""
+    from agentrl.trainer import TrainingError, save_rows
+
+    try:
+        return loop.step(context.trajectory_id)
+    except TrainingError as error:
+        if not error.rows:
+            raise
+        failed = save_rows(context.scratch / "failed_step.parquet", error.rows)
+        raise TrainingError(f"{error}; its rows are at {failed}, the last checkpoint beside them") from None
+
+
+def _report(context: Context, config: OnlineConfig, step: "OnlineStep", seconds: float) -> None:
+    shown: dict[str, float | str] = {name: round(step.metrics[name], 3) for name in ("success", "reward")}
+    if "loss" in step.metrics:
+        shown["loss"] = round(step.metrics["loss"], 4)
+    shown["tokens/s"] = f"{sum(row.n_tokens for row in step.trajectories) / seconds:,.0f}"
+    context.progress(int(step.metrics["step"]) + 1, config.iterations, **shown)
 
 
 def _metrics_table(rows: list[dict[str, float]]) -> pa.Table:

@@ -1,6 +1,7 @@
 """Stages that train a policy on data at rest."""
 
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -210,9 +211,16 @@ def _fit(
     if config.deepspeed and config.optimizer.lora:
         raise ValueError("lora and deepspeed do not go together here; leave out one of them")
     with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:
+        last = time.perf_counter()
 
         def report(metrics: dict[str, float]) -> None:
-            context.progress(int(metrics["step"]) + 1, config.steps, loss=round(metrics["loss"], 4))
+            nonlocal last
+            now = time.perf_counter()
+            speed = f"{metrics['tokens'] / (now - last):,.0f}"
+            last = now
+            context.progress(
+                int(metrics["step"]) + 1, config.steps, loss=round(metrics["loss"], 4), **{"tokens/s": speed}
+            )
             send(metrics)
 
         if config.deepspeed:

@@ -148,3 +148,18 @@ def test_checkpointing_changes_no_gradient() -> None:
         for flag in (False, True)
     ]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_an_online_step_that_fails_leaves_its_rows(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from pipelines.stages.grpo import _step
+
+    policy = small_policy()
+    trainer = Trainer(policy, GRPO(), OptimizerConfig(), 1)
+    trainer.parameters[0].data[:] = float("inf")
+    context = SimpleNamespace(scratch=tmp_path, trajectory_id=str)
+    loop = SimpleNamespace(step=lambda name: trainer.step(random_rows(3)))
+    with pytest.raises(TrainingError, match=r"row-0.*failed_step.parquet"):
+        _step(context, loop)  # type: ignore[arg-type]
+    assert pq.read_table(tmp_path / "failed_step.parquet")["row_id"].to_pylist() == ["row-0", "row-1", "row-2"]

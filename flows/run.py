@@ -169,14 +169,14 @@ def _report(session: Session, out: Console, cancelled: bool) -> None:
 
 
 def _results(out: Console, plan: Plan, catalog: Catalog, manifests: dict[str, Manifest]) -> None:
-    """Success on held-out tasks for each evaluation, then where things are."""
+    """Success for each evaluation, then where things are."""
     rows = [
         (name, manifest)
         for name, manifest in manifests.items()
         if "success" in manifest.metrics and "success_low" in manifest.metrics
     ]
     if rows:
-        table = Table(title="success on held-out tasks", title_justify="left", box=None, pad_edge=False)
+        table = Table(title="success on evaluated tasks", title_justify="left", box=None, pad_edge=False)
         for column in ("policy", "temperature 1", "95 % interval", "greedy", "tasks"):
             table.add_column(column, justify="left" if column == "policy" else "right")
         for name, manifest in rows:
@@ -194,7 +194,7 @@ def _success(name: str, metrics: dict[str, Any]) -> tuple[str, ...]:
         return f"{metrics[key]:.3f}" if isinstance(metrics.get(key), float | int) else ""
 
     interval = f"{number('success_low')} - {number('success_high')}"
-    tasks = str(metrics.get("n_tasks", ""))
+    tasks = f"{metrics.get('n_tasks', '')} {metrics.get('split', '')}".strip()
     return str(metrics.get("policy") or name), number("success"), interval, number("greedy"), tasks
 
 

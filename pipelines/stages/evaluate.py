@@ -29,12 +29,14 @@ DECODINGS = {"sampled": 1.0, "greedy": 0.0}
 def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Tasks) -> Evaluation:
     """One attempt at each task at temperature 1, and one greedy, with Wilson 95 % intervals of success.
 
-    ``results`` has a row for each decoding and level (level -1: all): policy, decoding, temperature, level, tasks,
+    ``results`` has a row for each decoding and level (level -1: all): policy, decoding, temperature, split, level,
+    tasks,
     successes, success, low, high, tokens, tool_errors, format_errors.
     """
     from agentrl.rollout import Attempt
 
     policy, rows = load_policy(model), tasks.read()
+    split = "+".join(sorted({task.split for task in rows}))
     results = []
     for shard, (decoding, temperature) in enumerate(DECODINGS.items()):
         sampling = Sampling(
@@ -48,13 +50,14 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
         outcome = context.buffer.read(ids, columns).to_pylist()
         for level in [-1, *sorted({row["level"] for row in outcome})]:
             part = [row for row in outcome if level in (-1, row["level"])]
-            results.append({"policy": model.stage, "decoding": decoding, "temperature": temperature, "level": level})
-            results[-1].update(_summary(part))
+            which = {"policy": model.stage, "decoding": decoding, "temperature": temperature, "split": split}
+            results.append({**which, "level": level, **_summary(part)})
         context.progress(shard + 1, len(DECODINGS))
     overall = {row["decoding"]: row for row in results if row["level"] == -1}
     context.metrics.update(
         policy=model.stage,
         n_tasks=len(rows),
+        split=split,
         success=overall["sampled"]["success"],
         success_low=overall["sampled"]["low"],
         success_high=overall["sampled"]["high"],

@@ -94,3 +94,49 @@ def test_scaled_logits_are_refused() -> None:
     batch = collate(random_rows(2))
     with pytest.raises(ValueError, match="logit_scale"):
         token_logprobs(model, batch.input_ids, batch.mask)
+
+
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "packs"),
+    [
+        ("Qwen3", {"head_dim": 8}, True),
+        ("Qwen3Moe", {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}, True),
+        ("Mistral", {"sliding_window": None}, True),
+        ("Mistral", {"sliding_window": 8}, False),
+        ("Phi3", {}, True),
+        ("Gemma2", {"head_dim": 8}, False),  # soft caps
+        ("Gemma3Text", {"head_dim": 8}, False),  # sliding windows
+        ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}, True),
+    ],
+)
+def test_other_architectures(name: str, changes: dict, packs: bool) -> None:
+    """Packed where that is exact, padded elsewhere: the same numbers as a plain forward pass."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")
+    sizes = SIZES | changes if name != "GPT2" else changes | {"vocab_size": VOCABULARY}
+    head = "GPT2LMHeadModel" if name == "GPT2" else f"{name.removesuffix('Text')}ForCausalLM"
+    model = getattr(transformers, head)(config(**sizes)).eval()
+    assert can_pack(model) == packs
+    rows = random_rows(4)
+    batch = collate(rows, packs)
+    with torch.no_grad(), packed(model, packs):
+        logprobs, _ = token_logprobs(model, batch.input_ids, batch.mask, batch.packing)
+    with torch.no_grad():
+        for index, row in enumerate(rows):
+            expected = plain(model, row.input_ids)[0] * torch.tensor(row.mask)
+            torch.testing.assert_close(logprobs[index, : len(expected)], expected, atol=2e-5, rtol=1e-4)

@@ -11,10 +11,12 @@ from schemas.trajectory import TRAJECTORY_SCHEMA
 
 STEPS = 4
 ENVS = ["lookup", "shop", "airline", "code"]
-WORDS = np.array(
-    "the order of a customer was sent back to store and refund is due when bill shows item price city boss name find "
-    "search page open click next file test line error fix run value list table user flight seat date book cancel".split()
-)
+# fmt: off
+WORDS = np.array([
+    "the", "order", "of", "a", "customer", "was", "sent", "back", "to", "store", "and", "refund", "is", "due",
+    "when", "bill", "shows", "item", "price", "city", "boss", "name", "find",
+])
+# fmt: on
 
 
 def make(count: int, first: int = 0, seed: int = 0, mean_tokens: int = 500) -> pa.Table:

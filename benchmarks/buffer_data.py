@@ -14,7 +14,9 @@ ENVS = ["lookup", "shop", "airline", "code"]
 # fmt: off
 WORDS = np.array([
     "the", "order", "of", "a", "customer", "was", "sent", "back", "to", "store", "and", "refund", "is", "due",
-    "when", "bill", "shows", "item", "price", "city", "boss", "name", "find",
+    "when", "bill", "shows", "item", "price", "city", "boss", "name", "find", "search", "page", "open",
+    "click", "next", "file", "test", "line", "error", "fix", "run", "value", "list", "table", "user", "flight",
+    "seat", "date", "book", "cancel",
 ])
 # fmt: on
 

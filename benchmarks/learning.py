@@ -47,7 +47,7 @@ class Setting:
         fingerprint = self.policy.tokenizer_fingerprint
         self.demonstrations = [tokenize(row, self.policy.codec, fingerprint) for row in raw]
         self.start = self.copy(self.policy)
-        supervised(self.policy, self.demonstrations, WARM_STEPS, seed, lr=5e-3, schedule="cosine", warmup=10)
+        supervised(self.policy, self.demonstrations, WARM_STEPS, seed, lr=5e-3, schedule="cosine", warmup=20)
 
     def copy(self, policy: Any) -> Any:
         import copy
@@ -216,7 +216,7 @@ def learn(setting: Setting, method: str) -> tuple[Any, int]:
         return setting.policy, 0
     if method == "sft without mask":
         policy = setting.copy(setting.start)
-        options = {"lr": 5e-3, "schedule": "cosine", "warmup": 10}
+        options = {"lr": 5e-3, "schedule": "cosine", "warmup": 20}
         supervised(policy, setting.demonstrations, WARM_STEPS, setting.seed, mask=False, **options)
         return policy, 0
     policy = setting.copy(setting.policy)

@@ -102,3 +102,35 @@ def test_the_config_and_the_command_carry_the_settings(tmp_path: Path) -> None:
     assert TrainingJob.model_validate(json.loads(path.read_text())) == job
     with pytest.raises(ValueError, match="needs zero: 3"):
         DeepSpeed(zero=2, offload_parameters="cpu")
+
+
+SPEC = """
+name: spread
+stages:
+  tasks: {uses: tasks.generate, with: {env: lookup, train: 12, dev: 2, heldout: 2}}
+  expert: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}, with: {noise: 0.5}}
+  warm:
+    uses: train.sft
+    inputs: {trajectories: expert}
+    with: {model: {init: tiny}, steps: 3, batch: 4, optimizer: {lr: 5.0e-3}, deepspeed: {zero: 2, processes: 2}}
+"""
+
+
+@pytest.mark.slow
+def test_a_stage_trains_through_deepspeed_and_replays_in_one_process(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    from datastore.catalog import Catalog
+    from pipelines.execute import job_of, perform
+    from pipelines.lineage import find_artifact
+    from pipelines.load import load
+    from pipelines.plan import make_plan
+    from pipelines.replay import replay
+
+    (tmp_path / "spread.yaml").write_text(SPEC)
+    catalog = Catalog(tmp_path / "store")
+    plan = make_plan(load(str(tmp_path / "spread.yaml")), catalog, str(tmp_path / "store"))
+    for step in plan.to_run:
+        perform(job_of(step, plan, "test-run"))
+    found = replay(catalog, find_artifact(catalog, "warm"), 2)
+    assert found.replayed["loss"] == pytest.approx(found.recorded["loss"], rel=1e-4)
+    assert found.replayed["grad_norm"] == pytest.approx(found.recorded["grad_norm"], rel=1e-4)

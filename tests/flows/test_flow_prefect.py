@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -80,15 +81,33 @@ def test_a_run_says_nothing_but_its_own_lines(project: Project) -> None:
             known = ("  [", "stages to run", "store   ", "run 2")
             assert any(part in line for part in known), f"a line that is not ours: {line!r} in\n{output}"
     assert ours() == []
-    tables = subprocess.run(
-        [sys.executable, "-c", "import sqlite3, sys; db = sqlite3.connect(sys.argv[1])\n"
-         "print(db.execute('select count(*) from flow_run where state_type = \"COMPLETED\"').fetchone()[0],"
-         " db.execute('select count(*) from task_run where state_type = \"COMPLETED\"').fetchone()[0],"
-         " db.execute('select count(*) from artifact where type = \"table\"').fetchone()[0])",
-         str(project.folder / "store" / "prefect" / "prefect.db")],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert tables.stdout.split() == ["2", "6", "2"]
+    database = sqlite3.connect(project.folder / "store" / "prefect" / "prefect.db")
+    for kind, condition, count in (
+        ("flow_run", "state_type = 'COMPLETED'", 2),
+        ("task_run", "state_type = 'COMPLETED'", 6),
+        ("artifact", "type = 'table'", 2),
+    ):
+        assert database.execute(f"select count(*) from {kind} where {condition}").fetchone() == (count,)
+
+
+def test_prefect_shows_progress_of_a_long_stage_and_the_report(project: Project) -> None:
+    """Another file of the user's declares a stage that writes a report."""
+    (project.folder / "pages.py").write_text(
+        "from pipelines.handles import Report, Table\n"
+        "from pipelines.stage import Context, StageConfig, stage\n"
+        "@stage('pages.page', version=1)\n"
+        "def page(context: Context, config: StageConfig, table: Table) -> Report:\n"
+        "    return context.report({'report.md': '# A page', 'report.html': '<h1>A page</h1>'})\n"
+    )
+    text = PIPELINE.replace("{sleep: 0}", "{sleep: 7}") + "      d: {uses: 'pages:page', inputs: {table: c}}\n"
+    code, output = run(project, text)
+    assert code == 0, output
+    database = sqlite3.connect(project.folder / "store" / "prefect" / "prefect.db")
+    artifacts = {kind: (key, data) for kind, key, data in database.execute("select type, key, data from artifact")}
+    assert artifacts["markdown"][0] == "toy-d"
+    assert "# A page" in artifacts["markdown"][1]
+    assert artifacts["progress"][0] == "toy-c"
+    assert 0 < float(artifacts["progress"][1]) <= 100
 
 
 def test_a_failing_stage_is_tried_again(project: Project) -> None:

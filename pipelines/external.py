@@ -5,9 +5,15 @@ Digests of large files are remembered by size and time of change, in ``$XDG_CACH
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 from datastore.digest import digest
+from pipelines.problems import did_you_mean
+from pipelines.stage import External, markers
 
 TOKENIZER_FILES = (
     "tokenizer*", "*.tiktoken", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
@@ -35,9 +41,32 @@ def external_digest(name: str, what: str) -> str:
     revision = _cached_revision(name) if what != "file" and name.count("/") <= 1 else None
     if revision:
         return f"{name}@{revision}"
-    if what == "file" or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise LookupError(f"there is no {what} at {path.absolute()}")
+    if reason := missing(name, what):
+        raise LookupError(reason)
     raise LookupError(f"{name!r} is neither a path nor in the local Hugging Face cache; fetch it: hf download {name}")
+
+
+def missing(name: str, what: str) -> str | None:
+    """Why ``name``, which can only be a path, cannot be used: nothing is there. None where it is, or may be a name."""
+    path = Path(name).expanduser()
+    may_be_a_name = what != "file" and not name.startswith((".", "/", "~")) and name.count("/") <= 1
+    if path.exists() or (may_be_a_name and (name.count("/") == 1 or _cached_revision(name))):
+        return None
+    beside = [str(Path(name).parent / other.name) for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    hint = did_you_mean(str(Path(name)), beside)
+    hub = "" if what == "file" else ", or a name on the Hugging Face hub"
+    return f"there is no {what} at {path.absolute()}{hint or f'; give a path that exists{hub}'}"
+
+
+def outside(config: BaseModel, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], External, Any]]:
+    """(key, marker, value) of every field of a config, nested ones too, that names something outside the store."""
+    for name, info in type(config).model_fields.items():
+        value, key = getattr(config, name), (*prefix, name)
+        external = next((marker for marker in markers(info) if isinstance(marker, External)), None)
+        if external and value is not None:
+            yield key, external, value
+        elif isinstance(value, BaseModel):
+            yield from outside(value, key)
 
 
 def _cached_revision(name: str) -> str | None:

@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipelines.code import CodeGraph
-from pipelines.external import external_digest
+from pipelines.external import external_digest, outside
 from pipelines.load import Node
 from pipelines.stage import External, markers
 from schemas.manifest import Ingredients, InputRecord
@@ -97,29 +97,20 @@ def canonical(value: Any, field: str = "config") -> Any:
     raise UnhashableError(field, f"a {type(value).__name__} cannot be hashed; allowed are {allowed}")
 
 
-def _split(config: BaseModel, prefix: str = "") -> tuple[dict[str, Any], dict[str, tuple[External, Any]]]:
-    """(what is hashed as it is, fields that name something outside) of a config."""
+def _hashed(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+    """What of a config is hashed as it is: all but secrets, and fields that name something outside."""
     hashed: dict[str, Any] = {}
-    outside: dict[str, tuple[External, Any]] = {}
     for name, info in type(config).model_fields.items():
-        value, field = getattr(config, name), f"{prefix}{name}"
-        marks = list(markers(info))
-        external = next((marker for marker in marks if isinstance(marker, External)), None)
-        if "secret" in marks:
+        value, field, marks = getattr(config, name), f"{prefix}{name}", list(markers(info))
+        if "secret" in marks or (value is not None and any(isinstance(marker, External) for marker in marks)):
             continue
-        if external and value is not None:
-            outside[field] = (external, value)
-        elif isinstance(value, BaseModel):
-            hashed[name], inner = _split(value, f"{field}.")
-            outside |= inner
-        else:
-            hashed[name] = canonical(value, field)
-    return hashed, outside
+        hashed[name] = _hashed(value, f"{field}.") if isinstance(value, BaseModel) else canonical(value, field)
+    return hashed
 
 
 def outside_fields(config: BaseModel) -> dict[str, str]:
     """Field -> path or name of everything outside the store that a config names."""
-    return {field: str(value) for field, (_, value) in _split(config)[1].items()}
+    return {".".join(key): str(value) for key, _, value in outside(config)}
 
 
 class Fingerprinter:
@@ -134,11 +125,12 @@ class Fingerprinter:
 
         Raises UnhashableError naming the field where something cannot be hashed.
         """
-        config, outside = _split(node.config)
+        config = _hashed(node.config)
         for name in NO_EFFECT["*"] | NO_EFFECT.get(node.stage.name, frozenset()):
             config.pop(name, None)
         externals = {}
-        for field, (marker, value) in outside.items():
+        for path, marker, value in outside(node.config):
+            field = ".".join(path)
             for number, item in enumerate(value if isinstance(value, list | tuple) else [value]):
                 key = f"{marker.what} {field}" + (f".{number}" if number else "")
                 try:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pipelines import library
 from pipelines.document import Document, Key, find, read, with_profile, with_settings
 from pipelines.expand import Draft, Expanded, expand
+from pipelines.external import missing, outside
 from pipelines.problems import Problem, SpecError, did_you_mean
 from pipelines.stage import Stage, markers
 from schemas.manifest import Kind
@@ -156,6 +157,10 @@ def _config(loader: _Loader, draft: Draft, stage: Stage) -> BaseModel | None:
     for key in variables(config):
         message = "environment variables are for secrets only; this field is not one"
         loader.problem((*draft.key, "with"), message, key)
+    for key, marker, value in outside(config):
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if reason := missing(str(item), marker.what):
+                loader.problem((*draft.key, "with"), reason, key)
     return config
 
 

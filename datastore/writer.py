@@ -77,7 +77,7 @@ class FileWriter:
             partition_values={},
             modification_time=int(time.time() * 1000),
             data_change=self._data_change,
-            stats=json.dumps(_statistics(table)),
+            stats=json.dumps(_statistics(table), ensure_ascii=False),  # delta-rs misreads escapes of surrogate pairs
         )
 
     def discard(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from store_rows import Make, build
 
@@ -171,6 +171,7 @@ nonsense = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(st.sampled_from(TRAJECTORY_SCHEMA.names), nonsense, min_size=1, max_size=3))
+@example(changes={"trajectory_id": "\U00020000"})
 def test_nonsense_is_refused_or_stored_exactly(tmp_path_factory: Folders, changes: dict[str, Any]) -> None:
     buffer = TrajectoryBuffer(tmp_path_factory.mktemp("store"))
     buffer.append([build(7)], stage="s", fingerprint="first")

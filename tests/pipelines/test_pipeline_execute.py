@@ -85,11 +85,12 @@ def test_an_interrupted_wait_ends_the_stage_and_its_children(project: Project) -
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    before = set(descendants(os.getpid()))  # a server of another test's, say
     workers = Workers(lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
         workers.run(slow, project.folder / "log", listener=interrupt)
     assert not _lives(int(Path("child").read_text()))
-    assert descendants(os.getpid()) == []
+    assert set(descendants(os.getpid())) <= before
 
 
 def test_a_stage_that_was_begun_shows_progress_before_anyone_waits_for_it(project: Project) -> None:

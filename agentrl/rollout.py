@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from agentrl.chat import ChatCodec, align
 from agentrl.engines.base import Engine, Generation, Sampling
@@ -34,7 +34,6 @@ class _Run:
     tool_errors: int = 0
     answer: str | None = None
     termination: Termination = Termination.MAX_STEPS
-    turns: list[tuple[Message, list[Message]]] = field(default_factory=list)
 
     def observe(self, message: Message) -> list[Message]:
         """Tool messages that answer the calls of an assistant message."""

@@ -53,7 +53,8 @@ def start_policy(
     if config is None or model is not None:
         raise ValueError("wire inputs.model or set with.model, one of the two")
     if config.path is not None:
-        return Policy.load(Path(config.path).expanduser() if Path(config.path).exists() else config.path)
+        folder = Path(config.path).expanduser()
+        return Policy.load(folder if folder.exists() else config.path)
     return tiny_policy(trajectories, seed)
 
 

@@ -37,14 +37,14 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
 
     policy, rows = load_policy(model), tasks.read()
     split = "+".join(sorted({task.split for task in rows}))
-    results = []
+    env, results = only_env(rows), []
     for shard, (decoding, temperature) in enumerate(DECODINGS.items()):
         sampling = Sampling(
             temperature=temperature, max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens
         )
         ids = [context.trajectory_id(shard * len(rows) + number) for number in range(len(rows))]
         if not context.has_shard(shard):
-            made = rollouts(policy, only_env(tasks), sampling).run([Attempt(task) for task in rows], context.seed, ids)
+            made = rollouts(policy, env, sampling).run([Attempt(task) for task in rows], context.seed, ids)
             context.append([row.model_copy(update={"tags": [decoding]}) for row in made], shard)
         columns = ["level", "success", "n_tokens", "n_tool_errors", "termination"]
         outcome = context.buffer.read(ids, columns).to_pylist()

@@ -64,12 +64,12 @@ def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks) -> On
 def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> "OnlineLoop":
     from agentrl.online import OnlineLoop
 
-    policy = load_policy(model)
+    policy, rows = load_policy(model), tasks.read()
     sampling = Sampling(max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens)
     return OnlineLoop(
         policy,
-        rollouts(policy, only_env(tasks), sampling),
-        tasks.read(),
+        rollouts(policy, only_env(rows), sampling),
+        rows,
         config.algorithm,
         config.optimizer,
         iterations=config.iterations,

@@ -7,12 +7,13 @@ from pydantic import Field, model_validator
 
 from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
-from pipelines.handles import Model, Tasks, Trajectories
+from pipelines.handles import Model, Trajectories
 from pipelines.stage import External, StageConfig
 
 if TYPE_CHECKING:
     from agentrl.policy import Policy
     from agentrl.rollout import Rollouts
+    from schemas.task import Task
     from schemas.trajectory import Trajectory
 
 
@@ -66,9 +67,9 @@ def rollouts(policy: "Policy", env: str, sampling: Sampling) -> "Rollouts":
     return Rollouts(policy, TransformersEngine(policy.model), load_environment(env), sampling)
 
 
-def only_env(tasks: Tasks) -> str:
+def only_env(tasks: "list[Task]") -> str:
     """The one environment of all tasks. Raises ValueError where there are several."""
-    envs = {task.env for task in tasks.read()}
+    envs = {task.env for task in tasks}
     if len(envs) != 1:
         raise ValueError(f"tasks of {sorted(envs) or 'no environment'}; give this stage tasks of exactly one")
     return envs.pop()

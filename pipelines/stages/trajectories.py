@@ -53,8 +53,8 @@ def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -
     """Rollouts of a policy, ``samples`` for each task."""
     from agentrl.rollout import Attempt
 
-    runner = rollouts(load_policy(model), only_env(tasks), config.sampling)
     rows = tasks.read()
+    runner = rollouts(load_policy(model), only_env(rows), config.sampling)
     for shard, start in enumerate(range(0, len(rows), config.shard_tasks)):
         part = rows[start : start + config.shard_tasks]
         if not context.has_shard(shard):
@@ -121,8 +121,9 @@ def rationalize(
         for task_id, success in zip(*selection.table(["task_id", "success"]).to_pydict().values(), strict=True)
         if success
     }
-    unsolved = {task.task_id: task for task in tasks.read() if task.task_id not in solved}
-    env, policy = only_env(tasks), load_policy(model)
+    rows = tasks.read()
+    unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
+    env, policy = only_env(rows), load_policy(model)
     if not context.has_shard(0):
         attempts = [Attempt(task, index, config.hint) for task in unsolved.values() for index in range(config.samples)]
         runner = rollouts(policy, env, config.sampling)

@@ -7,12 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from datastore.buffer import AppendResult, TrajectoryBuffer
+    from datastore.append import AppendResult
+    from datastore.buffer import TrajectoryBuffer
     from datastore.catalog import Catalog
     from datastore.errors import StoreError
 
 _EXPORTS = {
-    "AppendResult": "buffer",
+    "AppendResult": "append",
     "Catalog": "catalog",
     "StoreError": "errors",
     "TrajectoryBuffer": "buffer",

@@ -1,34 +1,26 @@
 """The trajectory buffer: one append-only Delta Lake table of everything that was ever rolled out or imported.
 
-Files are ZSTD Parquet with small row groups, so that one trajectory is read without reading its neighbours.
-An append is one commit. The commit carries (fingerprint, shard) as Delta's application transaction: a stage that
-is killed and resumed neither loses nor doubles a row.
+Files are compressed Parquet with small row groups, so that one trajectory is read without reading its neighbours.
 """
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from datastore.append import AppendResult, append, is_appended, transaction
 from datastore.digest import TableHasher
-from datastore.errors import (
-    CorruptError,
-    NewerSchemaError,
-    NoBufferError,
-    OlderSchemaError,
-    StoreError,
-    UnknownTrajectoryError,
-)
-from datastore.ingest import BATCH_ROWS, Ingest, OnError, Rows
-from datastore.lease import hold
+from datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError
+from datastore.ingest import BATCH_ROWS, OnError, Rows
 from datastore.lookup import Lookup
-from datastore.places import place, storage_options
-from datastore.writer import FOLDER, SCALARS, FileWriter
+from datastore.places import place
+from datastore.table import BufferTable, schema_version
+from datastore.writer import FOLDER
 from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
 if TYPE_CHECKING:
@@ -38,29 +30,11 @@ if TYPE_CHECKING:
     from datastore.batches import Batches
     from datastore.retrieval.experience import Demonstration
     from datastore.retrieval.index import SearchIndex
+    from datastore.scalars import ScalarColumns
 
-VERSION_PROPERTY = "agentrl.schema_version"
 FILL = ("stage", "fingerprint", "run_id")
 VOLATILE = ("created_at", "run_id")
 """Columns that differ between two runs of the same stage, and so are left out of digests."""
-
-PROPERTIES = {
-    VERSION_PROPERTY: str(TRAJECTORY_VERSION),
-    "delta.dataSkippingStatsColumns": ",".join(SCALARS),
-    # artifacts point at old versions for ever; `vacuum` decides by them what may go
-    "delta.logRetentionDuration": "interval 36500 days",
-    "delta.deletedFileRetentionDuration": "interval 36500 days",
-}
-
-
-@dataclass(frozen=True)
-class AppendResult:
-    """``version`` of the table after the append; ``skipped``: this (fingerprint, shard) was there already."""
-
-    version: int
-    rows: int
-    skipped: bool
-    quarantined: int = 0
 
 
 class TrajectoryBuffer:
@@ -69,77 +43,36 @@ class TrajectoryBuffer:
     def __init__(self, store: str | Path) -> None:
         self.place = place(store)
         self.store = self.place.uri
-        self.uri = f"{self.store.rstrip('/')}/{FOLDER}"
-        self._options = storage_options(self.store)
+        self._table = BufferTable(self.place)
+        self.uri = self._table.uri
         self._indexes: dict[str, SearchIndex] = {}
         self._lookup = Lookup(self.place, FOLDER)
+        self._scalars: ScalarColumns | None = None
 
     # table
 
     def table(self, version: int | datetime | None = None) -> "DeltaTable":
         """The Delta table at a version or a time. Raises where there is none, or a newer one than we can read."""
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError, TableNotFoundError
+        return self._table.open(version)
 
-        try:
-            table = DeltaTable(self.uri, storage_options=self._options)
-        except TableNotFoundError:
-            raise NoBufferError(self.uri) from None
-        except DeltaError as error:
-            raise CorruptError(f"the log of the buffer at {self.uri}", str(error)) from None
-        found = schema_version(table)
-        if found > TRAJECTORY_VERSION:
-            raise NewerSchemaError(self.uri, found, TRAJECTORY_VERSION)
-        if version is not None:
-            try:
-                table.load_as_version(version)
-            except (DeltaError, ValueError) as error:
-                raise StoreError(
-                    f"the buffer at {self.uri} has no version {version!s}: {error}; `agentrl buffer history` lists them"
-                ) from None
-        return table
+    def writable(self) -> "DeltaTable":
+        """The table to write to, created where there is none. Raises where its schema is not exactly ours."""
+        return self._table.writable()
 
     @property
     def version(self) -> int | None:
         """Number of the newest commit; None where nothing was ever appended."""
         try:
-            return self.table().version()
+            return self._table.follow().version()
         except NoBufferError:
             return None
 
     def has(self, fingerprint: str, shard: int = 0) -> bool:
         """Whether this shard of this stage run was appended."""
         try:
-            return is_appended(self.table().transaction_version(_transaction(fingerprint, shard)))
+            return is_appended(self._table.follow().transaction_version(transaction(fingerprint, shard)))
         except NoBufferError:
             return False
-
-    def _create(self) -> None:
-        """Create the empty table, once: a second creation would conflict with appends that are under way."""
-        from deltalake import DeltaTable
-
-        with hold(self.place, "locks/create-trajectories.lock"):
-            if self.version is not None:
-                return
-            DeltaTable.create(
-                self.uri,
-                TRAJECTORY_SCHEMA,
-                description="agentrl trajectory buffer",
-                configuration=PROPERTIES,
-                storage_options=self._options,
-                raise_if_key_not_exists=False,
-            )
-
-    def writable(self) -> "DeltaTable":
-        """The table to write to, created where there is none. Raises where its schema is not exactly ours."""
-        try:
-            table = self.table()
-        except NoBufferError:
-            self._create()
-            table = self.table()
-        if (found := schema_version(table)) < TRAJECTORY_VERSION:
-            raise OlderSchemaError(self.uri, found, TRAJECTORY_VERSION)
-        return table
 
     # writing
 
@@ -160,46 +93,8 @@ class TrajectoryBuffer:
         contract; ``on_error="quarantine"`` sets such rows aside in ``quarantine/`` and appends the rest. On any error
         the table stays as it was.
         """
-        from deltalake import CommitProperties, Transaction
-        from deltalake.exceptions import CommitFailedError, DeltaError
-
-        name = _transaction(fingerprint, shard)
-        table = self.writable()
-        before = table.transaction_version(name)
-        if is_appended(before):
-            return AppendResult(table.version(), 0, skipped=True)
-        fill = dict(zip(FILL, (stage, fingerprint, run_id), strict=True))
-        rows = Ingest(trajectories, fill, on_error, self.place, f"{stage}-{fingerprint[:8]}-{shard}")
-        lineage = {"stage": stage, "fingerprint": fingerprint, "shard": str(shard), "run_id": run_id}
-        writer = FileWriter(self.place)
-        try:
-            table.create_write_transaction(
-                writer.write(rows.batches()),  # type: ignore[arg-type]
-                mode="append",
-                schema=table.schema(),
-                commit_properties=CommitProperties(
-                    custom_metadata=lineage | {"rows": str(rows.rows)},
-                    max_commit_retries=1000,
-                    app_transactions=[Transaction(name, 0 if before is None else before + 1)],
-                ),
-            )
-        except CommitFailedError:
-            writer.discard()
-            table = self.table()
-            if not is_appended(table.transaction_version(name)):
-                raise
-            return AppendResult(table.version(), 0, skipped=True)  # the same shard, from another process, was faster
-        except StoreError:
-            writer.discard()
-            raise
-        except (DeltaError, OSError) as error:
-            writer.discard()
-            raise StoreError(f"append to {self.uri} failed, the table is as it was: {error}") from error
-        except BaseException:
-            writer.discard()
-            raise
-        table.update_incremental()
-        return AppendResult(table.version(), rows.rows, skipped=False, quarantined=rows.quarantined)
+        lineage = dict(zip(FILL, (stage, fingerprint, run_id), strict=True))
+        return append(self._table, self.place, trajectories, lineage, shard, on_error)
 
     def quarantined(self) -> "pl.DataFrame":
         """Rows that appends have set aside: the columns of a trajectory, ``row`` in its append, and ``problems``."""
@@ -213,10 +108,18 @@ class TrajectoryBuffer:
     # reading
 
     def scan(self, version: int | datetime | None = None) -> "pl.LazyFrame":
-        """All rows, lazily; only the columns that are asked for are read."""
+        """All rows, lazily and in no promised order; only the columns that are asked for are read. Whole scalar columns
+        stay in memory, up to half a gigabyte, for the next query."""
         import polars as pl
 
-        return pl.scan_delta(self.table(version))
+        from datastore.scalars import ScalarColumns, scan
+
+        table = self._table.follow() if version is None else self.table(version)
+        if schema_version(table) < TRAJECTORY_VERSION:
+            return pl.scan_delta(self.table(version))
+        if self._scalars is None:
+            self._scalars = ScalarColumns(self._table.options)
+        return scan(table.file_uris(), partial(self.table, table.version()), self._scalars)
 
     def sql(self, query: str, version: int | datetime | None = None) -> "pl.DataFrame":
         """Answer a query over the views ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect."""
@@ -273,7 +176,7 @@ class TrajectoryBuffer:
 
         table = self.table(version)
         by_stage = (
-            pl.scan_delta(table)
+            self.scan(table.version())
             .group_by("stage", "env")
             .agg(
                 pl.len().alias("rows"),
@@ -334,7 +237,7 @@ class TrajectoryBuffer:
         if not ids:
             return schema.empty_table()
         read = list(dict.fromkeys(["trajectory_id", *wanted]))
-        found = self._lookup.read(self.table(), ids, read, _columns(read))
+        found = self._lookup.read(self._table.follow(), ids, read, _columns(read))
         place_of = {name: index for index, name in enumerate(found["trajectory_id"].to_pylist())}
         if len(place_of) != found.num_rows or any(name not in place_of for name in ids):
             self._refuse(ids, set(place_of), doubled=len(place_of) != found.num_rows)
@@ -382,22 +285,5 @@ class TrajectoryBuffer:
         return hasher.hexdigest()
 
 
-def schema_version(table: "DeltaTable") -> int:
-    """The version of our schema that a table was written with."""
-    return int(table.metadata().configuration.get(VERSION_PROPERTY) or 1)
-
-
 def _columns(names: Sequence[str]) -> pa.Schema:
     return pa.schema([TRAJECTORY_SCHEMA.field(name) for name in names], metadata=TRAJECTORY_SCHEMA.metadata)
-
-
-def is_appended(transaction: int | None) -> bool:
-    """Whether a shard's rows are in the table: appending it gives its transaction an even number, dropping it
-    (after a loss of files) the next odd one."""
-    return transaction is not None and transaction % 2 == 0
-
-
-def _transaction(fingerprint: str, shard: int) -> str:
-    if not fingerprint:
-        raise StoreError("fingerprint is empty; it makes the append idempotent, give one that names this content")
-    return f"{fingerprint}/{shard}"

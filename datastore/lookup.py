@@ -4,6 +4,7 @@ Footers and row-group bounds are kept between calls; files never change, so a fo
 """
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -49,7 +49,7 @@ class Lookup:
     def read(self, table: "DeltaTable", ids: Sequence[str], columns: Sequence[str], schema: pa.Schema) -> pa.Table:
         """Rows with these ids, in no promised order; ids that are not there are left out."""
         self._follow(table)
-        wanted = np.array(sorted(set(ids)), dtype=object)
+        wanted = sorted(set(ids))
         values = pa.array(wanted, pa.string())
         work = [(file, self._groups(file, wanted)) for file in self._current if _hit(wanted, file.least, file.most)]
         # several row groups of one file are one task, but never so many that one thread has all the work
@@ -89,7 +89,7 @@ class Lookup:
         self._current = list(self._files.values())
         self._version = version
 
-    def _groups(self, file: _File, wanted: np.ndarray) -> list[int]:
+    def _groups(self, file: _File, wanted: list[str]) -> list[int]:
         if file.footer is None:
             with self._reading(file), self._open(file) as source:
                 footer = source.metadata
@@ -115,7 +115,7 @@ class Lookup:
         return pq.ParquetFile(source, metadata=file.footer, pre_buffer=not isinstance(self._place, LocalPlace))
 
 
-def _hit(wanted: np.ndarray, least: str, most: str) -> bool:
-    """Whether a sorted array has a value within bounds; an upper bound that was cut short counts as open."""
-    position = int(np.searchsorted(wanted, least))
+def _hit(wanted: list[str], least: str, most: str) -> bool:
+    """Whether a sorted list has a value within bounds; an upper bound that was cut short counts as open."""
+    position = bisect_left(wanted, least)
     return position < len(wanted) and (wanted[position] <= most or wanted[position].startswith(most))

@@ -311,7 +311,7 @@ def migrate(buffer: "TrajectoryBuffer") -> dict[str, int]:
     """
     from deltalake import CommitProperties
 
-    from datastore.buffer import PROPERTIES, schema_version
+    from datastore.table import PROPERTIES, schema_version
 
     table = buffer.table()
     found = schema_version(table)

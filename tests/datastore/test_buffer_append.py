@@ -7,8 +7,8 @@ import pytest
 from store_rows import Make
 
 from datastore import StoreError, TrajectoryBuffer
-from datastore.buffer import VERSION_PROPERTY
 from datastore.errors import NewerSchemaError, NoBufferError, UnknownTrajectoryError
+from datastore.table import VERSION_PROPERTY
 from schemas.arrow import to_table
 from schemas.trajectory import TRAJECTORY_SCHEMA
 

@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 from store_rows import FP, build
 
 from datastore import Catalog, TrajectoryBuffer
-from datastore.buffer import PROPERTIES, VERSION_PROPERTY
 from datastore.errors import OlderSchemaError
+from datastore.table import PROPERTIES, VERSION_PROPERTY
 from datastore.upkeep import check, compact, drop_unreadable, migrate, vacuum
 from schemas.arrow import to_table
 from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord

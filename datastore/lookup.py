@@ -60,14 +60,16 @@ class Lookup:
             with self._reading(file), self._open(file) as source:
                 rows = source.read_row_groups(groups, columns=list(columns), use_threads=False)
             asked = pc.is_in(rows["trajectory_id"], value_set=values)
-            return rows if pc.all(asked).as_py() else rows.filter(asked)  # a filter copies
+            rows = rows if pc.all(asked).as_py() else rows.filter(asked)  # a filter copies
+            rows = rows.select(list(columns))
+            return rows if rows.schema.equals(schema) else rows.cast(schema)  # so does a cast, even to the same
 
         if len(tasks) < 2:
             parts = [one(task) for task in tasks]
         else:
             with ThreadPoolExecutor(THREADS) as pool:
                 parts = list(pool.map(one, tasks))
-        return pa.concat_tables(part.select(list(columns)).cast(schema) for part in [*parts, schema.empty_table()])
+        return pa.concat_tables([schema.empty_table(), *parts])
 
     def _follow(self, table: "DeltaTable") -> None:
         """Take over the file list of the table's version."""

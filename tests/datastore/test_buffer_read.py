@@ -1,3 +1,5 @@
+import shutil
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -5,10 +7,12 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
 from store_rows import FP, Make, build
 
-from datastore import StoreError, TrajectoryBuffer
+from datastore import StoreError, TrajectoryBuffer, scalars
 from datastore.batches import Position
+from datastore.upkeep import compact
 from schemas.trajectory import Message, Role
 
 
@@ -113,3 +117,68 @@ def test_batches_refuse_nonsense(buffer: TrajectoryBuffer) -> None:
         buffer.batches(["a"], 1, rank=2, world=2)
     with pytest.raises(ValueError, match="twice"):
         buffer.batches(["a", "a"], 1)
+
+
+QUERIES: list[Callable[[pl.LazyFrame], pl.LazyFrame]] = [
+    lambda rows: rows.group_by("task_id").agg(pl.col("reward").mean(), pl.len()),
+    lambda rows: rows.select(pl.len()),
+    lambda rows: rows.filter(pl.col("success"), pl.col("n_steps") > 1).select("trajectory_id", "reward"),
+    lambda rows: rows.filter(pl.col("messages").list.len() > 2).select("trajectory_id", "prompt"),
+    lambda rows: rows.sort("trajectory_id").head(7).select("trajectory_id", "input_ids"),
+    lambda rows: rows.sort("trajectory_id").slice(3, 5),
+    lambda rows: rows.with_row_index().select(pl.col("index").sum()),
+    lambda rows: rows.select("env").head(3),
+    lambda rows: rows.join(rows.group_by("task_id").agg(pl.len()), on="task_id").select("trajectory_id", "len"),
+]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_scan_answers_as_the_files_do_from_memory_too(
+    buffer: TrajectoryBuffer, query: Callable[[pl.LazyFrame], pl.LazyFrame]
+) -> None:
+    expected = query(pl.scan_delta(buffer.table())).collect()
+    for _ in range(2):  # the second time from memory
+        assert_frame_equal(query(buffer.scan()).collect(), expected, check_row_order=False)
+        assert_frame_equal(query(buffer.scan()).collect(engine="streaming"), expected, check_row_order=False)
+
+
+def test_columns_in_memory_follow_appends_and_old_versions(tmp_path: Path, make: Make) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+
+    def found(version: int | None = None) -> list[str]:
+        return sorted(buffer.scan(version).select("trajectory_id").collect()["trajectory_id"].to_list())
+
+    ids = [make(i).trajectory_id for i in range(6)]
+    versions = []
+    for shard in range(3):
+        made = buffer.append([make(2 * shard), make(2 * shard + 1)], stage="s", fingerprint="f", shard=shard)
+        versions.append(made.version)
+        assert found() == ids[: 2 * shard + 2]
+    assert found(versions[0]) == ids[:2]
+    assert found() == ids
+    compact(buffer)
+    assert found() == ids
+    assert found(versions[1]) == ids[:4]
+
+
+def test_columns_beyond_the_limit_are_read_each_time(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scalars, "LIMIT_BYTES", -1)
+    buffer = TrajectoryBuffer(tmp_path)
+    buffer.append([make(0)], stage="s", fingerprint="f")
+    assert buffer.scan().select("env").collect().height == 1
+    assert buffer._scalars is not None
+    assert not buffer._scalars._columns
+
+
+def test_a_table_made_anew_in_the_same_place_is_noticed(tmp_path: Path, make: Make) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    for shard in range(2):
+        buffer.append([make(shard)], stage="s", fingerprint="f", shard=shard)
+    assert buffer.scan().select("trajectory_id").collect().height == 2
+    shutil.rmtree(tmp_path / "trajectories")
+    assert buffer.version is None
+    TrajectoryBuffer(tmp_path).append([make(5)], stage="s", fingerprint="f")
+    assert buffer.get(make(5).trajectory_id).trajectory_id == make(5).trajectory_id
+    assert buffer.scan().select("trajectory_id").collect().height == 1

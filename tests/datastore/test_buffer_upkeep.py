@@ -1,23 +1,20 @@
 import json
 import os
+import shutil
 import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import polars as pl
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from store_rows import FP, build
 
 from datastore import Catalog, TrajectoryBuffer
 from datastore.errors import OlderSchemaError
-from datastore.table import PROPERTIES, VERSION_PROPERTY
 from datastore.upkeep import check, compact, drop_unreadable, migrate, vacuum
-from schemas.arrow import to_table
 from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
-from schemas.trajectory import TRAJECTORY_SCHEMA
 
 
 def fill(store: str | Path, shards: int = 6, rows: int = 20) -> TrajectoryBuffer:
@@ -180,23 +177,14 @@ def test_readers_see_whole_versions_during_upkeep(tmp_path: Path) -> None:
     assert len(buffer.ids(FP)) == 200
 
 
-def old_store(folder: Path) -> TrajectoryBuffer:
-    """A table as version 0 of the schema wrote it: no ``agent``, ``segment`` or ``final_state``, wide token ids."""
-    rows = to_table([build(i) for i in range(5)], TRAJECTORY_SCHEMA).drop_columns(["agent", "segment", "final_state"])
-    index = rows.schema.get_field_index("input_ids")
-    rows = rows.set_column(index, "input_ids", rows["input_ids"].cast(pa.list_(pa.int32())))
-    from deltalake import write_deltalake
-
-    options = PROPERTIES | {VERSION_PROPERTY: "0"}
-    options.pop("delta.dataSkippingStatsColumns")
-    target = str(folder / "trajectories")
-    DeltaTable.create(target, rows.schema, configuration=options, raise_if_key_not_exists=False)
-    write_deltalake(target, rows, mode="append")
-    return TrajectoryBuffer(folder)
+OLD_STORE = Path(__file__).parent / "old_store_version_0"
+"""Five rows (``build(0)`` to ``build(4)``) as a buffer of schema version 0 holds them, in files: without ``agent``,
+``segment`` and ``final_state``. A later schema gets a folder beside this one; none is ever written again."""
 
 
 def test_an_older_schema_is_migrated(tmp_path: Path) -> None:
-    buffer = old_store(tmp_path)
+    shutil.copytree(OLD_STORE, tmp_path, dirs_exist_ok=True)
+    buffer = TrajectoryBuffer(tmp_path)
     assert buffer.scan().select(pl.len()).collect().item() == 5  # it can be read before
     with pytest.raises(OlderSchemaError, match="has schema_version 0"):
         buffer.append([build(9)], stage="s", fingerprint="f")

@@ -52,7 +52,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing what tests and checks need ..."
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,retrieval,formats,lora,parity,deepspeed]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,retrieval,formats,lora,trackers,parity,deepspeed]'
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev

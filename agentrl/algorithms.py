@@ -48,9 +48,16 @@ class OffPolicy(_Config):
     guard: Literal["scale", "skip"] = Field(
         "scale", description="scale the learning rate by ess / min_ess, or skip the update"
     )
+    vtrace: tuple[float, float] | None = Field(
+        None, description="V-trace in place of GAE, with bounds of rho and c such as [1.0, 1.0]; needs a critic"
+    )
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "OffPolicy":
+        if self.vtrace and (self.truncate is not None or self.truncate_sequence is not None):
+            raise ValueError("vtrace weights by p/b itself; truncate and truncate_sequence would correct twice")
+        if self.vtrace and not 0 < self.vtrace[1] <= self.vtrace[0]:
+            raise ValueError(f"vtrace {self.vtrace}: bounds are rho >= c > 0, such as [1.0, 1.0]")
         if self.band and not 0 <= self.band[0] < 1 < self.band[1]:
             raise ValueError(f"band {self.band} must hold 1, the ratio of a policy to itself: such as [0.5, 2.0]")
         if self.truncate is not None and self.truncate_sequence is not None:
@@ -84,12 +91,19 @@ class PolicyGradient(_Config):
     keep_uncertain: float = Field(1.0, gt=0, le=1, description="share of groups kept, highest reward variance first")
     resample: int = Field(0, ge=0, description="more rounds of rollouts, at most, until no group is degenerate")
     overlong: Overlong | None = None
-    credit: Literal["whole", "first_divergence"] = Field(
+    credit: Literal["whole", "first_divergence", "subgoal"] = Field(
         "whole",
-        description="first_divergence: a failed row is blamed from where it left its group's nearest success on",
+        description="what a failed row is blamed for. first_divergence: from where it left its group's nearest success "
+        "on; subgoal: the turns spent on the subgoal that failed first, where the environment reports subgoals",
     )
     per_level: bool = Field(False, description="bring rewards of each environment and level to mean 0 and std 1 first")
     off_policy: OffPolicy | None = None
+
+    @model_validator(mode="after")
+    def _vtrace_has_a_critic(self) -> "PolicyGradient":
+        if self.off_policy and self.off_policy.vtrace and self.estimator != "gae":
+            raise ValueError("off_policy.vtrace needs the values of a critic: algorithm type ppo or vapo")
+        return self
 
     def count(self, batch: "Batch") -> float:
         if self.aggregate == "token":
@@ -117,11 +131,12 @@ class PolicyGradient(_Config):
             sums["reference_kl"] = divergence.detach()
         log_ratio = (logprobs - batch.logprobs).detach()
         sums["behaviour_kl"] = log_ratio.expm1() - log_ratio
-        sums["clip_share"] = self._clipped(log_ratio.exp()).float()
+        sums["clip_share"] = self._clipped(log_ratio, batch).float()
         return self._sum(losses, batch), {name: self._sum(value, batch).item() for name, value in sums.items()}
 
-    def _clipped(self, ratio: "Tensor") -> "Tensor":
-        return ratio < 0
+    def _clipped(self, log_ratio: "Tensor", batch: "Batch") -> "Tensor":
+        """Which tokens' ratios to the behaviour policy are out of bounds, [rows, tokens]."""
+        return log_ratio > float("inf")
 
     def _sum(self, values: "Tensor", batch: "Batch") -> "Tensor":
         """Sum [] over trained tokens, of which each row's have weight 1, or 1 / their number."""
@@ -141,8 +156,8 @@ class _Clipped(PolicyGradient):
 
         return ppo_clip_loss(logprobs, batch.logprobs, batch.weights, self.clip_low, self.clip_high)
 
-    def _clipped(self, ratio: "Tensor") -> "Tensor":
-        return (ratio > 1 + self.clip_high) | (ratio < 1 - self.clip_low)
+    def _clipped(self, log_ratio: "Tensor", batch: "Batch") -> "Tensor":
+        return (log_ratio.exp() > 1 + self.clip_high) | (log_ratio.exp() < 1 - self.clip_low)
 
 
 class Reinforce(PolicyGradient):
@@ -222,6 +237,11 @@ class GSPO(_Clipped):
 
         return gspo_loss(logprobs, batch.logprobs, batch.weights, batch.mask, self.clip_low, self.clip_high)
 
+    def _clipped(self, log_ratio: "Tensor", batch: "Batch") -> "Tensor":
+        length = batch.mask.sum(-1, keepdim=True).clamp(min=1)
+        whole = (log_ratio * batch.mask).sum(-1, keepdim=True) / length
+        return super()._clipped(whole.expand_as(log_ratio), batch)
+
 
 class CISPO(PolicyGradient):
     """REINFORCE with a clipped, detached importance weight (MiniMax-M1, Chen et al. 2025)."""
@@ -237,8 +257,8 @@ class CISPO(PolicyGradient):
 
         return cispo_loss(logprobs, batch.logprobs, batch.weights, self.clip_high)
 
-    def _clipped(self, ratio: "Tensor") -> "Tensor":
-        return ratio > 1 + self.clip_high
+    def _clipped(self, log_ratio: "Tensor", batch: "Batch") -> "Tensor":
+        return log_ratio.exp() > 1 + self.clip_high
 
 
 class StarPOS(_Clipped):

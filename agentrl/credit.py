@@ -1,10 +1,12 @@
 """From rollouts to training rows: shaped rewards, advantages, off-policy weights, and which rows are left out."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from agentrl.advantages.gae import adaptive_lambda, gae
 from agentrl.advantages.group import (
@@ -17,11 +19,19 @@ from agentrl.advantages.group import (
     normalise_by_domain,
     remax_advantages,
 )
-from agentrl.advantages.turns import broadcast_turns, divergence_weights, turn_rewards, turn_spans
+from agentrl.advantages.turns import divergence_weights, subgoal_weights, turn_rewards, turn_spans
 from agentrl.algorithms import PPO, OffPolicy, PolicyGradient
 from agentrl.batch import TrainingError
+from agentrl.off_policy import (
+    as_tensors,
+    band_mask,
+    effective_sample_size,
+    truncated_sequence_weights,
+    truncated_token_weights,
+    vtrace,
+)
 from schemas.training import TrainingRow
-from schemas.trajectory import Trajectory
+from schemas.trajectory import Message, Role, Trajectory
 
 Lists = list[list[float]]
 
@@ -86,13 +96,15 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
     if isinstance(algorithm, PPO):
         if extras.values is None:
             raise ValueError(f"{algorithm.type} needs the values of a critic")
-        weights, targets = _gae(algorithm, rollouts, rewards, penalties, extras.values)
+        weights, targets = _valued(algorithm, rollouts, rewards, penalties, extras)
     else:
         total = rewards - np.array([sum(one) for one in penalties])
         scalars = _relative(algorithm, total.tolist(), groups, extras.greedy)
         weights = [[float(value)] * len(row.input_ids) for value, row in zip(scalars, rollouts, strict=True)]
     if algorithm.credit == "first_divergence":
         weights = _blame_divergence(rollouts, groups, weights)
+    elif algorithm.credit == "subgoal":
+        weights = _blame_subgoal(rollouts, weights)
     anchors = [list(row.logprobs) for row in rollouts]
     metrics = {"degenerate_rows": float(degenerate.sum())}
     lr_scale = 1.0
@@ -143,8 +155,6 @@ def _penalties(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], refere
         return [[0.0] * len(row.input_ids) for row in rollouts]
     if reference is None:
         raise ValueError("kl in the reward needs the log-probs of a reference policy")
-    import torch
-
     from agentrl.losses.kl import ESTIMATORS
 
     estimate, out = ESTIMATORS[algorithm.kl.estimator], []
@@ -154,48 +164,67 @@ def _penalties(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], refere
     return out
 
 
-def _gae(
-    algorithm: PPO, rollouts: Sequence[Trajectory], rewards: np.ndarray, penalties: Lists, values: Lists
+def _valued(
+    algorithm: PPO, rollouts: Sequence[Trajectory], rewards: np.ndarray, penalties: Lists, extras: Extras
 ) -> tuple[Lists, list[TrainingRow]]:
-    """Advantages of tokens [rows][tokens], and rows with the value targets as weights and the old values as
-    logprobs."""
+    """Advantages of tokens [rows][tokens], by GAE or V-trace over the values of a critic, and rows with the value
+    targets as weights and the old values as logprobs."""
+    assert extras.values is not None
     weights, targets = [], []
-    for number, row in enumerate(rollouts):
+    for number, (row, values) in enumerate(zip(rollouts, extras.values, strict=True)):
         spans = turn_spans(row.action_mask)
-        if algorithm.level == "turn":
-            states = [start for start, _ in spans]
-            charge = [sum(penalties[number][start:end]) for start, end in spans]
-            gained = turn_rewards(row.messages, row.action_mask, float(rewards[number]))
-        else:
-            states = [place for start, end in spans for place in range(start, end)]
-            charge = [penalties[number][place] for place in states]
-            by_turn = turn_rewards(row.messages, row.action_mask, float(rewards[number]))
-            ends = {end - 1: reward for (_, end), reward in zip(spans, by_turn, strict=True)}
-            gained = [ends.get(place, 0.0) for place in states]
-        value = [values[number][place] for place in states]
-        reward = [gain - cost for gain, cost in zip(gained, charge, strict=True)]
-        lam = algorithm.lam
-        if algorithm.adaptive_alpha is not None:
-            lam = adaptive_lambda(len(states), algorithm.adaptive_alpha)
-        advantages = gae(reward, value, algorithm.gamma, lam)[0]
-        critic_lam = lam if algorithm.critic_lam is None else algorithm.critic_lam
-        returns = gae(reward, value, algorithm.gamma, critic_lam)[1]
-        if algorithm.level == "turn":
-            weights.append(broadcast_turns(advantages.tolist(), row.action_mask))
-        else:
-            weights.append(_scatter(advantages, states, len(row.input_ids)))
-        state_mask = _scatter(np.ones(len(states)), states, len(row.input_ids))
+        if algorithm.level == "token":
+            spans = [(place, place + 1) for start, end in spans for place in range(start, end)]
+        states = [start for start, _ in spans]
+        gained = _step_rewards(row, float(rewards[number]), spans)
+        reward = [gain - sum(penalties[number][a:b]) for gain, (a, b) in zip(gained, spans, strict=True)]
+        value = [values[place] for place in states]
+        proximal = extras.proximal[number] if extras.proximal else None
+        advantages, returns = _advantages(algorithm, row, spans, reward, value, proximal)
+        spread = np.zeros(len(row.input_ids))
+        for advantage, (start, end) in zip(advantages, spans, strict=True):
+            spread[start:end] = advantage
+        weights.append(spread.tolist())
         targets.append(
             TrainingRow(
                 row_id=row.trajectory_id,
                 unit=number,
                 input_ids=row.input_ids,
-                mask=[bool(one) for one in state_mask],
+                mask=[bool(one) for one in _scatter(np.ones(len(states)), states, len(row.input_ids))],
                 weights=_scatter(returns, states, len(row.input_ids)),
-                logprobs=values[number],
+                logprobs=values,
             )
         )
     return (_whiten(weights, rollouts) if algorithm.whiten else weights), targets
+
+
+def _step_rewards(row: Trajectory, final: float, spans: Sequence[tuple[int, int]]) -> list[float]:
+    """Reward of each action, [actions], an action being a turn or a token: a turn's reward is its last token's."""
+    by_turn = turn_rewards(row.messages, row.action_mask, final)
+    ends = {end: reward for (_, end), reward in zip(turn_spans(row.action_mask), by_turn, strict=True)}
+    return [ends.get(end, 0.0) for _, end in spans]
+
+
+def _advantages(
+    algorithm: PPO,
+    row: Trajectory,
+    spans: Sequence[tuple[int, int]],
+    reward: Sequence[float],
+    value: Sequence[float],
+    proximal: Sequence[float] | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Advantages and value targets of a row's actions, both [actions]."""
+    if algorithm.off_policy and algorithm.off_policy.vtrace:
+        if proximal is None:
+            raise ValueError("vtrace needs the log-probs of the proximal policy")
+        log_ratio = [sum(proximal[i] - row.logprobs[i] for i in range(*span)) for span in spans]
+        targets, advantages = vtrace(reward, value, log_ratio, algorithm.gamma, *algorithm.off_policy.vtrace)
+        return advantages, targets
+    lam = algorithm.lam
+    if algorithm.adaptive_alpha is not None:
+        lam = adaptive_lambda(len(spans), algorithm.adaptive_alpha)
+    critic_lam = lam if algorithm.critic_lam is None else algorithm.critic_lam
+    return gae(reward, value, algorithm.gamma, lam)[0], gae(reward, value, algorithm.gamma, critic_lam)[1]
 
 
 def _scatter(values: np.ndarray, places: Sequence[int], length: int) -> list[float]:
@@ -226,6 +255,33 @@ def _blame_divergence(rollouts: Sequence[Trajectory], groups: Sequence[str], wei
     return out
 
 
+def _blame_subgoal(rollouts: Sequence[Trajectory], weights: Lists) -> Lists:
+    """A failed row keeps its advantage on the turns spent on its first failed subgoal; the answer is the last one."""
+    out, silent = [], []
+    for row, weight in zip(rollouts, weights, strict=True):
+        state = json.loads(row.final_state)
+        calls = state.get("subgoals") if isinstance(state, dict) else None
+        if calls is None:
+            silent.append(row.trajectory_id)
+        elif row.success:
+            out.append(weight)
+        else:
+            turns = [turn for turn, message in enumerate(_actions(row)) for _ in message.tool_calls]
+            reached = [None if call is None else turns[call] for call in calls]
+            blame = subgoal_weights(row.action_mask, [*reached, None])
+            out.append([a * b for a, b in zip(weight, blame, strict=True)])
+    if silent:
+        raise TrainingError(
+            f"credit: subgoal, but final_state of {', '.join(silent[:5])} names no subgoals; let the environment's "
+            "state() give them, or use credit: first_divergence"
+        )
+    return out
+
+
+def _actions(row: Trajectory) -> list[Message]:
+    return [message for message in row.messages if message.role is Role.ASSISTANT]
+
+
 def _correct(
     config: OffPolicy,
     rollouts: Sequence[Trajectory],
@@ -236,16 +292,10 @@ def _correct(
 ) -> tuple[Lists, np.ndarray, dict[str, float], float]:
     """Weights times the importance weights of decoupled PPO (Hilton et al. 2022): ``p_proximal / p_behaviour`` is a
     constant of the update, so it multiplies the advantage, and the clipped ratio is that to the proximal policy."""
-    from agentrl.off_policy import (
-        as_tensors,
-        band_mask,
-        effective_sample_size,
-        truncated_sequence_weights,
-        truncated_token_weights,
-    )
-
     ratio, mask = as_tensors([row.action_mask for row in rollouts], [row.logprobs for row in rollouts], proximal)
-    if config.truncate_sequence is not None:
+    if config.vtrace:
+        importance = torch.ones_like(ratio)  # it is in the advantages
+    elif config.truncate_sequence is not None:
         importance = truncated_sequence_weights(ratio, mask, config.truncate_sequence).expand_as(ratio)
     elif config.truncate is not None:
         importance = truncated_token_weights(ratio, config.truncate)

@@ -2,10 +2,11 @@
 choice of whoever trains on them."""
 
 import json
+from collections.abc import Generator
 from random import Random
 from typing import cast
 
-from agentrl.environments.base import Demonstrator, Environment, Observation
+from agentrl.environments.base import Demonstrator, Environment, Episode, Observation, answer_calls
 from agentrl.rationalize import with_hint
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, Trajectory
@@ -25,24 +26,10 @@ def demonstrate(
         )
     expert = cast(Demonstrator, environment)
     episode = environment.episode(task)
-    messages = with_hint(episode.opening(), task, hint) if hint else episode.opening()
+    opening = with_hint(episode.opening(), task, hint) if hint else episode.opening()
     turns = expert.demonstrate(task, noise, Random(f"{seed}-{task.task_id}"))
-    message = next(turns)
-    calls = errors = steps = 0
-    while True:
-        messages.append(message)
-        steps += 1
-        if not message.tool_calls:
-            break
-        observations: list[Observation] = [episode.call(call) for call in message.tool_calls]
-        calls += len(observations)
-        errors += sum(observation.error for observation in observations)
-        messages += [
-            Message(role=Role.TOOL, content=observation.content, tool_call_id=call.id, name=call.name)
-            for call, observation in zip(message.tool_calls, observations, strict=True)
-        ]
-        message = turns.send(observations)
-    score = episode.score(message.content)
+    said, errors = _act(episode, turns)
+    score = episode.score(said[-1].content)
     return Trajectory(
         trajectory_id=trajectory_id,
         episode_id=trajectory_id,
@@ -61,10 +48,23 @@ def demonstrate(
         success=score.success,
         termination=Termination.ANSWERED,
         reward_components=list(score.components),
-        n_steps=steps,
-        n_tool_calls=calls,
+        n_steps=sum(message.role is Role.ASSISTANT for message in said),
+        n_tool_calls=sum(len(message.tool_calls) for message in said),
         n_tool_errors=errors,
-        messages=messages,
+        messages=opening + said,
         tools=task.tools,
         final_state=json.dumps(episode.state()),
     )
+
+
+def _act(episode: Episode, turns: Generator[Message, list[Observation], None]) -> tuple[list[Message], int]:
+    """The expert's messages and what answered them, up to its answer; and how many calls were refused."""
+    said: list[Message] = []
+    errors = 0
+    message = next(turns)
+    while message.tool_calls:
+        answers, observations = answer_calls(episode, message)
+        said += [message, *answers]
+        errors += sum(observation.error for observation in observations)
+        message = turns.send(observations)
+    return [*said, message], errors

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from agentrl.chat import ChatCodec, align
 from agentrl.engines.base import Engine, Generation, Sampling
-from agentrl.environments.base import Environment, Episode, Observation, Score
+from agentrl.environments.base import Environment, Episode, Score, answer_calls
 from agentrl.policy import Policy
 from agentrl.rationalize import with_hint
 from schemas.task import Task
-from schemas.trajectory import Message, Role, Termination, Trajectory
+from schemas.trajectory import Message, Termination, Trajectory
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,10 @@ class _Run:
 
     def observe(self, message: Message) -> list[Message]:
         """Tool messages that answer the calls of an assistant message."""
-        results = []
-        for call in message.tool_calls:
-            observation: Observation = self.episode.call(call)
-            self.tool_calls += 1
-            self.tool_errors += observation.error
-            results.append(Message(role=Role.TOOL, content=observation.content, tool_call_id=call.id, name=call.name))
-        return results
+        answers, observations = answer_calls(self.episode, message)
+        self.tool_calls += len(observations)
+        self.tool_errors += sum(observation.error for observation in observations)
+        return answers
 
 
 class Rollouts:

@@ -12,7 +12,8 @@ Send = Callable[[dict[str, float]], None]
 @contextmanager
 def track(trackers: Sequence[Tracker], name: str, folder: Path) -> Iterator[Send]:
     """Yield a function that sends one step's metrics, by their ``step``, to every tracker. ``name`` is the run's;
-    TensorBoard's files go into ``folder``.
+    TensorBoard's files go into ``folder``, and so do those that Weights & Biases keeps. The latter and MLflow send
+    where their own variables say (``WANDB_MODE``, ``WANDB_PROJECT``, ``MLFLOW_TRACKING_URI``).
 
     Raises ValueError that names a tracker that is not installed.
     """
@@ -49,7 +50,8 @@ def _tensorboard(name: str, folder: Path, stack: ExitStack) -> Send:
 def _wandb(name: str, folder: Path, stack: ExitStack) -> Send:
     import wandb
 
-    run = wandb.init(name=name)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = wandb.init(name=name, dir=folder)
     stack.callback(run.finish)
     return lambda metrics: run.log(metrics, step=int(metrics["step"]))
 
@@ -59,4 +61,8 @@ def _mlflow(name: str, folder: Path, stack: ExitStack) -> Send:
 
     mlflow.start_run(run_name=name)
     stack.callback(mlflow.end_run)
-    return lambda metrics: mlflow.log_metrics(metrics, step=int(metrics["step"]))
+
+    def send(metrics: dict[str, float]) -> None:
+        mlflow.log_metrics(metrics, step=int(metrics["step"]))
+
+    return send

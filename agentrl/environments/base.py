@@ -6,7 +6,7 @@ from random import Random
 from typing import Any, Protocol
 
 from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, ToolCall
+from schemas.trajectory import Message, RewardComponent, Role, ToolCall
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,22 @@ class Episode(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a verifier needs to score the episode again without the environment; JSON-serialisable."""
+        """What a verifier needs to score the episode again without the environment; JSON-serialisable.
+
+        An environment whose tasks have subgoals says under ``subgoals``, for each in their order, which tool call of
+        the episode reached it, counted from 0; None where none did. ``credit: subgoal`` reads it.
+        """
         ...
+
+
+def answer_calls(episode: Episode, message: Message) -> tuple[list[Message], list[Observation]]:
+    """Tool messages that answer an assistant message's calls, in their order, and the observations that they carry."""
+    observations = [episode.call(call) for call in message.tool_calls]
+    answers = [
+        Message(role=Role.TOOL, content=observation.content, tool_call_id=call.id, name=call.name)
+        for call, observation in zip(message.tool_calls, observations, strict=True)
+    ]
+    return answers, observations
 
 
 class Environment(Protocol):

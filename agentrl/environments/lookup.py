@@ -47,23 +47,33 @@ def _walk(facts: dict[str, dict[str, str]], start: str, relations: list[str]) ->
 
 
 class LookupEpisode:
-    """One attempt. The state is the knowledge base; calls only read it."""
+    """One attempt at walking a knowledge base, which calls only read. Each relation of the question is a subgoal."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.facts: dict[str, dict[str, str]] = json.loads(task.metadata)["facts"]
+        metadata = json.loads(task.metadata)
+        self.facts: dict[str, dict[str, str]] = metadata["facts"]
+        self.relations: list[str] = metadata["relations"]
+        self.path = _walk(self.facts, metadata["start"], self.relations)
+        self.reached: list[int] = []
+        self.calls = 0
         self.answer: str | None = None
 
     def opening(self) -> list[Message]:
         return [Message(role=Role.USER, content=self.task.prompt)]
 
     def call(self, call: ToolCall) -> Observation:
+        number, self.calls = self.calls, self.calls + 1
         arguments = call.parsed()
         if call.name != "find":
             return Observation(f"no tool {call.name}", error=True)
         if not isinstance(arguments, dict) or set(arguments) != {"who", "rel"}:
             return Observation("find takes who and rel", error=True)
-        value = self.facts.get(str(arguments["who"]), {}).get(str(arguments["rel"]))
+        who, rel = str(arguments["who"]), str(arguments["rel"])
+        value = self.facts.get(who, {}).get(rel)
+        done = len(self.reached)
+        if done < len(self.relations) and (who, rel) == (self.path[done], self.relations[done]):
+            self.reached.append(number)
         return Observation("unknown", error=True) if value is None else Observation(value)
 
     def score(self, answer: str | None) -> Score:
@@ -72,7 +82,8 @@ class LookupEpisode:
         return Score(success, (RewardComponent(name="exact_match", value=float(success)),))
 
     def state(self) -> dict[str, Any]:
-        return {"answer": self.answer}
+        missing = len(self.relations) - len(self.reached)
+        return {"answer": self.answer, "subgoals": [*self.reached, *[None] * missing]}
 
 
 class LookupEnvironment:

@@ -92,3 +92,20 @@ def test_expert_is_seeded(splits: dict[str, list[Task]]) -> None:
     task = splits["train"][0]
     first, second = (demonstrate(ENV, task, 0.5, 7, "x").messages for _ in range(2))
     assert first == second
+
+
+def test_the_state_says_which_call_reached_which_relation(splits: dict[str, list[Task]]) -> None:
+    task = next(task for task in splits["train"] if task.level == 2)
+    metadata = json.loads(task.metadata)
+    start, [first, second] = metadata["start"], metadata["relations"]
+    middle = metadata["facts"][start][first]
+
+    def state(*asked: tuple[str, str]) -> list[int | None]:
+        episode = ENV.episode(task)
+        for who, rel in asked:
+            episode.call(call("find", {"who": who, "rel": rel}))
+        return episode.state()["subgoals"]
+
+    assert state() == [None, None]
+    assert state(("Nobody", first), (start, first), (middle, second)) == [1, 2]
+    assert state((start, first), (start, second)) == [0, None]

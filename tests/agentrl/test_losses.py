@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from agentrl.algorithms import GRPO, KL, RLOO
+from agentrl.algorithms import GRPO, GSPO, KL, RLOO
 from agentrl.batch import collate
 from agentrl.losses.kl import k1, k2, k3
 from agentrl.losses.ppo_clip import ppo_clip_loss
@@ -121,3 +121,10 @@ def test_template_tokens_of_a_call_weigh_less() -> None:
         "ok",
     ]
     assert template_weights(ids, [False] * len(ids), decode, 0.1) == [1.0] * len(ids)
+
+
+def test_gspo_counts_what_it_clips_by_the_ratio_of_the_row() -> None:
+    [row] = rows()[:1]
+    logprobs = torch.tensor([[0.0, -0.9, 0.0, -1.1]])  # token ratios are far out of bounds, the row's is 1
+    assert GSPO().loss(logprobs, torch.zeros(1, 4), collate([row]))[1]["clip_share"] == 0
+    assert GRPO(clip_low=0.01, clip_high=0.01).loss(logprobs, torch.zeros(1, 4), collate([row]))[1]["clip_share"] == 1

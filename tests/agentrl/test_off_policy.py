@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentrl.algorithms import GRPO, PPO, VAPO, Algorithm, OffPolicy
 from agentrl.batch import TrainingError
-from agentrl.credit import Extras, assign
+from agentrl.credit import Extras, assign, shaped_rewards
 from agentrl.off_policy import (
     band_mask,
     effective_sample_size,
@@ -17,7 +17,7 @@ from agentrl.off_policy import (
     truncated_token_weights,
     vtrace,
 )
-from schemas.trajectory import Message, Role, Termination, Trajectory
+from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 
 def slow_vtrace(r: list[float], v: list[float], log_ratio: list[float], gamma: float, rho: float, c: float) -> list:
@@ -159,3 +159,44 @@ def test_rewards_that_are_not_numbers_are_refused_by_name() -> None:
 def test_degenerate_combinations_are_refused_when_read(bad: dict) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(Algorithm).validate_python(bad)
+
+
+def test_vtrace_takes_the_place_of_gae_and_of_other_weights() -> None:
+    rows, values = [rollout(0, 1.0)], [[0.0, 0.2, 0.0, 0.6]]
+    proximal = [[0.0, -1.0 + math.log(3), 0.0, -2.0 + math.log(0.5)]]
+    config = PPO(level="turn", whiten=False, off_policy=OffPolicy(vtrace=(1.5, 1.0)))
+    credit = assign(config, rows, Extras(values=values, proximal=proximal))
+    targets, advantages = vtrace([0.0, 1.0], [0.2, 0.6], [math.log(3), math.log(0.5)], 1.0, 1.5, 1.0)
+    assert [credit.rows[0].weights[i] for i in (1, 3)] == pytest.approx(advantages)
+    assert [credit.targets[0].weights[i] for i in (1, 3)] == pytest.approx(targets)
+    with pytest.raises(ValidationError, match="needs the values of a critic"):
+        GRPO(off_policy=OffPolicy(vtrace=(1.0, 1.0)))
+    with pytest.raises(ValidationError, match="would correct twice"):
+        OffPolicy(vtrace=(1.0, 1.0), truncate=2.0)
+
+
+def test_a_failed_row_is_blamed_for_its_first_failed_subgoal() -> None:
+    call = ToolCall(id="c", name="find", arguments="{}")
+    said = Message(role=Role.ASSISTANT, tool_calls=[call])
+    failed = rollout(1, 0.0).model_copy(
+        update={
+            "input_ids": [1, 2, 3, 4, 5, 6],
+            "action_mask": [False, True, False, True, False, True],
+            "logprobs": [math.nan, -1.0] * 3,
+            "n_tokens": 6,
+            "messages": [Message(role=Role.USER), said, said, Message(role=Role.ASSISTANT)],
+            "final_state": '{"subgoals": [0, null]}',
+        }
+    )
+    solved = rollout(0, 1.0).model_copy(update={"final_state": '{"subgoals": [0, 1]}'})
+    credit = assign(GRPO(credit="subgoal"), [solved, failed])
+    assert all(credit.rows[0].weights)
+    assert [bool(one) for one in credit.rows[1].weights] == [False, False, False, True, False, True]
+    with pytest.raises(TrainingError, match="final_state of t-1 names no subgoals"):
+        assign(GRPO(credit="subgoal"), [rollout(1, 0.0)])
+
+
+def test_rewards_per_level_are_brought_to_one_scale() -> None:
+    rows = [rollout(i, reward, group=f"g{i // 2}") for i, reward in enumerate([1.0, 0.0, 10.0, 0.0])]
+    rows = [row.model_copy(update={"level": number // 2}) for number, row in enumerate(rows)]
+    assert shaped_rewards(GRPO(per_level=True), rows).tolist() == pytest.approx([1, -1, 1, -1], abs=1e-5)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -32,18 +33,26 @@ stages:
     uses: train.offline
     inputs: {trajectories: sample, model: warm}
     with: {steps: 2, batch: 4, algorithm: {type: rloo, degenerate: keep, entropy: 0.1, off_policy: {truncate: 2.0}}}
-  ppo:
+"""
+ONLINE = {
+    "ppo": "{type: ppo, level: turn, kl: {where: reward, estimator: k1}, entropy: 0.1}",
+    "vapo": "{type: vapo, critic: {pretrain: 1}, per_level: true, entropy: 0.1, off_policy: {vtrace: [1.0, 1.0]}}",
+    "subgoal": "{type: grpo, credit: subgoal, degenerate: keep, entropy: 0.1}",
+}
+for name, algorithm in ONLINE.items():
+    SPEC += f"""
+  {name}:
     uses: train.online
-    inputs: {model: warm, tasks: tasks.train}
-    with: &online
+    inputs: {{model: warm, tasks: tasks.train}}
+    with:
       iterations: 2
       tasks: 2
       samples: 2
       updates: 2
       max_tokens: 64
       max_turn_tokens: 12
-      optimizer: {lr: 1.0e-3}
-      algorithm: {type: ppo, level: turn, kl: {where: reward, estimator: k1}, entropy: 0.1}
+      optimizer: {{lr: 1.0e-3}}
+      algorithm: {algorithm}
 """
 
 
@@ -58,7 +67,10 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     return store
 
 
-@pytest.mark.parametrize(("stage", "step"), [("warm", 7), ("kto", 1), ("offline", 1), ("ppo", 0), ("ppo", 1)])
+@pytest.mark.parametrize(
+    ("stage", "step"),
+    [("warm", 7), ("kto", 1), ("offline", 1), ("ppo", 0), ("ppo", 1), ("vapo", 1), ("subgoal", 1)],
+)
 def test_a_replayed_step_has_the_recorded_loss_and_gradient(catalog: Catalog, stage: str, step: int) -> None:
     found = replay(catalog, find_artifact(catalog, stage), step)
     assert found.equal, found
@@ -71,6 +83,17 @@ def test_another_loss_or_knob_changes_that_step(catalog: Catalog) -> None:
     other = replay(catalog, manifest, 1, ["algorithm={type: gspo, entropy: 0.5}"])
     assert not other.equal
     assert not replay(catalog, manifest, 1, ["algorithm.entropy=0.3"]).equal
+
+
+def test_the_value_head_is_fitted_alone_first(catalog: Catalog) -> None:
+    manifest = find_artifact(catalog, "vapo")
+    path = catalog.local("vapo", manifest.fingerprint, manifest.outputs["metrics"].path)
+    first, second = pq.read_table(path).to_pylist()
+    assert first["value_loss"] is not None
+    assert first["loss"] is None  # the policy was left alone
+    assert second["loss"] is not None
+    with pytest.raises(ReplayError, match="step 0 updated nothing"):
+        replay(catalog, manifest, 0)
 
 
 @pytest.mark.parametrize(

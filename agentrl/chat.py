@@ -87,6 +87,12 @@ class ChatCodec:
         """Token ids of the opening messages, up to where the assistant begins."""
         return self._encode(self._render(messages, generate=True, tools=tools))
 
+    def shows_tools(self) -> bool:
+        """Whether the chat template writes the tools into the opening."""
+        stem = [Message(role=Role.USER, content=".")]
+        tool = {"type": "function", "function": {"name": "x", "description": "x", "parameters": {"type": "object"}}}
+        return self._render(stem, tools=json.dumps([tool])) != self._render(stem)
+
     def assistant(self, message: Message) -> list[int]:
         """Token ids of an assistant turn that was written, not sampled; ends with the end-of-turn token."""
         return [*self._encode(format_assistant(message)), self.stop_id]

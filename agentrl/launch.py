@@ -19,6 +19,7 @@ from torch import Tensor
 from agentrl.batch import Batch, TrainingError, check_rows, collate, micro_batches, units
 from agentrl.job import DeepSpeed, TrainingJob
 from agentrl.logprobs import token_logprobs
+from agentrl.lora import add_lora, merge_lora
 from agentrl.packing import can_pack, packed
 from agentrl.policy import Policy
 from agentrl.trainer import Metrics, epochs
@@ -91,14 +92,18 @@ class DistributedTrainer:
     def __init__(self, policy: Policy, job: TrainingJob) -> None:
         import deepspeed
 
+        if job.optimizer.lora:
+            torch.manual_seed(job.seed)  # all ranks begin with the same adapters
+            add_lora(policy, job.optimizer.lora)
         if job.optimizer.gradient_checkpointing:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.policy = policy
         self.job = job
         self.done = 0
         self.packs = can_pack(policy.model)
+        trained = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
         self.engine, *_ = deepspeed.initialize(
-            model=_Logprobs(policy.model), model_parameters=policy.model.parameters(), config=job.deepspeed_config()
+            model=_Logprobs(policy.model), model_parameters=trained, config=job.deepspeed_config()
         )
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
@@ -158,11 +163,12 @@ class DistributedTrainer:
         return self._sum(torch.tensor([total], dtype=torch.float64)).item() / sum(len(part) for part in parts)
 
     def save(self, path: Path) -> None:
-        """Write a plain model folder from whatever is sharded."""
+        """Write a plain model folder from whatever is sharded, adapters folded in; nothing is trained after it."""
         import deepspeed
 
         with deepspeed.zero.GatheredParameters(list(self.policy.model.parameters()), modifier_rank=0):
             if self.rank == 0:
+                merge_lora(self.policy)
                 self.policy.save(path)
         dist.barrier()
 

@@ -99,7 +99,17 @@ def objective_of(config: BaseModel) -> "AnyObjective":
     return config.algorithm
 
 
+def _family(config: BaseModel) -> type[BaseModel]:
+    """The config of the stage that takes any algorithm, or any loss over pairs, where this one's takes one alone."""
+    return next((family for family in (OnlineConfig, PreferenceConfig) if isinstance(config, family)), type(config))
+
+
 def _changed(config: Any, settings: Sequence[str]) -> Any:
+    if isinstance(config, DPOConfig):
+        own = ("beta", "nll", "length_normalized")
+        shared = {name: getattr(config, name) for name in TrainConfig.model_fields}
+        settings = [f"objective.{one}" if one.partition("=")[0] in own else one for one in settings]
+        config = PreferenceConfig.model_validate(shared | {"objective": objective_of(config)})
     document = config.model_dump(mode="json")
     for setting in settings:
         path, equals, text = setting.partition("=")
@@ -108,15 +118,15 @@ def _changed(config: Any, settings: Sequence[str]) -> Any:
             allowed = [knob for knob in KNOBS if knob in document]
             hint = did_you_mean(keys[0], allowed)
             raise ReplayError(f"--set {setting}: allowed are NAME=VALUE of {', '.join(allowed)}{hint}")
+        if keys[1:] == ["type"]:  # choosing a type with no other key is the published algorithm
+            document[keys[0]] = {}
         place = document
         for key in keys[:-1]:
             place[key] = dict(place[key] or {})
             place = place[key]
         place[keys[-1]] = YAML(typ="safe").load(text)
     try:
-        # A stage of one algorithm is replayed with any other.
-        model = OnlineConfig if isinstance(config, OnlineConfig) else type(config)
-        return model.model_validate(document)
+        return _family(config).model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from agentrl.algorithms import GRPO, Algorithm
 from agentrl.chat import tokenize
 from agentrl.job import DeepSpeed
+from agentrl.negatives import SOURCE as NEGATIVE
 from agentrl.objectives import DPO, IPO, KTO, SFT, AnyObjective, PairObjective, SimPO
 from agentrl.optimizer import OptimizerConfig
 from agentrl.supervised import row_weights, template_weights
@@ -59,6 +60,11 @@ def sft(context: Context, config: SFTConfig, trajectories: list[Trajectories], m
     """Supervised fine-tuning on the action tokens of trajectories, each counting by its weight in the selection."""
     weighted = read_weighted(trajectories)
     policy = start_policy(model, config.model, [row for row, _ in weighted], context.seed)
+    if any(row.source == NEGATIVE for row, _ in weighted) and not policy.codec.shows_tools():
+        raise ValueError(
+            "negative examples differ by the tools on offer, which this model's chat template does not show: "
+            "use a template that renders tools, or leave the negatives out"
+        )
     factors = row_weights([row for row, _ in weighted], config.weighting)
     rows = []
     for number, ((raw, weight), factor) in enumerate(zip(weighted, factors, strict=True)):
@@ -208,8 +214,6 @@ def _fit(
 
     if not rows:
         raise ValueError("there is nothing to train on: the inputs hold no rows; look at what the stage before kept")
-    if config.deepspeed and config.optimizer.lora:
-        raise ValueError("lora and deepspeed do not go together here; leave out one of them")
     with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:
         last = time.perf_counter()
 

@@ -7,6 +7,7 @@ from pydantic import Field
 from agentrl.demonstrations import demonstrate
 from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
+from agentrl.negatives import REFUSAL, with_unneeded_tools, without_tools
 from agentrl.preferences import by_task
 from agentrl.rationalize import HINT, is_grounded, strip_hint
 from pipelines.handles import Model, Tasks, Trajectories
@@ -98,6 +99,33 @@ def reject(context: Context, config: RejectConfig, trajectories: list[Trajectori
     chosen = sorted(trajectory_id for ids in kept.values() for trajectory_id in ids)
     context.metrics.update(before=len(rows), after=len(chosen), tasks_solved=sum(bool(ids) for ids in kept.values()))
     return context.select(chosen)
+
+
+class NegativesConfig(StageConfig):
+    share: float = Field(0.1, gt=0, le=1, description="negatives of either kind, per trajectory that they are made of")
+    refusal: str = Field(REFUSAL, description="the answer to a request that needs tools where none are offered")
+
+
+@stage("trajectories.negatives", version=1)
+def negatives(context: Context, config: NegativesConfig, trajectories: list[Trajectories]) -> Trajectories:
+    """Examples in which no tool is to be called (Agent-FLAN): of ``share`` of the trajectories that call tools, their
+    request without any tool; of ``share`` of those that do not, the same conversation with another one's tools. Train
+    on them beside the rest, with a chat template that shows tools."""
+    random = Random(f"negatives-{context.seed}")
+    rows = [row for selection in trajectories for row in selection.read()]
+    agentic = [row for row in rows if row.n_tool_calls]
+    plain = [row for row in rows if not row.n_tool_calls and row.success]
+    if not agentic:
+        raise ValueError("no trajectory calls a tool; give trajectories of an agent, with conversations beside them")
+    chosen = [row for row in agentic if random.random() < config.share]
+    made = [without_tools(row, context.trajectory_id(n), config.refusal) for n, row in enumerate(chosen)]
+    for row in plain:
+        if random.random() < config.share:
+            name = context.trajectory_id(len(made))
+            made.append(with_unneeded_tools(row, name, random.choice(agentic).tools))
+    context.append(made)
+    context.metrics.update(without_tools=len(chosen), with_unneeded_tools=len(made) - len(chosen))
+    return context.select()
 
 
 class RationalizeConfig(StageConfig):

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_models import random_rows, small_model
 
 from agentrl.algorithms import GRPO
 from agentrl.job import DeepSpeed, TrainingJob
 from agentrl.launch import command, launch
+from agentrl.lora import merge_lora
 from agentrl.objectives import DPO
-from agentrl.optimizer import OptimizerConfig
+from agentrl.optimizer import LoRA, OptimizerConfig
 from agentrl.policy import Policy
 from agentrl.tiny import train_tokenizer
 from agentrl.trainer import Trainer, TrainingError, epochs, save_rows
@@ -53,6 +55,25 @@ def test_the_curve_is_that_of_one_process(zero: int, objective: Any, tmp_path: P
     trained = Policy.load(folder / "model")
     for name, value in policy.model.state_dict().items():
         assert trained.model.state_dict()[name].numpy() == pytest.approx(value.numpy(), abs=2e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [2, 3])
+def test_adapters_train_and_are_folded_in(zero: int, tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    pytest.importorskip("peft")
+    folder = tmp_path / "job"
+    optimizer = OPTIMIZER.model_copy(update={"lora": LoRA(rank=4, alpha=8)})
+    job, rows = job_in(folder, GRPO(), zero, optimizer=optimizer)
+    history = launch(job.deepspeed, job.write(folder), lambda metrics: None)
+    torch.manual_seed(job.seed)
+    trainer = Trainer(Policy.load(folder / "start"), GRPO(), optimizer, STEPS)
+    losses = [trainer.step(batch)["loss"] for batch, _ in zip(epochs(rows, 3, 0), range(STEPS), strict=False)]
+    assert [row["loss"] for row in history] == pytest.approx(losses, rel=1e-4, abs=1e-6)
+    merge_lora(trainer.policy)
+    trained = Policy.load(folder / "model").model.state_dict()
+    for name, value in trainer.policy.model.state_dict().items():
+        assert trained[name].numpy() == pytest.approx(value.numpy(), abs=2e-4), name
 
 
 @pytest.mark.slow

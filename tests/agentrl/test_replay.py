@@ -6,13 +6,18 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from agentrl.algorithms import GRPO, RLOO
+from agentrl.objectives import DPO, IPO, AnyObjective, SimPO
 from datastore.catalog import Catalog
 from flows.commands.replay import app
 from pipelines.execute import job_of, perform
 from pipelines.lineage import find_artifact
 from pipelines.load import load
 from pipelines.plan import make_plan
-from pipelines.replay import ReplayError, replay
+from pipelines.replay import ReplayError, _changed, objective_of, replay
+from pipelines.stage import StageConfig
+from pipelines.stages.grpo import GRPOConfig
+from pipelines.stages.train import DPOConfig, PreferenceConfig
 
 SPEC = """
 name: small
@@ -83,6 +88,22 @@ def test_another_loss_or_knob_changes_that_step(catalog: Catalog) -> None:
     other = replay(catalog, manifest, 1, ["algorithm={type: gspo, entropy: 0.5}"])
     assert not other.equal
     assert not replay(catalog, manifest, 1, ["algorithm.entropy=0.3"]).equal
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "objective"),
+    [
+        (DPOConfig(beta=0.3), ["objective.type=simpo"], SimPO()),
+        (DPOConfig(beta=0.3), ["nll=0.5"], DPO(beta=0.3, nll=0.5)),
+        (PreferenceConfig(objective=IPO(beta=0.2)), ["objective.type=dpo", "objective.beta=0.4"], DPO(beta=0.4)),
+        (GRPOConfig(algorithm=GRPO(clip_low=0.1)), ["algorithm.type=rloo"], RLOO()),
+    ],
+    ids=str,
+)
+def test_a_step_of_one_loss_is_replayed_with_any_other_of_its_family(
+    config: StageConfig, settings: list[str], objective: AnyObjective
+) -> None:
+    assert objective_of(_changed(config, settings)) == objective
 
 
 def test_the_value_head_is_fitted_alone_first(catalog: Catalog) -> None:

@@ -12,7 +12,8 @@ from pipelines.stages.grpo import grpo
 from pipelines.stages.report import training_report
 from pipelines.stages.tasks import generate
 from pipelines.stages.train import sft
-from pipelines.stages.trajectories import rationalize, reject, sample, synthesize
+from pipelines.stages.trajectories import negatives, rationalize, reject, sample, synthesize
+from schemas.trajectory import Message, Role, Termination, Trajectory
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "agentrl"))
 from policies import llama
@@ -103,3 +104,33 @@ def test_rationalised_rows_carry_no_hint(harness: Harness) -> None:
         assert row.source == "rationalized"
         assert row.messages[0].content == prompts[row.task_id]
         assert harness.buffer.get(row.parent_id).source == "hinted"
+
+
+def test_negatives_teach_not_to_call_a_tool(harness: Harness, tmp_path: Path) -> None:
+    tasks = harness.run(generate, {"env": "lookup", "train": 12, "dev": 1, "heldout": 1})
+    expert = harness.run(synthesize, tasks=tasks["train"])["trajectories"]
+    talk = Trajectory(
+        trajectory_id="talk-0", episode_id="talk-0", task_id="talk", source="imported", env="chat", split="train",
+        prompt="Good morning", reward=1.0, success=True, termination=Termination.ANSWERED,
+        messages=[Message(role=Role.USER, content="Hi"), Message(role=Role.ASSISTANT, content="Good morning.")],
+    )  # fmt: skip
+    made = harness.run(negatives, {"share": 1.0, "refusal": "No."}, trajectories=[expert, harness.trajectories([talk])])
+    assert made.metrics == {"without_tools": 12, "with_unneeded_tools": 1}
+    rows = made["trajectories"].read()
+    bare, offered = rows[0], rows[-1]
+    assert (bare.tools, bare.source, bare.parent_id) == ("[]", "negative", expert.read()[0].trajectory_id)
+    assert [message.content for message in bare.messages] == [expert.read()[0].prompt, "No."]
+    assert offered.tools == expert.read()[0].tools
+    assert [message.content for message in offered.messages] == ["Hi", "Good morning."]
+
+    config = {"model": {"path": str(tmp_path / "shows")}, "steps": 2, "batch": 4}
+    policy = llama()
+    policy.tokenizer.chat_template = "{% if tools %}{{ tools }}{% endif %}" + policy.tokenizer.chat_template
+    policy.save(tmp_path / "shows")
+    trained = harness.run(sft, config, trajectories=[expert, made["trajectories"]])
+    assert trained.metrics["rows"] == 25
+    llama().save(tmp_path / "hides")
+    with pytest.raises(ValueError, match="template that renders tools"):
+        harness.run(sft, config | {"model": {"path": str(tmp_path / "hides")}}, trajectories=[made["trajectories"]])
+    with pytest.raises(ValueError, match="no trajectory calls a tool"):
+        harness.run(negatives, trajectories=[harness.trajectories([talk.model_copy(update={"trajectory_id": "t"})])])

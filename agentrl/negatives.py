@@ -1,0 +1,51 @@
+"""Negative examples against hallucinated tool use (Agent-FLAN: Chen et al. 2024, section 3.3): a request that needs
+tools where none are offered, and ordinary conversation under tools that it does not need. No call answers either.
+
+They are text, to be tokenised by whoever trains on them, with a chat template that shows tools.
+"""
+
+from schemas.trajectory import Message, Role, Termination, Trajectory
+
+REFUSAL = "I have no tool that could find this out."
+SOURCE = "negative"
+
+
+def without_tools(row: Trajectory, trajectory_id: str, refusal: str = REFUSAL) -> Trajectory:
+    """The opening of an agent's run, with no tool offered; the answer is ``refusal``."""
+    opening: list[Message] = []
+    for message in row.messages:
+        if message.role is Role.ASSISTANT:
+            break
+        opening.append(message)
+    return _negative(row, trajectory_id, [*opening, Message(role=Role.ASSISTANT, content=refusal)], "[]")
+
+
+def with_unneeded_tools(row: Trajectory, trajectory_id: str, tools: str) -> Trajectory:
+    """A conversation that made no call, with ``tools`` (JSON) on offer. Raises ValueError where it made one."""
+    if any(message.tool_calls for message in row.messages):
+        raise ValueError(f"{row.trajectory_id} calls tools; give conversations without calls")
+    return _negative(row, trajectory_id, row.messages, tools)
+
+
+def _negative(row: Trajectory, trajectory_id: str, messages: list[Message], tools: str) -> Trajectory:
+    bare = [message.model_copy(update={"token_start": None, "token_end": None}) for message in messages]
+    return Trajectory(
+        trajectory_id=trajectory_id,
+        episode_id=trajectory_id,
+        task_id=row.task_id,
+        group_id=row.group_id,
+        parent_id=row.trajectory_id,
+        source=SOURCE,
+        env=row.env,
+        env_version=row.env_version,
+        split=row.split,
+        level=row.level,
+        prompt=row.prompt,
+        policy=row.policy,
+        reward=1.0,
+        success=True,
+        termination=Termination.ANSWERED,
+        n_steps=sum(message.role is Role.ASSISTANT for message in messages),
+        messages=bare,
+        tools=tools,
+    )

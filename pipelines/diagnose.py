@@ -1,5 +1,6 @@
 """What the doctor looks at: the rollouts, metrics and evaluations of a run's stages, from the store."""
 
+import json
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -8,13 +9,24 @@ from agentrl.doctor import HEAVY, LIGHT, Case, Finding, examine
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from schemas.manifest import Kind, Manifest
+from schemas.training import TrainingRow
 
 SAMPLE = 512
 """Rollouts of a stage whose messages and tokens are read, evenly spread over all."""
 
 
-def diagnose(store: str, run: dict[str, Any]) -> dict[str, list[Finding]]:
-    """Findings of each stage of a run that sampled or trained, by its name; without a finding the list is empty."""
+RECOMPUTED = 16
+"""Rollouts of a stage whose log-probs are computed again."""
+
+SMALL_BYTES = 2 * 2**30
+"""Models up to this size are loaded for that without being asked to."""
+
+
+def diagnose(store: str, run: dict[str, Any], recompute: bool = False) -> dict[str, list[Finding]]:
+    """Findings of each stage of a run that sampled or trained, by its name; without a finding the list is empty.
+
+    Log-probs are computed again where the model that sampled is small, or all with ``recompute``.
+    """
     catalog, buffer = Catalog(store), TrajectoryBuffer(store)
     manifests = {
         name: manifest
@@ -24,18 +36,21 @@ def diagnose(store: str, run: dict[str, Any]) -> dict[str, list[Finding]]:
     heldout = _heldout(catalog, list(manifests.values()))
     found = {}
     for name, manifest in manifests.items():
-        case = _case(catalog, buffer, manifest, heldout.get(manifest.fingerprint))
+        case = _case(catalog, buffer, manifest, heldout.get(manifest.fingerprint), recompute)
         if case.rollouts or case.metrics:
             found[name] = examine(case)
     return found
 
 
-def _case(catalog: Catalog, buffer: TrajectoryBuffer, manifest: Manifest, heldout: tuple[int, int] | None) -> Case:
+def _case(
+    catalog: Catalog, buffer: TrajectoryBuffer, manifest: Manifest, heldout: tuple[int, int] | None, recompute: bool
+) -> Case:
     rollouts: list[dict[str, Any]] = []
     sample: list[dict[str, Any]] = []
     if any(output.kind is Kind.TRAJECTORIES for output in manifest.outputs.values()):
         ids = buffer.ids(manifest.fingerprint)
-        rows = buffer.read(ids, [*LIGHT, "tags", "source"]).to_pylist() if ids else []
+        columns = [*LIGHT, "tags", "source", "policy_version", "sampling"]
+        rows = buffer.read(ids, columns).to_pylist() if ids else []
         # What was not sampled at temperature 1 as training sees it is no symptom of training.
         rollouts = [row for row in rows if row["source"] == "model" and "greedy" not in (row["tags"] or [])]
         every = max(1, len(rollouts) // SAMPLE)
@@ -43,7 +58,42 @@ def _case(catalog: Catalog, buffer: TrajectoryBuffer, manifest: Manifest, heldou
         sample = buffer.read(looked_at, HEAVY).to_pylist() if looked_at else []
     metrics = _read(catalog, manifest, "metrics")
     updates = int(manifest.ingredients.config.get("updates") or 1)
-    return Case(rollouts, sample, metrics, heldout, updates)
+    plain = {row["trajectory_id"] for row in rollouts if row["policy_version"] == 0 and _is_plain(row["sampling"])}
+    checked = [row for row in sample if row["trajectory_id"] in plain and row["input_ids"]][:RECOMPUTED]
+    return Case(rollouts, sample, metrics, heldout, updates, _logprobs(catalog, manifest, checked, recompute))
+
+
+def _is_plain(sampling: str) -> bool:
+    """Whether tokens were drawn from the policy's own distribution."""
+    settings = json.loads(sampling)
+    return settings.get("temperature", 1.0) == 1.0 and settings.get("top_p", 1.0) == 1.0 and not settings.get("top_k")
+
+
+def _logprobs(
+    catalog: Catalog, manifest: Manifest, rows: list[dict[str, Any]], recompute: bool
+) -> dict[str, list[float]]:
+    """Log-probs of rollouts under the model that the stage was given, by id; none where it is gone or too large."""
+    models = manifest.ingredients.inputs.get("model", [])
+    upstream = catalog.manifest(models[0].stage, models[0].fingerprint) if len(models) == 1 and rows else None
+    if upstream is None:
+        return {}
+    folder = catalog.local(upstream.ingredients.stage, upstream.fingerprint, upstream.outputs[models[0].output].path)
+    if not recompute and sum(file.stat().st_size for file in folder.rglob("*")) > SMALL_BYTES:
+        return {}
+    from agentrl.policy import Policy
+    from agentrl.trainer import batch_logprobs
+
+    made = [
+        TrainingRow(
+            row_id=row["trajectory_id"],
+            unit=number,
+            input_ids=row["input_ids"],
+            mask=row["action_mask"],
+            weights=[0.0] * len(row["input_ids"]),
+        )
+        for number, row in enumerate(rows)
+    ]
+    return {row.row_id: one for row, one in zip(made, batch_logprobs(Policy.load(folder), made), strict=True)}
 
 
 def _read(catalog: Catalog, manifest: Manifest, output: str) -> list[dict[str, Any]]:

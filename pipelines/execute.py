@@ -27,7 +27,7 @@ from pipelines import library
 from pipelines.fingerprint import outside_fields
 from pipelines.handles import HANDLES, Handle, Trajectories
 from pipelines.plan import Plan, Step
-from pipelines.stage import Context, Progress, Stage
+from pipelines.stage import Context, Progress, Stage, no_progress
 from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
 
 
@@ -76,11 +76,7 @@ def job_of(step: Step, plan: Plan, run_id: str) -> Job:
     )
 
 
-def _nothing(done: int, total: int | None = None, **metrics: float | int | str) -> None:
-    pass
-
-
-def perform(job: Job, progress: Progress = _nothing) -> Outcome:
+def perform(job: Job, progress: Progress = no_progress) -> Outcome:
     """Run a stage and publish what it made, unless that is published already.
 
     Whoever else runs the same stage on the same store is waited for. Whatever the stage raises goes through; then

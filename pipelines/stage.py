@@ -95,7 +95,7 @@ class Progress(Protocol):
     def __call__(self, done: int, total: int | None = None, **metrics: float | int | str) -> None: ...
 
 
-def _no_progress(done: int, total: int | None = None, **metrics: float | int | str) -> None:
+def no_progress(done: int, total: int | None = None, **metrics: float | int | str) -> None:
     pass
 
 
@@ -114,7 +114,7 @@ class Context:
     buffer: "TrajectoryBuffer"
     folder: Path
     scratch: Path
-    progress: Progress = _no_progress
+    progress: Progress = no_progress
     metrics: dict[str, float | int | str | None] = field(default_factory=dict)
     forced: bool = False
 

@@ -15,6 +15,9 @@ SICK = 1
 def doctor(
     run: Annotated[str, typer.Argument(help="A run: its id, the beginning of it, or last")] = "last",
     store: Annotated[str, typer.Option(envvar="AGENTRL_STORE", help="Folder or s3://bucket/prefix")] = "store",
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Load models above 2 GiB too, to compute log-probs again")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
     """Say what is wrong with a run's rollouts and training. Exit code 1 where something is."""
@@ -27,7 +30,7 @@ def doctor(
     except LookupError as error:
         typer.echo(f"error: {error.args[0]}", err=True)
         raise typer.Exit(BAD_INPUT) from None
-    found = diagnose(store, record)
+    found = diagnose(store, record, recompute)
     sick = any(found.values())
     if as_json:
         stages = {name: [vars(finding) for finding in findings] for name, findings in found.items()}

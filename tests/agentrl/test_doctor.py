@@ -154,3 +154,13 @@ def test_other_forms_of_a_sickness(changes: dict[str, Any]) -> None:
 def test_more_updates_than_one_may_leave_the_sampling_policy() -> None:
     case = replace(HEALTHY, metrics=steps(behaviour_kl=lambda x: 0.2), updates=4)
     assert examine(case) == []
+
+
+def test_log_probs_computed_again_must_agree() -> None:
+    [row, *_] = HEALTHY.sample
+    same = dict.fromkeys([row["trajectory_id"]], row["logprobs"])
+    assert examine(replace(HEALTHY, recomputed=same)) == []
+    other = {row["trajectory_id"]: [value - 0.2 for value in row["logprobs"]]}
+    [finding] = examine(replace(HEALTHY, recomputed=other))
+    assert finding.name == "log-probs do not match the policy"
+    assert "those of 1 rows differ by 0.2 a token" in finding.evidence

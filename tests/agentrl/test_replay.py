@@ -7,9 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.algorithms import GRPO, RLOO
+from agentrl.doctor import examine
 from agentrl.objectives import DPO, IPO, AnyObjective, SimPO
+from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from flows.commands.replay import app
+from pipelines.diagnose import _case
 from pipelines.execute import job_of, perform
 from pipelines.lineage import find_artifact
 from pipelines.load import load
@@ -104,6 +107,14 @@ def test_a_step_of_one_loss_is_replayed_with_any_other_of_its_family(
     config: StageConfig, settings: list[str], objective: AnyObjective
 ) -> None:
     assert objective_of(_changed(config, settings)) == objective
+
+
+def test_the_doctor_computes_log_probs_again_with_the_model_that_sampled(catalog: Catalog) -> None:
+    buffer = TrajectoryBuffer(catalog.place.uri)
+    for stage in ("sample", "ppo"):
+        case = _case(catalog, buffer, find_artifact(catalog, stage), None, recompute=False)
+        assert len(case.recomputed) == {"sample": 16, "ppo": 4}[stage]  # those of the second iteration have moved on
+        assert "log-probs do not match the policy" not in {finding.name for finding in examine(case)}
 
 
 def test_the_value_head_is_fitted_alone_first(catalog: Catalog) -> None:

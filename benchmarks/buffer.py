@@ -5,8 +5,8 @@
     CHECK=1 ...                                 exit code 1 where a target is missed
 
 Each line is a figure, its target and `met` or `MISSED`. Rows are made before anything is timed; each time is the median
-of several runs with warm caches, in one process; who goes first changes nothing. A warm buffer has the columns of a query
-in memory, as datasets has its files mapped; the first query after opening it is printed beside that.
+of several runs with warm caches, in one process; who goes first changes nothing. A warm buffer has the columns of a
+query in memory, as datasets has its files mapped; the first query after opening it is printed beside that.
 """
 
 import gc

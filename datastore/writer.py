@@ -23,8 +23,8 @@ from schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
 
-ROW_GROUP_ROWS = 128  # fewer make a look-up faster, and more a first scan: its cost is reading the footers
-FILE_ROWS = 80 * ROW_GROUP_ROWS  # about ten thousand
+ROW_GROUP_ROWS = 96  # fewer make a look-up faster, and more a first scan: its cost is reading the footers
+FILE_ROWS = 106 * ROW_GROUP_ROWS  # about ten thousand
 FILE_BYTES = 96 * 2**20  # of Arrow data; bounds memory
 THREADS = 2
 

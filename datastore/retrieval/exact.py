@@ -2,16 +2,26 @@
 
 import numpy as np
 
+BLOCK = 256
+
 
 def top(scores: np.ndarray, k: int, allowed: np.ndarray | None = None) -> np.ndarray:
     """Positions of the ``k`` highest scores, best first; ties by position. ``allowed`` restricts to some positions."""
     if allowed is not None:
         return allowed[top(scores[allowed], k)]
-    k = min(k, len(scores))
-    if k == 0:
-        return np.zeros(0, dtype=np.int64)
-    best = np.argpartition(-scores, k - 1)[:k] if k < len(scores) else np.arange(len(scores))
-    return best[np.lexsort([best, -scores[best]])]
+    candidates = np.flatnonzero(scores >= _bound(scores, k))
+    return candidates[np.lexsort([candidates, -scores[candidates]])][:k]
+
+
+def _bound(scores: np.ndarray, k: int) -> float:
+    """A score that ``k`` or a few more reach: the ``k``-th highest among the maxima of blocks, found many times faster
+    than by partitioning all scores."""
+    if k >= len(scores):
+        return -np.inf
+    blocks = len(scores) // BLOCK
+    if blocks >= k:
+        scores = scores[: blocks * BLOCK].reshape(blocks, BLOCK).max(1)
+    return float(np.partition(scores, len(scores) - k)[len(scores) - k]) if k else np.inf
 
 
 def nearest(

@@ -105,13 +105,12 @@ def copied(policy: Any) -> Any:
     return Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.name)
 
 
-def after_prompt(mask: list[bool]) -> list[bool]:
-    start = mask.index(True)
-    return [place >= start for place in range(len(mask))]
+def tokens_from(start: int, length: int) -> list[bool]:
+    return [place >= start for place in range(length)]
 
 
 def unmasked(row: Any) -> Any:
-    return row.model_copy(update={"action_mask": after_prompt(row.action_mask)})
+    return row.model_copy(update={"action_mask": tokens_from(row.action_mask.index(True), len(row.action_mask))})
 
 
 def with_logprobs(policy: Any, rows: list[Any]) -> list[Any]:
@@ -194,10 +193,11 @@ def prefer(setting: Setting, policy: Any, step_level: bool, masked: bool) -> Non
 
     make = step_pairs if step_level else trajectory_pairs
     pairs = [pair for rows in by_task(setting.rollouts).values() for pair in make(rows, 0.25, 4)]
+    prompt = {row.trajectory_id: row.action_mask.index(True) for row in setting.rollouts}
     rows = []
     for number, pair in enumerate(pairs):
         for ids, mask in ((pair.chosen_ids, pair.chosen_mask), (pair.rejected_ids, pair.rejected_mask)):
-            mask = mask if masked else after_prompt(mask)
+            mask = mask if masked else tokens_from(prompt[pair.chosen_id], len(ids))
             weights = [1.0] * len(ids)
             rows.append(TrainingRow(row_id=pair.pair_id, unit=number, input_ids=ids, mask=mask, weights=weights))
     if rows:

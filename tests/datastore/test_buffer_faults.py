@@ -122,7 +122,7 @@ def test_a_million_rows_stream_in_little_memory(tmp_path: Path) -> None:
     code = (
         "import resource, sys; sys.path.insert(0, 'benchmarks');"
         "from datastore import TrajectoryBuffer; from buffer_data import make;"
-        "batches = (b for i in range(0, 1_000_000, 1000) for b in make(1000, i, mean_tokens=50).to_batches());"
+        "batches = (b for i in range(0, 1_000_000, 10_000) for b in make(10_000, i, mean_tokens=50).to_batches());"
         f"r = TrajectoryBuffer({str(tmp_path)!r}).append(batches, stage='s', fingerprint='f');"
         "print(r.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
     )

@@ -170,7 +170,7 @@ def _valued(
     """Advantages of tokens [rows][tokens], by GAE or V-trace over the values of a critic, and rows with the value
     targets as weights and the old values as logprobs."""
     assert extras.values is not None
-    weights, targets = [], []
+    weights, targets, importance = [], [], []
     for number, (row, values) in enumerate(zip(rollouts, extras.values, strict=True)):
         spans = turn_spans(row.action_mask)
         if algorithm.level == "token":
@@ -179,12 +179,20 @@ def _valued(
         gained = _step_rewards(row, float(rewards[number]), spans)
         reward = [gain - sum(penalties[number][a:b]) for gain, (a, b) in zip(gained, spans, strict=True)]
         value = [values[place] for place in states]
-        proximal = extras.proximal[number] if extras.proximal else None
-        advantages, returns = _advantages(algorithm, row, spans, reward, value, proximal)
-        spread = np.zeros(len(row.input_ids))
-        for advantage, (start, end) in zip(advantages, spans, strict=True):
-            spread[start:end] = advantage
-        weights.append(spread.tolist())
+        if algorithm.off_policy and algorithm.off_policy.vtrace:
+            if extras.proximal is None:
+                raise ValueError("vtrace needs the log-probs of the proximal policy")
+            pairs = list(zip(extras.proximal[number], row.logprobs, strict=True))
+            log_ratio = [sum(new - old for new, old in pairs[a:b]) for a, b in spans]
+            bounds = algorithm.off_policy.vtrace
+            returns, advantages = vtrace(reward, value, log_ratio, algorithm.gamma, *bounds)
+            rho = np.minimum(np.exp(log_ratio), bounds[0])
+            # the weight comes after whitening, which would else take a mean off it
+            advantages = np.divide(advantages, rho, out=np.zeros(len(rho)), where=rho > 0)
+            importance.append(_spread(rho, spans, len(row.input_ids)))
+        else:
+            advantages, returns = _traced(algorithm, reward, value)
+        weights.append(_spread(advantages, spans, len(row.input_ids)))
         targets.append(
             TrainingRow(
                 row_id=row.trajectory_id,
@@ -195,7 +203,10 @@ def _valued(
                 logprobs=values,
             )
         )
-    return (_whiten(weights, rollouts) if algorithm.whiten else weights), targets
+    weights = _whiten(weights, rollouts) if algorithm.whiten else weights
+    if importance:
+        weights = [[w * i for w, i in zip(*pair, strict=True)] for pair in zip(weights, importance, strict=True)]
+    return weights, targets
 
 
 def _step_rewards(row: Trajectory, final: float, spans: Sequence[tuple[int, int]]) -> list[float]:
@@ -205,26 +216,21 @@ def _step_rewards(row: Trajectory, final: float, spans: Sequence[tuple[int, int]
     return [ends.get(end, 0.0) for _, end in spans]
 
 
-def _advantages(
-    algorithm: PPO,
-    row: Trajectory,
-    spans: Sequence[tuple[int, int]],
-    reward: Sequence[float],
-    value: Sequence[float],
-    proximal: Sequence[float] | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Advantages and value targets of a row's actions, both [actions]."""
-    if algorithm.off_policy and algorithm.off_policy.vtrace:
-        if proximal is None:
-            raise ValueError("vtrace needs the log-probs of the proximal policy")
-        log_ratio = [sum(proximal[i] - row.logprobs[i] for i in range(*span)) for span in spans]
-        targets, advantages = vtrace(reward, value, log_ratio, algorithm.gamma, *algorithm.off_policy.vtrace)
-        return advantages, targets
+def _traced(algorithm: PPO, reward: Sequence[float], value: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Advantages and value targets of a row's actions by GAE, both [actions]."""
     lam = algorithm.lam
     if algorithm.adaptive_alpha is not None:
-        lam = adaptive_lambda(len(spans), algorithm.adaptive_alpha)
+        lam = adaptive_lambda(len(value), algorithm.adaptive_alpha)
     critic_lam = lam if algorithm.critic_lam is None else algorithm.critic_lam
     return gae(reward, value, algorithm.gamma, lam)[0], gae(reward, value, algorithm.gamma, critic_lam)[1]
+
+
+def _spread(values: np.ndarray, spans: Sequence[tuple[int, int]], length: int) -> list[float]:
+    """A value for each action as a value for each of its tokens, [tokens]; 0 elsewhere."""
+    out = np.zeros(length)
+    for value, (start, end) in zip(values, spans, strict=True):
+        out[start:end] = value
+    return out.tolist()
 
 
 def _scatter(values: np.ndarray, places: Sequence[int], length: int) -> list[float]:

@@ -1,13 +1,14 @@
 """Negative examples against hallucinated tool use (Agent-FLAN: Chen et al. 2024, section 3.3): a request that needs
 tools where none are offered, and ordinary conversation under tools that it does not need. No call answers either.
 
-They are text, to be tokenised by whoever trains on them, with a chat template that shows tools.
+They are text, to be tokenised by whoever trains on them, with a chat template that shows tools. They are tasks of their
+own, in an environment of their own, so that no refusal counts as a solution of the task that it was made of.
 """
 
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
 REFUSAL = "I have no tool that could find this out."
-SOURCE = "negative"
+SOURCE = ENV = "negative"
 
 
 def without_tools(row: Trajectory, trajectory_id: str, refusal: str = REFUSAL) -> Trajectory:
@@ -32,14 +33,12 @@ def _negative(row: Trajectory, trajectory_id: str, messages: list[Message], tool
     return Trajectory(
         trajectory_id=trajectory_id,
         episode_id=trajectory_id,
-        task_id=row.task_id,
-        group_id=row.group_id,
+        task_id=trajectory_id,
+        group_id=trajectory_id,
         parent_id=row.trajectory_id,
         source=SOURCE,
-        env=row.env,
-        env_version=row.env_version,
+        env=ENV,
         split=row.split,
-        level=row.level,
         prompt=row.prompt,
         policy=row.policy,
         reward=1.0,

@@ -46,6 +46,10 @@ def append(
             ),
         )
     except BaseException as error:
+        if _is_committed(to, writer):  # interrupted, or cut off from the answer, after the commit was written
+            if not isinstance(error, Exception):
+                raise
+            return AppendResult(to.open().version(), checked.rows, skipped=False, quarantined=checked.quarantined)
         writer.discard()
         if isinstance(error, CommitFailedError):
             table = to.open()
@@ -57,6 +61,13 @@ def append(
         raise
     table.update_incremental()
     return AppendResult(table.version(), checked.rows, skipped=False, quarantined=checked.quarantined)
+
+
+def _is_committed(to: BufferTable, writer: FileWriter) -> bool:
+    """Whether the table holds the files that were written. Files of an unknown fate are kept: ``vacuum`` finds them."""
+    if not writer.names:
+        return False
+    return any(uri.rpartition("/")[2] in writer.names for uri in to.open().file_uris())
 
 
 def is_appended(version: int | None) -> bool:

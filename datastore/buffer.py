@@ -5,6 +5,7 @@ Files are compressed Parquet with small row groups, so that one trajectory is re
 
 import difflib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,9 @@ class TrajectoryBuffer:
         self._lookup = Lookup(self.place, FOLDER)
         self._scalars: ScalarColumns | None = None
 
+    def __reduce__(self) -> tuple[type["TrajectoryBuffer"], tuple[str]]:
+        return TrajectoryBuffer, (self.store,)  # to other processes goes the place, not what was read of it
+
     # table
 
     def table(self, version: int | datetime | None = None) -> "DeltaTable":
@@ -63,14 +67,16 @@ class TrajectoryBuffer:
     def version(self) -> int | None:
         """Number of the newest commit; None where nothing was ever appended."""
         try:
-            return self._table.follow().version()
+            with self._table.following() as table:
+                return table.version()
         except NoBufferError:
             return None
 
     def has(self, fingerprint: str, shard: int = 0) -> bool:
         """Whether this shard of this stage run was appended."""
         try:
-            return is_appended(self._table.follow().transaction_version(transaction(fingerprint, shard)))
+            with self._table.following() as table:
+                return is_appended(table.transaction_version(transaction(fingerprint, shard)))
         except NoBufferError:
             return False
 
@@ -114,12 +120,13 @@ class TrajectoryBuffer:
 
         from datastore.scalars import ScalarColumns, scan
 
-        table = self._table.follow() if version is None else self.table(version)
-        if schema_version(table) < TRAJECTORY_VERSION:
-            return pl.scan_delta(self.table(version))
+        with self._table.following() if version is None else nullcontext(self.table(version)) as table:
+            files, number, known = table.file_uris(), table.version(), schema_version(table)
+        if known < TRAJECTORY_VERSION:
+            return pl.scan_delta(self.table(number))
         if self._scalars is None:
             self._scalars = ScalarColumns(self._table.options)
-        return scan(table.file_uris(), partial(self.table, table.version()), self._scalars)
+        return scan(files, partial(self.table, number), self._scalars)
 
     def sql(self, query: str, version: int | datetime | None = None) -> "pl.DataFrame":
         """Answer a query over the views ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect."""
@@ -237,7 +244,9 @@ class TrajectoryBuffer:
         if not ids:
             return schema.empty_table()
         read = list(dict.fromkeys(["trajectory_id", *wanted]))
-        found = self._lookup.read(self._table.follow(), ids, read, _columns(read))
+        with self._table.following() as table:
+            files = self._lookup.files(table)
+        found = self._lookup.read(files, ids, read, _columns(read))
         place_of = {name: index for index, name in enumerate(found["trajectory_id"].to_pylist())}
         if len(place_of) != found.num_rows or any(name not in place_of for name in ids):
             self._refuse(ids, set(place_of), doubled=len(place_of) != found.num_rows)

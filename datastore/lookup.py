@@ -44,14 +44,12 @@ class Lookup:
         self._folder = folder
         self._files: dict[str, _File] = {}
         self._version: tuple[object, int] | None = None
-        self._current: list[_File] = []
 
-    def read(self, table: "DeltaTable", ids: Sequence[str], columns: Sequence[str], schema: pa.Schema) -> pa.Table:
-        """Rows with these ids, in no promised order; ids that are not there are left out."""
-        self._follow(table)
+    def read(self, files: "Sequence[_File]", ids: Sequence[str], columns: Sequence[str], schema: pa.Schema) -> pa.Table:
+        """Rows of ``files`` with these ids, in no promised order; ids that are not there are left out."""
         wanted = sorted(set(ids))
         values = pa.array(wanted, pa.string())
-        work = [(file, self._groups(file, wanted)) for file in self._current if _hit(wanted, file.least, file.most)]
+        work = [(file, self._groups(file, wanted)) for file in files if _hit(wanted, file.least, file.most)]
         # several row groups of one file are one task, but never so many that one thread has all the work
         tasks = [(file, groups[at : at + 8]) for file, groups in work for at in range(0, len(groups), 8)]
 
@@ -71,11 +69,11 @@ class Lookup:
                 parts = list(pool.map(one, tasks))
         return pa.concat_tables([schema.empty_table(), *parts])
 
-    def _follow(self, table: "DeltaTable") -> None:
-        """Take over the file list of the table's version."""
+    def files(self, table: "DeltaTable") -> list[_File]:
+        """The files of the table's version, for :meth:`read`."""
         version = (table.metadata().id, table.version())
         if version == self._version:
-            return
+            return list(self._files.values())
         actions = pa.table(table.get_add_actions(flatten=True))
         names = [unquote(path) for path in actions["path"].to_pylist()]
         bounds = [
@@ -88,8 +86,8 @@ class Lookup:
             name: self._files.get(name) or _File(name, least or "", most or chr(0x10FFFF))
             for name, least, most in zip(names, *bounds, strict=True)
         }
-        self._current = list(self._files.values())
         self._version = version
+        return list(self._files.values())
 
     def _groups(self, file: _File, wanted: list[str]) -> list[int]:
         if file.footer is None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 LIMIT_BYTES = 2**29
-"""Once the columns in memory are larger than this, others are read from their files each time."""
+"""Columns stay in memory up to this total. When an eighth of it is left, queries over others stream from the files."""
 BATCH_ROWS = 2048
 
 SCHEMA = pl.DataFrame(TRAJECTORY_SCHEMA.empty_table()).schema
@@ -45,8 +45,12 @@ class ScalarColumns:
             missing = [name for name in names if name not in self._columns]
             if missing and (not read or self._is_full()):
                 return None
-            self._columns |= {column.name: column.rechunk() for column in self._read(self._files, missing)}
-            return pl.DataFrame([self._columns[name] for name in names])
+            found = dict(self._columns)
+            for column in self._read(self._files, missing):
+                found[column.name] = column.rechunk()
+                if self._room() >= column.estimated_size():
+                    self._columns[column.name] = found[column.name]
+            return pl.DataFrame([found[name] for name in names])
 
     def _follow(self, files: Sequence[str]) -> None:
         """Take over a file list: read what an append added, forget everything where files are gone."""
@@ -64,8 +68,11 @@ class ScalarColumns:
             return pl.DataFrame(schema={name: SCHEMA[name] for name in names})
         return pl.scan_parquet(list(files), storage_options=self._options).select(names).collect()
 
+    def _room(self) -> float:
+        return LIMIT_BYTES - sum(column.estimated_size() for column in self._columns.values())
+
     def _is_full(self) -> bool:
-        return sum(column.estimated_size() for column in self._columns.values()) > LIMIT_BYTES
+        return self._room() < LIMIT_BYTES / 8
 
 
 def scan(files: Sequence[str], open_table: "Callable[[], DeltaTable]", scalars: ScalarColumns) -> pl.LazyFrame:

@@ -1,5 +1,8 @@
 """The Delta table that holds the buffer's rows: created once, opened at any version, followed as it grows."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -30,7 +33,9 @@ class BufferTable:
         self._place = place
         self.uri = f"{place.uri.rstrip('/')}/{FOLDER}"
         self.options = storage_options(place.uri)
-        self._newest: tuple[DeltaTable, object] | None = None
+        self._newest: DeltaTable | None = None
+        self._born: tuple[int, int] | None = None
+        self._lock = threading.Lock()
 
     def open(self, version: int | datetime | None = None) -> "DeltaTable":
         """The table at a version or a time. Raises where there is none, or a newer one than we can read."""
@@ -53,33 +58,37 @@ class BufferTable:
                 ) from None
         return table
 
-    def follow(self) -> "DeltaTable":
-        """The newest version, through one handle that reads only what was committed since the last call: opening a
-        table takes longer than most look-ups. The handle moves on with the next call, so nobody may keep it."""
+    @contextmanager
+    def following(self) -> "Iterator[DeltaTable]":
+        """The newest version, for one thread at a time and within the block alone. Locally it is one handle, which
+        reads only what was committed since the last time: opening a table takes longer than most look-ups."""
         from deltalake.exceptions import DeltaError
 
-        if self._newest is not None and self._newest[1] == self._birth():
-            table = self._newest[0]
-            try:
-                table.update_incremental()
-            except DeltaError as error:
-                raise CorruptError(f"the log of the buffer at {self.uri}", str(error)) from None
-            self._check(table)
-            return table
-        birth = self._birth()
-        self._newest = self.open(), birth
-        return self._newest[0]
+        with self._lock:
+            birth = self._birth(self._newest)
+            if self._newest is None or birth is None or birth != self._born:
+                self._newest = self.open()
+                self._born = self._birth(self._newest)
+            else:
+                try:
+                    self._newest.update_incremental()
+                except DeltaError as error:
+                    raise CorruptError(f"the log of the buffer at {self.uri}", str(error)) from None
+                self._check(self._newest)
+            yield self._newest
 
-    def _birth(self) -> object:
-        """What tells this table from one that was made in its place. On S3 nothing does: a bucket is rarely emptied
-        below a running process."""
-        if not isinstance(self._place, LocalPlace):
+    def _birth(self, table: "DeltaTable | None") -> tuple[int, int] | None:
+        """What tells this table from one made in its place; None where that cannot be told, as on S3, or where the
+        newest commit that ``table`` knows is gone."""
+        if table is None or not isinstance(self._place, LocalPlace):
             return None
+        log = self._place.root / FOLDER / "_delta_log"
         try:
-            found = (self._place.root / FOLDER / "_delta_log" / f"{0:020d}.json").stat()
+            (log / f"{table.version():020d}.json").stat()
+            first = (log / f"{0:020d}.json").stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return first.st_ino, first.st_mtime_ns
 
     def _check(self, table: "DeltaTable") -> None:
         if (found := schema_version(table)) > TRAJECTORY_VERSION:

@@ -67,7 +67,7 @@ class FileWriter:
         """``data_change`` is false where the files only hold rows that the table has already."""
         self._place = place
         self._data_change = data_change
-        self._names: list[str] = []
+        self.names: list[str] = []
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> "list[AddAction]":
         """Add actions of the files, in the order of their rows."""
@@ -75,8 +75,8 @@ class FileWriter:
         waiting: list[Future[AddAction]] = []
         with ThreadPoolExecutor(THREADS) as pool:
             for table in _parts(batches):
-                name = f"part-{len(self._names):05d}-{uuid.uuid4().hex}.zstd.parquet"
-                self._names.append(name)
+                name = f"part-{len(self.names):05d}-{uuid.uuid4().hex}.zstd.parquet"
+                self.names.append(name)
                 waiting.append(pool.submit(self._file, name, table))
                 if len(waiting) > THREADS:  # do not read ahead of what can be written
                     actions.append(waiting.pop(0).result())
@@ -100,7 +100,7 @@ class FileWriter:
         )
 
     def discard(self) -> None:
-        for name in self._names:
+        for name in self.names:
             self._place.delete(f"{FOLDER}/{name}")
 
 

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 from agentrl.doctor import HEAVY, LIGHT, Case, Finding, examine
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
+from datastore.places import LocalPlace
 from schemas.manifest import Kind, Manifest
 from schemas.training import TrainingRow
 
@@ -25,7 +26,7 @@ SMALL_BYTES = 2 * 2**30
 def diagnose(store: str, run: dict[str, Any], recompute: bool = False) -> dict[str, list[Finding]]:
     """Findings of each stage of a run that sampled or trained, by its name; without a finding the list is empty.
 
-    Log-probs are computed again where the model that sampled is small, or all with ``recompute``.
+    Log-probs are computed again where the model that sampled is small and on this disk, or all with ``recompute``.
     """
     catalog, buffer = Catalog(store), TrajectoryBuffer(store)
     manifests = {
@@ -77,6 +78,8 @@ def _logprobs(
     upstream = catalog.manifest(models[0].stage, models[0].fingerprint) if len(models) == 1 and rows else None
     if upstream is None:
         return {}
+    if not (recompute or isinstance(catalog.place, LocalPlace)):
+        return {}  # nothing is downloaded without being asked for
     folder = catalog.local(upstream.ingredients.stage, upstream.fingerprint, upstream.outputs[models[0].output].path)
     if not recompute and sum(file.stat().st_size for file in folder.rglob("*")) > SMALL_BYTES:
         return {}

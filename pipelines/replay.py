@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 KNOBS = ("algorithm", "objective", "optimizer", "beta", "nll", "length_normalized")
 """What ``--set`` may change: what acts on a step whose rows, with their advantages, are recorded."""
 
+IN_ADVANTAGES = (
+    *("degenerate", "keep_uncertain", "resample", "overlong", "credit", "per_level", "off_policy"),
+    *("level", "gamma", "lam", "critic_lam", "adaptive_alpha", "whiten", "critic"),
+)
+"""Knobs of an algorithm that decide which rows there are and what their advantages, before the step."""
+
 Batches = list[list[TrainingRow]]
 
 
@@ -77,12 +83,23 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
                 trainer.step(batch, lr_scale)
         elif number == step:
             trainer.objective = objective_of(changed)
+            _check_reference(trainer.objective, batches)
             trainer.config = changed.optimizer.model_copy(update={"lr": changed.optimizer.lr * scale})
             history = [trainer.step(batch, lr_scale) for batch in batches]
             found = {name: sum(one[name] for one in history) / len(history) for name in history[0]}
             recorded = {name: metrics[name] for name in found if metrics.get(name) is not None}
             return Replayed(step, sum(map(len, batches)), recorded, found, tuple(settings))
     raise ReplayError(f"step {step} updated nothing: all its groups were dropped, or it was skipped")
+
+
+def _check_reference(objective: "AnyObjective", batches: Batches) -> None:
+    kl = getattr(objective, "kl", None)
+    needed = getattr(objective, "reference", False) or (kl is not None and kl.where == "loss")
+    if needed and not all(row.ref_logprobs for rows in batches for row in rows):
+        raise ReplayError(
+            f"{getattr(objective, 'type', 'this loss')} compares with a reference policy, whose log-probs this stage "
+            "did not record; replay it with a loss without one, or run the stage again with this loss"
+        )
 
 
 def objective_of(config: BaseModel) -> "AnyObjective":
@@ -111,13 +128,17 @@ def _changed(config: Any, settings: Sequence[str]) -> Any:
         settings = [f"objective.{one}" if one.partition("=")[0] in own else one for one in settings]
         config = PreferenceConfig.model_validate(shared | {"objective": objective_of(config)})
     document = config.model_dump(mode="json")
-    for setting in settings:
+    for setting in sorted(settings, key=lambda one: not one.partition("=")[0].endswith(".type")):
         path, equals, text = setting.partition("=")
         keys = path.split(".")
         if not equals or keys[0] not in KNOBS or keys[0] not in document:
             allowed = [knob for knob in KNOBS if knob in document]
             hint = did_you_mean(keys[0], allowed)
             raise ReplayError(f"--set {setting}: allowed are NAME=VALUE of {', '.join(allowed)}{hint}")
+        if keys[0] == "algorithm" and keys[1:] and keys[1] in IN_ADVANTAGES:
+            raise ReplayError(
+                f"--set {setting}: {keys[1]} acted on the recorded advantages; run the stage again with it"
+            )
         if keys[1:] == ["type"]:  # choosing a type with no other key is the published algorithm
             document[keys[0]] = {}
         place = document

@@ -50,6 +50,7 @@ def experience(
     if leaking := sorted(set(splits) & set(HELD_OUT)):
         raise ValueError(f"splits {leaking} are held out; demonstrations from them would leak answers, use train")
     allowed = pl.col("success") & pl.col("split").is_in(list(splits)) & (pl.col("prompt") != prompt)
+    allowed &= pl.col("source") != "negative"  # a refusal that was made up solves nothing
     if task_id is not None:
         allowed &= pl.col("task_id") != task_id
     if where is not None:

@@ -16,7 +16,7 @@ def doctor(
     run: Annotated[str, typer.Argument(help="A run: its id, the beginning of it, or last")] = "last",
     store: Annotated[str, typer.Option(envvar="AGENTRL_STORE", help="Folder or s3://bucket/prefix")] = "store",
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Load models above 2 GiB too, to compute log-probs again")
+        bool, typer.Option("--recompute", help="Load models above 2 GiB, or on S3, too: log-probs are computed again")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:

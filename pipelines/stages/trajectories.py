@@ -109,14 +109,16 @@ class NegativesConfig(StageConfig):
 @stage("trajectories.negatives", version=1)
 def negatives(context: Context, config: NegativesConfig, trajectories: list[Trajectories]) -> Trajectories:
     """Examples in which no tool is to be called (Agent-FLAN): of ``share`` of the trajectories that call tools, their
-    request without any tool; of ``share`` of those that do not, the same conversation with another one's tools. Train
+    request without any tool; of ``share`` of the conversations without tools, the same with another one's tools. Train
     on them beside the rest, with a chat template that shows tools."""
     random = Random(f"negatives-{context.seed}")
     rows = [row for selection in trajectories for row in selection.read()]
-    agentic = [row for row in rows if row.n_tool_calls]
-    plain = [row for row in rows if not row.n_tool_calls and row.success]
+    agentic = [row for row in rows if any(message.tool_calls for message in row.messages) and row.tools != "[]"]
+    plain = [row for row in rows if not any(message.tool_calls for message in row.messages) and row.tools == "[]"]
     if not agentic:
-        raise ValueError("no trajectory calls a tool; give trajectories of an agent, with conversations beside them")
+        raise ValueError(
+            "no trajectory calls a tool that it lists; give an agent's, and conversations without tools beside them"
+        )
     chosen = [row for row in agentic if random.random() < config.share]
     made = [without_tools(row, context.trajectory_id(n), config.refusal) for n, row in enumerate(chosen)]
     for row in plain:

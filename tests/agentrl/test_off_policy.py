@@ -169,6 +169,10 @@ def test_vtrace_takes_the_place_of_gae_and_of_other_weights() -> None:
     targets, advantages = vtrace([0.0, 1.0], [0.2, 0.6], [math.log(3), math.log(0.5)], 1.0, 1.5, 1.0)
     assert [credit.rows[0].weights[i] for i in (1, 3)] == pytest.approx(advantages)
     assert [credit.targets[0].weights[i] for i in (1, 3)] == pytest.approx(targets)
+    # Whitening takes the mean off advantages before they are weighed: what is nearly impossible weighs nearly nothing.
+    rare = [[0.0, -1.0, 0.0, -2.0 + math.log(1e-6)]]
+    whitened = assign(config.model_copy(update={"whiten": True}), rows, Extras(values=values, proximal=rare))
+    assert abs(whitened.rows[0].weights[3]) < 1e-5 < abs(whitened.rows[0].weights[1])
     with pytest.raises(ValidationError, match="needs the values of a critic"):
         GRPO(off_policy=OffPolicy(vtrace=(1.0, 1.0)))
     with pytest.raises(ValidationError, match="would correct twice"):

@@ -98,7 +98,7 @@ def test_another_loss_or_knob_changes_that_step(catalog: Catalog) -> None:
     [
         (DPOConfig(beta=0.3), ["objective.type=simpo"], SimPO()),
         (DPOConfig(beta=0.3), ["nll=0.5"], DPO(beta=0.3, nll=0.5)),
-        (PreferenceConfig(objective=IPO(beta=0.2)), ["objective.type=dpo", "objective.beta=0.4"], DPO(beta=0.4)),
+        (PreferenceConfig(objective=IPO(beta=0.2)), ["objective.beta=0.4", "objective.type=dpo"], DPO(beta=0.4)),
         (GRPOConfig(algorithm=GRPO(clip_low=0.1)), ["algorithm.type=rloo"], RLOO()),
     ],
     ids=str,
@@ -136,6 +136,8 @@ def test_the_value_head_is_fitted_alone_first(catalog: Catalog) -> None:
         ("ppo", 0, ["algorithn.entropy=1"], "did you mean 'algorithm'"),
         ("ppo", 0, ["iterations=1"], "allowed are NAME=VALUE of algorithm, optimizer"),
         ("ppo", 0, ["algorithm.clip_low=7"], "less than 1"),
+        ("ppo", 0, ["algorithm.lam=0.5"], "lam acted on the recorded advantages"),
+        ("subgoal", 0, ["algorithm.kl.coef=0.1"], "grpo compares with a reference policy"),
     ],
 )
 def test_what_cannot_be_replayed_is_said(

@@ -1,5 +1,7 @@
+import pickle
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -182,3 +184,24 @@ def test_a_table_made_anew_in_the_same_place_is_noticed(tmp_path: Path, make: Ma
     TrajectoryBuffer(tmp_path).append([make(5)], stage="s", fingerprint="f")
     assert buffer.get(make(5).trajectory_id).trajectory_id == make(5).trajectory_id
     assert buffer.scan().select("trajectory_id").collect().height == 1
+
+
+def test_threads_that_share_a_buffer_see_what_they_appended(tmp_path: Path, make: Make) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+
+    def append_and_look(shard: int) -> None:
+        row = make(shard)
+        buffer.append([row], stage="s", fingerprint="f", shard=shard)
+        assert buffer.get(row.trajectory_id).trajectory_id == row.trajectory_id
+        rows = buffer.scan()  # columns from memory and from files are of one version
+        joined = rows.select("trajectory_id").join(rows.select("trajectory_id", "input_ids"), on="trajectory_id")
+        assert joined.collect().height == rows.select("env").collect().height > 0
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(append_and_look, range(16)))
+    assert buffer.scan().select("trajectory_id").collect().height == 16
+
+
+def test_a_used_buffer_goes_to_another_process(buffer: TrajectoryBuffer) -> None:
+    buffer.scan().select("env").collect()
+    assert pickle.loads(pickle.dumps(buffer)).version == buffer.version

@@ -111,7 +111,7 @@ def test_negatives_teach_not_to_call_a_tool(harness: Harness, tmp_path: Path) ->
     expert = harness.run(synthesize, tasks=tasks["train"])["trajectories"]
     talk = Trajectory(
         trajectory_id="talk-0", episode_id="talk-0", task_id="talk", source="imported", env="chat", split="train",
-        prompt="Good morning", reward=1.0, success=True, termination=Termination.ANSWERED,
+        prompt="Good morning", reward=0.0, success=False, termination=Termination.ANSWERED,
         messages=[Message(role=Role.USER, content="Hi"), Message(role=Role.ASSISTANT, content="Good morning.")],
     )  # fmt: skip
     made = harness.run(negatives, {"share": 1.0, "refusal": "No."}, trajectories=[expert, harness.trajectories([talk])])
@@ -121,6 +121,7 @@ def test_negatives_teach_not_to_call_a_tool(harness: Harness, tmp_path: Path) ->
     assert (bare.tools, bare.source, bare.parent_id) == ("[]", "negative", expert.read()[0].trajectory_id)
     assert [message.content for message in bare.messages] == [expert.read()[0].prompt, "No."]
     assert offered.tools == expert.read()[0].tools
+    assert {row.task_id for row in rows}.isdisjoint(row.task_id for row in expert.read())
     assert [message.content for message in offered.messages] == ["Hi", "Good morning."]
 
     config = {"model": {"path": str(tmp_path / "shows")}, "steps": 2, "batch": 4}

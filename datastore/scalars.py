@@ -4,8 +4,8 @@ Data files never change, so a column that was read once stays true: after an app
 queries are over scalars, and opening Parquet footers is most of their time.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -24,55 +24,60 @@ BATCH_ROWS = 2048
 SCHEMA = pl.DataFrame(TRAJECTORY_SCHEMA.empty_table()).schema
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Columns of these files, rows in the order of the files."""
+
+    files: tuple[str, ...] = ()
+    columns: Mapping[str, pl.Series] = field(default_factory=dict)
+
+    @property
+    def room(self) -> float:
+        return LIMIT_BYTES - sum(column.estimated_size() for column in self.columns.values())
+
+
 class ScalarColumns:
-    """Scalar columns of one table, in memory. Safe to use from several threads."""
+    """Scalar columns of one table, in memory. Threads may share it: what is held is replaced as a whole, so that at
+    worst two of them read the same column. A lock would be held while Polars works, whose threads may come back here.
+    """
 
     def __init__(self, storage_options: dict[str, str] | None) -> None:
         self._options = storage_options
-        self._files: list[str] = []
-        self._columns: dict[str, pl.Series] = {}
-        self._lock = threading.Lock()
+        self._held = _Held()
 
     def get(self, files: Sequence[str], names: Sequence[str], read: bool) -> pl.DataFrame | None:
         """These columns of these files, rows in one order for all columns. Those that are not in memory are read where
         ``read`` says so and there is room; otherwise None."""
-        with self._lock:
-            here = set(self._files) == set(files)
-            if not (here or read):
+        held = self._held
+        if set(held.files) != set(files):
+            if not read:
                 return None
-            if not here:
-                self._follow(files)
-            missing = [name for name in names if name not in self._columns]
-            if missing and (not read or self._is_full()):
-                return None
-            found = dict(self._columns)
-            for column in self._read(self._files, missing):
-                found[column.name] = column.rechunk()
-                if self._room() >= column.estimated_size():
-                    self._columns[column.name] = found[column.name]
-            return pl.DataFrame([found[name] for name in names])
+            held = self._followed(held, files)
+        missing = [name for name in names if name not in held.columns]
+        if missing and (not read or held.room < LIMIT_BYTES / 8):
+            return None
+        found = dict(held.columns)
+        for column in self._read(held.files, missing):
+            found[column.name] = column.rechunk()
+            if held.room >= column.estimated_size():
+                held = _Held(held.files, {**held.columns, column.name: found[column.name]})
+        self._held = held
+        return pl.DataFrame([found[name] for name in names])
 
-    def _follow(self, files: Sequence[str]) -> None:
-        """Take over a file list: read what an append added, forget everything where files are gone."""
-        known = set(self._files)
-        if self._columns and known < set(files) and not self._is_full():
-            added = [file for file in files if file not in known]
-            more = self._read(added, list(self._columns))
-            self._columns = {column.name: pl.concat([self._columns[column.name], column]).rechunk() for column in more}
-            self._files += added
-        else:
-            self._columns, self._files = {}, list(files)
+    def _followed(self, held: _Held, files: Sequence[str]) -> _Held:
+        """The same columns of another file list: what an append added is read, all is forgotten if files are gone."""
+        if not held.columns or not set(held.files) < set(files) or held.room < LIMIT_BYTES / 8:
+            return _Held(tuple(files))
+        known = set(held.files)
+        added = tuple(file for file in files if file not in known)
+        more = self._read(added, list(held.columns))
+        columns = {column.name: pl.concat([held.columns[column.name], column]).rechunk() for column in more}
+        return _Held(held.files + added, columns)
 
     def _read(self, files: Sequence[str], names: Sequence[str]) -> pl.DataFrame:
         if not files or not names:
             return pl.DataFrame(schema={name: SCHEMA[name] for name in names})
         return pl.scan_parquet(list(files), storage_options=self._options).select(names).collect()
-
-    def _room(self) -> float:
-        return LIMIT_BYTES - sum(column.estimated_size() for column in self._columns.values())
-
-    def _is_full(self) -> bool:
-        return self._room() < LIMIT_BYTES / 8
 
 
 def scan(files: Sequence[str], open_table: "Callable[[], DeltaTable]", scalars: ScalarColumns) -> pl.LazyFrame:

@@ -171,7 +171,7 @@ def test_columns_beyond_the_limit_are_read_each_time(
     buffer.append([make(0)], stage="s", fingerprint="f")
     assert buffer.scan().select("env").collect().height == 1
     assert buffer._scalars is not None
-    assert not buffer._scalars._columns
+    assert not buffer._scalars._held.columns
 
 
 def test_a_table_made_anew_in_the_same_place_is_noticed(tmp_path: Path, make: Make) -> None:

@@ -24,7 +24,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("THREADS", "1"))
 ROUNDS = 1 if SMALL else 3
-STEPS = 2 if SMALL else 6
+STEPS = 1 if SMALL else 6
 BATCH = 32
 misses = 0
 

@@ -55,6 +55,10 @@ CARRYING_PACKAGES = frozenset(
 )
 """Packages that carry data, print or check, and compute no result: their versions do not enter the fingerprint."""
 
+USED_WHERE_SET = {"deepspeed": ("deepspeed",), "peft": ("optimizer", "lora")}
+"""Optional packages that act only where this config field is set: where it is None their versions do not enter, so that
+installing one runs nothing again."""
+
 _DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow", "yaml": "PyYAML", "cv2": "opencv-python"}
 
 
@@ -139,7 +143,8 @@ class Fingerprinter:
                     raise UnhashableError(field, str(error.args[0])) from None
         function = node.stage.function
         reached = self.graph.reach(function.__module__, function.__name__)
-        packages = {name: self._version(name) for name in sorted(reached.packages - CARRYING_PACKAGES)}
+        idle = {name for name, path in USED_WHERE_SET.items() if _is_unset(config, path)}
+        packages = {name: self._version(name) for name in sorted(reached.packages - CARRYING_PACKAGES - idle)}
         return Ingredients(
             scheme=SCHEME,
             stage=node.name,
@@ -157,6 +162,16 @@ class Fingerprinter:
         if package not in self._versions:
             self._versions[package] = _installed_version(package)
         return self._versions[package]
+
+
+def _is_unset(config: Mapping[str, Any], path: tuple[str, ...]) -> bool:
+    """Whether a config has this field, and leaves it None."""
+    value: Any = config
+    for name in path:
+        if not isinstance(value, Mapping) or name not in value:
+            return False
+        value = value[name]
+    return value is None
 
 
 def _installed_version(package: str) -> str:

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_project import Project
 
+from datastore.catalog import Catalog
 from pipelines.fingerprint import UnhashableError, canonical
+from pipelines.load import load
+from pipelines.plan import make_plan
 from pipelines.problems import SpecError
 
 PIPELINE = """
@@ -197,3 +200,23 @@ def test_canonical_forms_of_other_types() -> None:
     assert canonical({"t": datetime(2026, 1, 1, tzinfo=UTC), "p": Path("a/b"), "s": {2, 1}, "f": float("nan")}) == {
         "f": "nan", "p": "a/b", "s": [1, 2], "t": "2026-01-01T00:00:00+00:00",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("setting", "entering"),
+    [("{}", set()), ("{optimizer: {lora: {rank: 4}}}", {"peft"}), ("{deepspeed: {zero: 1}}", {"deepspeed"})],
+)
+def test_an_optional_package_enters_only_where_the_config_uses_it(
+    tmp_path: Path, setting: str, entering: set[str]
+) -> None:
+    (tmp_path / "p.yaml").write_text(f"""
+name: p
+stages:
+  tasks: {{uses: tasks.generate, with: {{env: lookup, train: 4, dev: 1, heldout: 1}}}}
+  expert: {{uses: trajectories.synthesize, inputs: {{tasks: tasks.train}}}}
+  warm: {{uses: train.sft, inputs: {{trajectories: expert}}, with: {{model: {{init: tiny}}, steps: 1, batch: 4}}}}
+  next: {{uses: train.sft, inputs: {{trajectories: expert, model: warm}}, with: {setting}}}
+""")
+    store = str(tmp_path / "store")
+    plan = make_plan(load(str(tmp_path / "p.yaml")), Catalog(store), store)
+    assert {"peft", "deepspeed"} & set(plan.steps["next"].ingredients.packages) == entering

@@ -176,6 +176,7 @@ def _valued(
         if algorithm.level == "token":
             spans = [(place, place + 1) for start, end in spans for place in range(start, end)]
         states = [start for start, _ in spans]
+        firsts = [(start, start + 1) for start in states]
         gained = _step_rewards(row, float(rewards[number]), spans)
         reward = [gain - sum(penalties[number][a:b]) for gain, (a, b) in zip(gained, spans, strict=True)]
         value = [values[place] for place in states]
@@ -198,8 +199,8 @@ def _valued(
                 row_id=row.trajectory_id,
                 unit=number,
                 input_ids=row.input_ids,
-                mask=[bool(one) for one in _scatter(np.ones(len(states)), states, len(row.input_ids))],
-                weights=_scatter(returns, states, len(row.input_ids)),
+                mask=[bool(one) for one in _spread(np.ones(len(states)), firsts, len(row.input_ids))],
+                weights=_spread(returns, firsts, len(row.input_ids)),
                 logprobs=values,
             )
         )
@@ -230,12 +231,6 @@ def _spread(values: np.ndarray, spans: Sequence[tuple[int, int]], length: int) -
     out = np.zeros(length)
     for value, (start, end) in zip(values, spans, strict=True):
         out[start:end] = value
-    return out.tolist()
-
-
-def _scatter(values: np.ndarray, places: Sequence[int], length: int) -> list[float]:
-    out = np.zeros(length)
-    out[list(places)] = values
     return out.tolist()
 
 

@@ -11,6 +11,10 @@ REFUSAL = "I have no tool that could find this out."
 SOURCE = ENV = "negative"
 
 
+def calls_tools(row: Trajectory) -> bool:
+    return any(message.tool_calls for message in row.messages)
+
+
 def without_tools(row: Trajectory, trajectory_id: str, refusal: str = REFUSAL) -> Trajectory:
     """The opening of an agent's run, with no tool offered; the answer is ``refusal``."""
     opening: list[Message] = []
@@ -23,7 +27,7 @@ def without_tools(row: Trajectory, trajectory_id: str, refusal: str = REFUSAL) -
 
 def with_unneeded_tools(row: Trajectory, trajectory_id: str, tools: str) -> Trajectory:
     """A conversation that made no call, with ``tools`` (JSON) on offer. Raises ValueError where it made one."""
-    if any(message.tool_calls for message in row.messages):
+    if calls_tools(row):
         raise ValueError(f"{row.trajectory_id} calls tools; give conversations without calls")
     return _negative(row, trajectory_id, row.messages, tools)
 

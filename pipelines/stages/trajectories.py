@@ -7,7 +7,7 @@ from pydantic import Field
 from agentrl.demonstrations import demonstrate
 from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
-from agentrl.negatives import REFUSAL, with_unneeded_tools, without_tools
+from agentrl.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
 from agentrl.preferences import by_task
 from agentrl.rationalize import HINT, is_grounded, strip_hint
 from pipelines.handles import Model, Tasks, Trajectories
@@ -113,8 +113,8 @@ def negatives(context: Context, config: NegativesConfig, trajectories: list[Traj
     on them beside the rest, with a chat template that shows tools."""
     random = Random(f"negatives-{context.seed}")
     rows = [row for selection in trajectories for row in selection.read()]
-    agentic = [row for row in rows if any(message.tool_calls for message in row.messages) and row.tools != "[]"]
-    plain = [row for row in rows if not any(message.tool_calls for message in row.messages) and row.tools == "[]"]
+    agentic = [row for row in rows if calls_tools(row) and row.tools != "[]"]
+    plain = [row for row in rows if not calls_tools(row) and row.tools == "[]"]
     if not agentic:
         raise ValueError(
             "no trajectory calls a tool that it lists; give an agent's, and conversations without tools beside them"

@@ -11,12 +11,13 @@ import torch
 
 from agentrl.advantages.group import degenerate_groups
 from agentrl.algorithms import PPO, PolicyGradient
+from agentrl.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.credit import Credit, Extras, assign
 from agentrl.critic import CriticTrainer
 from agentrl.optimizer import OptimizerConfig
 from agentrl.policy import Policy
 from agentrl.rollout import Attempt, Rollouts
-from agentrl.trainer import Trainer, batch_logprobs, check_rows, save_checkpoint
+from agentrl.trainer import Trainer, batch_logprobs, check_rows
 from schemas.task import Task
 from schemas.training import TrainingRow
 from schemas.trajectory import Trajectory
@@ -174,7 +175,10 @@ class OnlineLoop:
         save_checkpoint(path, {**saved, "metrics": state.metrics, "steps": state.steps})
 
     def restore(self, path: Path) -> OnlineState:
-        saved = torch.load(path, weights_only=True)
+        """The state at the newest checkpoint that can be read; a fresh one, and nothing changed, if there is none."""
+        saved = load_checkpoint(path)
+        if saved is None:
+            return OnlineState()
         self.iteration, self.drawn, self.made, self.policy.version = saved["counters"]
         self.trainer.restore(saved["trainer"])
         if self.critic:

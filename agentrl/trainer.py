@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from agentrl.batch import Batch, TrainingError, check_rows, collate, micro_batches, units
+from agentrl.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.logprobs import token_logprobs
 from agentrl.lora import add_lora
 from agentrl.objectives import AnyObjective
@@ -23,7 +24,7 @@ from schemas.training import TRAINING_SCHEMA, TrainingRow
 
 Metrics = dict[str, float]
 
-__all__ = ["Metrics", "Trainer", "TrainingError", "epochs", "fit", "reference_logprobs", "save_checkpoint"]
+__all__ = ["Metrics", "Trainer", "TrainingError", "epochs", "fit", "reference_logprobs"]
 
 
 class Trainer:
@@ -144,14 +145,14 @@ def fit(
 ) -> list[Metrics]:
     """Train to the end of the trainer's schedule and return the metrics of every step.
 
-    A checkpoint at ``checkpoint`` is resumed from: the curve is that of an undisturbed run. Raises TrainingError before
-    the first step where rows cannot be trained on, and where a loss is not finite; then the last good state is kept
-    at ``checkpoint`` and the step's rows beside it, in ``failed_step.parquet``.
+    A checkpoint at ``checkpoint`` is resumed from, or the one before it if that is damaged: the curve is that of an
+    undisturbed run. Raises TrainingError before the first step where rows cannot be trained on, and where a loss is not
+    finite; then the last good state is kept at ``checkpoint`` and the step's rows beside it, in
+    ``failed_step.parquet``.
     """
     check_rows(rows, trainer.policy)
     history: list[Metrics] = []
-    if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
+    if saved := load_checkpoint(checkpoint):
         trainer.restore(saved["trainer"])
         history = saved["history"]
     for number, batch in enumerate(epochs(rows, batch_units, seed)):
@@ -194,13 +195,6 @@ def step_table(iteration: int, steps: Sequence[tuple[int, Sequence[TrainingRow]]
     for place, (name, values) in enumerate(columns.items()):
         table = table.add_column(place, pa.field(name, pa.int32(), nullable=False), pa.array(values, pa.int32()))
     return table
-
-
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write atomically: a kill leaves the last checkpoint whole."""
-    temporary = path.with_suffix(".tmp")
-    torch.save(state, temporary)
-    temporary.replace(path)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from agentrl.algorithms import GRPO, Algorithm
 from agentrl.engines.base import Sampling
 from agentrl.optimizer import OptimizerConfig
 from agentrl.trackers import Tracker
+from datastore.places import sync_tree
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.policies import load_policy, only_env, rollouts
@@ -82,14 +83,13 @@ def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) ->
 
 def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> Online:
     from agentrl.lora import merge_lora
-    from agentrl.online import OnlineState
     from agentrl.trackers import track
     from agentrl.trainer import step_table
 
     loop = _loop(context, config, model, tasks)
     checkpoint, parts = context.scratch / "checkpoint.pt", context.scratch / "batches"
     parts.mkdir(exist_ok=True)
-    state = loop.restore(checkpoint) if checkpoint.exists() else OnlineState()
+    state = loop.restore(checkpoint)
     with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:
         while loop.iteration < config.iterations:
             iteration, started = loop.iteration, time.perf_counter()
@@ -102,6 +102,7 @@ def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -
             send(step.metrics)
             _report(context, config, step, time.perf_counter() - started)
             if loop.iteration % config.checkpoint_every == 0:
+                sync_tree(parts)  # a checkpoint says that the batches before it are there
                 loop.save(checkpoint, state)
     context.metrics.update(
         first_success=state.metrics[0]["success"],

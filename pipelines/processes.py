@@ -1,49 +1,130 @@
-"""Ending a process with everything that it started, also what moved to a session of its own."""
+"""Processes and all that they start: what is below, ending a whole tree, and a guard that leaves nothing behind."""
 
 import contextlib
+import ctypes
 import os
+import resource
+import select
 import signal
 import subprocess
+import sys
 import time
-from pathlib import Path
+
+import psutil
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SWEEP_S = 5.0
 
 
-def descendants(pid: int) -> list[int]:
-    """Processes below this one, nearest first. Empty where the system has no /proc."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if fields[0] != "Z":
-                children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found, todo = [], [pid]
-    while todo:
-        todo = [child for parent in todo for child in children.get(parent, [])]
-        found += todo
-    return found
+def descendants(pid: int) -> list[psutil.Process]:
+    """Living processes below this one, nearest first; zombies are left out."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [one for one in psutil.Process(pid).children(recursive=True) if _lives(one)]
+    return []
 
 
-def end(process: subprocess.Popen[bytes], grace_s: float = 2.0) -> None:
-    """SIGTERM to a session leader's whole tree, SIGKILL to what is left after ``grace_s`` seconds."""
-    tree = [process.pid, *descendants(process.pid)]
-    _signal(process.pid, tree, signal.SIGTERM)
-    deadline = time.monotonic() + grace_s
-    while time.monotonic() < deadline and (process.poll() is None or any(map(_lives, tree[1:]))):
-        time.sleep(0.02)
-    _signal(process.pid, [*tree, *descendants(process.pid)], signal.SIGKILL)
-    process.wait()
-
-
-def _lives(pid: int) -> bool:
+def _lives(process: psutil.Process) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
-def _signal(group: int, tree: list[int], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
-    for pid in tree:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+def end(guard: subprocess.Popen[bytes], grace_s: float = 2.0) -> None:
+    """SIGTERM to all that is below a guard, SIGKILL to what is left after ``grace_s`` seconds. The guard then ends
+    by itself, and is killed if it does not."""
+    tree = descendants(guard.pid)
+    _send(tree, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline and any(map(_lives, tree)):
+        time.sleep(0.02)
+    _send([*tree, *descendants(guard.pid)], signal.SIGKILL)
+    try:
+        guard.wait(grace_s)
+    except subprocess.TimeoutExpired:  # for instance because it was stopped
+        _send(descendants(guard.pid), signal.SIGKILL)
+        guard.kill()
+        guard.wait()
+
+
+def _send(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for one in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            one.send_signal(number)
+
+
+def split_off_guard(alive: int, theirs: tuple[int, ...]) -> None:
+    """Fork. The child returns from here and does the work. The parent becomes its guard and never returns.
+
+    The guard runs no code of a stage, so that nothing that a stage does (hold the interpreter lock, say) stops it. It
+    ends with the child's exit code or signal once the child is gone, and when the pipe ``alive`` closes, which means
+    that the run is gone. Before it ends, it kills all that is left below it: daemons that forked twice too, since it
+    adopts them. If the guard itself is killed, the child dies with it. ``theirs`` are descriptors of the child alone.
+
+    Adopting, and dying with the guard, need Linux.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    guard = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(alive)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:  # it died before we could ask
+            os._exit(1)
+        return
+    for descriptor in theirs:
+        os.close(descriptor)
+    status = 1
+    try:
+        status = _stand_guard(child, alive)
+    finally:
+        os._exit(status)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _stand_guard(child: int, alive: int) -> int:
+    """Wait until the child or the run is gone, and end the rest. Returns the exit code; dies of the child's signal."""
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    status: int | None = None
+    while status is None:
+        ready, _, _ = select.select([alive, readable], [], [], 1.0)
+        if alive in ready:
+            break
+        if readable in ready:
+            os.read(readable, 4096)
+        status = _reap(child)
+    _sweep()
+    if status is None:
+        return 1
+    if os.WIFSIGNALED(status):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to reset
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    return os.WEXITSTATUS(status)
+
+
+def _reap(child: int) -> int | None:
+    """Collect what has died below us. Returns the child's status if it is among them."""
+    status = None
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            if found[0] == child:
+                status = found[1]
+    return status
+
+
+def _sweep() -> None:
+    deadline = time.monotonic() + _SWEEP_S
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+        _send(left, signal.SIGKILL)
+        time.sleep(0.01)
+        _reap(0)

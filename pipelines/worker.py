@@ -2,7 +2,7 @@
 be ended without ending the run. torch and the like are imported once for all stages of a run.
 
 The worker leads a session of its own: Ctrl-C reaches the run alone, which then ends the worker with all it started.
-When the run itself is killed, the worker sees its pipe close and kills its whole process group.
+Above each worker stands a guard (:mod:`pipelines.processes`), a process that ends all of it when the run is killed.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.processes import descendants, end
+from pipelines.processes import descendants, end, split_off_guard
 
 if TYPE_CHECKING:
     from pipelines.execute import Job, Outcome
@@ -46,6 +46,8 @@ class StageError(RuntimeError):
 
 @dataclass
 class _Process:
+    """A worker. ``popen`` is its guard."""
+
     popen: subprocess.Popen[bytes]
     connection: Connection
     alive: int
@@ -169,7 +171,7 @@ class Workers:
                     if kind == "progress" and listener:
                         listener(value[0], value[1])
             failed = kind == "died" or isinstance(value, str)
-            reusable = keep and not failed and not descendants(process.popen.pid)
+            reusable = keep and not failed and len(descendants(process.popen.pid)) == 1  # the worker, nothing else
         finally:
             with self._lock:
                 self._busy.pop(job.stage, None)
@@ -201,15 +203,6 @@ def _death(code: int) -> str:
     return f"its process exited with code {code}"
 
 
-def _watch(alive: int) -> None:
-    """Block until the run's end of the pipe closes, then leave nothing behind."""
-    os.read(alive, 1)
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
 def _redirect(log: str) -> None:
     """From here on, everything that this process and its children print goes to the stage's log."""
     sys.stdout.flush()
@@ -224,7 +217,7 @@ def main() -> None:
     jobs, replies, alive = map(int, sys.argv[1:])
     for descriptor in (jobs, replies, alive):
         os.set_inheritable(descriptor, False)
-    threading.Thread(target=_watch, args=(alive,), daemon=True).start()
+    split_off_guard(alive, (jobs, replies))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` is heard
     connection = _TwoPipes(jobs, replies)
     from pipelines import execute, library

@@ -1,5 +1,6 @@
 """Stages in worker processes: results, failures, kills, races."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from toy_project import Project
 
@@ -121,6 +123,32 @@ def test_children_left_behind_cost_the_worker_its_life(project: Project) -> None
         workers.close()
 
 
+DAEMON = """
+    import sys
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            open('daemon', 'w').write(str(os.getpid()))
+            time.sleep(60)
+        os._exit(0)
+    os.wait()
+    while not os.path.exists('daemon') or not open('daemon').read():
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("error", ["", "no such luck"])
+def test_a_daemon_that_forked_twice_ends_with_its_stage(project: Project, error: str) -> None:
+    project.edit("stages", "    for number in range(int", DAEMON + "    for number in range(int")
+    workers = Workers(lambda *_: None)
+    try:
+        with contextlib.suppress(StageError):
+            workers.run(job(project, error=error), project.folder / "log")
+        assert not _lives(int(Path("daemon").read_text()))
+    finally:
+        workers.close()
+
+
 RUN = """
 import sys
 from pathlib import Path
@@ -149,7 +177,7 @@ def test_kill_9_of_the_run_leaves_no_worker_and_nothing_half_made(project: Proje
     assert process.stdout
     while "progress" not in process.stdout.readline():
         pass
-    below = descendants(process.pid)
+    below = [one.pid for one in descendants(process.pid)]
     process.kill()
     process.wait()
     deadline = time.monotonic() + 5
@@ -159,6 +187,25 @@ def test_kill_9_of_the_run_leaves_no_worker_and_nothing_half_made(project: Proje
     assert not any(map(_lives, below))
     assert project.catalog.manifest("t", slow.fingerprint) is None
     assert set(project.run(PIPELINE % ("", 3.0))) == {"t"}
+
+
+def test_kill_9_of_the_run_ends_a_stage_that_holds_the_interpreter_lock(project: Project) -> None:
+    """A thread of the worker could not see that the run is gone; and a daemon of the stage is ended too."""
+    hold = "    context.progress(0)\n    import ctypes\n    ctypes.PyDLL(None).sleep(8)\n"
+    project.edit("stages", "    for number in range(int", DAEMON + hold + "    for number in range(int")
+    job(project, sleep=3.0)
+    process = start(project)
+    assert process.stdout
+    while "progress" not in process.stdout.readline():
+        pass
+    time.sleep(0.2)
+    below = [one.pid for one in descendants(process.pid)] + [int(Path("daemon").read_text())]
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 3
+    while any(map(_lives, below)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in below if _lives(pid)]
 
 
 def test_two_runs_at_once_compute_each_stage_once(project: Project) -> None:
@@ -220,6 +267,6 @@ def test_threads_share_workers(project: Project) -> None:
 
 def _lives(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False

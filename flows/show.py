@@ -6,7 +6,6 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.tree import Tree
 
 from datastore.catalog import Catalog
 from flows.display import metrics_text, seconds
@@ -115,26 +114,35 @@ def _number(value: Any) -> str:
 
 
 def print_lineage(console: Console, root: Lineage) -> None:
+    """As a tree; what is read a second time is not shown again below. Deep trees are never cut at the right."""
+    lines = [_node_text(root)]
     shown: set[str] = set()
+    todo = [("", _children(root))]
+    while todo:
+        prefix, children = todo[-1]
+        if not children:
+            todo.pop()
+            continue
+        name, below = children.pop(0)
+        lines.append(prefix + ("├── " if children else "└── ") + name)
+        if below and below.label in shown and below.inputs:
+            lines[-1] += " (above)"
+        elif below:
+            shown.add(below.label)
+            todo.append((prefix + ("│   " if children else "    "), _children(below)))
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def grow(tree: Tree, node: Lineage) -> None:
-        for name, below in node.inputs:
-            again = " (above)" if below.label in shown and below.inputs else ""
-            branch = tree.add(_node_text(below, f"{name} = ") + again)
-            if not again:
-                shown.add(below.label)
-                grow(branch, below)
-        for what in node.manifest.ingredients.externals if node.manifest else ():
-            tree.add(escape(f"{what} (outside)"))
 
-    tree = Tree(_node_text(root))
-    grow(tree, root)
-    console.print(tree)
+def _children(node: Lineage) -> list[tuple[str, Lineage | None]]:
+    outside = node.manifest.ingredients.externals if node.manifest else ()
+    read: list[tuple[str, Lineage | None]] = [(_node_text(one, f"{name} = "), one) for name, one in node.inputs]
+    return [*read, *((f"{what} (outside)", None) for what in outside)]
 
 
 def _node_text(node: Lineage, prefix: str = "") -> str:
     about = f"{node.manifest.ingredients.uses}, run {node.manifest.run_id}" if node.manifest else "removed since"
-    return escape(f"{prefix}{node.label}  ({about})")
+    return f"{prefix}{node.label}  ({about})"
 
 
 def print_garbage(console: Console, garbage: Garbage, dry_run: bool) -> None:

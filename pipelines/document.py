@@ -8,15 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
-
+from pipelines import yaml_text
 from pipelines.problems import Place, Problem, SpecError, did_you_mean
+from pipelines.yaml_text import Key, YamlError
 
 LIBRARY = Path(__file__).parent / "specs"
-
-Key = tuple[str | int, ...]
 
 
 @dataclass
@@ -41,48 +37,32 @@ def library_names() -> list[str]:
 def find(name: str, relative_to: Path | None = None) -> Path:
     """The file of a pipeline, by path or by its name in the library.
 
-    Raises SpecError where there is neither.
+    Raises SpecError if there is neither.
     """
     path = (relative_to or Path()) / name
-    if path.is_file():
-        return path
-    if (LIBRARY / f"{name}.yaml").is_file():
-        return LIBRARY / f"{name}.yaml"
+    try:
+        for found in (path, LIBRARY / f"{name}.yaml"):
+            if found.is_file():
+                return found
+    except (OSError, ValueError) as error:  # too long for a path, or a character that no path has
+        raise SpecError([Problem(f"{name[:80]!r} cannot be the path of a pipeline file: {error}")]) from None
     near = [str(other) for other in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     hint = did_you_mean(name, [*near, *library_names()]) or f"; the library has: {', '.join(library_names()) or 'none'}"
     raise SpecError([Problem(f"there is no pipeline file {path} and no pipeline of that name in the library{hint}")])
 
 
 def parse(text: str, path: Path) -> Document:
-    """Read YAML 1.2. Raises SpecError where it is not YAML, not a mapping, or a key is written twice."""
-    yaml = YAML(typ="safe")
-    try:
-        node = yaml.compose(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = " ".join(str(part) for part in (error.context, error.problem) if part)
-        raise SpecError([Problem(f"is not YAML: {what}", Place(str(path), mark and mark.line + 1))]) from None
+    """Read YAML 1.2. Raises SpecError if it is not YAML, not a mapping, too large, or a key is written twice."""
     document = Document(path, {})
-    problems: list[Problem] = []
 
-    def build(node: Node, key: Key) -> Any:
-        document.places.setdefault(key, Place(str(path), node.start_mark.line + 1))
-        if isinstance(node, MappingNode):
-            mapping: dict[Any, Any] = {}
-            for name_node, value_node in node.value:
-                name = name_node.value
-                place = Place(str(path), name_node.start_mark.line + 1)
-                if name in mapping:
-                    problems.append(Problem("this key is written twice", place, (*key, name)))
-                document.places[(*key, name)] = place
-                mapping[name] = build(value_node, (*key, name))
-            return mapping
-        if isinstance(node, SequenceNode):
-            return [build(item, (*key, number)) for number, item in enumerate(node.value)]
-        value = yaml.constructor.construct_object(node)
-        return value if isinstance(value, str | int | float | bool | None) else node.value
+    def place(key: Key, line: int) -> None:
+        document.places[key] = Place(str(path), line)
 
-    value: Any = build(node, ()) if node is not None else None
+    try:
+        value, wrong = yaml_text.parse(text, place)
+    except YamlError as error:
+        raise SpecError([Problem(error.message, Place(str(path), error.line))]) from None
+    problems = [Problem(error.message, Place(str(path), error.line), error.key) for error in wrong]
     if not isinstance(value, dict):
         problems.append(Problem("a pipeline file is a mapping with the keys name and stages", Place(str(path), 1)))
     if problems:
@@ -107,7 +87,7 @@ def merge(base: Any, over: Any) -> Any:
 def read(path: Path, seen: Sequence[Path] = ()) -> Document:
     """A file and those that it extends, as one document."""
     try:
-        document = parse(path.read_text(), path)
+        document = parse(path.read_text(encoding="utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError([Problem(f"cannot be read: {error}", Place(str(path), None))]) from None
     extends = document.value.get("extends")
@@ -127,21 +107,24 @@ def read(path: Path, seen: Sequence[Path] = ()) -> Document:
 
 
 def with_profile(document: Document, name: str) -> Document:
-    """The document under one of its profiles. Raises SpecError where there is none of that name."""
+    """The document under one of its profiles. Raises SpecError if there is none of that name, or it is no overlay."""
     profiles = document.value.get("profiles")
     profiles = profiles if isinstance(profiles, dict) else {}
     if name not in profiles:
         hint = did_you_mean(name, profiles) or f"; profiles: {', '.join(profiles) or 'none'}"
         raise SpecError([Problem(f"--profile {name}: there is no such profile{hint}", document.place(("profiles",)))])
     profile = profiles[name] or {}
+    prefix = ("profiles", name)
+    if not isinstance(profile, dict) or not isinstance(profile.get("stages") or {}, dict):
+        key: Key = (*prefix, "stages") if isinstance(profile, dict) else prefix
+        raise SpecError([Problem("is a mapping of what it changes", document.place(key), key)])
     stages: Any = document.value.get("stages")
     for stage, entry in (profile.get("stages") or {}).items() if isinstance(stages, dict) else ():
-        if stage not in stages and not {"uses", "repeat"} & set(entry or ()):
+        if stage not in stages and not (isinstance(entry, dict) and {"uses", "repeat"} & set(entry)):
             hint = did_you_mean(str(stage), stages) or f"; stages: {', '.join(stages)}"
-            key = ("profiles", name, "stages", stage)
-            raise SpecError([Problem(f"there is no stage {stage!r} to overlay{hint}", document.place(key), key)])
+            place = (*prefix, "stages", stage)
+            raise SpecError([Problem(f"there is no stage {stage!r} to overlay{hint}", document.place(place), place)])
     overlay = {key: profile[key] for key in ("seed", "execution", "stages") if profile.get(key) is not None}
-    prefix = ("profiles", name)
     moved = {key[2:]: place for key, place in document.places.items() if key[:2] == prefix and len(key) > 3}
     return Document(document.path, merge(document.value, overlay), document.places | moved)
 
@@ -149,20 +132,20 @@ def with_profile(document: Document, name: str) -> Document:
 def with_settings(document: Document, settings: Iterable[str]) -> Document:
     """``stages.dpo.with.beta=0.3`` and the like, read as YAML values, laid upon the document.
 
-    Raises SpecError where a setting is not ``path=value`` or its path leads nowhere.
+    Raises SpecError if a setting is not ``path=value`` or its path leads nowhere. No message repeats a value.
     """
     value, places, problems = document.value, dict(document.places), []
     for setting in settings:
         dotted, equals, text = setting.partition("=")
-        place = Place(f"--set {setting}", None)
-        if not equals or not dotted.strip():
+        key = tuple(dotted.strip().split("."))
+        place = Place(f"--set {dotted.strip()[:200]}" if equals else "--set", None)
+        if not equals or not all(key) or len(key) > yaml_text.MAX_DEPTH:
             problems.append(Problem("is written as a.b.c=value, e.g. stages.dpo.with.beta=0.3", place))
             continue
-        key = tuple(dotted.strip().split("."))
         try:
-            parsed = YAML(typ="safe").load(text)
-        except MarkedYAMLError as error:
-            problems.append(Problem(f"the value is not YAML: {error.problem}", place))
+            parsed = yaml_text.plain(text)
+        except YamlError as error:
+            problems.append(Problem(f"the value {error.message}", place))
             continue
         problem = _leads_nowhere(value, key)
         if problem:

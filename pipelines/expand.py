@@ -4,6 +4,7 @@ import fnmatch
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,14 @@ from typing import Any
 
 from pipelines.document import Key, merge
 from pipelines.problems import did_you_mean
+from pipelines.yaml_text import MAX_DEPTH
 from schemas.pipeline import Carry, GroupSpec, PipelineSpec, StageSpec
+
+MAX_STAGES = 5_000
+"""Stages of a pipeline once groups are unrolled and matrices are multiplied out."""
+
+MAX_LABEL = 60
+"""Characters of a matrix value in a stage's name, which becomes the name of a folder; longer values are hashed."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +98,10 @@ def expand(spec: PipelineSpec) -> tuple[Expanded, list[tuple[Key, str]]]:
     for name, entry in spec.stages.items():
         if isinstance(entry, GroupSpec):
             expanded.groups[name] = entry
+    if problem := _too_many(spec):
+        return expanded, [problem]
     for draft in _rounds(spec):
-        if draft.name in expanded.names():
+        if draft.name in expanded.drafts or draft.name in expanded.variants:
             problems.append((draft.key, f"two stages are called {draft.name!r}; rename one"))
             continue
         try:
@@ -102,7 +112,33 @@ def expand(spec: PipelineSpec) -> tuple[Expanded, list[tuple[Key, str]]]:
         if draft.spec.matrix:
             expanded.variants[draft.name] = [copy.name for copy in copies]
         expanded.drafts.update((copy.name, copy) for copy in copies)
+        if len(expanded.drafts) > MAX_STAGES:
+            count = f"{len(expanded.drafts):,}"
+            problems.append(
+                (draft.key, f"makes {count} stages with those before it; at most {MAX_STAGES:,} are allowed")
+            )
+            break
     return expanded, problems
+
+
+def _too_many(spec: PipelineSpec) -> tuple[Key, str] | None:
+    """The first stage or group that makes too many stages by itself, before any of them is made."""
+    for name, entry in spec.stages.items():
+        members = {(): entry} if isinstance(entry, StageSpec) else {("stages", n): m for n, m in entry.stages.items()}
+        rounds = 1 if isinstance(entry, StageSpec) else entry.repeat
+        total = 0
+        for where, member in members.items():
+            sizes = [len(values) for values in member.matrix.values()]
+            copies = math.prod(sizes)
+            total += copies
+            if copies * rounds > MAX_STAGES:
+                times = " x ".join(map(str, [*([rounds] if rounds > 1 else []), *sizes]))
+                key = ("stages", name, *where, "matrix") if sizes else ("stages", name, "repeat")
+                return key, f"{times} is {copies * rounds:,} stages; at most {MAX_STAGES:,} are allowed"
+        if total * rounds > MAX_STAGES:
+            what = f"{rounds} rounds of {total} stages are {total * rounds:,}; at most {MAX_STAGES:,} are allowed"
+            return ("stages", name, "repeat"), what
+    return None
 
 
 def _rounds(spec: PipelineSpec) -> Iterator[Draft]:
@@ -124,7 +160,11 @@ def _matrix(draft: Draft, expanded: Expanded) -> Iterator[Draft]:
             raise ValueError(f"{key} has no values")
         if key.startswith("inputs."):
             values = [variant for value in values for variant in expanded.variants.get(str(value), [value])]
+        if key.count(".") > MAX_DEPTH:
+            raise ValueError(f"a key of {key.count('.') + 1} parts; at most {MAX_DEPTH} are allowed")
         axes.append([(key, value) for value in values])
+    if (count := math.prod(map(len, axes))) > MAX_STAGES:
+        raise ValueError(f"makes {count:,} stages; at most {MAX_STAGES:,} are allowed")
     seen: set[str] = set()
     for combination in itertools.product(*axes):
         name = "-".join([draft.name, *(_label(value) for _, value in combination)])
@@ -146,4 +186,5 @@ def _matrix(draft: Draft, expanded: Expanded) -> Iterator[Draft]:
 def _label(value: Any) -> str:
     if isinstance(value, dict | list):
         return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=3).hexdigest()
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", str(value))
+    label = re.sub(r"[^A-Za-z0-9_.-]+", "_", str(value))
+    return label if len(label) <= MAX_LABEL else f"{label[:8]}-{_label([label])}"

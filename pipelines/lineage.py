@@ -36,7 +36,10 @@ def find_artifact(catalog: Catalog, text: str) -> Manifest:
 
 @dataclass
 class Lineage:
-    """One artifact and, below it, what it read. ``manifest`` None: it was removed since."""
+    """One artifact and, below it, what it read. ``manifest`` None: it was removed since.
+
+    Artifacts that are read twice are one object, so the whole is a graph; :meth:`walk` walks it without recursion.
+    """
 
     stage: str
     fingerprint: str
@@ -47,7 +50,28 @@ class Lineage:
     def label(self) -> str:
         return f"{self.stage}/{self.fingerprint[:8]}"
 
+    @property
+    def key(self) -> Artifact:
+        return self.stage, self.fingerprint
+
+    def walk(self) -> Iterator["Lineage"]:
+        """This artifact and all below it, each once, readers before what they read first."""
+        seen = {self.key}
+        todo = [self]
+        while todo:
+            node = todo.pop()
+            yield node
+            for _, below in reversed(node.inputs):
+                if below.key not in seen:
+                    seen.add(below.key)
+                    todo.append(below)
+
     def to_json(self) -> dict[str, Any]:
+        """This artifact; ``artifacts`` lists all below it, each once. ``inputs`` name them by stage and fingerprint."""
+        root, *below = (node._record() for node in self.walk())
+        return {**root, "artifacts": below}
+
+    def _record(self) -> dict[str, Any]:
         manifest = self.manifest
         return {
             "stage": self.stage,
@@ -56,40 +80,39 @@ class Lineage:
             "run_id": manifest.run_id if manifest else None,
             "created_at": manifest.created_at.isoformat() if manifest else None,
             "externals": manifest.ingredients.externals if manifest else {},
-            "inputs": [{"input": name, **below.to_json()} for name, below in self.inputs],
+            "inputs": [{"input": n, "stage": one.stage, "fingerprint": one.fingerprint} for n, one in self.inputs],
         }
-
-    def walk(self) -> Iterator["Lineage"]:
-        """This artifact and all below it; what is shared comes again."""
-        yield self
-        for _, below in self.inputs:
-            yield from below.walk()
 
 
 def lineage(catalog: Catalog, stage: str, fingerprint: str, known: dict[Artifact, Lineage] | None = None) -> Lineage:
-    """What an artifact was made from, down to artifacts without inputs. Shared parts are the same objects."""
+    """What an artifact was made from, down to artifacts without inputs. Each manifest is read once; ``known`` holds
+    what was read before, and all that is read now."""
     known = {} if known is None else known
-    if (stage, fingerprint) in known:
-        return known[stage, fingerprint]
-    node = known[stage, fingerprint] = Lineage(stage, fingerprint, catalog.manifest(stage, fingerprint))
-    if node.manifest:
-        for name, records in node.manifest.ingredients.inputs.items():
-            node.inputs += [(name, lineage(catalog, r.stage, r.fingerprint, known)) for r in records]
-    return node
+    root = known.get((stage, fingerprint))
+    if root is not None:
+        return root
+    root = known[stage, fingerprint] = Lineage(stage, fingerprint, catalog.manifest(stage, fingerprint))
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        for name, records in node.manifest.ingredients.inputs.items() if node.manifest else ():
+            for record in records:
+                below = known.get((record.stage, record.fingerprint))
+                if below is None:
+                    manifest = catalog.manifest(record.stage, record.fingerprint)
+                    below = known[record.stage, record.fingerprint] = Lineage(
+                        record.stage, record.fingerprint, manifest
+                    )
+                    todo.append(below)
+                node.inputs.append((name, below))
+    return root
 
 
 def mermaid(root: Lineage) -> str:
     """A Mermaid flow chart, data flowing from left to right."""
-    nodes: dict[str, str] = {}
-    edges: dict[str, None] = {}
-
-    def visit(node: Lineage) -> str:
-        seen = node.label in nodes
-        name = nodes.setdefault(node.label, f"n{len(nodes)}")
-        if not seen:
-            for label, below in node.inputs:
-                edges[f"  {visit(below)} -->|{label}| {name}"] = None
-        return name
-
-    visit(root)
-    return "\n".join(["flowchart LR", *(f'  {name}["{label}"]' for label, name in nodes.items()), *edges])
+    nodes = {node.key: f"n{number}" for number, node in enumerate(root.walk())}
+    boxes = [f'  {nodes[node.key]}["{node.label}"]' for node in root.walk()]
+    edges = dict.fromkeys(
+        f"  {nodes[below.key]} -->|{label}| {nodes[node.key]}" for node in root.walk() for label, below in node.inputs
+    )
+    return "\n".join(["flowchart LR", *boxes, *edges])

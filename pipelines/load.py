@@ -4,7 +4,7 @@ Nothing stops at the first problem: :class:`pipelines.problems.SpecError` carrie
 """
 
 import graphlib
-import re
+import heapq
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from pipelines.document import Document, Key, find, read, with_profile, with_set
 from pipelines.expand import Draft, Expanded, expand
 from pipelines.external import missing, outside
 from pipelines.problems import Problem, SpecError, did_you_mean
+from pipelines.secrets import is_reference, names_a_secret
 from pipelines.stage import Stage, markers
 from schemas.manifest import Kind
 from schemas.pipeline import Execution, PipelineSpec
@@ -111,6 +112,8 @@ def resolve(document: Document, reference: str, profile: str | None, settings: t
     except ValidationError as error:
         loader.invalid(error, PipelineSpec)
         raise SpecError(loader.problems) from None
+    for key in _secrets_in_env(document):
+        loader.problem(key, "is kept in records and logs; export a secret before the run instead, stages inherit it")
     folders = (document.path.parent.resolve(), Path.cwd())
     library.search_in(folders)
     expanded, problems = expand(spec)
@@ -131,6 +134,15 @@ def resolve(document: Document, reference: str, profile: str | None, settings: t
     return Pipeline(spec.name, document.path, spec.description, ordered, folders, reference, profile, settings)
 
 
+def _secrets_in_env(document: Document) -> list[Key]:
+    """Keys of ``execution.env`` that are named like a secret: what stands there is recorded."""
+    return [
+        key
+        for key in document.places
+        if len(key) > 2 and key[-3:-1] == ("execution", "env") and names_a_secret(key[-1:])
+    ]
+
+
 def _stage(loader: _Loader, draft: Draft) -> Stage | None:
     try:
         return library.resolve(draft.spec.uses)
@@ -143,9 +155,6 @@ def _execution(spec: PipelineSpec, draft: Draft) -> Execution:
     """The stage's own words over the pipeline's."""
     merged = spec.execution.model_dump(exclude_unset=True) | draft.spec.execution.model_dump(exclude_unset=True)
     return Execution.model_validate(merged)
-
-
-_VARIABLE = re.compile(r"\$\{\w+\}")
 
 
 def _config(loader: _Loader, draft: Draft, stage: Stage) -> BaseModel | None:
@@ -178,7 +187,7 @@ def variables(config: BaseModel) -> list[Key]:
         elif isinstance(value, list | tuple):
             for number, item in enumerate(value):
                 walk(item, (*key, number), secret)
-        elif isinstance(value, str) and not secret and _VARIABLE.fullmatch(value):
+        elif is_reference(value) and not secret:
             found.append(key)
 
     walk(config, (), False)
@@ -243,13 +252,14 @@ def _in_order(loader: _Loader, nodes: dict[str, Node]) -> dict[str, Node]:
         circle = " -> ".join(error.args[1])
         loader.problem(("stages",), f"stages wait for each other: {circle}")
         raise SpecError(loader.problems) from None
-    place = {name: number for number, name in enumerate(nodes)}
+    names = list(nodes)
+    place = {name: number for number, name in enumerate(names)}
     ordered: dict[str, Node] = {}
-    ready: set[str] = set()
+    ready: list[int] = []
     while sorter.is_active():
-        ready.update(sorter.get_ready())
-        name = min(ready, key=place.__getitem__)
-        ready.remove(name)
+        for name in sorter.get_ready():
+            heapq.heappush(ready, place[name])
+        name = names[heapq.heappop(ready)]
         ordered[name] = nodes[name]
         sorter.done(name)
     return ordered
@@ -278,8 +288,21 @@ def _message(item: Mapping[str, Any], model: type[BaseModel], location: tuple[in
     if item["type"] == "missing":
         return "is required"
     message = item["msg"].removeprefix("Value error, ")
+    if names_a_secret(location) or _is_secret(model, location) or isinstance(item["input"], dict | list):
+        return message
     shown = repr(item["input"])
-    return message if isinstance(item["input"], dict | list) or len(shown) > 80 else f"{message}, not {shown}"
+    return message if len(shown) > 80 else f"{message}, not {shown}"
+
+
+def _is_secret(model: type[BaseModel], location: tuple[int | str, ...]) -> bool:
+    """Whether a location of pydantic's lies in a field that is declared as a secret."""
+    return any(
+        "secret" in markers(info)
+        for end, part in enumerate(location)
+        for owner in _models_at(model, location[:end])
+        for name, info in owner.model_fields.items()
+        if part in (name, info.alias)
+    )
 
 
 def _models_at(annotation: Any, location: tuple[int | str, ...]) -> list[type[BaseModel]]:

@@ -12,6 +12,7 @@ from pipelines.code import CodeGraph
 from pipelines.fingerprint import Fingerprinter, UnhashableError, fingerprint
 from pipelines.load import Node, Pipeline
 from pipelines.problems import Place, Problem, SpecError, did_you_mean
+from pipelines.secrets import shown_setting
 from schemas.manifest import Ingredients, InputRecord, Manifest
 
 
@@ -107,7 +108,7 @@ class Plan:
         if self.pipeline.profile:
             parts += ["--profile", self.pipeline.profile]
         for setting in self.pipeline.settings:
-            parts += ["--set", setting]
+            parts += ["--set", shown_setting(setting)]
         if self.store != "store":
             parts += ["--store", self.store]
         parts += self.selection.arguments() if selection is None else selection

@@ -1,6 +1,8 @@
 """Reading pipeline files: what is accepted, and what is said about what is not."""
 
+import contextlib
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -139,10 +141,10 @@ def test_set_reaches_nested_keys_and_reports_where_it_does_not(project: Project)
     assert pipeline.nodes["a"].config.model_dump() == {"n": 5, "factor": 0.2, "names": {"x": 3}, "log_every": 1}
     assert pipeline.nodes["a"].seed == 1
     found = problems(project, CHAIN, settings=["stages.aa.with.n=1", "nonsense", "stages.a.with.m=1"])
-    assert "--set stages.aa.with.n=1: there is no stage 'aa'; did you mean 'a'?" in found
+    assert "--set stages.aa.with.n: there is no stage 'aa'; did you mean 'a'?" in found
     assert any("is written as a.b.c=value" in line for line in found)
     [found] = problems(project, CHAIN, settings=["stages.a.with.m=1"])
-    assert found.startswith("--set stages.a.with.m=1: stages.a.with.m: unknown key 'm'")
+    assert found.startswith("--set stages.a.with.m: stages.a.with.m: unknown key 'm'")
 
 
 def test_profiles_overlay_config_and_execution(project: Project) -> None:
@@ -295,3 +297,182 @@ _values = st.recursive(_scalars, lambda inner: st.dictionaries(st.text(max_size=
 def test_merging_with_nothing_changes_nothing(value: dict[str, object]) -> None:
     assert merge(value, {}) == value
     assert merge({}, value) == value
+
+
+BOMB = "name: p\nx0: &x0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 12)
+)
+AXIS = str(list(range(100)))
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (BOMB, ("at most 100,000", "values once its aliases are written out")),
+        ("name: p\nstages: " + "[" * 100_000, ("nested 51 levels deep", "at most 50")),
+        ("name: p\nstages: &s {a: *s}", ("*s stands inside what it repeats",)),
+        ("name: p\n" + "#" * 4_000_001, ("4,000,009 characters", "at most 4,000,000")),
+        (
+            "name: p\nstages: {a: {uses: x, matrix: {" + ", ".join(f"k{n}: {AXIS}" for n in range(5)) + "}}}",
+            ("stages.a.matrix", "100 x 100 x 100 x 100 x 100 is 10,000,000,000 stages", "at most 5,000"),
+        ),
+        (
+            "name: p\nstages: {g: {repeat: 600, stages: {a: {uses: x, matrix: {k: " + AXIS + "}}}}}",
+            ("600 x 100 is 60,000 stages",),
+        ),
+        (
+            "name: p\nstages: {g: {repeat: 900, stages: {" + ", ".join(f"a{n}: {{uses: x}}" for n in range(9)) + "}}}",
+            ("900 rounds of 9 stages are 8,100",),
+        ),
+        ("name: p\nstages: {? [a, b] : {uses: x}}", ("a key is text",)),
+        ("name: p\nstages: {<<: 3, a: {uses: x}}", ("<< takes a mapping",)),
+        ("name: p\nstages: {a: {uses: !!python/object:os.system x}}", ("put it in quotes",)),
+        ("name: p\nseed: " + "9" * 5000, ("put it in quotes",)),
+        ("name: p\nstages: {" + "a" * 300 + ": {uses: x}}", ("at most 80 characters",)),
+        (
+            "name: p\nstages: {a: {uses: x, execution: {env: {OPENAI_API_KEY: abc}}}}",
+            ("export a secret before the run",),
+        ),
+    ],
+)
+def test_limits_name_the_number_and_what_is_allowed(project: Project, text: str, parts: tuple[str, ...]) -> None:
+    began = time.monotonic()
+    found = problems(project, text)
+    assert any(all(part in line for part in parts) for line in found), found
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "profile", ["[1]", "3", "{stages: [a]}", "{stages: {a: 3}}", "{stages: {z: 3}}", "{stages: {z: [1]}}"]
+)
+def test_a_profile_that_is_no_overlay_is_a_problem(project: Project, profile: str) -> None:
+    text = CHAIN + f"    profiles: {{big: {profile}}}\n"
+    assert problems(project, text, profile="big")
+
+
+def test_600_rounds_are_loaded_and_planned_in_seconds(project: Project) -> None:
+    began = time.monotonic()
+    plan = project.plan("""
+        name: rounds
+        stages:
+          start: {uses: "toy:numbers"}
+          loop:
+            repeat: 600
+            carry: {last: {first: start, then: b.sums}}
+            stages:
+              a: {uses: "toy:add", inputs: {tables: carry.last}}
+              b: {uses: "toy:add", inputs: {tables: [carry.last, a.sums]}}
+    """)
+    assert len(plan.to_run) == 1201
+    assert time.monotonic() - began < 20
+
+
+def test_merge_keys_take_in_mappings_and_own_keys_win(project: Project) -> None:
+    pipeline = project.load("""
+        name: p
+        stages:
+          a: {uses: "toy:numbers", with: &base {n: 5, factor: 2.0}}
+          b: {uses: "toy:numbers", with: {<<: *base, n: 7}}
+          c: {uses: "toy:numbers", with: {<<: [{n: 1}, *base], log_every: 4}}
+    """)
+    configs = [pipeline.nodes[name].config.model_dump(exclude={"names"}) for name in "abc"]
+    assert [(one["n"], one["factor"], one["log_every"]) for one in configs] == [(5, 2.0, 1), (7, 2.0, 1), (1, 2.0, 4)]
+    wrong = problems(
+        project,
+        """\
+        name: p
+        stages:
+          a: {uses: "toy:numbers", with: &base {nn: 5}}
+          b: {uses: "toy:numbers", with: {<<: *base}}
+        """,
+    )
+    assert [line.partition(": ")[0] for line in wrong] == ["pipeline.yaml:3", "pipeline.yaml:3"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "stages.o.with.key=hunter2",
+        "stages.o.with.kye=hunter2",
+        "stages.n.with.n=[hunter2",
+        "stages.n.with.api_key=hunter2",
+        "stages.o.execution.env.HF_TOKEN=hunter2",
+        "stages.o.with.key={a: hunter2}",
+        "stages.o.with.key=!x hunter2",
+    ],
+)
+def test_a_secret_given_by_set_is_never_repeated(project: Project, setting: str) -> None:
+    text = """
+        name: p
+        stages:
+          n: {uses: "toy:numbers"}
+          o: {uses: "toy:outside", inputs: {table: n}}
+    """
+    assert "hunter2" not in "\n".join(problems(project, text, settings=[setting]))
+
+
+def test_the_command_to_go_on_with_hides_what_is_named_like_a_secret(project: Project) -> None:
+    text = "name: p\nstages: {a: {uses: 'toy:loose'}}"
+    plan = project.plan(text, settings=["stages.a.with.anything.api_key=hunter2", "stages.a.with.anything.n=3"])
+    assert "hunter2" not in plan.command()
+    assert "anything.n=3" in plan.command()
+
+
+_PIECES = """
+name: p|stages:| {a: |{uses: x|}|]|[|&a |*a|<<: |? |!!int |!x |'|"|\\|- |: |repeat: 3|matrix: {k: [1, 2]}|null
+1_0|0x_|.nan|carry: {p: {first: a, then: b}}|2001-99-99|>-|%YAML 1.1|---|...|\ufeff|\x85|é|\U0001f600|inputs: {t: a.
+with: {n: |extends: x|execution: {env: {|profiles: {q: |seed: |\t| |extends: quickstart
+"""
+_yaml_text = st.lists(
+    st.sampled_from(["\n", *(piece for line in _PIECES.split("\n") for piece in line.split("|"))])
+    | st.text(max_size=3),
+    max_size=25,
+).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=_yaml_text, profile=st.none() | st.just("q"))
+def test_any_yaml_is_read_or_refused_with_problems(
+    tmp_path_factory: pytest.TempPathFactory, text: str, profile: str | None
+) -> None:
+    path = Path(tmp_path_factory.getbasetemp()) / "any.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with contextlib.suppress(SpecError):
+        load(str(path), profile=profile)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    path=st.lists(
+        st.sampled_from(
+            [
+                "stages",
+                "tasks",
+                "with",
+                "env",
+                "inputs",
+                "matrix",
+                "execution",
+                "seed",
+                "profiles",
+                "0",
+                "",
+                "name",
+                "warm",
+            ]
+        )
+        | st.text(max_size=3),
+        max_size=6,
+    ).map(".".join),
+    value=_yaml_text,
+)
+def test_any_set_is_read_or_refused_with_problems(path: str, value: str) -> None:
+    for setting in (f"{path}={value}", path, value):
+        with contextlib.suppress(SpecError):
+            load("quickstart", settings=[setting])
+
+
+def test_any_name_of_a_file_is_found_or_refused(tmp_path: Path) -> None:
+    for name in ("", ".", "/", "a" * 5000, "\0", "../" * 2000, "[", "**/*", "%20", "\ud800"):
+        with pytest.raises(SpecError):
+            load(name)

@@ -1,0 +1,55 @@
+"""Lineage over many rounds: a graph, walked once, however often its parts are shared."""
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from datastore.catalog import Catalog
+from flows.show import print_lineage
+from pipelines.lineage import lineage, mermaid
+from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
+
+
+def publish(catalog: Catalog, stage: str, inputs: list[str]) -> None:
+    folder = catalog.staging(stage, "0" * 32)
+    (folder / "table.txt").write_text(stage)
+    records = [InputRecord(stage=name, output="table", fingerprint="0" * 32) for name in inputs]
+    ingredients = Ingredients(
+        scheme=1, stage=stage, uses="x", uses_version="1", config={}, seed=0, inputs={"tables": records}, code={}
+    )
+    output = OutputRecord(kind=Kind.TABLE, path="table.txt", rows=None, digest="d")
+    manifest = Manifest(
+        fingerprint="0" * 32,
+        ingredients=ingredients,
+        outputs={"table": output},
+        run_id="r",
+        created_at=datetime.now(UTC),
+        duration_s=0.0,
+        buffer_version=None,
+    )
+    catalog.publish(manifest, folder)
+
+
+def test_600_rounds_that_share_their_inputs_are_shown_in_seconds(tmp_path: Path) -> None:
+    """Every round reads both stages of the round before: paths double with each, artifacts do not."""
+    rounds = 600
+    catalog = Catalog(str(tmp_path / "store"))
+    before: list[str] = []
+    for number in range(rounds):
+        for name in "ab":
+            publish(catalog, f"{name}-{number}", before)
+        before = [f"a-{number}", f"b-{number}"]
+    began = time.monotonic()
+    root = lineage(catalog, f"a-{rounds - 1}", "0" * 32)
+    assert len(list(root.walk())) == 2 * rounds - 1
+    found = json.loads(json.dumps(root.to_json()))
+    assert len(found["artifacts"]) == 2 * rounds - 2
+    assert [one["stage"] for one in found["inputs"]] == ["a-598", "b-598"]
+    assert mermaid(root).count("-->") == 4 * (rounds - 1) - 2
+    console = Console(width=100, soft_wrap=True, record=True, file=(tmp_path / "out").open("w"))
+    print_lineage(console, root)
+    assert (tmp_path / "out").read_text().count("a-17/00000000") == 2
+    assert time.monotonic() - began < 20

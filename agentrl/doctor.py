@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any
 
-from agentrl.intervals import wilson
+from agentrl.statistics.intervals import wilson
 
 Row = dict[str, Any]
 

@@ -42,11 +42,11 @@ class Setting:
     """One seed: tasks, a warm policy, and rollouts of it worth the whole budget."""
 
     def __init__(self, seed: int) -> None:
-        from agentrl.chat import tokenize
-        from agentrl.demonstrations import demonstrate
+        from agentrl.chat.codec import tokenize
         from agentrl.environments import load_environment
-        from agentrl.rationalize import HINT
-        from agentrl.tiny import tiny_policy
+        from agentrl.models.tiny import tiny_policy
+        from agentrl.rollouts.demonstrations import demonstrate
+        from agentrl.rollouts.rationalize import HINT
 
         self.seed = seed
         self.environment = load_environment("lookup")
@@ -68,7 +68,7 @@ class Setting:
 
     def sample(self, tasks: list[Any], number: int, hint: str = "") -> list[Any]:
         """``number`` rollouts of the warm policy at most, ``SAMPLES`` of a task."""
-        from agentrl.rollout import Attempt
+        from agentrl.rollouts.runner import Attempt
 
         attempts = [Attempt(task, index, hint) for task in tasks for index in range(SAMPLES)][:number]
         return self.run(self.warm, attempts, self.seed)
@@ -79,7 +79,7 @@ class Setting:
     def runner(self, policy: Any, masked: bool = True) -> Any:
         from agentrl.engines.base import Sampling
         from agentrl.engines.transformers import TransformersEngine
-        from agentrl.rollout import Rollouts
+        from agentrl.rollouts.runner import Rollouts
 
         class Unmasked(Rollouts):
             """Rollouts that do not say which tokens the policy sampled: all after the prompt count as actions."""
@@ -92,7 +92,7 @@ class Setting:
         return kind(policy, TransformersEngine(policy.model), self.environment, sampling)
 
     def solved(self, policy: Any) -> int:
-        from agentrl.rollout import Attempt
+        from agentrl.rollouts.runner import Attempt
 
         return sum(row.success for row in self.run(policy, [Attempt(task) for task in self.judged], 7))
 
@@ -100,7 +100,7 @@ class Setting:
 def copied(policy: Any) -> Any:
     import copy
 
-    from agentrl.policy import Policy
+    from agentrl.models.policy import Policy
 
     return Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.name)
 
@@ -114,7 +114,7 @@ def unmasked(row: Any) -> Any:
 
 
 def with_logprobs(policy: Any, rows: list[Any]) -> list[Any]:
-    from agentrl.trainer import batch_logprobs
+    from agentrl.training.scoring import batch_logprobs
 
     exact = batch_logprobs(policy, training_rows(rows))
     return [row.model_copy(update={"logprobs": one}) for row, one in zip(rows, exact, strict=True)]
@@ -136,7 +136,7 @@ def training_rows(trajectories: list[Any]) -> list[Any]:
 
 
 def supervised(policy: Any, rows: list[Any], steps: int, seed: int, batch: int = 32, **optimizer: Any) -> None:
-    from agentrl.objectives import SFT
+    from agentrl.algorithms.sft import SFT
 
     descend(policy, SFT(), training_rows(rows), steps, batch, seed, optimizer)
 
@@ -144,8 +144,9 @@ def supervised(policy: Any, rows: list[Any], steps: int, seed: int, batch: int =
 def descend(
     policy: Any, objective: Any, rows: list[Any], steps: int, batch: int, seed: int, optimizer: dict[str, Any]
 ) -> None:
-    from agentrl.optimizer import OptimizerConfig
-    from agentrl.trainer import Trainer, epochs
+    from agentrl.training.loop import epochs
+    from agentrl.training.optimizer import OptimizerConfig
+    from agentrl.training.step import Trainer
 
     trainer = Trainer(policy, objective, OptimizerConfig(**optimizer), steps)
     for part, _ in zip(epochs(rows, batch, seed), range(steps), strict=False):
@@ -153,7 +154,7 @@ def descend(
 
 
 def best(rollouts: list[Any], keep: int = 2) -> list[Any]:
-    from agentrl.preferences import by_task
+    from agentrl.search.agentq import by_task
 
     out = []
     for rows in by_task(rollouts).values():
@@ -163,7 +164,7 @@ def best(rollouts: list[Any], keep: int = 2) -> list[Any]:
 
 def rationalised(setting: Setting, solved: set[str], number: int) -> list[Any]:
     """Retries of unsolved tasks with the answer as a hint; the hint is stripped from what is trained on."""
-    from agentrl.rationalize import HINT, is_grounded, strip_hint
+    from agentrl.rollouts.rationalize import HINT, is_grounded, strip_hint
 
     tasks = {task.task_id: task for task in setting.tasks if task.task_id not in solved}
     made = setting.sample(list(tasks.values()), number, HINT)
@@ -186,9 +187,9 @@ def imitate(setting: Setting, policy: Any, star: bool, masked: bool) -> None:
 
 
 def prefer(setting: Setting, policy: Any, step_level: bool, masked: bool) -> None:
-    from agentrl.objectives import DPO
-    from agentrl.preferences import by_task, step_pairs, trajectory_pairs
-    from agentrl.trainer import reference_logprobs
+    from agentrl.algorithms.dpo import DPO
+    from agentrl.search.agentq import by_task, step_pairs, trajectory_pairs
+    from agentrl.training.scoring import reference_logprobs
     from schemas.training import TrainingRow
 
     make = step_pairs if step_level else trajectory_pairs
@@ -209,15 +210,15 @@ def prefer(setting: Setting, policy: Any, step_level: bool, masked: bool) -> Non
 def online(setting: Setting, policy: Any, algorithm: dict[str, Any], masked: bool) -> None:
     from pydantic import TypeAdapter
 
-    from agentrl.algorithms import Algorithm
-    from agentrl.online import OnlineLoop
-    from agentrl.optimizer import OptimizerConfig
+    from agentrl.algorithms import PolicyGradientAlgorithm
+    from agentrl.online.loop import OnlineLoop
+    from agentrl.training.optimizer import OptimizerConfig
 
     loop = OnlineLoop(
         policy,
         setting.runner(policy, masked),
         setting.tasks,
-        TypeAdapter(Algorithm).validate_python(algorithm),
+        TypeAdapter(PolicyGradientAlgorithm).validate_python(algorithm),
         OptimizerConfig(lr=1e-3),
         iterations=ITERATIONS,
         tasks_per_step=TASKS,
@@ -285,7 +286,7 @@ def measure() -> list[Outcome]:
 
 
 def main() -> None:
-    from agentrl.intervals import wilson
+    from agentrl.statistics.intervals import wilson
 
     found = measure()
     total = JUDGED * len(SEEDS)

@@ -20,17 +20,18 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from agentrl.chat import tokenize
-from agentrl.demonstrations import demonstrate
+from agentrl.algorithms.sft import SFT
+from agentrl.chat.codec import tokenize
 from agentrl.engines.base import Engine, Generation, Respond, Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
-from agentrl.objectives import SFT
-from agentrl.optimizer import OptimizerConfig
-from agentrl.policy import Policy
-from agentrl.rollout import Attempt, Rollouts
-from agentrl.tiny import tiny_policy
-from agentrl.trainer import Trainer, fit
+from agentrl.models.policy import Policy
+from agentrl.models.tiny import tiny_policy
+from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.rollouts.runner import Attempt, Rollouts
+from agentrl.training.loop import fit
+from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.step import Trainer
 from schemas.task import Task
 from schemas.training import TrainingRow
 

@@ -46,10 +46,10 @@ def note(name: str, value: float, unit: str) -> None:
 
 def policy_and_texts(large: bool = False) -> tuple[Any, list[list[Any]]]:
     """A policy, and for each of many tasks eight trajectories of its own tokens."""
-    from agentrl.chat import tokenize
-    from agentrl.demonstrations import demonstrate
+    from agentrl.chat.codec import tokenize
     from agentrl.environments import load_environment
-    from agentrl.tiny import tiny_policy
+    from agentrl.models.tiny import tiny_policy
+    from agentrl.rollouts.demonstrations import demonstrate
 
     environment = load_environment("lookup")
     tasks = environment.tasks({"train": BATCH * STEPS, "dev": 1, "heldout": 1}, 0)["train"]
@@ -110,8 +110,8 @@ Side = Callable[[], object]
 
 
 def ours(policy: Any, objective: Any, batches: list[list[Any]]) -> Side:
-    from agentrl.optimizer import OptimizerConfig
-    from agentrl.trainer import Trainer
+    from agentrl.training.optimizer import OptimizerConfig
+    from agentrl.training.step import Trainer
 
     trainer = Trainer(policy, objective, OptimizerConfig(lr=1e-5), 10_000)
     return lambda: [trainer.step(batch) for batch in batches]
@@ -119,7 +119,7 @@ def ours(policy: Any, objective: Any, batches: list[list[Any]]) -> Side:
 
 def bare(model: Any, batches: list[list[Any]]) -> Side:
     """Forward and backward of the same rows, padded, and nothing else: no optimiser, no clipping, no metrics."""
-    from agentrl.batch import collate, micro_batches, units
+    from agentrl.training.batch import collate, micro_batches, units
 
     padded = [[collate(part).to(model.device) for part in micro_batches(units(rows), 4096)] for rows in batches]
 
@@ -294,8 +294,9 @@ def compare(name: str, tokens: int, sides: dict[str, Side]) -> None:
 
 
 def speed(large: bool, label: str) -> None:
-    from agentrl.algorithms import GRPO
-    from agentrl.objectives import DPO, SFT
+    from agentrl.algorithms.dpo import DPO
+    from agentrl.algorithms.grpo import GRPO
+    from agentrl.algorithms.sft import SFT
 
     policy, groups = policy_and_texts(large)
     rng = random.Random(0)
@@ -304,7 +305,7 @@ def speed(large: bool, label: str) -> None:
     def copied() -> Any:
         import copy
 
-        from agentrl.policy import Policy
+        from agentrl.models.policy import Policy
 
         return Policy(copy.deepcopy(policy.model), policy.tokenizer, "copy")
 
@@ -334,7 +335,7 @@ def memory_child(way: str, tokens: int) -> None:
     """Print the growth of peak memory, in MiB, of log-probs forward and backward at a vocabulary of 150,000."""
     import torch
 
-    from agentrl.logprobs import _head_logprobs
+    from agentrl.training.logprobs import _head_logprobs
 
     hidden = torch.randn(tokens, 64, requires_grad=True)
     head = torch.nn.Linear(64, 150_000, bias=False)

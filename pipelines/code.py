@@ -25,6 +25,9 @@ WHOLE = "*"
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{1,80}")
 
+_CHOICE = re.compile(rf"(?:{'|'.join(OUR_PACKAGES)})(?:\.\w+)+:\w+")
+"""A table of choices by name gives ``module:Class`` for each."""
+
 
 @dataclass
 class Reached:
@@ -167,6 +170,9 @@ def _statement(node: ast.stmt, module: str, is_package: bool) -> _Statement:
                 names.add(child.value)  # a forward reference, or a name looked up in globals()
             if _FILE_NAME.fullmatch(child.value):
                 texts.add(child.value)
+            elif _CHOICE.fullmatch(child.value):
+                chosen, _, attribute = child.value.partition(":")
+                imports[f"choice {child.value}"] = Target(chosen, attribute)
         elif isinstance(child, ast.Import):
             for alias in child.names:
                 bound = alias.asname or alias.name.partition(".")[0]

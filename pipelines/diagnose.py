@@ -83,8 +83,8 @@ def _logprobs(
     folder = catalog.local(upstream.ingredients.stage, upstream.fingerprint, upstream.outputs[models[0].output].path)
     if not recompute and sum(file.stat().st_size for file in folder.rglob("*")) > SMALL_BYTES:
         return {}
-    from agentrl.policy import Policy
-    from agentrl.trainer import batch_logprobs
+    from agentrl.models.policy import Policy
+    from agentrl.training.scoring import batch_logprobs
 
     made = [
         TrainingRow(

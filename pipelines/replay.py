@@ -19,8 +19,8 @@ from schemas.manifest import Manifest
 from schemas.training import TrainingRow
 
 if TYPE_CHECKING:
-    from agentrl.objectives import AnyObjective
-    from agentrl.policy import Policy
+    from agentrl.algorithms.base import Objective
+    from agentrl.models.policy import Policy
 
 KNOBS = ("algorithm", "objective", "optimizer", "beta", "nll", "length_normalized")
 """What ``--set`` may change: what acts on a step whose rows, with their advantages, are recorded."""
@@ -64,7 +64,7 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
 
     Raises ReplayError where the artifact is of no training stage, the step was never taken, or a setting is unknown.
     """
-    from agentrl.trainer import Trainer
+    from agentrl.training.step import Trainer
 
     stage = resolve(manifest.ingredients.uses)
     config = stage.config.model_validate(manifest.ingredients.config)
@@ -92,7 +92,7 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
     raise ReplayError(f"step {step} updated nothing: all its groups were dropped, or it was skipped")
 
 
-def _check_reference(objective: "AnyObjective", batches: Batches) -> None:
+def _check_reference(objective: "Objective", batches: Batches) -> None:
     kl = getattr(objective, "kl", None)
     needed = getattr(objective, "reference", False) or (kl is not None and kl.where == "loss")
     if needed and not all(row.ref_logprobs for rows in batches for row in rows):
@@ -102,9 +102,10 @@ def _check_reference(objective: "AnyObjective", batches: Batches) -> None:
         )
 
 
-def objective_of(config: BaseModel) -> "AnyObjective":
+def objective_of(config: BaseModel) -> "Objective":
     """What a training stage with this config minimises."""
-    from agentrl.objectives import DPO, SFT
+    from agentrl.algorithms.dpo import DPO
+    from agentrl.algorithms.sft import SFT
 
     if isinstance(config, SFTConfig):
         return SFT()
@@ -173,8 +174,8 @@ def _metrics(catalog: Catalog, manifest: Manifest, step: int) -> dict[str, float
 
 def _start(catalog: Catalog, manifest: Manifest, config: Any) -> "Policy":
     """The policy that training started from."""
-    from agentrl.policy import Policy
-    from agentrl.tiny import init_model
+    from agentrl.models.policy import Policy
+    from agentrl.models.tiny import init_model
 
     for record in manifest.ingredients.inputs.get("model", []):
         upstream = catalog.manifest(record.stage, record.fingerprint)
@@ -191,7 +192,7 @@ def _start(catalog: Catalog, manifest: Manifest, config: Any) -> "Policy":
 
 def _steps(catalog: Catalog, manifest: Manifest, config: Any) -> Iterator[tuple[int, Batches, float]]:
     """The rows of every step in order: its number in the metrics, its optimiser steps, and the guard's factor on lr."""
-    from agentrl.trainer import epochs
+    from agentrl.training.loop import epochs
 
     if isinstance(config, TrainConfig):
         rows = list(from_table(TrainingRow, _table(catalog, manifest, "rows")))

@@ -36,6 +36,14 @@ def broadcast_turns(values: Sequence[float], mask: Sequence[bool]) -> list[float
     return out
 
 
+def spread(values: Sequence[float] | np.ndarray, spans: Sequence[Span], length: int) -> list[float]:
+    """A value for each span as a value for each token, [tokens]; 0 outside the spans."""
+    out = np.zeros(length)
+    for value, (start, end) in zip(values, spans, strict=True):
+        out[start:end] = value
+    return out.tolist()
+
+
 def turn_rewards(messages: Sequence[Message], mask: Sequence[bool], final: float) -> list[float]:
     """Reward of each turn, [turns]: what its message and the tool messages after it were given, and ``final`` on the
     last.

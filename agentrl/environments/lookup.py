@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from agentrl.environments.base import Observation, Score
-from agentrl.verifiers import exact_match
+from agentrl.rewards.answers import exact_match
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role, ToolCall
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from agentrl.engines.base import Sampling
-from agentrl.intervals import wilson
+from agentrl.statistics.intervals import wilson
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.policies import load_policy, only_env, rollouts
@@ -33,7 +33,7 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
     tasks,
     successes, success, low, high, tokens, tool_errors, format_errors.
     """
-    from agentrl.rollout import Attempt
+    from agentrl.rollouts.runner import Attempt
 
     policy, rows = load_policy(model), tasks.read()
     split = "+".join(sorted({task.split for task in rows}))

@@ -7,17 +7,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from agentrl.algorithms import GRPO, Algorithm
+from agentrl.algorithms import PolicyGradientAlgorithm
+from agentrl.algorithms.grpo import GRPO
 from agentrl.engines.base import Sampling
-from agentrl.optimizer import OptimizerConfig
-from agentrl.trackers import Tracker
+from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.trackers import Tracker
 from datastore.places import sync_tree
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.policies import load_policy, only_env, rollouts
 
 if TYPE_CHECKING:
-    from agentrl.online import OnlineLoop, OnlineStep
+    from agentrl.online.loop import OnlineLoop, OnlineStep
 
 
 class Online(NamedTuple):
@@ -29,7 +30,7 @@ class Online(NamedTuple):
 
 
 class OnlineConfig(StageConfig):
-    algorithm: Algorithm = Field(GRPO(), description="how rollouts update the policy")
+    algorithm: PolicyGradientAlgorithm = Field(GRPO(), description="how rollouts update the policy")
     iterations: int = Field(25, ge=1)
     tasks: int = Field(32, ge=1, description="tasks of one iteration")
     samples: int = Field(8, ge=2, description="rollouts of each task, which form its group")
@@ -63,7 +64,7 @@ def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks) -> On
 
 
 def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> "OnlineLoop":
-    from agentrl.online import OnlineLoop
+    from agentrl.online.loop import OnlineLoop
 
     policy, rows = load_policy(model), tasks.read()
     sampling = Sampling(max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens)
@@ -82,9 +83,9 @@ def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) ->
 
 
 def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> Online:
-    from agentrl.lora import merge_lora
-    from agentrl.trackers import track
-    from agentrl.trainer import step_table
+    from agentrl.training.lora import merge_lora
+    from agentrl.training.tables import step_table
+    from agentrl.training.trackers import track
 
     loop = _loop(context, config, model, tasks)
     checkpoint, parts = context.scratch / "checkpoint.pt", context.scratch / "batches"
@@ -123,7 +124,8 @@ def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -
 
 def _step(context: Context, loop: "OnlineLoop") -> "OnlineStep":
     """One iteration; where its loss is not finite, its rows are kept beside the last checkpoint."""
-    from agentrl.trainer import TrainingError, save_rows
+    from agentrl.training.batch import TrainingError
+    from agentrl.training.tables import save_rows
 
     try:
         return loop.step(context.trajectory_id)

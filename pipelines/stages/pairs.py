@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentrl.preferences import by_task, step_pairs, trajectory_pairs
+from agentrl.search.agentq import by_task, step_pairs, trajectory_pairs
 from pipelines.handles import Pairs, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 

@@ -11,8 +11,8 @@ from pipelines.handles import Model, Trajectories
 from pipelines.stage import External, StageConfig
 
 if TYPE_CHECKING:
-    from agentrl.policy import Policy
-    from agentrl.rollout import Rollouts
+    from agentrl.models.policy import Policy
+    from agentrl.rollouts.runner import Rollouts
     from schemas.task import Task
     from schemas.trajectory import Trajectory
 
@@ -34,7 +34,7 @@ class ModelConfig(StageConfig):
 
 def load_policy(model: Model) -> "Policy":
     """The policy of an upstream stage."""
-    from agentrl.policy import Policy
+    from agentrl.models.policy import Policy
 
     return Policy.load(model.path, model.name)
 
@@ -46,8 +46,8 @@ def start_policy(
 
     Raises ValueError where both or neither are given.
     """
-    from agentrl.policy import Policy
-    from agentrl.tiny import tiny_policy
+    from agentrl.models.policy import Policy
+    from agentrl.models.tiny import tiny_policy
 
     if model is not None and config is None:
         return load_policy(model)
@@ -62,7 +62,7 @@ def start_policy(
 def rollouts(policy: "Policy", env: str, sampling: Sampling) -> "Rollouts":
     """A policy in an environment, with the embedded engine."""
     from agentrl.engines.transformers import TransformersEngine
-    from agentrl.rollout import Rollouts
+    from agentrl.rollouts.runner import Rollouts
 
     return Rollouts(policy, TransformersEngine(policy.model), load_environment(env), sampling)
 

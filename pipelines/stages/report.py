@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from agentrl.chat import format_assistant
+from agentrl.chat.hermes import format_assistant
 from pipelines.handles import Report, Table, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from schemas.trajectory import Role

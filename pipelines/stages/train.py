@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from agentrl.algorithms import GRPO, Algorithm
-from agentrl.chat import tokenize
-from agentrl.job import DeepSpeed
-from agentrl.negatives import SOURCE as NEGATIVE
-from agentrl.objectives import DPO, IPO, KTO, SFT, AnyObjective, PairObjective, SimPO
-from agentrl.optimizer import OptimizerConfig
-from agentrl.supervised import row_weights, template_weights
-from agentrl.trackers import Tracker
+from agentrl.algorithms import PairAlgorithm, PolicyGradientAlgorithm
+from agentrl.algorithms.base import Objective
+from agentrl.algorithms.dpo import DPO
+from agentrl.algorithms.grpo import GRPO
+from agentrl.algorithms.kto import KTO
+from agentrl.algorithms.preference import Preference
+from agentrl.algorithms.sft import SFT
+from agentrl.chat.codec import tokenize
+from agentrl.rollouts.negatives import SOURCE as NEGATIVE
+from agentrl.training.job import DeepSpeed
+from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.trackers import Tracker
+from agentrl.training.weights import row_weights, template_weights
 from pipelines.handles import Model, Pairs, Table, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.policies import ModelConfig, load_policy, read_weighted, start_policy
@@ -25,7 +30,7 @@ from schemas.training import TrainingRow
 from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from agentrl.policy import Policy
+    from agentrl.models.policy import Policy
 
 
 class Trained(NamedTuple):
@@ -115,7 +120,7 @@ def dpo(context: Context, config: DPOConfig, pairs: Pairs, model: Model) -> Trai
 
 
 class PreferenceConfig(TrainConfig):
-    objective: PairObjective = Field(DPO(), description="the loss of a pair: dpo, ipo or simpo, and its knobs")
+    objective: PairAlgorithm = Field(DPO(), description="the loss of a pair: dpo, ipo or simpo, and its knobs")
 
 
 @stage("train.preference", version=1)
@@ -124,8 +129,8 @@ def preference(context: Context, config: PreferenceConfig, pairs: Pairs, model: 
     return _prefer(context, config, config.objective, pairs, model)
 
 
-def _prefer(context: Context, config: TrainConfig, objective: DPO | IPO | SimPO, pairs: Pairs, model: Model) -> Trained:
-    from agentrl.trainer import reference_logprobs
+def _prefer(context: Context, config: TrainConfig, objective: Preference, pairs: Pairs, model: Model) -> Trained:
+    from agentrl.training.scoring import reference_logprobs
 
     policy = load_policy(model)
     rows = []
@@ -148,7 +153,7 @@ class KTOConfig(TrainConfig):
 @stage("train.kto", version=1)
 def kto(context: Context, config: KTOConfig, trajectories: list[Trajectories], model: Model) -> Trained:
     """Training on unpaired trajectories, successes against failures, from ``model``, which is the reference too."""
-    from agentrl.trainer import reference_logprobs
+    from agentrl.training.scoring import reference_logprobs
 
     policy = load_policy(model)
     rows = []
@@ -160,13 +165,13 @@ def kto(context: Context, config: KTOConfig, trajectories: list[Trajectories], m
 
 
 class OfflineConfig(TrainConfig):
-    algorithm: Algorithm = Field(
+    algorithm: PolicyGradientAlgorithm = Field(
         GRPO(), description="how stored rollouts become a loss; those with a critic are online"
     )
 
     @model_validator(mode="after")
     def _needs_stored_rollouts_alone(self) -> "OfflineConfig":
-        if self.algorithm.estimator in ("gae", "remax") or self.algorithm.resample:
+        if self.algorithm.needs_critic or self.algorithm.needs_greedy or self.algorithm.resample:
             raise ValueError(
                 f"algorithm {self.algorithm.type} needs new rollouts (a critic, greedy ones or resampling); "
                 "use the stage train.online, or resample: 0"
@@ -180,8 +185,8 @@ def offline(context: Context, config: OfflineConfig, trajectories: list[Trajecto
 
     Groups are the rollouts of one task. ``algorithm.off_policy`` corrects for rollouts of other policies.
     """
-    from agentrl.credit import Extras, assign
-    from agentrl.trainer import batch_logprobs
+    from agentrl.online.credit import Extras, assign
+    from agentrl.training.scoring import batch_logprobs
 
     policy = load_policy(model)
     made = [row for row, _ in read_weighted(trajectories) if any(row.action_mask)]
@@ -206,11 +211,12 @@ def _check_tokenizer(row_id: str, tokenizer: str, policy: "Policy") -> None:
 
 
 def _fit(
-    context: Context, config: TrainConfig, policy: "Policy", objective: AnyObjective, rows: Sequence[TrainingRow]
+    context: Context, config: TrainConfig, policy: "Policy", objective: Objective, rows: Sequence[TrainingRow]
 ) -> Trained:
-    from agentrl.lora import merge_lora
-    from agentrl.trackers import track
-    from agentrl.trainer import Trainer, fit
+    from agentrl.training.loop import fit
+    from agentrl.training.lora import merge_lora
+    from agentrl.training.step import Trainer
+    from agentrl.training.trackers import track
 
     if not rows:
         raise ValueError("there is nothing to train on: the inputs hold no rows; look at what the stage before kept")
@@ -240,14 +246,14 @@ def _launch(
     config: TrainConfig,
     deepspeed: DeepSpeed,
     policy: "Policy",
-    objective: AnyObjective,
+    objective: Objective,
     rows: Sequence[TrainingRow],
     report: Callable[[dict[str, float]], None],
 ) -> Trained:
     """Train in processes of their own, through DeepSpeed. The job's folder outlives a kill, with its checkpoints."""
-    from agentrl.job import TrainingJob
-    from agentrl.launch import launch
-    from agentrl.trainer import save_rows
+    from agentrl.training.job import TrainingJob
+    from agentrl.training.launch import launch
+    from agentrl.training.tables import save_rows
 
     folder = context.scratch / "job"
     folder.mkdir(exist_ok=True)
@@ -273,7 +279,7 @@ def _trained(
     history: list[dict[str, float]],
     save: Callable[[Path], object],
 ) -> Trained:
-    from agentrl.trainer import row_table
+    from agentrl.training.tables import row_table
 
     context.metrics.update(rows=len(rows), first_loss=history[0]["loss"], last_loss=history[-1]["loss"])
     return Trained(

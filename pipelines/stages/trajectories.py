@@ -4,12 +4,12 @@ from random import Random
 
 from pydantic import Field
 
-from agentrl.demonstrations import demonstrate
 from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
-from agentrl.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
-from agentrl.preferences import by_task
-from agentrl.rationalize import HINT, is_grounded, strip_hint
+from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
+from agentrl.rollouts.rationalize import HINT, is_grounded, strip_hint
+from agentrl.search.agentq import by_task
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.policies import load_policy, only_env, rollouts
@@ -52,7 +52,7 @@ class SampleConfig(StageConfig):
 @stage("trajectories.sample", version=1)
 def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -> Trajectories:
     """Rollouts of a policy, ``samples`` for each task."""
-    from agentrl.rollout import Attempt
+    from agentrl.rollouts.runner import Attempt
 
     rows = tasks.read()
     runner = rollouts(load_policy(model), only_env(rows), config.sampling)
@@ -143,7 +143,7 @@ def rationalize(
 ) -> Trajectories:
     """Retry the tasks that no given trajectory solved, with the answer as a hint. The output holds the solved retries
     without their hint; the retries as they were sampled stay in the buffer, with source ``hinted``."""
-    from agentrl.rollout import Attempt
+    from agentrl.rollouts.runner import Attempt
 
     solved = {
         task_id

@@ -1,9 +1,9 @@
 """Small policies of two architectures, for tests."""
 
-from agentrl.demonstrations import demonstrate
 from agentrl.environments import load_environment
-from agentrl.policy import Policy
-from agentrl.tiny import tiny_policy, train_tokenizer
+from agentrl.models.policy import Policy
+from agentrl.models.tiny import tiny_policy, train_tokenizer
+from agentrl.rollouts.demonstrations import demonstrate
 from schemas.task import Task
 from schemas.trajectory import Trajectory
 

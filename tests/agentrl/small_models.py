@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from agentrl.policy import Policy
+from agentrl.models.policy import Policy
 from schemas.training import TrainingRow
 
 VOCABULARY = 61

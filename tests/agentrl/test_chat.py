@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policies import POLICIES, expert_runs
 
-from agentrl.chat import align, format_assistant, parse_assistant, tokenize
-from agentrl.policy import Policy
+from agentrl.chat.codec import align, tokenize
+from agentrl.chat.hermes import format_assistant, parse_assistant
+from agentrl.models.policy import Policy
 from schemas.trajectory import Message, Role, ToolCall
 
 TEXT = st.text(st.characters(blacklist_characters="<>", blacklist_categories=["Cs"]), max_size=30).map(str.strip)

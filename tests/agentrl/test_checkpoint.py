@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_models import random_rows, small_policy
 
-from agentrl.checkpoint import load_checkpoint, save_checkpoint
-from agentrl.objectives import SFT
-from agentrl.optimizer import OptimizerConfig
-from agentrl.trainer import Trainer, fit
+from agentrl.algorithms.sft import SFT
+from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
+from agentrl.training.loop import fit
+from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.step import Trainer
 
 
 def state(number: int) -> dict[str, object]:

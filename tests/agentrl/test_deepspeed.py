@@ -8,15 +8,18 @@ import pytest
 import torch
 from small_models import random_rows, small_model
 
-from agentrl.algorithms import GRPO
-from agentrl.job import DeepSpeed, TrainingJob
-from agentrl.launch import command, launch
-from agentrl.lora import merge_lora
-from agentrl.objectives import DPO
-from agentrl.optimizer import LoRA, OptimizerConfig
-from agentrl.policy import Policy
-from agentrl.tiny import train_tokenizer
-from agentrl.trainer import Trainer, TrainingError, epochs, save_rows
+from agentrl.algorithms.dpo import DPO
+from agentrl.algorithms.grpo import GRPO
+from agentrl.models.policy import Policy
+from agentrl.models.tiny import train_tokenizer
+from agentrl.training.batch import TrainingError
+from agentrl.training.job import DeepSpeed, TrainingJob
+from agentrl.training.launch import command, launch
+from agentrl.training.loop import epochs
+from agentrl.training.lora import merge_lora
+from agentrl.training.optimizer import LoRA, OptimizerConfig
+from agentrl.training.step import Trainer
+from agentrl.training.tables import save_rows
 from schemas.training import TrainingRow
 
 OPTIMIZER = OptimizerConfig(lr=5e-3, schedule="cosine", warmup=1, micro_tokens=64, clip_norm=0.5)
@@ -118,7 +121,9 @@ def test_the_config_and_the_command_carry_the_settings(tmp_path: Path) -> None:
     assert config["wall_clock"] == 1
     assert "--nproc_per_node 4" in " ".join(command(spread, tmp_path / "job.json"))
     many = spread.model_copy(update={"hostfile": "hosts"})
-    assert "--hostfile hosts --num_gpus 4 --module agentrl.launch" in " ".join(command(many, tmp_path / "job.json"))
+    assert "--hostfile hosts --num_gpus 4 --module agentrl.training.launch" in " ".join(
+        command(many, tmp_path / "job.json")
+    )
     path = job.write(tmp_path)
     assert TrainingJob.model_validate(json.loads(path.read_text())) == job
     with pytest.raises(ValueError, match="needs zero: 3"):

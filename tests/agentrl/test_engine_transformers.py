@@ -7,8 +7,8 @@ from policies import POLICIES, lookup_tasks
 from agentrl.engines.base import Generation, Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
-from agentrl.policy import Policy
-from agentrl.rollout import Attempt, Rollouts
+from agentrl.models.policy import Policy
+from agentrl.rollouts.runner import Attempt, Rollouts
 
 
 @pytest.fixture(scope="module", params=POLICIES)

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from agentrl.demonstrations import demonstrate
 from agentrl.environments import load_environment
+from agentrl.rollouts.demonstrations import demonstrate
 from schemas.task import Task
 from schemas.trajectory import ToolCall
 

@@ -5,10 +5,10 @@ import torch
 from small_models import VOCABULARY, random_rows, small_model
 from torch import Tensor
 
-import agentrl.logprobs as module
-from agentrl.batch import collate
-from agentrl.logprobs import token_logprobs
-from agentrl.packing import can_pack, pack, packed
+import agentrl.training.logprobs as module
+from agentrl.training.batch import collate
+from agentrl.training.logprobs import token_logprobs
+from agentrl.training.packing import can_pack, pack, packed
 
 
 def plain(model: torch.nn.Module, ids: list[int]) -> tuple[Tensor, Tensor]:

@@ -5,14 +5,19 @@ import math
 import pytest
 import torch
 
-from agentrl.algorithms import GRPO, GSPO, KL, RLOO
-from agentrl.batch import collate
+from agentrl.algorithms.dpo import DPO
+from agentrl.algorithms.grpo import GRPO
+from agentrl.algorithms.gspo import GSPO
+from agentrl.algorithms.policy_gradient import KL
+from agentrl.algorithms.rloo import RLOO
+from agentrl.algorithms.sft import SFT
+from agentrl.algorithms.simpo import SimPO
 from agentrl.losses.kl import k1, k2, k3
 from agentrl.losses.ppo_clip import ppo_clip_loss
-from agentrl.losses.preference import simpo_loss
+from agentrl.losses.simpo import simpo_loss
 from agentrl.losses.value import value_loss
-from agentrl.objectives import DPO, SFT, SimPO
-from agentrl.supervised import template_weights
+from agentrl.training.batch import collate
+from agentrl.training.weights import template_weights
 from schemas.training import TrainingRow
 
 

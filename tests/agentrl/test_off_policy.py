@@ -7,16 +7,20 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.algorithms import GRPO, PPO, VAPO, Algorithm, OffPolicy
-from agentrl.batch import TrainingError
-from agentrl.credit import Extras, assign, shaped_rewards
-from agentrl.off_policy import (
+from agentrl.advantages.vtrace import vtrace
+from agentrl.algorithms import PolicyGradientAlgorithm
+from agentrl.algorithms.grpo import GRPO
+from agentrl.algorithms.policy_gradient import OffPolicy
+from agentrl.algorithms.ppo import PPO
+from agentrl.algorithms.vapo import VAPO
+from agentrl.online.credit import Extras, assign, shaped_rewards
+from agentrl.online.off_policy import (
     band_mask,
     effective_sample_size,
     truncated_sequence_weights,
     truncated_token_weights,
-    vtrace,
 )
+from agentrl.training.batch import TrainingError
 from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 
@@ -158,7 +162,7 @@ def test_rewards_that_are_not_numbers_are_refused_by_name() -> None:
 )
 def test_degenerate_combinations_are_refused_when_read(bad: dict) -> None:
     with pytest.raises(ValidationError):
-        TypeAdapter(Algorithm).validate_python(bad)
+        TypeAdapter(PolicyGradientAlgorithm).validate_python(bad)
 
 
 def test_vtrace_takes_the_place_of_gae_and_of_other_weights() -> None:

@@ -14,9 +14,16 @@ import torch
 from torch import Tensor
 
 from agentrl.advantages.group import leave_one_out_advantages
-from agentrl.algorithms import CISPO, DAPO, GRPO, GSPO, KL, DrGRPO, PolicyGradient
-from agentrl.batch import Batch
-from agentrl.objectives import DPO, IPO, KTO
+from agentrl.algorithms.cispo import CISPO
+from agentrl.algorithms.dapo import DAPO
+from agentrl.algorithms.dpo import DPO
+from agentrl.algorithms.dr_grpo import DrGRPO
+from agentrl.algorithms.grpo import GRPO
+from agentrl.algorithms.gspo import GSPO
+from agentrl.algorithms.ipo import IPO
+from agentrl.algorithms.kto import KTO
+from agentrl.algorithms.policy_gradient import KL, PolicyGradient
+from agentrl.training.batch import Batch
 
 trl = pytest.importorskip("trl", reason="pip install 'agentrl[parity]'")
 

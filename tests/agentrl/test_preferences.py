@@ -5,10 +5,10 @@ from policies import POLICIES, lookup_tasks
 
 from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
-from agentrl.intervals import wilson
-from agentrl.preferences import step_pairs, trajectory_pairs
-from agentrl.rationalize import is_grounded, strip_hint, with_hint
-from agentrl.rollout import Attempt, Rollouts
+from agentrl.rollouts.rationalize import is_grounded, strip_hint, with_hint
+from agentrl.rollouts.runner import Attempt, Rollouts
+from agentrl.search.agentq import step_pairs, trajectory_pairs
+from agentrl.statistics.intervals import wilson
 from schemas.trajectory import Trajectory
 
 

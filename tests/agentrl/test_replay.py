@@ -6,9 +6,13 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from agentrl.algorithms import GRPO, RLOO
+from agentrl.algorithms.base import Objective
+from agentrl.algorithms.dpo import DPO
+from agentrl.algorithms.grpo import GRPO
+from agentrl.algorithms.ipo import IPO
+from agentrl.algorithms.rloo import RLOO
+from agentrl.algorithms.simpo import SimPO
 from agentrl.doctor import examine
-from agentrl.objectives import DPO, IPO, AnyObjective, SimPO
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from flows.commands.replay import app
@@ -104,7 +108,7 @@ def test_another_loss_or_knob_changes_that_step(catalog: Catalog) -> None:
     ids=str,
 )
 def test_a_step_of_one_loss_is_replayed_with_any_other_of_its_family(
-    config: StageConfig, settings: list[str], objective: AnyObjective
+    config: StageConfig, settings: list[str], objective: Objective
 ) -> None:
     assert objective_of(_changed(config, settings)) == objective
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.trackers import track
+from agentrl.training.trackers import track
 
 CURVE = [{"step": float(step), "loss": 1.0 / (step + 1)} for step in range(3)]
 

@@ -7,16 +7,23 @@ import pytest
 import torch
 from small_models import random_rows, small_model, small_policy
 
-from agentrl.algorithms import DAPO, GRPO, DrGRPO
-from agentrl.batch import TrainingError
-from agentrl.objectives import DPO, KTO, SFT, AnyObjective
-from agentrl.optimizer import LoRA, OptimizerConfig
-from agentrl.trainer import Trainer, fit, reference_logprobs
+from agentrl.algorithms.base import Objective
+from agentrl.algorithms.dapo import DAPO
+from agentrl.algorithms.dpo import DPO
+from agentrl.algorithms.dr_grpo import DrGRPO
+from agentrl.algorithms.grpo import GRPO
+from agentrl.algorithms.kto import KTO
+from agentrl.algorithms.sft import SFT
+from agentrl.training.batch import TrainingError
+from agentrl.training.loop import fit
+from agentrl.training.optimizer import LoRA, OptimizerConfig
+from agentrl.training.scoring import reference_logprobs
+from agentrl.training.step import Trainer
 
-OBJECTIVES: list[AnyObjective] = [SFT(), DPO(nll=0.3), KTO(), GRPO(entropy=0.1), DAPO(), DrGRPO()]
+OBJECTIVES: list[Objective] = [SFT(), DPO(nll=0.3), KTO(), GRPO(entropy=0.1), DAPO(), DrGRPO()]
 
 
-def step_gradients(objective: AnyObjective, micro_tokens: int) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+def step_gradients(objective: Objective, micro_tokens: int) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     policy = small_policy()
     trainer = Trainer(policy, objective, OptimizerConfig(micro_tokens=micro_tokens, clip_norm=1e9), 1)
     _, metrics = trainer.gradients(random_rows(8, pairs=isinstance(objective, DPO)))
@@ -24,7 +31,7 @@ def step_gradients(objective: AnyObjective, micro_tokens: int) -> tuple[dict[str
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.type)
-def test_one_batch_of_eight_equals_eight_of_one(objective: AnyObjective) -> None:
+def test_one_batch_of_eight_equals_eight_of_one(objective: Objective) -> None:
     whole, metrics = step_gradients(objective, 100_000)
     parts, again = step_gradients(objective, 1)
     for name, gradient in whole.items():
@@ -129,7 +136,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_policy_and_the_rows(tmp_p
 )
 def test_options_train(changes: dict) -> None:
     """Every option lowers the loss on one batch."""
-    from agentrl.lora import merge_lora
+    from agentrl.training.lora import merge_lora
 
     policy = small_policy()
     rows = [row.model_copy(update={"weights": [1.0] * len(row.input_ids)}) for row in random_rows(4)]

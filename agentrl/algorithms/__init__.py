@@ -1,0 +1,63 @@
+"""Algorithms by name, one module each. A config chooses one by its ``type``; a type with no other key is the published
+algorithm.
+
+To add an algorithm, write its module and name it in one of the tables below.
+"""
+
+from functools import reduce
+from importlib import import_module
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from agentrl.algorithms.base import Objective
+from agentrl.algorithms.policy_gradient import PolicyGradient
+from agentrl.algorithms.preference import Preference
+
+POLICY_GRADIENTS = {
+    "reinforce": "agentrl.algorithms.reinforce:Reinforce",
+    "rloo": "agentrl.algorithms.rloo:RLOO",
+    "remax": "agentrl.algorithms.remax:ReMax",
+    "reinforce++": "agentrl.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
+    "grpo": "agentrl.algorithms.grpo:GRPO",
+    "dr_grpo": "agentrl.algorithms.dr_grpo:DrGRPO",
+    "dapo": "agentrl.algorithms.dapo:DAPO",
+    "gspo": "agentrl.algorithms.gspo:GSPO",
+    "cispo": "agentrl.algorithms.cispo:CISPO",
+    "starpo_s": "agentrl.algorithms.starpo_s:StarPOS",
+    "ppo": "agentrl.algorithms.ppo:PPO",
+    "vapo": "agentrl.algorithms.vapo:VAPO",
+}
+"""Algorithms that learn from rollouts and their rewards."""
+
+PAIRWISE = {
+    "dpo": "agentrl.algorithms.dpo:DPO",
+    "ipo": "agentrl.algorithms.ipo:IPO",
+    "simpo": "agentrl.algorithms.simpo:SimPO",
+}
+"""Algorithms that learn from preference pairs."""
+
+ALGORITHMS = {
+    "sft": "agentrl.algorithms.sft:SFT",
+    "kto": "agentrl.algorithms.kto:KTO",
+    **PAIRWISE,
+    **POLICY_GRADIENTS,
+}
+"""All algorithms: ``type`` -> ``module:Class``."""
+
+
+def _one_of(names: dict[str, str]) -> Any:
+    """The union of these classes, of which ``type`` chooses one."""
+    classes = (getattr(import_module(path.partition(":")[0]), path.partition(":")[2]) for path in names.values())
+    return Annotated[reduce(or_, classes), Field(discriminator="type")]
+
+
+if TYPE_CHECKING:
+    PolicyGradientAlgorithm = PolicyGradient
+    PairAlgorithm = Preference
+    Algorithm = Objective
+else:
+    PolicyGradientAlgorithm = _one_of(POLICY_GRADIENTS)
+    PairAlgorithm = _one_of(PAIRWISE)
+    Algorithm = _one_of(ALGORITHMS)

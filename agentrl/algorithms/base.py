@@ -1,0 +1,47 @@
+"""What a training step needs of an algorithm.
+
+An algorithm returns a *sum* of losses and the count to divide it by. The training step adds the counts of all its
+micro batches before it divides, so one batch of eight rows and eight batches of one row give the same gradient.
+"""
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:  # a pipeline file is read, and planned, without torch
+    from torch import Tensor
+
+    from agentrl.training.batch import Batch
+
+Sums = dict[str, float]
+"""Metrics as sums over rows, tokens or pairs. The training step divides them by the same count as the loss."""
+
+
+class Objective(Protocol):
+    """What a training step minimises. If ``needs_baseline`` is true, the training step makes one more pass over all
+    rows of the step first, and gives the mean log-ratio of policy to reference to each call of ``loss`` as
+    ``baseline``."""
+
+    needs_baseline: ClassVar[bool]
+
+    def count(self, batch: "Batch") -> float:
+        """What the summed losses of this batch are divided by. Counts of several batches are added."""
+        ...
+
+    def loss(
+        self, logprobs: "Tensor", entropies: "Tensor", batch: "Batch", baseline: float = 0.0
+    ) -> "tuple[Tensor, Sums]":
+        """Sum [] of the losses of a batch, and metrics as sums. ``logprobs`` and ``entropies`` are [rows, tokens]."""
+        ...
+
+
+class Config(BaseModel):
+    """A config that refuses unknown keys and does not change after it is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AtRest(Config):
+    """An algorithm that trains on data at rest: it needs no rollouts of the policy that it updates."""
+
+    needs_baseline: ClassVar[bool] = False

@@ -1,0 +1,34 @@
+"""Group sequence policy optimisation."""
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from agentrl.advantages.group import group_advantages
+from agentrl.algorithms.policy_gradient import Advantages, ClippedPolicyGradient, Experience
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.training.batch import Batch
+
+
+class GSPO(ClippedPolicyGradient):
+    """Clipped surrogate with the ratio of whole sequences, normalised by length (Zheng et al. 2025)."""
+
+    type: Literal["gspo"] = "gspo"
+    clip_low: float = Field(3e-4, gt=0, lt=1)
+    clip_high: float = Field(4e-4, gt=0)
+
+    def advantages(self, step: Experience) -> Advantages:
+        return Advantages(step.every_token(group_advantages(step.returns(), step.groups)[0]))
+
+    def token_loss(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
+        from agentrl.losses.gspo import gspo_loss
+
+        return gspo_loss(logprobs, batch.logprobs, batch.weights, batch.mask, self.clip_low, self.clip_high)
+
+    def _clipped(self, log_ratio: "Tensor", batch: "Batch") -> "Tensor":
+        length = batch.mask.sum(-1, keepdim=True).clamp(min=1)
+        whole = (log_ratio * batch.mask).sum(-1, keepdim=True) / length
+        return super()._clipped(whole.expand_as(log_ratio), batch)

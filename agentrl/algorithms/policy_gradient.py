@@ -1,0 +1,208 @@
+"""What all policy-gradient algorithms share: their common settings, and how rollouts, advantages and losses meet.
+
+An algorithm is one class. ``advantages`` turns the rollouts of a step into a weight for each token, ``token_loss``
+turns weights and log-probs into a loss for each token, and ``aggregate`` names what their sum is divided by.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from agentrl.algorithms.base import Config
+from schemas.training import TrainingRow
+from schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.training.batch import Batch
+
+Lists = list[list[float]]
+"""A number for each token of each rollout."""
+
+Aggregate = Literal["sequence", "token", "constant"]
+
+
+class KL(Config):
+    """A pull towards the policy that training started from."""
+
+    coef: float = Field(0.001, gt=0)
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    where: Literal["loss", "reward"] = Field("loss", description="a term of each token's loss, or taken off its reward")
+
+    @model_validator(mode="after")
+    def _has_a_gradient(self) -> "KL":
+        if self.where == "loss" and self.estimator == "k1":
+            raise ValueError("k1 in the loss has no gradient in expectation; use k2 or k3, or where: reward")
+        return self
+
+
+class OffPolicy(Config):
+    """Corrections for rollouts of an older policy, or of another engine. Ratios are those of the policy before the
+    update (the proximal policy) to the behaviour policy that sampled; None of a bound is no bound."""
+
+    truncate: float | None = Field(None, gt=0, description="upper bound of a token's importance weight (TIS)")
+    truncate_sequence: float | None = Field(None, gt=0, description="upper bound of a whole row's importance weight")
+    band: tuple[float, float] | None = Field(None, description="tokens whose ratio is outside are not trained on")
+    max_staleness: int | None = Field(None, ge=0, description="rows of policies older by more versions are dropped")
+    min_ess: float = Field(
+        0.0, ge=0, le=1, description="effective sample size, as a share of rows, below which the guard acts"
+    )
+    guard: Literal["scale", "skip"] = Field(
+        "scale", description="scale the learning rate by ess / min_ess, or skip the update"
+    )
+    vtrace: tuple[float, float] | None = Field(
+        None, description="V-trace in place of GAE, with bounds of rho and c such as [1.0, 1.0]; needs a critic"
+    )
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "OffPolicy":
+        if self.vtrace and (self.truncate is not None or self.truncate_sequence is not None):
+            raise ValueError("vtrace weights by p/b itself; truncate and truncate_sequence would correct twice")
+        if self.vtrace and not 0 < self.vtrace[1] <= self.vtrace[0]:
+            raise ValueError(f"vtrace {self.vtrace}: bounds are rho >= c > 0, such as [1.0, 1.0]")
+        if self.band and not 0 <= self.band[0] < 1 < self.band[1]:
+            raise ValueError(f"band {self.band} must hold 1, the ratio of a policy to itself: such as [0.5, 2.0]")
+        if self.truncate is not None and self.truncate_sequence is not None:
+            raise ValueError("set one of truncate (per token) and truncate_sequence; both would correct twice")
+        return self
+
+
+class Overlong(Config):
+    """DAPO's soft punishment (Yu et al. 2025, equation 13): over the last ``buffer`` tokens before ``limit`` the reward
+    falls by up to ``penalty``."""
+
+    limit: int = Field(192, ge=1, description="tokens of a whole row")
+    buffer: int = Field(48, ge=1)
+    penalty: float = Field(1.0, gt=0)
+
+
+@dataclass(frozen=True)
+class Experience:
+    """The rollouts of one step, and what algorithms turn into advantages.
+
+    ``groups`` names each rollout's group, ``rewards`` [rollouts] are shaped, and ``penalties`` is what the divergence
+    from a reference takes off the reward of each token. What only some algorithms need may be missing: ``values`` of a
+    critic, log-probs of the ``proximal`` policy (the one that is about to be updated), and the reward of each group's
+    ``greedy`` rollout.
+    """
+
+    rollouts: Sequence[Trajectory]
+    groups: Sequence[str]
+    rewards: np.ndarray
+    penalties: Lists
+    values: Lists | None = None
+    proximal: Lists | None = None
+    greedy: dict[Any, float] = field(default_factory=dict)
+
+    def returns(self) -> list[float]:
+        """Reward of each whole rollout less its penalties, [rollouts]."""
+        return (self.rewards - np.array([sum(one) for one in self.penalties])).tolist()
+
+    def every_token(self, values: np.ndarray) -> Lists:
+        """A value for each rollout [rollouts] as the value of each of its tokens."""
+        return [[float(value)] * len(row.input_ids) for value, row in zip(values, self.rollouts, strict=True)]
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """The advantage of each token, and if there is a critic, the ``targets`` that its value head is fitted to."""
+
+    tokens: Lists
+    targets: list[TrainingRow] = field(default_factory=list)
+
+
+class PolicyGradient(Config):
+    """The settings that all policy-gradient algorithms have. ``needs_critic`` and ``needs_greedy`` say what an
+    algorithm asks of the online loop besides its rollouts."""
+
+    type: str
+    needs_baseline: ClassVar[bool] = False
+    needs_critic: ClassVar[bool] = False
+    needs_greedy: ClassVar[bool] = False
+
+    aggregate: Aggregate = Field(
+        "sequence", description="divide by each row's action tokens and by rows; by all action tokens; by a constant"
+    )
+    constant_length: int = Field(64, ge=1, description="for aggregate constant: rows times this divides the sum")
+    kl: KL | None = None
+    entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus on action tokens")
+    degenerate: Literal["drop", "keep"] = Field("drop", description="groups in which all rewards are equal")
+    keep_uncertain: float = Field(1.0, gt=0, le=1, description="share of groups kept, highest reward variance first")
+    resample: int = Field(0, ge=0, description="more rounds of rollouts, at most, until no group is degenerate")
+    overlong: Overlong | None = None
+    credit: Literal["whole", "first_divergence", "subgoal"] = Field(
+        "whole",
+        description="what a failed row is blamed for. first_divergence: from where it left its group's nearest success "
+        "on; subgoal: the turns spent on the subgoal that failed first, where the environment reports subgoals",
+    )
+    per_level: bool = Field(False, description="bring rewards of each environment and level to mean 0 and std 1 first")
+    off_policy: OffPolicy | None = None
+
+    @model_validator(mode="after")
+    def _vtrace_has_a_critic(self) -> "PolicyGradient":
+        if self.off_policy and self.off_policy.vtrace and not self.needs_critic:
+            raise ValueError("off_policy.vtrace needs the values of a critic: algorithm type ppo or vapo")
+        return self
+
+    def advantages(self, step: Experience) -> Advantages:
+        """The advantage of each token of the step's rollouts."""
+        raise NotImplementedError
+
+    def count(self, batch: "Batch") -> float:
+        if self.aggregate == "token":
+            return float(batch.mask.sum().item())
+        return batch.input_ids.shape[0] * (self.constant_length if self.aggregate == "constant" else 1.0)
+
+    def token_loss(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
+        """Loss of each token, [rows, tokens]: the plain policy gradient, unless an algorithm has its own."""
+        from agentrl.losses.reinforce import reinforce_loss
+
+        return reinforce_loss(logprobs, batch.weights)
+
+    def loss(
+        self, logprobs: "Tensor", entropies: "Tensor", batch: "Batch", baseline: float = 0.0
+    ) -> "tuple[Tensor, dict[str, float]]":
+        losses = self.token_loss(logprobs, batch)
+        if self.entropy:
+            losses = losses - self.entropy * entropies
+        sums: dict[str, Tensor] = {}
+        if self.kl and self.kl.where == "loss":
+            from agentrl.losses.kl import ESTIMATORS
+
+            divergence = ESTIMATORS[self.kl.estimator](logprobs, batch.ref_logprobs)
+            losses = losses + self.kl.coef * divergence
+            sums["reference_kl"] = divergence.detach()
+        log_ratio = (logprobs - batch.logprobs).detach()
+        sums["behaviour_kl"] = log_ratio.expm1() - log_ratio
+        sums["clip_share"] = self._clipped(log_ratio, batch).float()
+        return self._sum(losses, batch), {name: self._sum(value, batch).item() for name, value in sums.items()}
+
+    def _clipped(self, log_ratio: "Tensor", batch: "Batch") -> "Tensor":
+        """Which tokens' ratios to the behaviour policy are out of bounds, [rows, tokens]."""
+        return log_ratio > float("inf")
+
+    def _sum(self, values: "Tensor", batch: "Batch") -> "Tensor":
+        """Sum [] over trained tokens, of which each row's have weight 1, or 1 / their number."""
+        per_row = (values * batch.mask).sum(-1)
+        if self.aggregate == "sequence":
+            per_row = per_row / batch.mask.sum(-1).clamp(min=1)
+        return per_row.sum()
+
+
+class ClippedPolicyGradient(PolicyGradient):
+    """A policy gradient with PPO's clipped ratio of policy to behaviour policy."""
+
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.2, gt=0)
+
+    def token_loss(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
+        from agentrl.losses.ppo_clip import ppo_clip_loss
+
+        return ppo_clip_loss(logprobs, batch.logprobs, batch.weights, self.clip_low, self.clip_high)
+
+    def _clipped(self, log_ratio: "Tensor", batch: "Batch") -> "Tensor":
+        return (log_ratio.exp() > 1 + self.clip_high) | (log_ratio.exp() < 1 - self.clip_low)

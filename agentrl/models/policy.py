@@ -1,0 +1,84 @@
+"""A policy: a causal language model with the tokenizer that it speaks through, loaded and saved as one folder."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.chat.codec import ChatCodec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def to_device(model: "PreTrainedModel") -> "PreTrainedModel":
+    """The model on the GPU where there is one, for inference."""
+    import torch
+
+    model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]  # the library's own annotation
+    return model.eval()
+
+
+def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Digest of vocabulary, special tokens and chat template: equal digests encode a conversation equally."""
+    content = {
+        "vocab": sorted(tokenizer.get_vocab().items()),
+        "special": sorted(tokenizer.all_special_tokens),
+        "template": tokenizer.chat_template,
+    }
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def _tokenizer_class(path: str | Path) -> Any:
+    """AutoTokenizer goes by the model's type and adds that family's tokens to a tokenizer that was saved as generic,
+    so that it would no longer be the one that was trained with."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    generic = get_tokenizer_config(path).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return PreTrainedTokenizerFast if generic else AutoTokenizer
+
+
+@dataclass
+class Policy:
+    """``name`` is how trajectories refer to it, ``version`` counts its updates in online training."""
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    name: str
+    version: int = 0
+
+    @classmethod
+    def load(cls, path: str | Path, name: str | None = None) -> "Policy":
+        """Load a local folder or a name on the Hugging Face hub, in the dtype it was saved in.
+
+        Raises ValueError that names the path where there is no model.
+        """
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+            tokenizer = _tokenizer_class(path).from_pretrained(path)
+        except OSError as error:
+            raise ValueError(
+                f"model {str(path)!r} cannot be loaded: {str(error).splitlines()[0]} "
+                "Give a folder with config.json, safetensors and a tokenizer, or a name on the Hugging Face hub."
+            ) from error
+        return cls(to_device(model), tokenizer, name or str(path))
+
+    def save(self, path: Path) -> None:
+        """Write config, safetensors and tokenizer into ``path``."""
+        self.model.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
+
+    @cached_property
+    def codec(self) -> ChatCodec:
+        return ChatCodec(self.tokenizer)
+
+    @cached_property
+    def tokenizer_fingerprint(self) -> str:
+        return tokenizer_fingerprint(self.tokenizer)

@@ -1,0 +1,1 @@
+"""Online reinforcement learning: sample, give credit, update."""

@@ -1,0 +1,219 @@
+"""From rollouts to training rows: shaped rewards, advantages, off-policy weights, and which rows are left out."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentrl.advantages.group import degenerate_groups, most_uncertain, normalise_by_domain
+from agentrl.advantages.turns import divergence_weights, subgoal_weights
+from agentrl.algorithms.policy_gradient import Experience, Lists, OffPolicy, PolicyGradient
+from agentrl.online.off_policy import (
+    as_tensors,
+    band_mask,
+    effective_sample_size,
+    truncated_sequence_weights,
+    truncated_token_weights,
+)
+from agentrl.training.batch import TrainingError
+from schemas.training import TrainingRow
+from schemas.trajectory import Message, Role, Trajectory
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What some algorithms need besides the rollouts, as lists of tokens for each rollout: log-probs of the
+    ``reference`` policy, log-probs of the ``proximal`` policy (the one about to be updated), ``values`` of a critic;
+    and the reward of each task's ``greedy`` rollout. ``version`` is that of the policy about to be updated."""
+
+    reference: Lists | None = None
+    proximal: Lists | None = None
+    values: Lists | None = None
+    greedy: dict[Any, float] = field(default_factory=dict)
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Credit:
+    """``rows`` to train on; ``advantages`` (mean over action tokens) and ``trained`` of every rollout; ``targets`` for
+    the value head; ``lr_scale`` from the guard of off-policy training, 0 where the update is to be skipped."""
+
+    rows: list[TrainingRow]
+    advantages: list[float]
+    trained: list[bool]
+    targets: list[TrainingRow]
+    metrics: dict[str, float]
+    lr_scale: float = 1.0
+
+
+def shaped_rewards(algorithm: PolicyGradient, rollouts: Sequence[Trajectory]) -> np.ndarray:
+    """Reward of each rollout, [rows], with soft overlong punishment and normalisation per environment and level.
+
+    Raises TrainingError that names rollouts whose reward is not a finite number.
+    """
+    broken = [row.trajectory_id for row in rollouts if not np.isfinite(row.reward)]
+    if broken:
+        raise TrainingError(f"reward not finite in {', '.join(broken[:5])}; look at the environment's score")
+    rewards = np.array([row.reward for row in rollouts], dtype=np.float64)
+    if algorithm.overlong:
+        shape = algorithm.overlong
+        over = np.array([row.n_tokens for row in rollouts]) - (shape.limit - shape.buffer)
+        rewards -= shape.penalty * np.clip(over / shape.buffer, 0, 1)
+    if algorithm.per_level:
+        rewards = normalise_by_domain(rewards.tolist(), [(row.env, row.level) for row in rollouts])
+    return rewards
+
+
+def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Extras = Extras()) -> Credit:
+    """Training rows of ``rollouts``, by ``algorithm``. Rows stay in order; a row's ``logprobs`` are what ratios are
+    taken to: the proximal policy's under off-policy correction, else those of the policy that sampled."""
+    rewards = shaped_rewards(algorithm, rollouts)
+    groups = [row.group_id or row.task_id for row in rollouts]
+    penalties = _penalties(algorithm, rollouts, extras.reference)
+    degenerate = degenerate_groups([row.reward for row in rollouts], groups)
+    keep = np.ones(len(rollouts), dtype=bool)
+    if algorithm.degenerate == "drop":
+        keep &= ~degenerate
+    if algorithm.keep_uncertain < 1:
+        keep &= most_uncertain(rewards.tolist(), groups, algorithm.keep_uncertain)
+    step = Experience(rollouts, groups, rewards, penalties, extras.values, extras.proximal, extras.greedy)
+    found = algorithm.advantages(step)
+    weights = found.tokens
+    if algorithm.credit == "first_divergence":
+        weights = _blame_divergence(rollouts, groups, weights)
+    elif algorithm.credit == "subgoal":
+        weights = _blame_subgoal(rollouts, weights)
+    anchors = [list(row.logprobs) for row in rollouts]
+    metrics = {"degenerate_rows": float(degenerate.sum())}
+    lr_scale = 1.0
+    if algorithm.off_policy and extras.proximal is not None:
+        weights, keep, more, lr_scale = _correct(
+            algorithm.off_policy, rollouts, weights, keep, extras.proximal, extras.version
+        )
+        metrics.update(more)
+        anchors = extras.proximal
+    rows = [
+        TrainingRow(
+            row_id=row.trajectory_id,
+            unit=number,
+            input_ids=row.input_ids,
+            mask=row.action_mask,
+            weights=weights[number],
+            logprobs=anchors[number],
+            ref_logprobs=extras.reference[number] if extras.reference else [],
+        )
+        for number, row in enumerate(rollouts)
+        if keep[number]
+    ]
+    means = [_mean_where(weight, row.action_mask) for weight, row in zip(weights, rollouts, strict=True)]
+    return Credit(rows, means, keep.tolist(), found.targets, metrics, lr_scale)
+
+
+def _penalties(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], reference: Lists | None) -> Lists:
+    """What the divergence from the reference takes off the reward of each token, [rows][tokens]."""
+    if not (algorithm.kl and algorithm.kl.where == "reward"):
+        return [[0.0] * len(row.input_ids) for row in rollouts]
+    if reference is None:
+        raise ValueError("kl in the reward needs the log-probs of a reference policy")
+    from agentrl.losses.kl import ESTIMATORS
+
+    estimate, out = ESTIMATORS[algorithm.kl.estimator], []
+    for row, ref in zip(rollouts, reference, strict=True):
+        values = estimate(torch.tensor(row.logprobs), torch.tensor(ref)) * algorithm.kl.coef
+        out.append(values.where(torch.tensor(row.action_mask), torch.zeros(())).tolist())
+    return out
+
+
+def _blame_divergence(rollouts: Sequence[Trajectory], groups: Sequence[str], weights: Lists) -> Lists:
+    solved: dict[str, list[list[int]]] = {}
+    for row, group in zip(rollouts, groups, strict=True):
+        if row.success:
+            solved.setdefault(group, []).append(row.input_ids)
+    out = []
+    for row, group, weight in zip(rollouts, groups, weights, strict=True):
+        if row.success:
+            out.append(weight)
+            continue
+        blame = divergence_weights(row.input_ids, row.action_mask, solved.get(group, []))
+        out.append([a * b for a, b in zip(weight, blame, strict=True)])
+    return out
+
+
+def _blame_subgoal(rollouts: Sequence[Trajectory], weights: Lists) -> Lists:
+    """A failed row keeps its advantage on the turns spent on its first failed subgoal; the answer is the last one."""
+    out, silent = [], []
+    for row, weight in zip(rollouts, weights, strict=True):
+        state = json.loads(row.final_state)
+        calls = state.get("subgoals") if isinstance(state, dict) else None
+        if calls is None:
+            silent.append(row.trajectory_id)
+        elif row.success:
+            out.append(weight)
+        else:
+            turns = [turn for turn, message in enumerate(_actions(row)) for _ in message.tool_calls]
+            reached = [None if call is None else turns[call] for call in calls]
+            blame = subgoal_weights(row.action_mask, [*reached, None])
+            out.append([a * b for a, b in zip(weight, blame, strict=True)])
+    if silent:
+        raise TrainingError(
+            f"credit: subgoal, but final_state of {', '.join(silent[:5])} names no subgoals; let the environment's "
+            "state() give them, or use credit: first_divergence"
+        )
+    return out
+
+
+def _actions(row: Trajectory) -> list[Message]:
+    return [message for message in row.messages if message.role is Role.ASSISTANT]
+
+
+def _correct(
+    config: OffPolicy,
+    rollouts: Sequence[Trajectory],
+    weights: Lists,
+    keep: np.ndarray,
+    proximal: Lists,
+    version: int,
+) -> tuple[Lists, np.ndarray, dict[str, float], float]:
+    """Weights times the importance weights of decoupled PPO (Hilton et al. 2022): ``p_proximal / p_behaviour`` is a
+    constant of the update, so it multiplies the advantage, and the clipped ratio is that to the proximal policy."""
+    ratio, mask = as_tensors([row.action_mask for row in rollouts], [row.logprobs for row in rollouts], proximal)
+    if config.vtrace:
+        importance = torch.ones_like(ratio)  # it is in the advantages
+    elif config.truncate_sequence is not None:
+        importance = truncated_sequence_weights(ratio, mask, config.truncate_sequence).expand_as(ratio)
+    elif config.truncate is not None:
+        importance = truncated_token_weights(ratio, config.truncate)
+    else:
+        importance = ratio.exp()
+    if config.band:
+        importance = importance * band_mask(ratio, *config.band)
+    corrected = [
+        [w * i for w, i in zip(one, factor, strict=False)]
+        for one, factor in zip(weights, importance.tolist(), strict=True)
+    ]
+    staleness = np.array([version - row.policy_version for row in rollouts])
+    if config.max_staleness is not None:
+        keep = keep & (staleness <= config.max_staleness)
+    # Whole-row ratios decide how many rows really speak for the policy.
+    row_weights = (ratio * mask).sum(-1).clamp(-20, 20).exp().numpy()
+    ess = effective_sample_size(row_weights[keep].tolist()) if keep.any() else 1.0
+    scale = 1.0
+    if ess < config.min_ess:
+        scale = 0.0 if config.guard == "skip" else ess / config.min_ess
+    metrics = {
+        "ess": ess,
+        "lr_scale": scale,
+        "staleness": float(staleness.mean()),
+        "max_staleness": float(staleness.max()),
+        "mean_importance": float((importance * mask).sum() / mask.sum()),
+        "masked_share": float(((importance == 0) & mask).sum() / mask.sum()),
+    }
+    return corrected, keep, metrics, scale
+
+
+def _mean_where(values: Sequence[float], mask: Sequence[bool]) -> float:
+    chosen = [value for value, inside in zip(values, mask, strict=True) if inside]
+    return sum(chosen) / len(chosen) if chosen else 0.0

@@ -1,0 +1,205 @@
+"""The online loop: sample groups of rollouts, turn them into advantages, take optimiser steps."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from agentrl.advantages.group import degenerate_groups
+from agentrl.algorithms.policy_gradient import PolicyGradient
+from agentrl.algorithms.ppo import PPO
+from agentrl.models.policy import Policy
+from agentrl.online.credit import Credit, Extras, assign
+from agentrl.online.critic import CriticTrainer
+from agentrl.rollouts.runner import Attempt, Rollouts
+from agentrl.training.batch import check_rows
+from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
+from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.scoring import batch_logprobs
+from agentrl.training.step import Trainer
+from schemas.task import Task
+from schemas.training import TrainingRow
+from schemas.trajectory import Trajectory
+
+
+@dataclass
+class OnlineStep:
+    """What one iteration made: all its rollouts, a record for each (iteration, trajectory_id, advantage, trained), the
+    rows of each optimiser step by its number, and metrics."""
+
+    trajectories: list[Trajectory]
+    records: list[dict[str, Any]]
+    batches: list[tuple[int, list[TrainingRow]]]
+    metrics: dict[str, float]
+
+
+@dataclass
+class OnlineState:
+    """What has been recorded so far."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+
+class OnlineLoop:
+    """Each iteration draws ``tasks_per_step`` tasks, makes ``samples`` rollouts of each, and takes ``updates``
+    optimiser steps over what the algorithm keeps of them. Every task is drawn once before any is drawn again."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        rollouts: Rollouts,
+        tasks: Sequence[Task],
+        algorithm: PolicyGradient,
+        optimizer: OptimizerConfig,
+        *,
+        iterations: int,
+        tasks_per_step: int,
+        samples: int,
+        seed: int,
+        updates: int = 1,
+    ) -> None:
+        self.policy = policy
+        self.rollouts = rollouts
+        self.tasks = tasks
+        self.algorithm = algorithm
+        self.tasks_per_step = tasks_per_step
+        self.samples = samples
+        self.seed = seed
+        self.updates = updates
+        self.iteration = self.drawn = self.made = 0
+        self.micro_tokens = optimizer.micro_tokens
+        self.reference = _frozen(policy) if algorithm.kl else None
+        self.critic = None
+        if isinstance(algorithm, PPO):
+            torch.manual_seed(seed)
+            self.critic = CriticTrainer(policy, algorithm.critic, optimizer.micro_tokens)
+        self.trainer = Trainer(policy, algorithm, optimizer, iterations * updates)
+
+    def step(self, name: Callable[[int], str]) -> OnlineStep:
+        """One iteration; ``name`` gives the id of the loop's n-th rollout. A step repeated from the same state makes
+        the same rollouts."""
+        made, greedy, rounds = self._sample(name)
+        credit = assign(self.algorithm, made, self._extras(made, greedy))
+        metrics = {
+            "step": float(self.iteration),
+            "success": sum(row.success for row in made) / len(made),
+            "reward": sum(row.reward for row in made) / len(made),
+            "tokens_per_rollout": sum(row.n_tokens for row in made) / len(made),
+            "dropped_groups": (len(made) - sum(credit.trained)) / self.samples,
+            "rounds": float(rounds),
+            **credit.metrics,
+        }
+        if self.critic:
+            metrics.update(self.critic.step(credit.targets))
+        batches = self._update(credit, metrics)
+        records = [
+            {"step": self.iteration, "trajectory_id": row.trajectory_id, "advantage": a, "trained": t and bool(batches)}
+            for row, a, t in zip(made, credit.advantages, credit.trained, strict=True)
+        ]
+        self.iteration += 1
+        self.policy.version += bool(batches)
+        return OnlineStep(made + greedy, records, batches, metrics)
+
+    def _update(self, credit: Credit, metrics: dict[str, float]) -> list[tuple[int, list[TrainingRow]]]:
+        """Take the optimiser steps, add the means of their metrics, and return what each was over."""
+        warming = isinstance(self.algorithm, PPO) and self.iteration < self.algorithm.critic.pretrain
+        if not credit.rows or warming or credit.lr_scale == 0:
+            return []
+        check_rows(credit.rows, self.policy)
+        rows = list(credit.rows)
+        if self.updates > 1:
+            Random(f"{self.seed}-{self.iteration}").shuffle(rows)
+        taken, history = [], []
+        for part in (rows[start :: self.updates] for start in range(self.updates)):
+            if part:
+                taken.append((self.trainer.done, part))
+                history.append(self.trainer.step(part, credit.lr_scale))
+        metrics.update({name: sum(one[name] for one in history) / len(history) for name in history[0]})
+        return taken
+
+    def _sample(self, name: Callable[[int], str]) -> tuple[list[Trajectory], list[Trajectory], int]:
+        """Rollouts of this iteration, greedy ones of the same tasks where the algorithm compares with them, and the
+        number of rounds: while too few groups differ in reward, more tasks are drawn, as often as is allowed."""
+        kept: list[Trajectory] = []
+        greedy: list[Trajectory] = []
+        for round_ in range(1 + self.algorithm.resample):
+            tasks = self._draw()
+            attempts = [Attempt(task, index) for task in tasks for index in range(self.samples)]
+            seed = self.seed * 1_000_003 + self.iteration + 500_009 * round_
+            kept += self.rollouts.run(attempts, seed, self._names(name, len(attempts)))
+            if self.algorithm.needs_greedy:
+                greedy += self._greedy(tasks, seed, name)
+            useful = ~degenerate_groups([row.reward for row in kept], [row.group_id for row in kept])
+            if useful.sum() >= self.tasks_per_step * self.samples:
+                break
+        return kept, greedy, round_ + 1
+
+    def _greedy(self, tasks: Sequence[Task], seed: int, name: Callable[[int], str]) -> list[Trajectory]:
+        sampling = self.rollouts.sampling.model_copy(update={"temperature": 0.0})
+        runner = Rollouts(self.policy, self.rollouts.engine, self.rollouts.environment, sampling)
+        made = runner.run([Attempt(task) for task in tasks], seed, self._names(name, len(tasks)))
+        return [row.model_copy(update={"tags": ["greedy"]}) for row in made]
+
+    def _extras(self, made: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> Extras:
+        rows = [
+            TrainingRow(
+                row_id=row.trajectory_id,
+                input_ids=row.input_ids,
+                mask=row.action_mask,
+                weights=[0.0] * len(row.input_ids),
+            )
+            for row in made
+        ]
+        algorithm = self.algorithm
+        return Extras(
+            reference=batch_logprobs(self.reference, rows, self.micro_tokens) if self.reference else None,
+            proximal=batch_logprobs(self.policy, rows, self.micro_tokens) if algorithm.off_policy else None,
+            values=self.critic.values(rows) if self.critic else None,
+            greedy={row.group_id: row.reward for row in greedy},
+            version=self.policy.version,
+        )
+
+    def _names(self, name: Callable[[int], str], number: int) -> list[str]:
+        first, self.made = self.made, self.made + number
+        return [name(place) for place in range(first, self.made)]
+
+    def save(self, path: Path, state: OnlineState) -> None:
+        """Write everything that :meth:`restore` needs to go on as if nothing had happened."""
+        saved = {
+            "counters": [self.iteration, self.drawn, self.made, self.policy.version],
+            "trainer": self.trainer.state(),
+            "critic": self.critic.state() if self.critic else None,
+        }
+        save_checkpoint(path, {**saved, "metrics": state.metrics, "steps": state.steps})
+
+    def restore(self, path: Path) -> OnlineState:
+        """The state at the newest checkpoint that can be read; a fresh one, and nothing changed, if there is none."""
+        saved = load_checkpoint(path)
+        if saved is None:
+            return OnlineState()
+        self.iteration, self.drawn, self.made, self.policy.version = saved["counters"]
+        self.trainer.restore(saved["trainer"])
+        if self.critic:
+            self.critic.restore(saved["critic"])
+        return OnlineState(saved["metrics"], saved["steps"])
+
+    def _draw(self) -> list[Task]:
+        """The next tasks: consecutive places in an endless sequence of seeded permutations."""
+        size, start = len(self.tasks), self.drawn
+        self.drawn += self.tasks_per_step
+        drawn = []
+        for place in range(start, self.drawn):
+            order = list(range(size))
+            Random(f"{self.seed}-{place // size}").shuffle(order)
+            drawn.append(self.tasks[order[place % size]])
+        return drawn
+
+
+def _frozen(policy: Policy) -> Policy:
+    """A copy that later updates leave as it is."""
+    return Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.name)

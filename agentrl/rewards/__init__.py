@@ -1,0 +1,1 @@
+"""Checks of answers, from which rewards are made."""

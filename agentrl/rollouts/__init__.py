@@ -1,0 +1,1 @@
+"""Episodes: attempts of policies and of scripted experts at tasks, and what is made of them."""

@@ -1,0 +1,45 @@
+"""Rationalisation (STaR: Zelikman et al. 2022, section 3.3): solve with the answer as a hint, train without it."""
+
+import json
+
+from agentrl.chat.codec import ChatCodec, align
+from schemas.task import Task
+from schemas.trajectory import Message, Role, Trajectory
+
+HINT = "({answer})"
+
+
+def with_hint(opening: list[Message], task: Task, template: str) -> list[Message]:
+    """The opening with a hint after its last message; ``{answer}`` in the template stands for the ground truth."""
+    hint = template.format(answer=json.loads(task.ground_truth))
+    return [*opening[:-1], opening[-1].model_copy(update={"content": f"{opening[-1].content} {hint}"})]
+
+
+def is_grounded(trajectory: Trajectory, task: Task) -> bool:
+    """Whether the answer stands in some observation: a run that only repeats its hint has nothing to teach."""
+    answer = str(json.loads(task.ground_truth)).strip()
+    return any(message.role is Role.TOOL and message.content.strip() == answer for message in trajectory.messages)
+
+
+def strip_hint(hinted: Trajectory, opening: list[Message], codec: ChatCodec, trajectory_id: str) -> Trajectory:
+    """The same run after the opening without the hint: only the opening's tokens change.
+
+    Its log-probabilities are NaN, since no policy has sampled these tokens after this opening.
+    """
+    start = hinted.action_mask.index(True)
+    ids = codec.opening(opening, hinted.tools)
+    mask = [False] * len(ids) + hinted.action_mask[start:]
+    messages = opening + [m for m in hinted.messages if m.role in (Role.ASSISTANT, Role.TOOL)]
+    return hinted.model_copy(
+        update={
+            "trajectory_id": trajectory_id,
+            "episode_id": trajectory_id,
+            "parent_id": hinted.trajectory_id,
+            "source": "rationalized",
+            "messages": align(messages, mask),
+            "input_ids": ids + hinted.input_ids[start:],
+            "action_mask": mask,
+            "logprobs": [float("nan")] * len(mask),
+            "n_tokens": len(mask),
+        }
+    )

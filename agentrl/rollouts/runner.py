@@ -1,0 +1,146 @@
+"""Rollouts: a policy acts in an environment, and what happened becomes trajectories."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.chat.codec import ChatCodec, align
+from agentrl.engines.base import Engine, Generation, Sampling
+from agentrl.environments.base import Environment, Episode, Score, answer_calls
+from agentrl.models.policy import Policy
+from agentrl.rollouts.rationalize import with_hint
+from schemas.task import Task
+from schemas.trajectory import Message, Termination, Trajectory
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One rollout to make: of ``task``, as sample ``index`` of its group. ``hint`` is a template for
+    :func:`agentrl.rationalize.with_hint`."""
+
+    task: Task
+    index: int = 0
+    hint: str = ""
+
+
+@dataclass
+class _Run:
+    """An attempt under way."""
+
+    episode: Episode
+    messages: list[Message]
+    steps: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    answer: str | None = None
+    termination: Termination = Termination.MAX_STEPS
+
+    def observe(self, message: Message) -> list[Message]:
+        """Tool messages that answer the calls of an assistant message."""
+        answers, observations = answer_calls(self.episode, message)
+        self.tool_calls += len(observations)
+        self.tool_errors += sum(observation.error for observation in observations)
+        return answers
+
+
+class Rollouts:
+    """Makes trajectories of one policy in one environment with one engine."""
+
+    def __init__(self, policy: Policy, engine: Engine, environment: Environment, sampling: Sampling) -> None:
+        self.policy = policy
+        self.engine = engine
+        self.environment = environment
+        self.sampling = sampling
+
+    def run(
+        self, attempts: Sequence[Attempt], seed: int, ids: Sequence[str], source: str = "model"
+    ) -> list[Trajectory]:
+        """One trajectory for each attempt, in their order, named by ``ids``; ``source`` says what kind of run it is.
+        The same seed and attempts give the same trajectories."""
+        codec = self.policy.codec
+        runs = [self._start(attempt) for attempt in attempts]
+        prompts = [codec.opening(run.messages, attempt.task.tools) for run, attempt in zip(runs, attempts, strict=True)]
+
+        def respond(row: int, turn: list[int]) -> list[int] | None:
+            return self._respond(runs[row], turn, codec)
+
+        generations = self.engine.generate(prompts, respond, self.sampling, codec.stop_id, seed)
+        return [
+            self._trajectory(trajectory_id, attempt, run, generation, source)
+            for trajectory_id, attempt, run, generation in zip(ids, attempts, runs, generations, strict=True)
+        ]
+
+    def _start(self, attempt: Attempt) -> _Run:
+        episode = self.environment.episode(attempt.task)
+        opening = episode.opening()
+        if attempt.hint:
+            opening = with_hint(opening, attempt.task, attempt.hint)
+        return _Run(episode, opening)
+
+    def _respond(self, run: _Run, turn: list[int], codec: ChatCodec) -> list[int] | None:
+        parsed = codec.parse(turn)
+        run.steps += 1
+        run.messages.append(parsed.message)
+        if parsed.error:
+            run.termination = Termination.FORMAT_ERROR
+            return None
+        if not parsed.message.tool_calls:
+            run.answer, run.termination = parsed.message.content, Termination.ANSWERED
+            return None
+        if run.steps == self.environment.max_steps:
+            return None
+        results = run.observe(parsed.message)
+        run.messages += results
+        return codec.observations(results)
+
+    def _trajectory(
+        self, trajectory_id: str, attempt: Attempt, run: _Run, generation: Generation, source: str
+    ) -> Trajectory:
+        task = attempt.task
+        if generation.truncated:
+            run.termination = Termination.MAX_TOKENS
+            if generation.mask[-1]:  # cut off in mid-turn; the turn is kept as text
+                tail = generation.ids[_last_turn(generation.mask) :]
+                run.messages.append(self.policy.codec.parse(tail).message)
+                run.steps += 1
+        score: Score = run.episode.score(run.answer)
+        return Trajectory(
+            trajectory_id=trajectory_id,
+            episode_id=trajectory_id,
+            task_id=task.task_id,
+            group_id=task.task_id,
+            sample_index=attempt.index,
+            source=source,
+            env=self.environment.name,
+            env_version=self.environment.version,
+            split=task.split,
+            level=task.level,
+            prompt=task.prompt,
+            policy=self.policy.name,
+            policy_version=self.policy.version,
+            sampling=self.sampling.model_dump_json(),
+            reward=score.reward,
+            success=score.success,
+            termination=run.termination,
+            reward_components=list(score.components),
+            n_steps=run.steps,
+            n_tokens=len(generation.ids),
+            n_action_tokens=sum(generation.mask),
+            n_tool_calls=run.tool_calls,
+            n_tool_errors=run.tool_errors,
+            messages=align(run.messages, generation.mask),
+            tools=task.tools,
+            final_state=json.dumps(run.episode.state()),
+            tokenizer=self.policy.tokenizer_fingerprint,
+            input_ids=generation.ids,
+            action_mask=generation.mask,
+            logprobs=generation.logprobs,
+        )
+
+
+def _last_turn(mask: list[bool]) -> int:
+    """Where the last run of action tokens begins."""
+    start = len(mask)
+    while start and mask[start - 1]:
+        start -= 1
+    return start

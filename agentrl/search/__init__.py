@@ -1,0 +1,1 @@
+"""Search over the steps of episodes."""

@@ -1,0 +1,1 @@
+"""Training: rows of tokens in, optimiser steps, a model out."""

@@ -1,0 +1,77 @@
+"""A training job as files: a job file and a Parquet table of rows, into a model folder and a metrics table. The same
+job runs in this process, or on many through DeepSpeed."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agentrl.algorithms import Algorithm
+from agentrl.training.optimizer import OptimizerConfig
+
+
+class DeepSpeed(BaseModel):
+    """How a job is spread over processes (Rajbhandari et al. 2020). ``zero`` shards nothing (0), optimiser states (1),
+    also gradients (2), or also parameters (3)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    zero: Literal[0, 1, 2, 3] = 2
+    processes: int = Field(1, ge=1, description="processes on each node, normally its GPUs")
+    hostfile: str | None = Field(None, description="nodes, one 'name slots=N' a line; without it this node alone")
+    offload_optimizer: Literal["cpu", "nvme"] | None = None
+    offload_parameters: Literal["cpu", "nvme"] | None = Field(None, description="needs zero: 3")
+    extra: dict[str, Any] = Field({}, description="merged over the DeepSpeed config that these settings make")
+
+    @model_validator(mode="after")
+    def _offloads_what_it_shards(self) -> "DeepSpeed":
+        if self.offload_parameters and self.zero != 3:
+            raise ValueError(f"offload_parameters needs zero: 3, not {self.zero}")
+        return self
+
+
+class TrainingJob(BaseModel):
+    """``folder`` holds what is read (``rows.parquet``, ``start/``) and what is written (``model/``,
+    ``metrics.parquet``, and ``checkpoints/`` meanwhile)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    objective: Algorithm | Algorithm
+    optimizer: OptimizerConfig
+    deepspeed: DeepSpeed
+    steps: int
+    batch: int
+    seed: int
+    checkpoint_every: int = 100
+
+    def write(self, folder: Path) -> Path:
+        path = folder / "job.json"
+        path.write_text(self.model_dump_json(indent=2))
+        return path
+
+    def deepspeed_config(self) -> dict[str, Any]:
+        """The configuration that DeepSpeed reads. Batch sizes are nominal: the trainer decides what accumulates."""
+        zero: dict[str, Any] = {"stage": self.deepspeed.zero}
+        if self.deepspeed.offload_optimizer:
+            zero["offload_optimizer"] = {"device": self.deepspeed.offload_optimizer}
+        if self.deepspeed.offload_parameters:
+            zero["offload_param"] = {"device": self.deepspeed.offload_parameters}
+        optimizer = self.optimizer
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": optimizer.clip_norm,
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+            "bf16": {"enabled": optimizer.precision == "bfloat16"},
+            "optimizer": {
+                "type": "AdamW",
+                "params": {
+                    "lr": optimizer.lr,
+                    "betas": list(optimizer.betas),
+                    "weight_decay": optimizer.weight_decay,
+                    "torch_adam": True,
+                },
+            },
+        }
+        return config | self.deepspeed.extra

@@ -1,0 +1,136 @@
+"""Log-probabilities of given tokens under a model, without ever holding logits of all positions."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+from agentrl.training.packing import Packing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_CHUNK_VALUES = 1 << 24  # logits held at a time: 64 MiB in float32
+
+
+class _HeadLogprobs(torch.autograd.Function):
+    """Log-probabilities and entropies [tokens] of ``targets`` [tokens] from ``hidden`` [tokens, width] and the output
+    matrix [vocabulary, width].
+
+    Logits live a chunk at a time. The backward pass computes them again, unless they fit one chunk, and writes
+    gradients in closed form: ``d logp / d logit = onehot - p`` and ``d H / d logit = -p (log p + H)``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        logprobs = torch.empty(len(targets), device=hidden.device)
+        entropies = torch.empty_like(logprobs)
+        single, kept = len(targets) <= size, None
+        for start in range(0, len(targets), size):
+            part = slice(start, start + size)
+            logp = linear(hidden[part], weight).float().log_softmax(-1)
+            logprobs[part] = logp.gather(-1, targets[part, None])[:, 0]
+            probabilities = logp.exp()
+            entropies[part] = -torch.linalg.vecdot(probabilities, logp)
+            kept = probabilities if single else None
+        ctx.save_for_backward(hidden, weight, targets, entropies, kept)
+        ctx.size = size
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden, weight, targets, entropies, kept = ctx.saved_tensors
+        for_logprob, for_entropy = gradients
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for start in range(0, len(targets), ctx.size):
+            part = slice(start, start + ctx.size)
+            p = linear(hidden[part], weight).float().softmax(-1) if kept is None else kept
+            scale = torch.zeros(p.shape[0], device=p.device) if for_logprob is None else for_logprob[part]
+            if for_entropy is None:
+                grad = p * -scale[:, None]
+            else:
+                surprise = p.clamp(min=1e-30).log_().add_(entropies[part, None]).mul_(for_entropy[part, None])
+                grad = surprise.add_(scale[:, None]).mul_(p).neg_()
+            grad.scatter_add_(-1, targets[part, None], scale[:, None])
+            grad = grad.to(weight.dtype)
+            torch.matmul(grad, weight, out=grad_hidden[part])
+            if grad_weight is not None:
+                grad_weight.addmm_(grad.T, hidden[part])
+        return grad_hidden, grad_weight, None, None
+
+
+def _through_module(
+    hidden: Tensor, targets: Tensor, head: torch.nn.Module, softcap: float | None
+) -> tuple[Tensor, ...]:
+    """The same, for a chunk, by calling the output module itself."""
+    logits = head(hidden).float()
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    logprobs = logits.log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(-1, targets[:, None])[:, 0], entropy
+
+
+def _head_logprobs(model: "PreTrainedModel", hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    head = model.get_output_embeddings()
+    config = model.config.get_text_config()
+    softcap = getattr(config, "final_logit_softcapping", None)
+    size = max(1, _CHUNK_VALUES // config.vocab_size)
+    plain = type(head) is torch.nn.Linear and head.bias is None and not softcap and not hasattr(head.weight, "ds_id")
+    if plain:
+        weight = head.weight
+        if torch.is_autocast_enabled(hidden.device.type):
+            dtype = torch.get_autocast_dtype(hidden.device.type)
+            hidden, weight = hidden.to(dtype), weight.to(dtype)
+        return _HeadLogprobs.apply(hidden, weight, targets, size)
+    if hasattr(getattr(head, "weight", None), "ds_id"):
+        # Sharded by ZeRO 3: every rank must call the module equally often, whatever its batch holds.
+        chosen, entropy = _through_module(hidden, targets, head, softcap)
+        return chosen, entropy
+    parts = [
+        checkpoint(
+            _through_module,
+            hidden[start : start + size],
+            targets[start : start + size],
+            head,
+            softcap,
+            use_reentrant=False,
+        )
+        for start in range(0, max(1, len(targets)), size)
+    ]
+    chosen, entropy = (torch.cat(values) for values in zip(*parts, strict=True))
+    return chosen, entropy
+
+
+def token_logprobs(
+    model: "PreTrainedModel", input_ids: Tensor, mask: Tensor, packing: Packing | None = None
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies [rows, tokens] of ``input_ids`` where ``mask``, 0 elsewhere, in float32.
+
+    Element ``[:, t]`` belongs to ``input_ids[:, t]`` given the tokens before it. Rows are right-padded, so causal
+    attention alone keeps padding out; with ``packing`` (inside :func:`agentrl.packing.packed`) there is none. Logits
+    exist for masked positions only, a chunk at a time.
+
+    Raises ValueError for models that scale their logits in a way that is not known here.
+    """
+    config = model.config.get_text_config()
+    for name in ("logit_scale", "logits_scaling"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise ValueError(f"models with {name} ({config.model_type}) are not supported; use one without")
+    rows, places = mask[:, 1:].nonzero(as_tuple=True)
+    if packing is None:
+        hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        flat = hidden[rows, places]
+    else:
+        hidden = model.base_model(
+            input_ids=packing.input_ids, position_ids=packing.positions, packing=packing, use_cache=False
+        ).last_hidden_state
+        flat = hidden[0].index_select(0, packing.places[rows, places])
+    chosen, entropy = _head_logprobs(model, flat, input_ids[rows, places + 1])
+    empty = torch.zeros(input_ids.shape, device=input_ids.device)
+    index = (rows, places + 1)
+    return empty.index_put(index, chosen), empty.index_put(index, entropy)

@@ -1,0 +1,51 @@
+"""Low-rank adapters inside a policy, through PEFT."""
+
+from typing import TYPE_CHECKING
+
+from agentrl.models.policy import Policy
+from agentrl.training.optimizer import LoRA
+
+if TYPE_CHECKING:
+    import torch
+
+
+def add_lora(policy: Policy, config: LoRA) -> None:
+    """Put adapters into the policy's model; from here on they alone are trained.
+
+    Raises ValueError where PEFT is not installed.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise ValueError("lora needs PEFT: pip install 'agentrl[lora]'") from None
+    targets = config.targets if isinstance(config.targets, str) else list(config.targets)
+    if targets == "all-linear":
+        targets = _linear_names(policy.model)
+    inject_adapter_in_model(LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets), policy.model)
+
+
+def _linear_names(model: "torch.nn.Module") -> list[str]:
+    """Last parts of the names of all linear modules but the output head."""
+    import torch
+
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    found = {
+        name.rsplit(".", 1)[-1] for name, m in model.named_modules() if type(m) is torch.nn.Linear and m is not head
+    }
+    return sorted(found)
+
+
+def merge_lora(policy: Policy) -> None:
+    """Fold adapters into the weights, so that the policy is an ordinary model again. Without adapters: nothing."""
+    try:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+    except ImportError:
+        return
+    for name, module in list(policy.model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            parent, _, last = name.rpartition(".")
+            setattr(policy.model.get_submodule(parent), last, module.get_base_layer())
+    policy.model.requires_grad_(True)
+    if hasattr(policy.model, "peft_config"):
+        del policy.model.peft_config

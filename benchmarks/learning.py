@@ -79,16 +79,16 @@ class Setting:
     def runner(self, policy: Any, masked: bool = True) -> Any:
         from agentrl.engines.base import Sampling
         from agentrl.engines.transformers import TransformersEngine
-        from agentrl.rollouts.runner import Rollouts
+        from agentrl.rollouts.runner import RolloutRunner
 
-        class Unmasked(Rollouts):
-            """Rollouts that do not say which tokens the policy sampled: all after the prompt count as actions."""
+        class Unmasked(RolloutRunner):
+            """Makes rollouts that do not say which tokens the policy sampled: all after the prompt count as actions."""
 
             def run(self, *args: Any, **options: Any) -> list[Any]:
                 return with_logprobs(self.policy, [unmasked(row) for row in super().run(*args, **options)])
 
         sampling = Sampling(max_turn_tokens=40, max_tokens=192)
-        kind = Rollouts if masked else Unmasked
+        kind = RolloutRunner if masked else Unmasked
         return kind(policy, TransformersEngine(policy.model), self.environment, sampling)
 
     def solved(self, policy: Any) -> int:

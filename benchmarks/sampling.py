@@ -28,7 +28,7 @@ from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
 from agentrl.rollouts.demonstrations import demonstrate
-from agentrl.rollouts.runner import Attempt, Rollouts
+from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.training.loop import fit
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.step import Trainer
@@ -113,7 +113,7 @@ def main() -> int:
     turns: dict[str, float] = {}
     for repeat in range(repeats + 1):
         for name, engine in engines.items():
-            rollouts = Rollouts(policy, engine, load_environment("lookup"), Sampling())
+            rollouts = RolloutRunner(policy, engine, load_environment("lookup"), Sampling())
             started = time.perf_counter()
             made = rollouts.run([Attempt(task) for task in tasks], repeat, [str(n) for n in range(len(tasks))])
             if repeat:  # the first round warms up

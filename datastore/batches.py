@@ -27,7 +27,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BufferBatch:
     """Rows of one batch. ``next`` is where to resume after it; ``epoch`` and ``number`` say which batch it is."""
 
     rows: pa.Table
@@ -36,7 +36,7 @@ class Batch:
     next: Position
 
 
-class Batches:
+class BufferBatches:
     """Batches of a selection. Iterate it, keep ``batch.next`` with the checkpoint, and pass it back as ``start``."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Batches:
         shuffled = np.random.default_rng([self.seed, epoch]).permutation(len(self.ids))
         return [self.ids[index] for index in shuffled]
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[BufferBatch]:
         position = self.start
         for epoch in range(position.epoch, self.epochs):
             order = self.order(epoch)
@@ -87,5 +87,5 @@ class Batches:
                 if number % self.world == self.rank:
                     ids = order[number * self.batch_rows : (number + 1) * self.batch_rows]
                     after = Position(epoch, number + 1)
-                    yield Batch(self.buffer.read(ids, self.columns), epoch, number, after)
+                    yield BufferBatch(self.buffer.read(ids, self.columns), epoch, number, after)
             position = replace(position, batch=0)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import polars as pl
     from deltalake import DeltaTable
 
-    from datastore.batches import Batches
+    from datastore.batches import BufferBatches
     from datastore.retrieval.experience import Demonstration
     from datastore.retrieval.index import SearchIndex
     from datastore.scalars import ScalarColumns
@@ -153,11 +153,12 @@ class TrajectoryBuffer:
         both = added.join(removed, on=keys, how="full", coalesce=True)
         return both.with_columns(pl.col("added", "removed").fill_null(0).cast(pl.Int64)).sort(keys)
 
-    def batches(self, ids: Sequence[str], batch_rows: int, **options: Any) -> "Batches":
-        """Training batches of a selection, in a seeded order that can be resumed; see :class:`Batches` for options."""
-        from datastore.batches import Batches
+    def batches(self, ids: Sequence[str], batch_rows: int, **options: Any) -> "BufferBatches":
+        """Training batches of a selection, in a seeded order that can be resumed; for options see
+        :class:`datastore.batches.BufferBatches`."""
+        from datastore.batches import BufferBatches
 
-        return Batches(self, ids, batch_rows, **options)
+        return BufferBatches(self, ids, batch_rows, **options)
 
     def search(self, text: str, k: int = 5, *, embedder: str = "embedded", **options: Any) -> "pl.DataFrame":
         """The ``k`` rows whose prompts are nearest to a text; see :meth:`SearchIndex.search` for the options, among

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from datastore.errors import InvalidRowsError, StoreError
 from datastore.places import Place
-from datastore.validation import LENIENT_SCHEMA, Problem, conform, strict, validate
+from datastore.validation import LENIENT_SCHEMA, BadField, conform, strict, validate
 from schemas.trajectory import Trajectory
 
 BATCH_ROWS = 1024
@@ -121,7 +121,7 @@ class Quarantine:
         self._file: Path | None = None
         self._writer: pq.ParquetWriter | None = None
 
-    def add(self, rows: pa.Table, problems: list[Problem]) -> None:
+    def add(self, rows: pa.Table, problems: list[BadField]) -> None:
         by_row: dict[int, list[str]] = {}
         for problem in problems:
             by_row.setdefault(problem.row, []).append(f"{problem.field}: {problem.reason}")

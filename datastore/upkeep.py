@@ -28,7 +28,7 @@ APPEND_GRACE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Finding:
+class Fault:
     """``kind``: missing, corrupt, rows, doubled, orphan, log or manifest. ``advice`` is the next step."""
 
     kind: str
@@ -156,7 +156,7 @@ def _stored_files(buffer: "TrajectoryBuffer") -> Iterator[tuple[str, datetime]]:
 # checks
 
 
-def check(buffer: "TrajectoryBuffer") -> list[Finding]:
+def check(buffer: "TrajectoryBuffer") -> list[Fault]:
     """Everything that is wrong with the table, with what to do. An empty list: all files are there and readable, all
     rows keep the contract, no id is there twice, and each artifact finds the rows it names."""
     try:
@@ -166,7 +166,7 @@ def check(buffer: "TrajectoryBuffer") -> list[Finding]:
     stored = dict(_stored_files(buffer))
     live = _data_files(table)
     findings = [
-        Finding("missing", name, "restore it from a backup, or run `agentrl buffer check --drop` and re-run its stage")
+        Fault("missing", name, "restore it from a backup, or run `agentrl buffer check --drop` and re-run its stage")
         for name in live
         if name not in stored
     ]
@@ -176,14 +176,14 @@ def check(buffer: "TrajectoryBuffer") -> list[Finding]:
             findings += _check_file(buffer, name, ids)
     known = {name for commit in _log(buffer) for name in commit.adds}
     findings += [
-        Finding("orphan", name, "left by an append that was killed; `agentrl buffer vacuum` removes it")
+        Fault("orphan", name, "left by an append that was killed; `agentrl buffer vacuum` removes it")
         for name in sorted(stored)
         if name not in known
     ]
     return findings + _check_manifests(buffer, ids)
 
 
-def _broken_log(buffer: "TrajectoryBuffer", reason: str) -> Finding:
+def _broken_log(buffer: "TrajectoryBuffer", reason: str) -> Fault:
     """Which commit of the log cannot be read."""
     for key in sorted(buffer.place.keys(f"{FOLDER}/_delta_log")):
         if not key.endswith(".json"):
@@ -192,39 +192,37 @@ def _broken_log(buffer: "TrajectoryBuffer", reason: str) -> Finding:
             for line in (buffer.place.read(key) or b"").splitlines():
                 json.loads(line)
         except ValueError:
-            return Finding(
+            return Fault(
                 "log",
                 key,
                 "this commit is corrupt: restore it from a backup; if it is the newest one and no later commit exists, "
                 "remove it: its append is undone and its stage appends again",
             )
-    return Finding("log", f"{FOLDER}/_delta_log", f"the log cannot be read: {reason}; restore it from a backup")
+    return Fault("log", f"{FOLDER}/_delta_log", f"the log cannot be read: {reason}; restore it from a backup")
 
 
-def _check_file(buffer: "TrajectoryBuffer", name: str, ids: dict[str, str]) -> list[Finding]:
+def _check_file(buffer: "TrajectoryBuffer", name: str, ids: dict[str, str]) -> list[Fault]:
     findings = []
     try:
         with _open(buffer, name) as file:
             for batch in file.iter_batches(batch_size=1024):
                 rows = conform(pa.Table.from_batches([batch]))
                 findings += [
-                    Finding(
-                        "rows", f"{one.trajectory_id} in {name}", f"{one.field} {one.reason}; leave it out by its id"
-                    )
+                    Fault("rows", f"{one.trajectory_id} in {name}", f"{one.field} {one.reason}; leave it out by its id")
                     for one in validate(rows)
                 ]
                 for row in rows["trajectory_id"].to_pylist():
                     if row in ids:
                         advice = f"also in {ids[row]}; two stage runs gave one id, select by fingerprint"
-                        findings.append(Finding("doubled", f"{row} in {name}", advice))
+                        findings.append(Fault("doubled", f"{row} in {name}", advice))
                     ids[row] = name
     except (pa.ArrowException, OSError, StoreError) as error:
         advice = f"cannot be read ({str(error).splitlines()[0][:99]}); restore it, or `agentrl buffer check --drop`"
-        findings.append(Finding("corrupt", name, advice + " and re-run its stage"))
+        findings.append(Fault("corrupt", name, advice + " and re-run its stage"))
     return findings
 
 
-def _check_manifests(buffer: "TrajectoryBuffer", ids: dict[str, str]) -> list[Finding]:
+def _check_manifests(buffer: "TrajectoryBuffer", ids: dict[str, str]) -> list[Fault]:
     catalog = Catalog(buffer.store)
     findings = []
     for manifest in catalog.all():
@@ -235,11 +233,11 @@ def _check_manifests(buffer: "TrajectoryBuffer", ids: dict[str, str]) -> list[Fi
             try:
                 named = pq.read_table(catalog.local(stage, fingerprint, output.path), columns=["trajectory_id"])
             except (StoreError, OSError, pa.ArrowException) as error:
-                findings.append(Finding("manifest", f"{stage}/{fingerprint}", f"run {stage} again: {error}"))
+                findings.append(Fault("manifest", f"{stage}/{fingerprint}", f"run {stage} again: {error}"))
                 continue
             if lost := [one for one in named["trajectory_id"].to_pylist() if one not in ids]:
                 advice = f"names {len(lost)} rows that are not in the buffer, such as {lost[0]}; run {stage} again"
-                findings.append(Finding("manifest", f"{stage}/{fingerprint}", advice))
+                findings.append(Fault("manifest", f"{stage}/{fingerprint}", advice))
     return findings
 
 

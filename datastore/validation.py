@@ -26,7 +26,7 @@ Owner = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Problem:
+class BadField:
     """``row``: number of the row in the append, from 0."""
 
     row: int
@@ -75,7 +75,7 @@ def strict(table: pa.Table) -> pa.Table:
     return table.cast(TRAJECTORY_SCHEMA)
 
 
-def validate(table: pa.Table, seen: set[str] | None = None, first_row: int = 0) -> list[Problem]:
+def validate(table: pa.Table, seen: set[str] | None = None, first_row: int = 0) -> list[BadField]:
     """Every broken rule of every row of a table in :data:`LENIENT_SCHEMA`.
 
     ``seen`` collects the ids of the append, so that a doubled one is found across batches. ``first_row`` is the number
@@ -86,11 +86,11 @@ def validate(table: pa.Table, seen: set[str] | None = None, first_row: int = 0) 
     names = table["trajectory_id"].to_pylist()
     for field, reason, broken in _checks(rows):
         for index in np.flatnonzero(broken).tolist():
-            problems.append(Problem(first_row + index, names[index] or "no id", field, reason))
+            problems.append(BadField(first_row + index, names[index] or "no id", field, reason))
     if seen is not None:
         for row, name in enumerate(names):
             if name in seen:
-                problems.append(Problem(first_row + row, name, "trajectory_id", "is in this append already"))
+                problems.append(BadField(first_row + row, name, "trajectory_id", "is in this append already"))
             elif name is not None:
                 seen.add(name)
     return sorted(problems, key=lambda problem: problem.row)

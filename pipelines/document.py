@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import yaml_text
-from pipelines.problems import Place, Problem, SpecError, did_you_mean
+from pipelines.problems import Origin, Problem, SpecError, did_you_mean
 from pipelines.yaml_text import Key, YamlError
 
 LIBRARY = Path(__file__).parent / "specs"
@@ -21,13 +21,13 @@ class Document:
 
     path: Path
     value: dict[str, Any]
-    places: dict[Key, Place] = field(default_factory=dict)
+    places: dict[Key, Origin] = field(default_factory=dict)
 
-    def place(self, key: Key) -> Place:
+    def place(self, key: Key) -> Origin:
         """Where a key was written, or the nearest key above it."""
         while key and key not in self.places:
             key = key[:-1]
-        return self.places.get(key, Place(str(self.path), None))
+        return self.places.get(key, Origin(str(self.path), None))
 
 
 def library_names() -> list[str]:
@@ -56,15 +56,15 @@ def parse(text: str, path: Path) -> Document:
     document = Document(path, {})
 
     def place(key: Key, line: int) -> None:
-        document.places[key] = Place(str(path), line)
+        document.places[key] = Origin(str(path), line)
 
     try:
         value, wrong = yaml_text.parse(text, place)
     except YamlError as error:
-        raise SpecError([Problem(error.message, Place(str(path), error.line))]) from None
-    problems = [Problem(error.message, Place(str(path), error.line), error.key) for error in wrong]
+        raise SpecError([Problem(error.message, Origin(str(path), error.line))]) from None
+    problems = [Problem(error.message, Origin(str(path), error.line), error.key) for error in wrong]
     if not isinstance(value, dict):
-        problems.append(Problem("a pipeline file is a mapping with the keys name and stages", Place(str(path), 1)))
+        problems.append(Problem("a pipeline file is a mapping with the keys name and stages", Origin(str(path), 1)))
     if problems:
         raise SpecError(problems)
     document.value = value
@@ -89,7 +89,7 @@ def read(path: Path, seen: Sequence[Path] = ()) -> Document:
     try:
         document = parse(path.read_text(encoding="utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Problem(f"cannot be read: {error}", Place(str(path), None))]) from None
+        raise SpecError([Problem(f"cannot be read: {error}", Origin(str(path), None))]) from None
     extends = document.value.get("extends")
     if extends is None:
         return document
@@ -138,7 +138,7 @@ def with_settings(document: Document, settings: Iterable[str]) -> Document:
     for setting in settings:
         dotted, equals, text = setting.partition("=")
         key = tuple(dotted.strip().split("."))
-        place = Place(f"--set {dotted.strip()[:200]}" if equals else "--set", None)
+        place = Origin(f"--set {dotted.strip()[:200]}" if equals else "--set", None)
         if not equals or not all(key) or len(key) > yaml_text.MAX_DEPTH:
             problems.append(Problem("is written as a.b.c=value, e.g. stages.dpo.with.beta=0.3", place))
             continue

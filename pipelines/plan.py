@@ -11,7 +11,7 @@ from datastore.catalog import Catalog
 from pipelines.code import CodeGraph
 from pipelines.fingerprint import Fingerprinter, UnhashableError, fingerprint
 from pipelines.load import Node, Pipeline
-from pipelines.problems import Place, Problem, SpecError, did_you_mean
+from pipelines.problems import Origin, Problem, SpecError, did_you_mean
 from pipelines.secrets import shown_setting
 from schemas.manifest import Ingredients, InputRecord, Manifest
 
@@ -44,7 +44,7 @@ class Selection:
             for name in names:
                 if name not in pipeline.nodes:
                     hint = did_you_mean(name, pipeline.nodes) or f"; stages: {', '.join(pipeline.nodes)}"
-                    problems.append(Problem(f"there is no stage {name!r}{hint}", Place(option, None)))
+                    problems.append(Problem(f"there is no stage {name!r}{hint}", Origin(option, None)))
         if problems:
             raise SpecError(problems)
         chosen = set(pipeline.nodes)
@@ -145,7 +145,7 @@ def make_plan(pipeline: Pipeline, catalog: Catalog, store: str, selection: Selec
             ingredients = fingerprinter.ingredients(node, inputs)
         except (UnhashableError, LookupError) as error:
             message = str(error.args[0])
-            problems.append(Problem(f"stage {node.name}: with.{message}", Place(str(pipeline.path), None)))
+            problems.append(Problem(f"stage {node.name}: with.{message}", Origin(str(pipeline.path), None)))
             continue
         digest = fingerprint(ingredients)
         manifest = catalog.manifest(node.name, digest)

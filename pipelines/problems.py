@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
+class Origin:
     """A file, or an option of the command line, and a line (from 1)."""
 
     source: str
@@ -19,7 +19,7 @@ class Place:
 @dataclass(frozen=True)
 class Problem:
     message: str
-    place: Place | None = None
+    place: Origin | None = None
     key: Sequence[str | int] = ()
 
     def __str__(self) -> str:

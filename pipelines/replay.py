@@ -11,8 +11,8 @@ from ruamel.yaml import YAML
 from datastore.catalog import Catalog
 from pipelines.library import resolve
 from pipelines.problems import did_you_mean
+from pipelines.stages.common import ModelConfig
 from pipelines.stages.grpo import OnlineConfig
-from pipelines.stages.policies import ModelConfig
 from pipelines.stages.train import DPOConfig, KTOConfig, OfflineConfig, PreferenceConfig, SFTConfig, TrainConfig
 from schemas.arrow import from_table
 from schemas.manifest import Manifest
@@ -31,7 +31,7 @@ IN_ADVANTAGES = (
 )
 """Knobs of an algorithm that decide which rows there are and what their advantages, before the step."""
 
-Batches = list[list[TrainingRow]]
+StepRows = list[list[TrainingRow]]
 
 
 class ReplayError(ValueError):
@@ -92,7 +92,7 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
     raise ReplayError(f"step {step} updated nothing: all its groups were dropped, or it was skipped")
 
 
-def _check_reference(objective: "Objective", batches: Batches) -> None:
+def _check_reference(objective: "Objective", batches: StepRows) -> None:
     kl = getattr(objective, "kl", None)
     needed = getattr(objective, "reference", False) or (kl is not None and kl.where == "loss")
     if needed and not all(row.ref_logprobs for rows in batches for row in rows):
@@ -190,7 +190,7 @@ def _start(catalog: Catalog, manifest: Manifest, config: Any) -> "Policy":
     return Policy(init_model(len(tokenizer), manifest.ingredients.seed), tokenizer, name="tiny")
 
 
-def _steps(catalog: Catalog, manifest: Manifest, config: Any) -> Iterator[tuple[int, Batches, float]]:
+def _steps(catalog: Catalog, manifest: Manifest, config: Any) -> Iterator[tuple[int, StepRows, float]]:
     """The rows of every step in order: its number in the metrics, its optimiser steps, and the guard's factor on lr."""
     from agentrl.training.loop import epochs
 

@@ -15,7 +15,7 @@ from agentrl.algorithms.ppo import PPO
 from agentrl.models.policy import Policy
 from agentrl.online.credit import Credit, Extras, assign
 from agentrl.online.critic import CriticTrainer
-from agentrl.rollouts.runner import Attempt, Rollouts
+from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.training.batch import check_rows
 from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.optimizer import OptimizerConfig
@@ -52,7 +52,7 @@ class OnlineLoop:
     def __init__(
         self,
         policy: Policy,
-        rollouts: Rollouts,
+        runner: RolloutRunner,
         tasks: Sequence[Task],
         algorithm: PolicyGradient,
         optimizer: OptimizerConfig,
@@ -64,7 +64,7 @@ class OnlineLoop:
         updates: int = 1,
     ) -> None:
         self.policy = policy
-        self.rollouts = rollouts
+        self.runner = runner
         self.tasks = tasks
         self.algorithm = algorithm
         self.tasks_per_step = tasks_per_step
@@ -131,7 +131,7 @@ class OnlineLoop:
             tasks = self._draw()
             attempts = [Attempt(task, index) for task in tasks for index in range(self.samples)]
             seed = self.seed * 1_000_003 + self.iteration + 500_009 * round_
-            kept += self.rollouts.run(attempts, seed, self._names(name, len(attempts)))
+            kept += self.runner.run(attempts, seed, self._names(name, len(attempts)))
             if self.algorithm.needs_greedy:
                 greedy += self._greedy(tasks, seed, name)
             useful = ~degenerate_groups([row.reward for row in kept], [row.group_id for row in kept])
@@ -140,8 +140,8 @@ class OnlineLoop:
         return kept, greedy, round_ + 1
 
     def _greedy(self, tasks: Sequence[Task], seed: int, name: Callable[[int], str]) -> list[Trajectory]:
-        sampling = self.rollouts.sampling.model_copy(update={"temperature": 0.0})
-        runner = Rollouts(self.policy, self.rollouts.engine, self.rollouts.environment, sampling)
+        sampling = self.runner.sampling.model_copy(update={"temperature": 0.0})
+        runner = RolloutRunner(self.policy, self.runner.engine, self.runner.environment, sampling)
         made = runner.run([Attempt(task) for task in tasks], seed, self._names(name, len(tasks)))
         return [row.model_copy(update={"tags": ["greedy"]}) for row in made]
 

@@ -43,7 +43,7 @@ class _Run:
         return answers
 
 
-class Rollouts:
+class RolloutRunner:
     """Makes trajectories of one policy in one environment with one engine."""
 
     def __init__(self, policy: Policy, engine: Engine, environment: Environment, sampling: Sampling) -> None:

@@ -9,7 +9,7 @@ from agentrl.engines.base import Sampling
 from agentrl.statistics.intervals import wilson
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.policies import load_policy, only_env, rollouts
+from pipelines.stages.common import load_policy, only_env, rollout_runner
 
 
 class EvaluateConfig(StageConfig):
@@ -44,7 +44,7 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
         )
         ids = [context.trajectory_id(shard * len(rows) + number) for number in range(len(rows))]
         if not context.has_shard(shard):
-            made = rollouts(policy, env, sampling).run([Attempt(task) for task in rows], context.seed, ids)
+            made = rollout_runner(policy, env, sampling).run([Attempt(task) for task in rows], context.seed, ids)
             context.append([row.model_copy(update={"tags": [decoding]}) for row in made], shard)
         columns = ["level", "success", "n_tokens", "n_tool_errors", "termination"]
         outcome = context.buffer.read(ids, columns).to_pylist()

@@ -15,7 +15,7 @@ from agentrl.training.trackers import Tracker
 from datastore.places import sync_tree
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.policies import load_policy, only_env, rollouts
+from pipelines.stages.common import load_policy, only_env, rollout_runner
 
 if TYPE_CHECKING:
     from agentrl.online.loop import OnlineLoop, OnlineStep
@@ -70,7 +70,7 @@ def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) ->
     sampling = Sampling(max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens)
     return OnlineLoop(
         policy,
-        rollouts(policy, only_env(rows), sampling),
+        rollout_runner(policy, only_env(rows), sampling),
         rows,
         config.algorithm,
         config.optimizer,

@@ -25,7 +25,7 @@ from agentrl.training.trackers import Tracker
 from agentrl.training.weights import row_weights, template_weights
 from pipelines.handles import Model, Pairs, Table, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.policies import ModelConfig, load_policy, read_weighted, start_policy
+from pipelines.stages.common import ModelConfig, load_policy, read_weighted, start_policy
 from schemas.training import TrainingRow
 from schemas.trajectory import Trajectory
 

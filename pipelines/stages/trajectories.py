@@ -12,7 +12,7 @@ from agentrl.rollouts.rationalize import HINT, is_grounded, strip_hint
 from agentrl.search.agentq import by_task
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.policies import load_policy, only_env, rollouts
+from pipelines.stages.common import load_policy, only_env, rollout_runner
 from schemas.trajectory import Trajectory
 
 
@@ -55,7 +55,7 @@ def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -
     from agentrl.rollouts.runner import Attempt
 
     rows = tasks.read()
-    runner = rollouts(load_policy(model), only_env(rows), config.sampling)
+    runner = rollout_runner(load_policy(model), only_env(rows), config.sampling)
     for shard, start in enumerate(range(0, len(rows), config.shard_tasks)):
         part = rows[start : start + config.shard_tasks]
         if not context.has_shard(shard):
@@ -156,7 +156,7 @@ def rationalize(
     env, policy = only_env(rows), load_policy(model)
     if not context.has_shard(0):
         attempts = [Attempt(task, index, config.hint) for task in unsolved.values() for index in range(config.samples)]
-        runner = rollouts(policy, env, config.sampling)
+        runner = rollout_runner(policy, env, config.sampling)
         ids = [context.trajectory_id(number) for number in range(len(attempts))]
         context.append(runner.run(attempts, context.seed, ids, source="hinted"))
     hinted = context.select(sorted(_of_source(context, "hinted"))).read()

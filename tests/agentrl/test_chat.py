@@ -1,9 +1,9 @@
 import json
 
 import pytest
+from architectures import POLICIES, expert_runs
 from hypothesis import given
 from hypothesis import strategies as st
-from policies import POLICIES, expert_runs
 
 from agentrl.chat.codec import align, tokenize
 from agentrl.chat.hermes import format_assistant, parse_assistant

@@ -2,13 +2,13 @@ import math
 
 import pytest
 import torch
-from policies import POLICIES, lookup_tasks
+from architectures import POLICIES, lookup_tasks
 
 from agentrl.engines.base import Generation, Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
-from agentrl.rollouts.runner import Attempt, Rollouts
+from agentrl.rollouts.runner import Attempt, RolloutRunner
 
 
 @pytest.fixture(scope="module", params=POLICIES)
@@ -95,7 +95,9 @@ def test_draws_follow_the_distribution() -> None:
 
 def test_rollouts_are_whole_and_aligned(policy: Policy) -> None:
     tasks = lookup_tasks(12)
-    rollouts = Rollouts(policy, TransformersEngine(policy.model), load_environment("lookup"), Sampling(max_tokens=90))
+    rollouts = RolloutRunner(
+        policy, TransformersEngine(policy.model), load_environment("lookup"), Sampling(max_tokens=90)
+    )
     rows = rollouts.run([Attempt(task, 1) for task in tasks], 0, [f"r-{n}" for n in range(12)])
     for task, row in zip(tasks, rows, strict=True):
         assert row.task_id == row.group_id == task.task_id

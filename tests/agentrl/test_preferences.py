@@ -1,12 +1,12 @@
 import pytest
+from architectures import POLICIES, lookup_tasks
 from hypothesis import given
 from hypothesis import strategies as st
-from policies import POLICIES, lookup_tasks
 
 from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
 from agentrl.rollouts.rationalize import is_grounded, strip_hint, with_hint
-from agentrl.rollouts.runner import Attempt, Rollouts
+from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.search.agentq import step_pairs, trajectory_pairs
 from agentrl.statistics.intervals import wilson
 from schemas.trajectory import Trajectory
@@ -86,7 +86,7 @@ def test_a_stripped_hint_leaves_no_trace_and_the_same_actions() -> None:
     policy, environment = POLICIES["qwen"](), load_environment("lookup")
     from agentrl.engines.transformers import TransformersEngine
 
-    rollouts = Rollouts(policy, TransformersEngine(policy.model), environment, Sampling(max_tokens=80))
+    rollouts = RolloutRunner(policy, TransformersEngine(policy.model), environment, Sampling(max_tokens=80))
     tasks = lookup_tasks(8)
     hinted = rollouts.run([Attempt(t, 0, "({answer})") for t in tasks], 0, [f"h-{n}" for n in range(8)], "hinted")
     for task, run in zip(tasks, hinted, strict=True):

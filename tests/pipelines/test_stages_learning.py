@@ -16,7 +16,7 @@ from pipelines.stages.trajectories import negatives, rationalize, reject, sample
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "agentrl"))
-from policies import llama
+from architectures import llama
 
 LIMITS = {"max_turn_tokens": 12, "max_tokens": 120}
 

@@ -12,7 +12,7 @@ from pipelines.stage import External, StageConfig
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
-    from agentrl.rollouts.runner import Rollouts
+    from agentrl.rollouts.runner import RolloutRunner
     from schemas.task import Task
     from schemas.trajectory import Trajectory
 
@@ -59,12 +59,12 @@ def start_policy(
     return tiny_policy(trajectories, seed)
 
 
-def rollouts(policy: "Policy", env: str, sampling: Sampling) -> "Rollouts":
+def rollout_runner(policy: "Policy", env: str, sampling: Sampling) -> "RolloutRunner":
     """A policy in an environment, with the embedded engine."""
     from agentrl.engines.transformers import TransformersEngine
-    from agentrl.rollouts.runner import Rollouts
+    from agentrl.rollouts.runner import RolloutRunner
 
-    return Rollouts(policy, TransformersEngine(policy.model), load_environment(env), sampling)
+    return RolloutRunner(policy, TransformersEngine(policy.model), load_environment(env), sampling)
 
 
 def only_env(tasks: "list[Task]") -> str:

@@ -128,19 +128,12 @@ class TrajectoryBuffer:
             self._scalars = ScalarColumns(self._table.options)
         return scan(files, partial(self.table, number), self._scalars)
 
-    def sql(self, query: str, version: int | datetime | None = None) -> "pl.DataFrame":
-        """Answer a query over the views ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect."""
-        from polars.exceptions import PolarsError
+    def sql(self, query: str, version: int | datetime | None = None, *, unsafe: bool = False) -> "pl.DataFrame":
+        """Answer a query over the views ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect.
+        ``unsafe`` allows table functions, which read files; see :mod:`datastore.sql`."""
+        from datastore import sql, views
 
-        from datastore.views import context
-
-        rows = self.scan(version)
-        try:
-            return context(rows).execute(query, eager=True)
-        except PolarsError as error:
-            columns = ", ".join(rows.collect_schema().names())
-            hint = f"\ncolumns of trajectories: {columns}" if "column" in str(error).lower() else ""
-            raise StoreError(f"query failed: {error}{hint}") from None
+        return sql.collect(views.views(self.scan(version)), query, unsafe=unsafe)
 
     def diff(self, old: int | datetime, new: int | datetime | None = None) -> "pl.DataFrame":
         """What lies between two versions, by stage run: rows ``added`` and ``removed``, by id."""

@@ -60,8 +60,6 @@ def tool_calls(trajectories: pl.LazyFrame) -> pl.LazyFrame:
     return joined.sort("trajectory_id", "step", "call")
 
 
-def context(trajectories: pl.LazyFrame) -> pl.SQLContext:
-    """A SQL context with the three views, each read only when a query names it."""
-    return pl.SQLContext(
-        {"trajectories": trajectories, "steps": steps(trajectories), "tool_calls": tool_calls(trajectories)}
-    )
+def views(trajectories: pl.LazyFrame) -> dict[str, pl.LazyFrame]:
+    """The three views by name, each read only when a query names it."""
+    return {"trajectories": trajectories, "steps": steps(trajectories), "tool_calls": tool_calls(trajectories)}

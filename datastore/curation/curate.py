@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from datastore import sql
 from datastore.curation import rules as r
 from datastore.curation.text import action_texts, contaminated, near_duplicates, tool_vectors
 from datastore.errors import StoreError
@@ -107,10 +108,9 @@ def _describe(rule: r.Rule) -> str:
 def _where(rows: pl.DataFrame, where: str) -> pl.DataFrame:
     """Rows for which a SQL expression holds."""
     try:
-        return pl.SQLContext({"rows": rows}).execute(f"select * from rows where {where}", eager=True)
-    except pl.exceptions.PolarsError as error:
-        reason = str(error).splitlines()[0]
-        raise StoreError(f"rule expression {where!r}: {reason}; names are {', '.join(rows.columns)}") from None
+        return sql.collect({"rows": rows.lazy()}, f"select * from rows where {where}")
+    except StoreError as error:
+        raise StoreError(f"rule expression {where!r}: {error}") from None
 
 
 def _column(rows: pl.DataFrame, name: str) -> str:

@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from datastore import sql
 from datastore.curation.curate import RANK
 from datastore.errors import StoreError
 from datastore.lease import hold
@@ -218,7 +219,7 @@ class SearchIndex:
         rows = self.buffer.scan(version)
         try:
             if isinstance(where, str):
-                rows = pl.SQLContext({"rows": rows}).execute(f"select * from rows where {where}")
+                rows = sql.execute({"rows": rows}, f"select * from rows where {where}")
             elif where is not None:
                 rows = rows.filter(where)
             chosen = rows.select(COLUMNS).collect()

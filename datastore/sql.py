@@ -1,0 +1,84 @@
+"""Polars SQL over given tables alone. Rules and filters come from others too, so a query that reads files is refused.
+
+Polars reads any file that a table function such as ``read_csv('...')`` names. No other syntax of its SQL leaves the
+tables that it is given (``COPY``, ``TABLE(...)`` and file names after ``from`` are errors), which a test asserts.
+"""
+
+import re
+from collections.abc import Mapping
+
+import polars as pl
+from polars.exceptions import ColumnNotFoundError, PanicException, PolarsError
+
+from datastore.errors import StoreError
+
+MAX_CHARACTERS = 100_000
+MAX_NESTING = 100
+MAX_OPERATORS = 500
+"""Polars overflows its stack, which ends the process, at some thousands."""
+
+_READER = re.compile(r"\b(?:read|scan)_\w+", re.IGNORECASE)
+_CALLED = re.compile(r"[^\w]*?\(")
+_COMMENT = re.compile(r"--|/\*")
+_OPERATOR = re.compile(r"\|\||[-+*/%]|\b(?:and|or|not|union|except|intersect|join|case)\b", re.IGNORECASE)
+_LITERAL = re.compile(r"'[^']*'")
+_COUNT = re.compile(r"\bcount\s*\(\s*\*\s*\)", re.IGNORECASE)
+
+
+def execute(tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = False) -> pl.LazyFrame:
+    """The answer, still to be collected. ``unsafe`` allows table functions, which read files.
+
+    Raises StoreError if the query calls a table function, cannot be parsed, or names what is not there.
+    """
+    check(query, unsafe)
+    try:
+        found = pl.SQLContext(dict(tables)).execute(query)
+        names = found.collect_schema().names()
+    except (PolarsError, PanicException) as error:
+        raise failed(error, tables, query) from None
+    if "len" in names and "count" not in names and _COUNT.search(query) and not re.search(r"\blen\b", query, re.I):
+        return found.rename({"len": "count"})  # what SQL calls it
+    return found
+
+
+def collect(tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = False) -> pl.DataFrame:
+    """The answer. Raises StoreError as :func:`execute`, and if the query fails on the data."""
+    found = execute(tables, query, unsafe=unsafe)
+    try:
+        return found.collect()
+    except (PolarsError, PanicException) as error:
+        raise failed(error, tables, query) from None
+
+
+def check(query: str, unsafe: bool = False) -> None:
+    """Raise StoreError if a query reads files, or is so large or so deep that parsing it may not end well."""
+    if len(query) > MAX_CHARACTERS:
+        raise StoreError(f"the query has {len(query):,} characters; at most {MAX_CHARACTERS:,} are allowed")
+    depth = deepest = 0
+    for character in query:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        deepest = max(deepest, depth)
+    if deepest > MAX_NESTING:
+        raise StoreError(f"the query is nested {deepest} levels deep; at most {MAX_NESTING} are allowed")
+    if (operators := len(_OPERATOR.findall(_LITERAL.sub("", query)))) > MAX_OPERATORS:
+        raise StoreError(f"the query has {operators:,} operators; at most {MAX_OPERATORS} are allowed")
+    if unsafe:
+        return
+    for found in _READER.finditer(query):
+        # with a comment in the query nobody but Polars' own parser knows what is called: refused as well
+        if _CALLED.match(query, found.end()) or _COMMENT.search(query):
+            raise StoreError(
+                f"the query calls {found[0]}, which reads files: allowed are the tables of the buffer. "
+                "If you wrote the query yourself and want this, add --unsafe-sql to `agentrl buffer query`"
+            )
+
+
+def failed(error: BaseException, tables: Mapping[str, pl.LazyFrame], query: str) -> StoreError:
+    """What was wrong in one line, and the columns of the tables that the query names; never a query plan."""
+    reason = " ".join(re.split(r"Resolved plan until failure|\n\s*\n", str(error))[0].split())
+    named = [name for name in tables if re.search(rf"\b{re.escape(name)}\b", query)] or list(tables)
+    columns = ""
+    if isinstance(error, ColumnNotFoundError) or "column" in reason or "found" in reason:
+        listed = {name: tables[name].collect_schema().names() for name in named}
+        columns = "".join(f"\ncolumns of {name}: {', '.join(found)}" for name, found in listed.items())
+    return StoreError(f"query failed: {reason[:500]}{columns}")

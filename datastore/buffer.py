@@ -172,7 +172,8 @@ class TrajectoryBuffer:
         return self._indexes[embedder]
 
     def stats(self, version: int | datetime | None = None) -> dict[str, Any]:
-        """Totals, and under ``stages`` one row per stage: rows, tasks, success rate, mean reward, tokens."""
+        """Totals, and under ``stages`` one row per stage: rows, tasks, tokens, rows without ``success`` (unscored), and
+        over the others success rate and mean reward."""
         import polars as pl
 
         table = self.table(version)
@@ -182,6 +183,7 @@ class TrajectoryBuffer:
             .agg(
                 pl.len().alias("rows"),
                 pl.col("task_id").n_unique().alias("tasks"),
+                pl.col("success").null_count().cast(pl.Int64).alias("unscored"),
                 pl.col("success").mean(),
                 pl.col("reward").mean(),
                 pl.col("n_steps").mean().alias("steps"),

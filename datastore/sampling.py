@@ -1,4 +1,5 @@
-"""Drawing training rows. Every sampler takes a frame of rows, is seeded, and gives ids with weights.
+"""Drawing training rows. Every sampler takes a frame of rows, is seeded, and gives ids with weights. Those that
+need an outcome refuse unscored rows.
 
 Each docstring says what the sampler does to the training distribution: what a loss averaged over its rows estimates.
 """
@@ -31,6 +32,15 @@ def _check(rows: pl.DataFrame, n: int) -> pl.DataFrame:
     return rows.sort("trajectory_id")  # the draw depends on the rows, not on the order they came in
 
 
+def _scored(rows: pl.DataFrame, column: str) -> pl.DataFrame:
+    if unscored := rows[column].null_count():
+        raise StoreError(
+            f"{unscored} of {rows.height} rows have no {column}: unscored is not failed; leave them out with "
+            f"--where '{column} is not null', or draw by a strategy that needs no outcome, such as uniform"
+        )
+    return rows
+
+
 def uniform(rows: pl.DataFrame, n: int, seed: int = 0) -> Sample:
     """Without replacement, every row alike. Leaves the distribution as it is in the buffer: what the policies that
     filled it did, task by task as often as they did it."""
@@ -41,7 +51,7 @@ def uniform(rows: pl.DataFrame, n: int, seed: int = 0) -> Sample:
 def success_first(rows: pl.DataFrame, n: int, seed: int = 0) -> Sample:
     """Successes in random order, then failures. While successes last, the loss sees the policy conditioned on success
     (rejection sampling): easy tasks are over-represented by their pass rate."""
-    rows = _check(rows, n)
+    rows = _scored(_check(rows, n), "success")
     noise = np.random.default_rng(seed).random(rows.height)
     return _all(rows, np.lexsort([noise, ~rows["success"].to_numpy()])[:n])
 
@@ -58,6 +68,7 @@ def prioritized(
     rows = _check(rows, n)
     if priority not in rows.columns:
         raise StoreError(f"there is no column {priority!r} to prioritise by; columns are {', '.join(rows.columns)}")
+    rows = _scored(rows, priority)
     values = (np.abs(rows[priority].cast(pl.Float64).to_numpy()) + 1e-6) ** alpha
     if not np.isfinite(values).all():
         raise StoreError(f"column {priority!r} holds values that are not finite; filter them out first")
@@ -89,6 +100,7 @@ def diversity(rows: pl.DataFrame, n: int, seed: int = 0, *, by: str = "task_id")
 def curriculum(rows: pl.DataFrame, n: int, seed: int = 0, *, gate: float = 0.6) -> Sample:
     """Uniform over the levels that are open: the lowest, and each next one while the success rate of the newest policy
     version that tried the level before is at ``gate`` or more. Rows of closed levels have no chance at all."""
+    rows = _scored(rows, "success")
     newest = rows.filter(pl.col("policy_version") == pl.col("policy_version").max().over("level"))
     rates = dict(newest.group_by("level").agg(pl.col("success").mean()).sort("level").iter_rows())
     opened: list[int] = []

@@ -327,6 +327,10 @@ def migrate(buffer: "TrajectoryBuffer") -> dict[str, int]:
         new: list[Field] = [Field(one.name, one.type, nullable=True) for one in target.fields if one.name not in have]
         if new:
             table.alter.add_columns(new)
+        loose = {one.name for one in target.fields if one.nullable}
+        for one in table.schema().fields:
+            if one.name in loose and not one.nullable:
+                table.alter.drop_column_not_null(one.name)
         table.create_write_transaction(
             [*actions, *(_remove(name, sizes[name]) for name in files)],
             mode="append",

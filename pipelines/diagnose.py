@@ -54,6 +54,7 @@ def _case(
         rows = buffer.read(ids, columns).to_pylist() if ids else []
         # What was not sampled at temperature 1 as training sees it is no symptom of training.
         rollouts = [row for row in rows if row["source"] == "model" and "greedy" not in (row["tags"] or [])]
+        rollouts = [row for row in rollouts if row["reward"] is not None and row["success"] is not None]
         every = max(1, len(rollouts) // SAMPLE)
         looked_at = [row["trajectory_id"] for row in rollouts[::every]]
         sample = buffer.read(looked_at, HEAVY).to_pylist() if looked_at else []

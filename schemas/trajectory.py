@@ -5,6 +5,7 @@ and are read only when asked for.
 """
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -13,17 +14,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.arrow import Float32, Int32, Json, arrow_schema
 
-TRAJECTORY_VERSION = 1
+TRAJECTORY_VERSION = 2
 
 
 class Termination(StrEnum):
-    """Why an episode ended."""
+    """Why an episode ended. Only ``answered`` says that the agent ended it by itself."""
 
     ANSWERED = "answered"
     MAX_STEPS = "max_steps"
     MAX_TOKENS = "max_tokens"
+    MAX_CONTEXT = "max_context"
+    """The conversation no longer fitted the model's context."""
+    TIME_LIMIT = "time_limit"
     FORMAT_ERROR = "format_error"
     ENV_ERROR = "env_error"
+    INFRA_ERROR = "infra_error"
+    """A server, a sandbox or the network failed; it says nothing about the agent."""
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+    """The source does not say. Never written by our own rollouts."""
 
 
 class Role(StrEnum):
@@ -105,9 +114,9 @@ class Trajectory(BaseModel):
     policy_version: Int32 = 0
     created_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
     sampling: Json = "{}"
-    # outcome
-    reward: float
-    success: bool
+    # outcome; None is unscored, which is neither 0 nor failed
+    reward: float | None
+    success: bool | None
     termination: Termination
     reward_components: list[RewardComponent] = []
     tags: list[str] = []
@@ -126,6 +135,31 @@ class Trajectory(BaseModel):
     input_ids: list[Int32] = []
     action_mask: list[bool] = []
     logprobs: list[Float32] = []
+
+    def scored_reward(self) -> float:
+        """``reward``. Raises UnscoredError, with the row's id, if it is None."""
+        if self.reward is None:
+            raise UnscoredError("reward", [self.trajectory_id])
+        return self.reward
+
+    def scored_success(self) -> bool:
+        """``success``. Raises UnscoredError, with the row's id, if it is None."""
+        if self.success is None:
+            raise UnscoredError("success", [self.trajectory_id])
+        return self.success
+
+
+class UnscoredError(ValueError):
+    """An outcome is needed of rows that have none."""
+
+    def __init__(self, field: str, ids: Sequence[str]) -> None:
+        self.ids = list(ids)
+        named = ", ".join(self.ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
+        verb = "has" if len(ids) == 1 else "have"
+        super().__init__(
+            f"{named} {verb} no {field}: unscored is not failed; score these rows first, or leave them out with "
+            f"the filter `{field} is not null`"
+        )
 
 
 TRAJECTORY_SCHEMA = arrow_schema(Trajectory, TRAJECTORY_VERSION)

@@ -20,7 +20,7 @@ from agentrl.online.off_policy import (
 )
 from agentrl.training.batch import TrainingError
 from schemas.training import TrainingRow
-from schemas.trajectory import Message, Role, Trajectory
+from schemas.trajectory import Message, Role, Trajectory, UnscoredError
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,14 @@ class Credit:
 def shaped_rewards(algorithm: PolicyGradient, rollouts: Sequence[Trajectory]) -> np.ndarray:
     """Reward of each rollout, [rows], with soft overlong punishment and normalisation per environment and level.
 
-    Raises TrainingError that names rollouts whose reward is not a finite number.
+    Raises UnscoredError that names rollouts without a reward, and TrainingError that names those whose reward is not a
+    finite number.
     """
-    broken = [row.trajectory_id for row in rollouts if not np.isfinite(row.reward)]
+    _check_scored(rollouts)
+    broken = [row.trajectory_id for row in rollouts if not np.isfinite(row.scored_reward())]
     if broken:
         raise TrainingError(f"reward not finite in {', '.join(broken[:5])}; look at the environment's score")
-    rewards = np.array([row.reward for row in rollouts], dtype=np.float64)
+    rewards = np.array([row.scored_reward() for row in rollouts], dtype=np.float64)
     if algorithm.overlong:
         shape = algorithm.overlong
         over = np.array([row.n_tokens for row in rollouts]) - (shape.limit - shape.buffer)
@@ -67,13 +69,18 @@ def shaped_rewards(algorithm: PolicyGradient, rollouts: Sequence[Trajectory]) ->
     return rewards
 
 
+def _check_scored(rollouts: Sequence[Trajectory]) -> None:
+    if unscored := [row.trajectory_id for row in rollouts if row.reward is None]:
+        raise UnscoredError("reward", unscored)
+
+
 def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Extras = Extras()) -> Credit:
     """Training rows of ``rollouts``, by ``algorithm``. Rows stay in order; a row's ``logprobs`` are what ratios are
     taken to: the proximal policy's under off-policy correction, else those of the policy that sampled."""
     rewards = shaped_rewards(algorithm, rollouts)
     groups = [row.group_id or row.task_id for row in rollouts]
     penalties = _penalties(algorithm, rollouts, extras.reference)
-    degenerate = degenerate_groups([row.reward for row in rollouts], groups)
+    degenerate = degenerate_groups([row.scored_reward() for row in rollouts], groups)
     keep = np.ones(len(rollouts), dtype=bool)
     if algorithm.degenerate == "drop":
         keep &= ~degenerate
@@ -130,11 +137,11 @@ def _penalties(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], refere
 def _blame_divergence(rollouts: Sequence[Trajectory], groups: Sequence[str], weights: Lists) -> Lists:
     solved: dict[str, list[list[int]]] = {}
     for row, group in zip(rollouts, groups, strict=True):
-        if row.success:
+        if row.scored_success():
             solved.setdefault(group, []).append(row.input_ids)
     out = []
     for row, group, weight in zip(rollouts, groups, weights, strict=True):
-        if row.success:
+        if row.scored_success():
             out.append(weight)
             continue
         blame = divergence_weights(row.input_ids, row.action_mask, solved.get(group, []))
@@ -150,7 +157,7 @@ def _blame_subgoal(rollouts: Sequence[Trajectory], weights: Lists) -> Lists:
         calls = state.get("subgoals") if isinstance(state, dict) else None
         if calls is None:
             silent.append(row.trajectory_id)
-        elif row.success:
+        elif row.scored_success():
             out.append(weight)
         else:
             turns = [turn for turn, message in enumerate(_actions(row)) for _ in message.tool_calls]

@@ -87,8 +87,8 @@ class OnlineLoop:
         credit = assign(self.algorithm, made, self._extras(made, greedy))
         metrics = {
             "step": float(self.iteration),
-            "success": sum(row.success for row in made) / len(made),
-            "reward": sum(row.reward for row in made) / len(made),
+            "success": sum(row.scored_success() for row in made) / len(made),
+            "reward": sum(row.scored_reward() for row in made) / len(made),
             "tokens_per_rollout": sum(row.n_tokens for row in made) / len(made),
             "dropped_groups": (len(made) - sum(credit.trained)) / self.samples,
             "rounds": float(rounds),
@@ -134,7 +134,7 @@ class OnlineLoop:
             kept += self.runner.run(attempts, seed, self._names(name, len(attempts)))
             if self.algorithm.needs_greedy:
                 greedy += self._greedy(tasks, seed, name)
-            useful = ~degenerate_groups([row.reward for row in kept], [row.group_id for row in kept])
+            useful = ~degenerate_groups([row.scored_reward() for row in kept], [row.group_id for row in kept])
             if useful.sum() >= self.tasks_per_step * self.samples:
                 break
         return kept, greedy, round_ + 1
@@ -160,7 +160,7 @@ class OnlineLoop:
             reference=batch_logprobs(self.reference, rows, self.micro_tokens) if self.reference else None,
             proximal=batch_logprobs(self.policy, rows, self.micro_tokens) if algorithm.off_policy else None,
             values=self.critic.values(rows) if self.critic else None,
-            greedy={row.group_id: row.reward for row in greedy},
+            greedy={row.group_id: row.scored_reward() for row in greedy},
             version=self.policy.version,
         )
 

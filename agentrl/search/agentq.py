@@ -31,14 +31,14 @@ class _Step:
 
     @property
     def value(self) -> float:
-        return sum(turn.trajectory.reward for turn in self.turns) / len(self.turns)
+        return sum(turn.trajectory.scored_reward() for turn in self.turns) / len(self.turns)
 
     def example(self, best: bool) -> _Turn:
         """The rollout that shows this choice at its best, or worst; ties go to the shortest, then to the first."""
         return min(
             self.turns,
             key=lambda turn: (
-                -turn.trajectory.reward if best else turn.trajectory.reward,
+                -turn.trajectory.scored_reward() if best else turn.trajectory.scored_reward(),
                 turn.trajectory.n_tokens,
                 turn.trajectory.trajectory_id,
             ),
@@ -113,13 +113,14 @@ def step_pairs(rollouts: Sequence[Trajectory], margin: float, limit: int) -> lis
 
 def trajectory_pairs(rollouts: Sequence[Trajectory], margin: float, limit: int) -> list[Pair]:
     """Whole rollouts of *one* task: the best ones against the worst ones, ranked by reward, then fewest tokens."""
-    ranked = sorted(rollouts, key=lambda t: (-t.reward, t.n_tokens, t.trajectory_id))
+    ranked = sorted(rollouts, key=lambda t: (-t.scored_reward(), t.n_tokens, t.trajectory_id))
     pairs = []
     for number, (best, worst) in enumerate(zip(ranked, reversed(ranked), strict=True)):
-        if number == limit or best.reward - worst.reward < margin:
+        values = (best.scored_reward(), worst.scored_reward())
+        if number == limit or values[0] - values[1] < margin:
             break
         sides = (_Turn(best, 0, best.n_tokens), _Turn(worst, 0, worst.n_tokens))
-        pairs.append(_pair(number, PairKind.TRAJECTORY, *sides, (best.reward, worst.reward)))
+        pairs.append(_pair(number, PairKind.TRAJECTORY, *sides, values))
     return pairs
 
 

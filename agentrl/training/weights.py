@@ -50,9 +50,10 @@ def _differing(text: str) -> list[bool]:
 
 def row_weights(rows: Sequence[Trajectory], weighting: Literal["none", "reward", "advantage"]) -> list[float]:
     """Weight of each trajectory, [rows]: 1; its reward (reward-weighted regression); or reward minus the mean of its
-    task, where worse than average is 0 or, as a negative example, below."""
+    task, where worse than average is 0 or, as a negative example, below. Raises UnscoredError where a reward is
+    needed and a row has none."""
     if weighting == "none":
         return [1.0] * len(rows)
     if weighting == "reward":
-        return [row.reward for row in rows]
-    return centred_advantages([row.reward for row in rows], [row.task_id for row in rows]).tolist()
+        return [row.scored_reward() for row in rows]
+    return centred_advantages([row.scored_reward() for row in rows], [row.task_id for row in rows]).tolist()

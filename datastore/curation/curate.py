@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
 
 EXAMPLES = 3
-RANK = (pl.col("reward").neg(), pl.col("n_steps"), pl.col("n_tokens"), pl.col("trajectory_id"))
-"""Best first: highest reward, then fewest steps, then fewest tokens."""
+RANK = (
+    *(pl.col("reward").is_null(), pl.col("reward").neg()),
+    *(pl.col("n_steps"), pl.col("n_tokens"), pl.col("trajectory_id")),
+)
+"""Best first: highest reward, then fewest steps, then fewest tokens; unscored rows last."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,8 @@ def _keep(rows: pl.DataFrame, rule: r.Keep, work: _Work) -> pl.DataFrame:
         return rows
     if rule.what in ("correct", "shortest"):
         rows = rows.filter(pl.col("success"))
+    elif rule.what == "best":
+        rows = rows.filter(pl.col("reward").is_not_null())
     order: dict[str, Sequence[pl.Expr]] = {
         "shortest": (pl.col("n_steps"), pl.col("n_tokens"), pl.col("trajectory_id")),
         "first": (pl.col("trajectory_id"),),

@@ -29,7 +29,8 @@ class Group(_Rule):
 
 class Keep(_Rule):
     """Of each task keep ``n`` rows: ``best`` by reward then fewest steps, ``correct`` the same among successes,
-    ``shortest`` by steps then tokens among successes, ``first`` by id, or ``all``."""
+    ``shortest`` by steps then tokens among successes, ``first`` by id, or ``all``. Unscored rows are neither best nor
+    successes: only ``first`` and ``all`` keep them."""
 
     rule: Literal["keep"]
     what: Literal["best", "correct", "shortest", "first", "all"] = "best"

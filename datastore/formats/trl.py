@@ -85,7 +85,7 @@ def write_preference(rows: Iterable[Trajectory], path: Path) -> int:
 
     def lines() -> Iterator[dict[str, Any]]:
         for group in tasks.values():
-            ranked = sorted(group, key=lambda row: (-row.reward, row.n_steps, row.trajectory_id))
+            ranked = sorted(group, key=lambda row: (-(row.reward or 0.0), row.n_steps, row.trajectory_id))
             best, worst = ranked[0], ranked[-1]
             if best.success and not worst.success:
                 prompt, chosen = split_prompt(best.messages)

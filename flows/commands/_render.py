@@ -126,8 +126,12 @@ def _span(row: Trajectory, message: Message) -> str:
 
 def _outcome(row: Trajectory) -> Text:
     text = Text()
-    text.append("✓ success" if row.success else "✗ failure", style="bold green" if row.success else "bold red")
-    text.append(f"  reward {row.reward:g}  {row.termination.value}  ")
+    word, style = {True: ("✓ success", "bold green"), False: ("✗ failure", "bold red"), None: ("? unscored", "bold")}[
+        row.success
+    ]
+    text.append(word, style=style)
+    reward = "none" if row.reward is None else f"{row.reward:g}"
+    text.append(f"  reward {reward}  {row.termination.value}  ")
     text.append(f"{row.n_steps} steps, {row.n_tool_calls} tool calls, {row.n_tool_errors} tool errors", style="dim")
     for part in row.reward_components:
         text.append(f"\n  {part.name:<20} {part.value:>8g} x {part.weight:g}")

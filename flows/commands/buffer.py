@@ -222,10 +222,14 @@ def curate(
         for example in level.examples:
             typer.echo(
                 f"  {level.rule.split()[0]} dropped {example['trajectory_id']}"
-                f" (reward {example['reward']:g}): {example['prompt'][:60]}"
+                f" (reward {_number(example['reward'])}): {example['prompt'][:60]}"
             )
     where_to = f"selection {name}/{fingerprint[:8]}" if fingerprint else "a dry run, nothing was published"
     typer.echo(f"{len(result.ids)} rows; {where_to}")
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"
 
 
 @app.command()

@@ -18,12 +18,15 @@ class PairsConfig(StageConfig):
 
 @stage("pairs.agentq", version=1)
 def agentq(context: Context, config: PairsConfig, trajectories: list[Trajectories]) -> Pairs:
-    """Preference pairs from rollouts of the same task: at the steps where they diverge, or of whole rollouts."""
+    """Preference pairs from rollouts of the same task: at the steps where they diverge, or of whole rollouts.
+    Unscored rows are left out and counted."""
     make = step_pairs if config.kind == "step" else trajectory_pairs
-    groups = by_task(row for selection in trajectories for row in selection.read() if row.input_ids)
+    read = [row for selection in trajectories for row in selection.read() if row.input_ids]
+    scored = [row for row in read if row.reward is not None]
+    groups = by_task(scored)
     rows = [pair for group in groups.values() for pair in make(group, config.margin, config.per_task)]
     tokenizers = Counter(pair.tokenizer for pair in rows)
     if len(tokenizers) > 1:
         raise ValueError(f"rollouts of {len(tokenizers)} tokenizers cannot be paired; give those of one policy family")
-    context.metrics.update(tasks=len(groups), pairs=len(rows))
+    context.metrics.update(tasks=len(groups), pairs=len(rows), unscored=len(read) - len(scored))
     return context.pairs(rows)

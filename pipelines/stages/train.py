@@ -27,7 +27,7 @@ from pipelines.handles import Model, Pairs, Table, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.common import ModelConfig, load_policy, read_weighted, start_policy
 from schemas.training import TrainingRow
-from schemas.trajectory import Trajectory
+from schemas.trajectory import Trajectory, UnscoredError
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
@@ -157,9 +157,12 @@ def kto(context: Context, config: KTOConfig, trajectories: list[Trajectories], m
 
     policy = load_policy(model)
     rows = []
-    for number, (raw, _) in enumerate(read_weighted(trajectories)):
+    weighted = read_weighted(trajectories)
+    if unscored := [row.trajectory_id for row, _ in weighted if row.success is None]:
+        raise UnscoredError("success", unscored)
+    for number, (raw, _) in enumerate(weighted):
         row = _tokens(raw, policy)
-        rows.append(_training_row(row, number, [1.0] * len(row.input_ids), label=1 if row.success else -1))
+        rows.append(_training_row(row, number, [1.0] * len(row.input_ids), label=1 if row.scored_success() else -1))
     rows = reference_logprobs(policy, rows, config.optimizer.micro_tokens)
     return _fit(context, config, policy, config.objective, rows)
 

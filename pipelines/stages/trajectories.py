@@ -39,7 +39,7 @@ def synthesize(context: Context, config: SynthesizeConfig, tasks: Tasks) -> Traj
         name = context.trajectory_id(number)
         rows.append(demonstrate(load_environment(task.env), task, config.noise, context.seed, name, hint))
     context.append(rows)
-    context.metrics.update(rows=len(rows), success=sum(row.success for row in rows) / max(1, len(rows)))
+    context.metrics.update(rows=len(rows), success=sum(row.scored_success() for row in rows) / max(1, len(rows)))
     return context.select()
 
 
@@ -84,9 +84,10 @@ class RejectConfig(StageConfig):
 @stage("trajectories.reject", version=1)
 def reject(context: Context, config: RejectConfig, trajectories: list[Trajectories]) -> Trajectories:
     """Rejection sampling: successes only, of each task the ``keep`` best and, among equals, those of fewest steps, then
-    of fewest tokens. Identical runs of one task count once."""
+    of fewest tokens. Identical runs of one task count once. Unscored rows are left out and counted."""
     columns = ["trajectory_id", "task_id", "success", "reward", "n_steps", "n_tokens", "input_ids"]
-    rows = [row for selection in trajectories for row in selection.table(columns).to_pylist()]
+    read = [row for selection in trajectories for row in selection.table(columns).to_pylist()]
+    rows = [row for row in read if row["success"] is not None and row["reward"] is not None]
     rows.sort(key=lambda row: (-row["reward"], row["n_steps"], row["n_tokens"], row["trajectory_id"]))
     kept: dict[str, list[str]] = {}
     seen: set[tuple[str, tuple[int, ...]]] = set()
@@ -97,7 +98,12 @@ def reject(context: Context, config: RejectConfig, trajectories: list[Trajectori
             mine.append(row["trajectory_id"])
             seen.add(content)
     chosen = sorted(trajectory_id for ids in kept.values() for trajectory_id in ids)
-    context.metrics.update(before=len(rows), after=len(chosen), tasks_solved=sum(bool(ids) for ids in kept.values()))
+    context.metrics.update(
+        before=len(read),
+        unscored=len(read) - len(rows),
+        after=len(chosen),
+        tasks_solved=sum(bool(ids) for ids in kept.values()),
+    )
     return context.select(chosen)
 
 

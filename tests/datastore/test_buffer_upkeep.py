@@ -15,6 +15,7 @@ from datastore import Catalog, TrajectoryBuffer
 from datastore.errors import OlderSchemaError
 from datastore.upkeep import check, compact, drop_unreadable, migrate, vacuum
 from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
+from schemas.trajectory import TRAJECTORY_VERSION
 
 
 def fill(store: str | Path, shards: int = 6, rows: int = 20) -> TrajectoryBuffer:
@@ -177,23 +178,26 @@ def test_readers_see_whole_versions_during_upkeep(tmp_path: Path) -> None:
     assert len(buffer.ids(FP)) == 200
 
 
-OLD_STORE = Path(__file__).parent / "old_store_version_0"
-"""Five rows (``build(0)`` to ``build(4)``) as a buffer of schema version 0 holds them, in files: without ``agent``,
-``segment`` and ``final_state``. A later schema gets a folder beside this one; none is ever written again."""
+OLD_STORES = Path(__file__).parent
+"""``old_store_version_<n>`` holds rows (``build(0)``, ``build(1)``, and so on) as a buffer of schema version n holds
+them, in files. Version 0 has five rows without ``agent``, ``segment`` and ``final_state``; version 1 has four, whose
+``reward`` and ``success`` could not be null. A later schema gets a folder beside them; none is ever written again."""
 
 
-def test_an_older_schema_is_migrated(tmp_path: Path) -> None:
-    shutil.copytree(OLD_STORE, tmp_path, dirs_exist_ok=True)
+@pytest.mark.parametrize(("version", "rows"), [(0, 5), (1, 4)])
+def test_an_older_schema_is_migrated(version: int, rows: int, tmp_path: Path) -> None:
+    shutil.copytree(OLD_STORES / f"old_store_version_{version}", tmp_path, dirs_exist_ok=True)
     buffer = TrajectoryBuffer(tmp_path)
-    assert buffer.scan().select(pl.len()).collect().item() == 5  # it can be read before
-    with pytest.raises(OlderSchemaError, match="has schema_version 0"):
+    assert buffer.scan().select(pl.len()).collect().item() == rows  # it can be read before
+    with pytest.raises(OlderSchemaError, match=f"has schema_version {version}"):
         buffer.append([build(9)], stage="s", fingerprint="f")
-    assert migrate(buffer) == {"from": 0, "to": 1, "rows": 5}
+    assert migrate(buffer) == {"from": version, "to": TRAJECTORY_VERSION, "rows": rows}
     row = buffer.get("rollout-01234567-000002")
     assert (row.agent, row.segment, row.final_state) == ("main", 0, "null")
-    assert row.input_ids == build(2).input_ids
-    buffer.append([build(9)], stage="s", fingerprint="f")
-    assert buffer.scan().select(pl.len()).collect().item() == 6
+    assert (row.input_ids, row.reward, row.success) == (build(2).input_ids, 0.0, False)
+    buffer.append([build(9), build(10, reward=None, success=None)], stage="s", fingerprint="f")
+    assert buffer.scan().select(pl.len()).collect().item() == rows + 2
+    assert buffer.get(build(10).trajectory_id).success is None
     assert check(buffer) == []
     assert migrate(buffer)["rows"] == 0
     assert json.loads(json.dumps(buffer.history(), default=str))

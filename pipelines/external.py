@@ -7,13 +7,13 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
 from datastore.digest import digest
+from pipelines.fields import Key, leaves
 from pipelines.problems import did_you_mean
-from pipelines.stage import External, markers
+from pipelines.stage import External
 
 TOKENIZER_FILES = (
     "tokenizer*", "*.tiktoken", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
@@ -58,15 +58,12 @@ def missing(name: str, what: str) -> str | None:
     return f"there is no {what} at {path.absolute()}{hint or f'; give a path that exists{hub}'}"
 
 
-def outside(config: BaseModel, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], External, Any]]:
-    """(key, marker, value) of every field of a config, nested ones too, that names something outside the store."""
-    for name, info in type(config).model_fields.items():
-        value, key = getattr(config, name), (*prefix, name)
-        external = next((marker for marker in markers(info) if isinstance(marker, External)), None)
+def outside(config: BaseModel) -> Iterator[tuple[Key, External, str]]:
+    """(key, marker, path or name) of everything outside the store that a config names, also in lists and models."""
+    for key, marks, value in leaves(config):
+        external = next((mark for mark in marks if isinstance(mark, External)), None)
         if external and value is not None:
-            yield key, external, value
-        elif isinstance(value, BaseModel):
-            yield from outside(value, key)
+            yield key, external, str(value)
 
 
 def _cached_revision(name: str) -> str | None:

@@ -2,7 +2,8 @@
 
 It covers the stage's name in the pipeline (which enters trajectory ids), the declared name and version, the config, the
 seed, the fingerprints of the inputs, the content of models, tokenizers and files outside the store, the code that the
-stage's function can reach in our packages and the user's, and the versions of packages of others which that code uses.
+stage can reach with this config in our packages and the user's (:mod:`pipelines.code`), what it chooses by name or acts
+in (:mod:`pipelines.choices`), and the versions of packages of others which that code uses.
 
 It cannot see: values that a closure holds at run time, names that are looked up by computed strings, objects reached
 only through an argument (the buffer that a stage is handed), data files that code opens by itself, C extensions and
@@ -16,26 +17,36 @@ import importlib.util
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from pipelines.code import CodeGraph
+from pipelines.choices import Chosen
+from pipelines.code import OUR_PACKAGES, USED_IF_SET, CodeGraph, Reached, Start
 from pipelines.external import external_digest, outside
+from pipelines.fields import Key, dotted, models
 from pipelines.load import Node
 from pipelines.stage import External, markers
 from schemas.manifest import Ingredients, InputRecord
 
-SCHEME = 1
+SCHEME = 2
 """Raised when this module, or what carries data to stages, changes what a fingerprint means."""
 
-NO_EFFECT: dict[str, frozenset[str]] = {
-    "*": frozenset({"log_every", "num_workers"}),
+NO_EFFECT: Mapping[str, tuple[str, ...]] = {
+    "*": ("log_every", "num_workers"),
+    "train.*": (
+        "track",  # where metrics are shown too
+        "checkpoint_every",  # where a killed run goes on
+        "optimizer.micro_tokens",  # how a step is cut up to fit the memory
+        "optimizer.gradient_checkpointing",
+    ),
 }
-"""Config fields that cannot change a result, by stage name, ``*`` for all. They never enter the fingerprint."""
+"""Config fields that cannot change a result, dots between the parts of their keys, by stage name (``*`` for all). They
+never enter the fingerprint."""
 
 CARRYING_PACKAGES = frozenset(
     {
@@ -55,9 +66,11 @@ CARRYING_PACKAGES = frozenset(
 )
 """Packages that carry data, print or check, and compute no result: their versions do not enter the fingerprint."""
 
-USED_WHERE_SET = {"deepspeed": ("deepspeed",), "peft": ("optimizer", "lora")}
-"""Optional packages that act only where this config field is set: where it is None their versions do not enter, so that
-installing one runs nothing again."""
+COMPUTING: Mapping[str, tuple[str, ...]] = {
+    "polars": ("datastore.curation", "datastore.sampling", "datastore.retrieval"),
+}
+"""Packages that carry data in most places and compute in some: their versions enter the fingerprint of what reaches
+these modules of ours, or a module of the user's that uses them."""
 
 _DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow", "yaml": "PyYAML", "cv2": "opencv-python"}
 
@@ -101,20 +114,44 @@ def canonical(value: Any, field: str = "config") -> Any:
     raise UnhashableError(field, f"a {type(value).__name__} cannot be hashed; allowed are {allowed}")
 
 
-def _hashed(config: BaseModel, prefix: str = "") -> dict[str, Any]:
-    """What of a config is hashed as it is: all but secrets, and fields that name something outside."""
-    hashed: dict[str, Any] = {}
-    for name, info in type(config).model_fields.items():
-        value, field, marks = getattr(config, name), f"{prefix}{name}", list(markers(info))
-        if "secret" in marks or (value is not None and any(isinstance(marker, External) for marker in marks)):
-            continue
-        hashed[name] = _hashed(value, f"{field}.") if isinstance(value, BaseModel) else canonical(value, field)
-    return hashed
+class _Left(enum.Enum):
+    OUT = "left out"
+
+
+def _hashed(value: Any, unhashed: Callable[[Key, tuple[Any, ...], Any], bool], key: Key = (), marks: Any = ()) -> Any:
+    """What of a config is hashed as it is, in its canonical form."""
+    if unhashed(key, marks, value):
+        return _Left.OUT
+    if isinstance(value, BaseModel):
+        infos = sorted(type(value).model_fields.items())
+        items = ((name, _hashed(getattr(value, name), unhashed, (*key, name), (*markers(i),))) for name, i in infos)
+        return {name: item for name, item in items if item is not _Left.OUT}
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return {
+            name: item
+            for name in sorted(value)
+            if (item := _hashed(value[name], unhashed, (*key, name), marks)) is not _Left.OUT
+        }
+    if isinstance(value, list | tuple):
+        found = [_hashed(item, unhashed, (*key, number), marks) for number, item in enumerate(value)]
+        return [item for item in found if item is not _Left.OUT]
+    return canonical(value, dotted(key))
+
+
+def _unhashed(stage: str) -> Callable[[Key, tuple[Any, ...], Any], bool]:
+    """Fields of a stage's config without effect, secrets, and what names something outside, which counts by content."""
+    idle = {path for pattern, paths in NO_EFFECT.items() if fnmatch(stage, pattern) for path in paths}
+
+    def unhashed(key: Key, marks: tuple[Any, ...], value: Any) -> bool:
+        outside = any(isinstance(mark, External) for mark in marks) and isinstance(value, str | Path)
+        return "secret" in marks or outside or dotted(key) in idle
+
+    return unhashed
 
 
 def outside_fields(config: BaseModel) -> dict[str, str]:
     """Field -> path or name of everything outside the store that a config names."""
-    return {".".join(key): str(value) for key, _, value in outside(config)}
+    return {dotted(key): name for key, _, name in outside(config)}
 
 
 class Fingerprinter:
@@ -124,27 +161,16 @@ class Fingerprinter:
         self.graph = graph
         self._versions: dict[str, str] = {}
 
-    def ingredients(self, node: Node, inputs: Mapping[str, list[InputRecord]]) -> Ingredients:
-        """All that enters the fingerprint of one stage, given the fingerprints of its inputs.
+    def ingredients(
+        self, node: Node, inputs: Mapping[str, list[InputRecord]], flowing: Collection[Chosen] = ()
+    ) -> Ingredients:
+        """All that enters the fingerprint of one stage, given its inputs and what was chosen for their content.
 
-        Raises UnhashableError naming the field where something cannot be hashed.
+        Raises UnhashableError naming the field if something cannot be hashed.
         """
-        config = _hashed(node.config)
-        for name in NO_EFFECT["*"] | NO_EFFECT.get(node.stage.name, frozenset()):
-            config.pop(name, None)
-        externals = {}
-        for path, marker, value in outside(node.config):
-            field = ".".join(path)
-            for number, item in enumerate(value if isinstance(value, list | tuple) else [value]):
-                key = f"{marker.what} {field}" + (f".{number}" if number else "")
-                try:
-                    externals[key] = external_digest(str(item), marker.what)
-                except LookupError as error:
-                    raise UnhashableError(field, str(error.args[0])) from None
-        function = node.stage.function
-        reached = self.graph.reach(function.__module__, function.__name__)
-        idle = {name for name, path in USED_WHERE_SET.items() if _is_unset(config, path)}
-        packages = {name: self._version(name) for name in sorted(reached.packages - CARRYING_PACKAGES - idle)}
+        config = _hashed(node.config, _unhashed(node.stage.name))
+        reached, choices = self._reach(node, config, flowing)
+        packages = {name: self._version(name) for name in sorted(reached.packages) if _counts(name, reached)}
         return Ingredients(
             scheme=SCHEME,
             stage=node.name,
@@ -153,10 +179,22 @@ class Fingerprinter:
             config=config,
             seed=node.seed,
             inputs=dict(inputs),
-            externals=externals,
+            externals=_externals(node.config),
+            choices={choice.label: choice.version for choice in choices},
             code=reached.code,
             packages=packages | {"python": ".".join(platform.python_version_tuple()[:2])},
         )
+
+    def _reach(self, node: Node, config: dict[str, Any], flowing: Collection[Chosen]) -> tuple[Reached, list[Chosen]]:
+        """The code of a stage with this config, and what was chosen by name that it uses."""
+        function = node.stage.function
+        starts = [Start(function.__module__, function.__name__), *_config_classes(node.config)]
+        idle = {name for name, field in USED_IF_SET.items() if _is_unset(config, field)}
+        loads = self.graph.reach(starts, idle).loads
+        used = {*node.choices, *(choice for choice in flowing if choice.kind in loads)}
+        choices = sorted(used, key=lambda choice: choice.label)
+        starts += [Start(c.implementation.__module__, c.implementation.__name__) for c in choices]
+        return self.graph.reach(starts, idle), choices
 
     def _version(self, package: str) -> str:
         if package not in self._versions:
@@ -164,25 +202,61 @@ class Fingerprinter:
         return self._versions[package]
 
 
-def _is_unset(config: Mapping[str, Any], path: tuple[str, ...]) -> bool:
-    """Whether a config has this field, and leaves it None."""
-    value: Any = config
-    for name in path:
-        if not isinstance(value, Mapping) or name not in value:
-            return False
-        value = value[name]
+def _config_classes(config: BaseModel) -> list[Start]:
+    """The classes of all models in a config. Their fields do not count, since the config holds their values."""
+    classes = {cls for model in models(config) for cls in type(model).__mro__ if issubclass(cls, BaseModel)}
+    classes = {cls for cls in classes if cls.__module__.partition(".")[0] != "pydantic"}
+    found = [Start(cls.__module__, cls.__qualname__, frozenset(cls.model_fields)) for cls in classes]
+    return sorted(found, key=lambda start: (start.module, start.name))
+
+
+def _externals(config: BaseModel) -> dict[str, str]:
+    """Field -> digest of everything outside the store that a config names."""
+    found = {}
+    for key, marker, name in outside(config):
+        try:
+            found[f"{marker.what} {dotted(key)}"] = external_digest(name, marker.what)
+        except LookupError as error:
+            raise UnhashableError(dotted(key), str(error.args[0])) from None
+    return found
+
+
+def _counts(package: str, reached: Reached) -> bool:
+    """Whether a package's version enters."""
+    if package not in CARRYING_PACKAGES:
+        return True
+    if package not in COMPUTING:
+        return False
+    users = reached.packages[package]
+    ours = {user for user in users if user.partition(".")[0] in OUR_PACKAGES}
+    return bool(users - ours) or any(user.startswith(COMPUTING[package]) for user in ours)
+
+
+def _is_unset(config: Mapping[str, Any], field: str) -> bool:
+    """Whether a config has the first part of this field, and nothing at its end."""
+    first, *rest = field.split(".")
+    if first not in config:
+        return False
+    value: Any = config[first]
+    for name in rest:
+        value = value.get(name) if isinstance(value, Mapping) else None
     return value is None
 
 
 def _installed_version(package: str) -> str:
     """Version of what provides a top-level package; ``absent`` where it is not installed."""
     try:
-        return importlib.metadata.version(_DISTRIBUTIONS.get(package, package))
+        return _public(importlib.metadata.version(_DISTRIBUTIONS.get(package, package)))
     except importlib.metadata.PackageNotFoundError:
         if importlib.util.find_spec(package) is None:
             return "absent"
     owners = importlib.metadata.packages_distributions().get(package, [])  # reads the metadata of all, which takes long
-    return ",".join(importlib.metadata.version(owner) for owner in sorted(set(owners))) or "unknown"
+    return ",".join(_public(importlib.metadata.version(owner)) for owner in sorted(set(owners))) or "unknown"
+
+
+def _public(version: str) -> str:
+    """A version without its local part: ``2.13.0+cpu`` and ``2.13.0+cu130`` are builds of one release."""
+    return version.partition("+")[0]
 
 
 def fingerprint(ingredients: Ingredients) -> str:

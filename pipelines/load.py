@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from pipelines import library
+from pipelines.choices import Chosen, chosen, named
 from pipelines.document import Document, Key, find, read, with_profile, with_settings
 from pipelines.expand import Draft, Expanded, expand
 from pipelines.external import missing, outside
@@ -41,6 +42,11 @@ class Node:
     execution: Execution
 
     @property
+    def choices(self) -> list[Chosen]:
+        """What its config chooses by name."""
+        return [chosen(kind, name) for _, kind, name in named(self.config)]
+
+    @property
     def upstream(self) -> list[str]:
         return list(dict.fromkeys(edge.stage for edges in self.inputs.values() for edge in edges))
 
@@ -65,6 +71,16 @@ class Pipeline:
             if reached.intersection(node.upstream):
                 reached.add(node.name)
         return reached
+
+    def flowing(self, name: str) -> set[Chosen]:
+        """What stages before this one chose, of which tasks or trajectories, made or drawn by it, reach this one."""
+        found: set[Chosen] = set()
+        for edges in self.nodes[name].inputs.values():
+            for edge in edges:
+                before = self.nodes[edge.stage]
+                if before.stage.outputs[edge.output] in (Kind.TASKS, Kind.TRAJECTORIES):
+                    found |= {*before.choices, *self.flowing(edge.stage)}
+        return found
 
     def ancestors(self, names: Iterable[str]) -> set[str]:
         """These stages and all that they read from, directly or not."""
@@ -166,10 +182,14 @@ def _config(loader: _Loader, draft: Draft, stage: Stage) -> BaseModel | None:
     for key in variables(config):
         message = "environment variables are for secrets only; this field is not one"
         loader.problem((*draft.key, "with"), message, key)
-    for key, marker, value in outside(config):
-        for item in value if isinstance(value, list | tuple) else [value]:
-            if reason := missing(str(item), marker.what):
-                loader.problem((*draft.key, "with"), reason, key)
+    for key, marker, name in outside(config):
+        if reason := missing(name, marker.what):
+            loader.problem((*draft.key, "with"), reason, key)
+    for key, kind, name in named(config):
+        try:
+            chosen(kind, name)
+        except LookupError as error:
+            loader.problem((*draft.key, "with"), str(error.args[0]), key)
     return config
 
 

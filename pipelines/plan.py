@@ -142,7 +142,7 @@ def make_plan(pipeline: Pipeline, catalog: Catalog, store: str, selection: Selec
             for name, edges in node.inputs.items()
         }
         try:
-            ingredients = fingerprinter.ingredients(node, inputs)
+            ingredients = fingerprinter.ingredients(node, inputs, pipeline.flowing(node.name))
         except (UnhashableError, LookupError) as error:
             message = str(error.args[0])
             problems.append(Problem(f"stage {node.name}: with.{message}", Origin(str(pipeline.path), None)))
@@ -206,6 +206,7 @@ def differences(old: Ingredients, new: Ingredients) -> list[str]:
         found.append(f"seed {old.seed} -> {new.seed}")
     found += _input_changes(old, new)
     found += [f"{line} changed" for line in _keys(old.externals, new.externals)]
+    found += [f"version of {line}" for line in _changes(old.choices, new.choices)]
     found += [f"code {line}" for line in _keys(old.code, new.code, " changed", " added", " no longer used")]
     found += [f"package {line}" for line in _changes(old.packages, new.packages)]
     return found or ["ingredients differ"]

@@ -57,6 +57,17 @@ class External:
     what: Literal["model", "tokenizer", "file"] = "file"
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Marks a config field that chooses an implementation by name: ``env: Annotated[str, Choice("environment")]``.
+
+    The name is one of ours, or ``module:Class``. It is checked when the pipeline file is read, and the code of what is
+    chosen enters the fingerprint.
+    """
+
+    kind: Literal["environment"]
+
+
 _SECRET = re.compile(r"\$\{(\w+)\}")
 
 

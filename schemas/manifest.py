@@ -54,6 +54,7 @@ class Ingredients(BaseModel):
     seed: int
     inputs: dict[str, list[InputRecord]]
     externals: dict[str, str] = {}
+    choices: dict[str, str] = {}
     code: dict[str, str]
     packages: dict[str, str] = {}
 

@@ -1,25 +1,19 @@
 """Stages that make tasks."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from agentrl.environments import load_environment
 from pipelines.handles import Tasks
-from pipelines.stage import Context, StageConfig, stage
+from pipelines.stage import Choice, Context, StageConfig, stage
 
 
 class GenerateConfig(StageConfig):
-    env: str = Field(description="an environment's name, or package.module:Class")
+    env: Annotated[str, Choice("environment")] = Field(description="an environment's name, or module:Class")
     train: int = Field(512, ge=1)
     dev: int = Field(256, ge=0, description="settings are chosen on these")
     heldout: int = Field(512, ge=0, description="only results are reported on these")
-
-    @field_validator("env")
-    @classmethod
-    def _known(cls, env: str) -> str:
-        load_environment(env)
-        return env
 
 
 class Splits(NamedTuple):

@@ -1,0 +1,231 @@
+"""A Python source as top-level statements: what each binds, which names it uses when it runs, what it imports.
+
+A name in a type position (the annotation of a parameter or a variable, the class in ``isinstance`` or in a ``case``)
+runs nothing of what it names, so it is not a use. The annotations of a class's own fields are: pydantic runs them.
+"""
+
+import ast
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{1,80}")
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a name stands for that an import binds. ``name`` None is the module itself."""
+
+    module: str
+    name: str | None
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One top-level statement. ``chains`` are dotted uses, as in ``module.part.function``; ``texts`` may name files."""
+
+    digest: str
+    names: frozenset[str]
+    chains: frozenset[tuple[str, ...]]
+    imports: dict[str, Target]
+    texts: frozenset[str]
+
+
+class _Docless(ast.NodeTransformer):
+    """Drops bare strings, which are documentation wherever they stand, and blocks that only type checkers read."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if isinstance(getattr(node, "body", None), list) and not node.body and not isinstance(node, ast.Module):  # type: ignore[attr-defined]
+            node.body = [ast.Pass()]  # type: ignore[attr-defined]
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            return None
+        return self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt] | None:
+        if "TYPE_CHECKING" in ast.dump(node.test):
+            return [self.visit(child) for child in node.orelse] or None
+        return self.generic_visit(node)
+
+
+@dataclass
+class Source:
+    """One source file. ``bindings``: name -> numbers of the statements that bind it; ``acts``: those that do more than
+    bind names, and so count for all who import the module; ``stars``: modules imported with ``*``."""
+
+    name: str
+    file: Path
+    root: Path
+    nodes: list[ast.stmt] = field(default_factory=list)
+    bindings: dict[str, list[int]] = field(default_factory=dict)
+    acts: list[int] = field(default_factory=list)
+    stars: list[str] = field(default_factory=list)
+    _statements: dict[tuple[int, frozenset[str]], Statement] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, name: str, file: Path, root: Path) -> "Source":
+        """Raises LookupError with a message for the user if the file is not Python."""
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError) as error:
+            line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+            raise LookupError(f"{file}{line} is not Python: {getattr(error, 'msg', error)}") from None
+        source = cls(name, file, root)
+        for node in _one_by_one(_Docless().visit(tree).body):
+            number = len(source.nodes)
+            source.nodes.append(node)
+            if _acts(node):
+                source.acts.append(number)
+            for bound in _bound(node):
+                source.bindings.setdefault(bound, []).append(number)
+            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                source.stars.append(source._absolute(node))
+        return source
+
+    @property
+    def label(self) -> str:
+        return self.file.relative_to(self.root).as_posix()
+
+    @cached_property
+    def imports(self) -> dict[str, Target]:
+        """What is imported outside functions and classes."""
+        found: dict[str, Target] = {}
+        for number, node in enumerate(self.nodes):
+            if not isinstance(node, _Function | ast.ClassDef):
+                found |= self.statement(number).imports
+        return found
+
+    def statement(self, number: int, without: Collection[str] = frozenset()) -> Statement:
+        """One statement; a class ``without`` some of its annotated fields."""
+        key = (number, frozenset(without))
+        if key not in self._statements:
+            node = self.nodes[number]
+            if without and isinstance(node, ast.ClassDef):
+                node = _without_fields(node, without)
+            self._statements[key] = self._described(node)
+        return self._statements[key]
+
+    def _described(self, node: ast.stmt) -> Statement:
+        names: set[str] = set()
+        chains: set[tuple[str, ...]] = set()
+        imports: dict[str, Target] = {}
+        texts: set[str] = set()
+        for child in _uses(node):
+            if isinstance(child, ast.Attribute):
+                if chain := _chain(child):
+                    chains.add(chain)
+            elif isinstance(child, ast.Name):
+                names.add(child.id)
+            elif isinstance(child, ast.Constant) and isinstance(child.value, str):
+                if _FILE_NAME.fullmatch(child.value):
+                    texts.add(child.value)
+            elif isinstance(child, ast.Import):
+                for alias in child.names:
+                    bound = alias.asname or alias.name.partition(".")[0]
+                    imports[bound] = Target(alias.name if alias.asname else bound, None)
+                    imports[f"import {alias.name}"] = Target(alias.name, None)
+            elif isinstance(child, ast.ImportFrom):
+                base = self._absolute(child)
+                imports.update((alias.asname or alias.name, Target(base, alias.name)) for alias in child.names)
+        digest = hashlib.blake2b(ast.dump(node).encode(), digest_size=16).hexdigest()
+        return Statement(digest, frozenset(names), frozenset(chains), imports, frozenset(texts))
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        parts = self.name.split(".")
+        parts = parts[: len(parts) - node.level + (self.file.name == "__init__.py")]
+        return ".".join([*parts, node.module] if node.module else parts)
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """Names that a top-level statement binds in the module."""
+    names: set[str] = set()
+    todo: list[ast.AST] = [node]
+    while todo:
+        child = todo.pop()
+        if isinstance(child, _Function | ast.ClassDef):
+            names.add(child.name)
+            continue
+        if isinstance(child, ast.Import):
+            names.update(alias.asname or alias.name.partition(".")[0] for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in child.names)
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            names.add(child.id)
+        todo.extend(ast.iter_child_nodes(child))
+    return names
+
+
+def _acts(node: ast.stmt) -> bool:
+    """Whether running a top-level statement does more than bind names."""
+    if isinstance(node, ast.Assign):
+        return not all(isinstance(target, ast.Name | ast.Tuple | ast.List) for target in node.targets)
+    if isinstance(node, ast.If | ast.Try):
+        handlers = [child for handler in getattr(node, "handlers", ()) for child in handler.body]
+        return any(map(_acts, [*node.body, *handlers, *node.orelse, *getattr(node, "finalbody", ())]))
+    return isinstance(node, ast.Expr | ast.AugAssign | ast.For | ast.While | ast.With | ast.Delete | ast.Assert)
+
+
+def _one_by_one(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Imports of several names as several imports, so that one name can be reached without the others."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (ast.Import([alias]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (ast.ImportFrom(node.module, [alias], node.level) for alias in node.names)
+        else:
+            yield node
+
+
+def _without_fields(node: ast.ClassDef, fields: Collection[str]) -> ast.ClassDef:
+    def is_field(child: ast.stmt) -> bool:
+        return isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name) and child.target.id in fields
+
+    body = [child for child in node.body if not is_field(child)] or [ast.Pass()]
+    return ast.ClassDef(**{**dict(ast.iter_fields(node)), "body": body})
+
+
+def _uses(node: ast.AST, in_class: bool = False) -> Iterator[ast.AST]:
+    """A node and those below it, but nothing in a type position, and no part of a dotted name by itself."""
+    yield node
+    skipped: set[int] = set()
+    if isinstance(node, ast.Attribute):
+        value = node.value
+        while isinstance(value, ast.Attribute):
+            value = value.value
+        yield from () if isinstance(value, ast.Name) else _uses(value)
+        return
+    if isinstance(node, ast.arg):
+        return
+    if isinstance(node, _Function) and node.returns:
+        skipped.add(id(node.returns))
+    elif isinstance(node, ast.AnnAssign) and not in_class:
+        skipped.add(id(node.annotation))
+    elif isinstance(node, ast.MatchClass):
+        skipped.add(id(node.cls))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2:
+        if node.func.id in ("isinstance", "issubclass"):
+            skipped.add(id(node.args[1]))
+        elif node.func.id == "cast":
+            skipped.add(id(node.args[0]))
+    for child in ast.iter_child_nodes(node):
+        if id(child) not in skipped:
+            yield from _uses(child, isinstance(node, ast.ClassDef))
+
+
+def _chain(node: ast.Attribute) -> tuple[str, ...] | None:
+    parts = [node.attr]
+    inner: ast.expr = node.value
+    while isinstance(inner, ast.Attribute):
+        parts.append(inner.attr)
+        inner = inner.value
+    return (inner.id, *reversed(parts)) if isinstance(inner, ast.Name) else None

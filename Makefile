@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STORE ?= store
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run test test-slow lint format quickstart-seeds bench-sampling bench-buffer bench-pipelines bench-training bench-learning clean
+.PHONY: run test test-slow test-faults lint format quickstart-seeds bench-sampling bench-buffer bench-pipelines bench-training bench-learning clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -15,6 +15,10 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m slow
+
+# storms over the store, ROUNDS of each kind; with ROUNDS given, the result goes to benchmarks/results/faults.md
+test-faults: $(VENV)/.dev
+	ROUNDS=$(ROUNDS) $(BIN)/pytest -m faults tests/faults
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

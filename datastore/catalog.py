@@ -1,28 +1,35 @@
 """The artifact catalog: what each stage run left, found by stage and fingerprint.
 
-``artifacts/<stage>/<fingerprint>/manifest.json`` is published last and in one step, so an artifact either is there
-whole or does not exist. Questions never create anything on disk.
+``artifacts/<stage>/<fingerprint>/<attempt>/`` holds the files of one try at a stage, and
+``artifacts/<stage>/<fingerprint>/manifest.json`` says which try counts. It comes last, by a conditional put, so an
+artifact either is there whole or does not exist, and of several tries one wins. Questions never create anything.
 """
 
+import hashlib
 import json
-import os
 import re
 import shutil
-import uuid
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from datastore.errors import StoreError
-from datastore.lease import hold
-from datastore.places import LocalPlace, place, sync_folder, sync_tree
+from datastore import owners
+from datastore.errors import LeaseLostError, StoreError
+from datastore.lease import Check, hold
+from datastore.places import LocalPlace, make_folder, place, sync_folder, sync_tree
 from schemas.manifest import Manifest
 
 _NAME = re.compile(r"[^/\\\0.][^/\\\0]*")
+
+DAMAGED = "damaged"
+"""Folder of the store for records that cannot be read and were set aside."""
+
+COMPLETE = ".complete-"
+"""Begins the names of files that say that a download is whole."""
 
 
 def _checked(field: str, name: str) -> str:
@@ -38,129 +45,194 @@ class Catalog:
         self.place = place(store)
 
     @staticmethod
-    def _folder(stage: str, fingerprint: str) -> str:
+    def folder(stage: str, fingerprint: str) -> str:
+        """Key of an artifact's folder."""
         return f"artifacts/{_checked('stage', stage)}/{_checked('fingerprint', fingerprint)}"
 
     # artifacts
 
     def manifest(self, stage: str, fingerprint: str) -> Manifest | None:
-        """The artifact's manifest. None where there is none, or (with a warning) where it cannot be read."""
-        key = f"{self._folder(stage, fingerprint)}/manifest.json"
+        """The artifact's manifest. None if there is none, or (with a warning) if it cannot be read."""
+        key = f"{self.folder(stage, fingerprint)}/manifest.json"
         data = self.place.read(key)
         if data is None:
             return None
-        try:
-            return Manifest.model_validate_json(data)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            warnings.warn(f"{self.place.uri}/{key} is corrupt and counts as absent: {reason}", stacklevel=2)
+        found = _manifest(data)
+        if isinstance(found, str):
+            warnings.warn(f"{self.place.uri}/{key} is corrupt and counts as absent: {found}", stacklevel=2)
             return None
+        return found
 
     def manifests(self, stage: str) -> list[Manifest]:
         """All artifacts of one stage, newest first."""
-        _checked("stage", stage)
-        found = (self.manifest(stage, name) for name in self._fingerprints(stage))
+        found = (self.manifest(stage, name) for name in self.fingerprints(stage))
         return sorted((one for one in found if one), key=lambda one: one.created_at, reverse=True)
 
     def all(self) -> Iterator[Manifest]:
         """Every artifact of the store, stage by stage, newest first in each."""
-        for stage in self._children("artifacts"):
+        for stage in self.stages():
             yield from self.manifests(stage)
 
-    def _fingerprints(self, stage: str) -> list[str]:
-        return self._children(f"artifacts/{stage}")
+    def stages(self) -> list[str]:
+        """Names of the folders below ``artifacts``; what else lies there is named in a warning."""
+        return self._folders("artifacts")
 
-    def _children(self, prefix: str) -> list[str]:
-        if isinstance(self.place, LocalPlace):
-            folder = self.place.root / prefix
-            return sorted(item.name for item in folder.iterdir() if item.is_dir()) if folder.is_dir() else []
-        return sorted({key.removeprefix(prefix + "/").split("/")[0] for key in self.place.keys(prefix)})
+    def fingerprints(self, stage: str) -> list[str]:
+        """Names of the folders of one stage; what else lies there is named in a warning."""
+        return self._folders(f"artifacts/{_checked('stage', stage)}")
+
+    def _folders(self, prefix: str) -> list[str]:
+        folders, strays = self.place.children(prefix)
+        self._say_strays(prefix, strays)
+        return [one for one in folders if _NAME.fullmatch(one)]
+
+    def _say_strays(self, prefix: str, strays: list[str]) -> None:
+        if strays:
+            names = ", ".join(strays[:3]) + (f" and {len(strays) - 3} more" if len(strays) > 3 else "")
+            warnings.warn(f"{self.place.uri}/{prefix} holds what is not ours: {names}; it is left alone", stacklevel=4)
 
     def staging(self, stage: str, fingerprint: str) -> Path:
-        """A fresh local folder to build the artifact in, on the store's own filesystem."""
-        name = f"{_checked('stage', stage)}-{_checked('fingerprint', fingerprint)[:8]}-{uuid.uuid4().hex[:8]}"
-        folder = self.place.working_folder() / "staging" / name
-        folder.mkdir(parents=True)
+        """A fresh local folder to build the artifact in. Its name is the attempt's.
+
+        Locally it is the folder in which the artifact will stay, so it lies on the right filesystem.
+        """
+        key = self.folder(stage, fingerprint)
+        working = self.place.working_folder()
+        attempt = owners.mark(working)
+        folder = (self.place.root / key if isinstance(self.place, LocalPlace) else working / "staging") / attempt
+        while not folder.exists():
+            with suppress(FileNotFoundError):  # somebody removed the folder above, which was empty
+                make_folder(folder)
         return folder
 
     def scratch(self, stage: str, fingerprint: str) -> Path:
         """A local folder for an unfinished stage's checkpoints. It survives kills and goes at publishing."""
         folder = self._scratch(stage, fingerprint)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         return folder
 
     def _scratch(self, stage: str, fingerprint: str) -> Path:
-        self._folder(stage, fingerprint)
+        self.folder(stage, fingerprint)
         return self.place.working_folder() / "scratch" / stage / fingerprint
 
-    def publish(self, manifest: Manifest, folder: Path) -> Manifest:
-        """Publish what is in ``folder`` as the manifest's artifact; the folder is gone afterwards.
+    def publish(
+        self, manifest: Manifest, folder: Path, *, instead_of: Manifest | None = None, check: Check | None = None
+    ) -> Manifest:
+        """Publish what is in ``folder``, which :meth:`staging` gave, as the manifest's artifact.
 
-        Where that artifact exists already, it is kept and returned, and ``folder`` is thrown away.
+        Returns the manifest as published. If that artifact exists already, it is kept and returned, and ``folder`` is
+        thrown away; only the one that ``instead_of`` names is replaced, whose files stay until :mod:`pipelines.gc`.
+        ``check`` is called right before the manifest is written. Raises StoreError if an output is missing.
         """
         stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
         for name, output in manifest.outputs.items():
             if not (folder / output.path).exists():
                 raise StoreError(f"output {name!r} of stage {stage!r} is missing: no {folder / output.path}")
-        with hold(self.place, f"locks/publish-{stage}-{fingerprint}.lock"):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a corrupt manifest is about to be replaced
-                existing = self.manifest(stage, fingerprint)
-            if existing is None:
-                self._move_in(manifest, folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        ours = manifest.model_copy(update={"attempt": folder.name})
+        prefix = f"{self.folder(stage, fingerprint)}/{ours.attempt}"
+        published = _standing(self.place.read(self._key(ours)), instead_of)
+        if published is None:
+            self._move_in(prefix, folder)
+            if check:
+                try:
+                    check()
+                except LeaseLostError:
+                    self.place.delete(prefix)
+                    raise
+            published = self._decide(ours, instead_of)
+        if published.attempt != ours.attempt:
+            self.place.delete(prefix)
+        self.discard(stage, fingerprint, folder)
         shutil.rmtree(self._scratch(stage, fingerprint), ignore_errors=True)
-        return existing or manifest
+        return published
 
-    def _move_in(self, manifest: Manifest, folder: Path) -> None:
-        key = self._folder(manifest.ingredients.stage, manifest.fingerprint)
-        self.place.delete(key)  # remains of a publication that was cut short
-        body = manifest.model_dump_json(indent=2).encode()
+    def discard(self, stage: str, fingerprint: str, folder: Path) -> None:
+        """Throw away what :meth:`staging` gave, unless it is what the published manifest names."""
         if isinstance(self.place, LocalPlace):
-            (folder / "manifest.json").write_bytes(body)
+            there = self.place.read(f"{self.folder(stage, fingerprint)}/manifest.json")
+            found = None if there is None else _manifest(there)
+            if isinstance(found, Manifest) and found.attempt == folder.name:
+                return
+        shutil.rmtree(folder, ignore_errors=True)
+        self._remove_if_empty(self.folder(stage, fingerprint))
+
+    def _key(self, manifest: Manifest) -> str:
+        return f"{self.folder(manifest.ingredients.stage, manifest.fingerprint)}/manifest.json"
+
+    def _move_in(self, prefix: str, folder: Path) -> None:
+        """Make an attempt's files durable at their place. Nobody sees them before the manifest names them."""
+        if isinstance(self.place, LocalPlace):
             sync_tree(folder)
-            target = self.place.root / key
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(folder, target)  # data and manifest appear in one step
-            sync_folder(target.parent)
+            sync_folder(folder.parent)
             return
         for file in sorted(item for item in folder.rglob("*") if item.is_file()):
-            self.place.upload(f"{key}/{file.relative_to(folder).as_posix()}", file)
-        self.place.write(f"{key}/manifest.json", body)
+            self.place.upload(f"{prefix}/{file.relative_to(folder).as_posix()}", file)
 
-    def local(self, stage: str, fingerprint: str, path: str) -> Path:
-        """Local path of a file or folder of an artifact; what lies on S3 is downloaded once and kept."""
-        key = f"{self._folder(stage, fingerprint)}/{path}".rstrip("/")
+    def _decide(self, ours: Manifest, instead_of: Manifest | None) -> Manifest:
+        """Write the manifest unless another attempt was faster; return the one that counts."""
+        key, body = self._key(ours), ours.model_dump_json(indent=2).encode()
+        while True:
+            data, tag = self.place.tagged(key) or (None, None)
+            if standing := _standing(data, instead_of):
+                return standing
+            if data is not None and isinstance(_manifest(data), str):
+                self._set_aside(key, data)
+            if self.place.put_if(key, body, tag):
+                return ours
+
+    def local(self, manifest: Manifest, path: str) -> Path:
+        """Local path of a file or folder of an artifact; what lies on S3 is downloaded once per attempt and kept."""
+        stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
+        key = "/".join(one for one in (self.folder(stage, fingerprint), manifest.attempt, path) if one).rstrip("/")
         if isinstance(self.place, LocalPlace):
             target = self.place.root / key
             if not target.exists():
                 raise StoreError(f"artifact {stage}/{fingerprint} has no {path!r} at {target}")
             return target
-        target = self.place.working_folder() / key
-        done = self.place.working_folder() / "cached" / f"{key.replace('/', '+')}"
+        working = self.place.working_folder()
+        done = working / self.folder(stage, fingerprint) / f"{COMPLETE}{_mark_of(manifest, path)}"
         if not done.exists():
-            names = list(self.place.keys(key)) or [key]
-            for name in names:
+            for name in list(self.place.keys(key)) or [key]:
                 try:
-                    self.place.download(name, self.place.working_folder() / name)
+                    self.place.download(name, working / name)
                 except FileNotFoundError:
                     raise StoreError(f"artifact {stage}/{fingerprint} has no {path!r} at {self.place.uri}") from None
-            done.parent.mkdir(parents=True, exist_ok=True)
             done.touch()
-        return target
+        return working / key
 
-    def remove(self, stage: str, fingerprint: str) -> None:
-        """Remove an artifact. Its rows in the buffer stay."""
-        self.place.delete(self._folder(stage, fingerprint))
+    def remove(self, manifest: Manifest) -> None:
+        """Remove an artifact: its manifest, then the files of the attempt that it names. Rows in the buffer stay."""
+        stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
+        key = self.folder(stage, fingerprint)
+        self.place.delete(f"{key}/manifest.json")
         if not isinstance(self.place, LocalPlace):
-            for cached in (self.place.working_folder() / "cached").glob(f"artifacts+{stage}+{fingerprint}*"):
-                cached.unlink()
-            shutil.rmtree(self.place.working_folder() / self._folder(stage, fingerprint), ignore_errors=True)
+            for complete in (self.place.working_folder() / key).glob(f"{COMPLETE}*"):
+                complete.unlink(missing_ok=True)
+            shutil.rmtree(self.place.working_folder() / key, ignore_errors=True)
+        for part in [manifest.attempt] if manifest.attempt else [one.path for one in manifest.outputs.values()]:
+            self.place.delete(f"{key}/{part}")
+        self._remove_if_empty(key)
 
-    def lock(self, stage: str, fingerprint: str, timeout: float = -1) -> AbstractContextManager[None]:
+    def remove_attempt(self, key: str) -> None:
+        """Remove the files of an attempt that no manifest names, by its key."""
+        self.place.delete(key)
+        self._remove_if_empty(key.rpartition("/")[0])
+
+    def _remove_if_empty(self, key: str) -> None:
+        """Remove an artifact's folder, and its stage's, if nothing is in it."""
+        if isinstance(self.place, LocalPlace):
+            with suppress(OSError):
+                (self.place.root / key).rmdir()
+                (self.place.root / key).parent.rmdir()
+
+    def lock(self, stage: str, fingerprint: str, timeout: float = -1) -> AbstractContextManager[Check]:
         """Hold an artifact's name, among processes, so that no two runs compute it twice. ``timeout`` in seconds."""
-        self._folder(stage, fingerprint)
+        self.folder(stage, fingerprint)
         return hold(self.place, f"locks/{stage}-{fingerprint}.lock", timeout)
+
+    def lock_garbage(self, timeout: float = -1) -> AbstractContextManager[Check]:
+        """Keep ``gc`` from deciding what nobody needs, or a run from saying what it needs. Held for moments."""
+        return hold(self.place, "locks/gc.lock", timeout)
 
     # tags
 
@@ -173,8 +245,8 @@ class Catalog:
 
     def tags(self) -> dict[str, tuple[str, str]]:
         """Name -> (stage, fingerprint)."""
-        found = {Path(key).stem: json.loads(self.place.read(key) or b"{}") for key in self.place.keys("tags")}
-        return {name: (tag["stage"], tag["fingerprint"]) for name, tag in sorted(found.items()) if tag}
+        found = self._records("tags", ("stage", "fingerprint"))
+        return {name: (tag["stage"], tag["fingerprint"]) for name, tag in found.items()}
 
     # runs
 
@@ -184,10 +256,86 @@ class Catalog:
         self.place.write(f"runs/{_checked('run_id', run['run_id'])}.json", body)
 
     def run(self, run_id: str) -> dict[str, Any] | None:
-        data = self.place.read(f"runs/{_checked('run_id', run_id)}.json")
-        return json.loads(data) if data is not None else None
+        """A run's record. None if there is none, or (with a warning) if it cannot be read."""
+        _checked("run_id", run_id)
+        return self._record(f"runs/{run_id}.json", ("run_id", "state"))
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs, by name, which begins with the time they started."""
-        found = (self.place.read(key) for key in sorted(self.place.keys("runs")))
-        return [json.loads(data) for data in found if data]
+        return list(self._records("runs", ("run_id", "state")).values())
+
+    # records: small JSON objects that people and power failures may damage
+
+    def _records(self, folder: str, keys: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        """Name -> content of the records of a folder. What cannot be read, or is none, is named in a warning."""
+        folders, files = self.place.children(folder)
+        names = [one for one in files if one.endswith(".json")]
+        self._say_strays(folder, [*folders, *(one for one in files if one not in names)])
+        found = {one.removesuffix(".json"): self._record(f"{folder}/{one}", keys) for one in names}
+        return {name: record for name, record in found.items() if record is not None}
+
+    def _record(self, key: str, keys: tuple[str, ...]) -> dict[str, Any] | None:
+        data = self.place.read(key)
+        if data is None:
+            return None
+        found = _record(data, keys)
+        if isinstance(found, str):
+            warnings.warn(f"{self.place.uri}/{key} is damaged and passed over: {found}", stacklevel=4)
+            return None
+        return found
+
+    def damaged(self) -> list[str]:
+        """Keys of run records and tags that cannot be read."""
+        found = []
+        for folder, keys in (("runs", ("run_id", "state")), ("tags", ("stage", "fingerprint"))):
+            for name in self.place.children(folder)[1]:
+                key = f"{folder}/{name}"
+                data = self.place.read(key) if name.endswith(".json") else None
+                if data is not None and isinstance(_record(data, keys), str):
+                    found.append(key)
+        return found
+
+    def set_aside(self, key: str) -> str:
+        """Move a damaged record to ``damaged/``, where it no longer counts, and return its new key."""
+        aside = self._set_aside(key, self.place.read(key) or b"")
+        self.place.delete(key)
+        return aside
+
+    def _set_aside(self, key: str, data: bytes) -> str:
+        aside = f"{DAMAGED}/{key}.{owners.mark(self.place.working_folder())}"
+        self.place.write(aside, data)
+        warnings.warn(f"{self.place.uri}/{key} is damaged; it was set aside as {aside}", stacklevel=3)
+        return aside
+
+
+def _standing(data: bytes | None, instead_of: Manifest | None) -> Manifest | None:
+    """The published manifest that may not be replaced, or None."""
+    found = None if data is None else _manifest(data)
+    if not isinstance(found, Manifest) or (instead_of and found.attempt == instead_of.attempt):
+        return None
+    return found
+
+
+def _mark_of(manifest: Manifest, path: str) -> str:
+    """Differs for each attempt, also for those of version 1, which have no name."""
+    return hashlib.blake2b(f"{manifest.model_dump_json()}\0{path}".encode(), digest_size=12).hexdigest()
+
+
+def _manifest(data: bytes) -> Manifest | str:
+    """A manifest, or why it is none."""
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        return str(error.errors()[0]["msg"])
+
+
+def _record(data: bytes, keys: tuple[str, ...]) -> dict[str, Any] | str:
+    """A record that has these keys, as text, or why it is none."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return f"{error}" if data.strip() else "it is empty"
+    if not isinstance(found, dict):
+        return f"it holds a {type(found).__name__}, not an object"
+    missing = [key for key in keys if not isinstance(found.get(key), str)]
+    return f"it has no {missing[0]!r}" if missing else found

@@ -73,3 +73,7 @@ class InvalidRowsError(StoreError):
 
 class LockTimeoutError(StoreError):
     """Someone else holds the lock for longer than the caller wants to wait."""
+
+
+class LeaseLostError(StoreError):
+    """A lock on S3 was held, and somebody else has taken it over since."""

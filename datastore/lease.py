@@ -1,6 +1,10 @@
-"""One holder at a time, among processes. Locally a file lock, which the system drops when its holder dies. On S3 a
-lease: an object created with ``If-None-Match`` and renewed while it is held; a lease that is no longer renewed runs
-out, and whoever replaces it does so with ``If-Match``, so only one can."""
+"""One holder at a time, among processes. Locally a file lock, which the system drops when its holder dies.
+
+On S3 a lease: an object that its holder rewrites every few seconds. A waiter takes it over, by a conditional put, after
+the object stayed the same for ``LEASE_SECONDS`` of the waiter's own monotonic clock, so no two clocks are compared. A
+holder that was stopped for so long learns it from :func:`hold`'s check, because its own conditional put is refused. A
+holder that died on this machine is replaced at once: its file lock (:mod:`datastore.owners`) is free.
+"""
 
 import json
 import os
@@ -8,25 +12,46 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
 
-from datastore.errors import LockTimeoutError
-from datastore.places import LocalPlace, S3Place
+from datastore import owners
+from datastore.errors import LeaseLostError, LockTimeoutError
+from datastore.places import LocalPlace, S3Place, make_folder
 
 LEASE_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
+_seen: dict[str, tuple[str, float]] = {}
+"""Leases of others that this process waits for, or waited for: their tags, and since when they are the same."""
+
+Check = Callable[[], None]
+"""Raises LeaseLostError if the lock is not held any more; on S3 that costs one conditional put."""
+
 
 @contextmanager
-def hold(place: LocalPlace | S3Place, key: str, timeout: float = -1) -> Iterator[None]:
-    """Hold the lock ``key``. ``timeout`` in seconds; negative waits for ever, zero does not wait."""
+def hold(place: LocalPlace | S3Place, key: str, timeout: float = -1) -> Iterator[Check]:
+    """Hold the lock ``key`` and yield the check that it is still held.
+
+    ``timeout`` in seconds; negative waits for ever, zero does not wait. Raises LockTimeoutError after it.
+    """
     if isinstance(place, LocalPlace):
         with _file_lock(place, key, timeout):
-            yield
+            yield _always
     else:
-        with _lease(place, key, timeout):
-            yield
+        lease = _Lease(place, key)
+        lease.acquire(timeout)
+        try:
+            yield lease.renew
+        finally:
+            lease.release()
+
+
+def _always() -> None:
+    """A file lock is never lost while its holder lives."""
 
 
 @contextmanager
@@ -34,7 +59,7 @@ def _file_lock(place: LocalPlace, key: str, timeout: float) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     path = place.root / key
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     try:
         with FileLock(path, timeout=timeout):
             yield
@@ -42,58 +67,99 @@ def _file_lock(place: LocalPlace, key: str, timeout: float) -> Iterator[None]:
         raise LockTimeoutError(f"{path} is held by another process; wait for it, or stop it") from None
 
 
-@contextmanager
-def _lease(place: S3Place, key: str, timeout: float) -> Iterator[None]:
-    owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-    deadline = None if timeout < 0 else time.monotonic() + timeout
-    while (tag := _acquire(place, key, owner)) is None:
-        if deadline is not None and time.monotonic() >= deadline:
-            raise LockTimeoutError(f"{place.uri}/{key} is held by another process; wait for it, or stop it")
-        time.sleep(POLL_SECONDS)
-    stop = threading.Event()
-    state = {"tag": tag}
+class _Lease:
+    """One lease of this process. The object stays when it is released, so that every change is a conditional put."""
 
-    def renew() -> None:
-        while not stop.wait(LEASE_SECONDS / 3):
-            renewed = _put(place, key, owner, state["tag"])
-            if renewed is None:  # lost, for instance after a long pause of this machine
+    def __init__(self, place: S3Place, key: str) -> None:
+        self._place, self._key = place, key
+        self._tag: str | None = None
+        self._lost = False
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True, name=f"lease {key}")
+        self._holder = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "owner": owners.me(place.working_folder()),
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),  # for people; nothing is decided by it
+        }
+
+    def acquire(self, timeout: float) -> None:
+        deadline = None if timeout < 0 else time.monotonic() + timeout
+        while True:
+            looked = time.monotonic()
+            found = self._place.tagged(self._key)
+            if found is None:
+                free, tag, holder = True, None, {}
+            else:
+                tag, holder = found[1], _holder(found[0])
+                free = not holder or self._died_here(holder) or looked - self._unchanged_since(tag) >= LEASE_SECONDS
+            if free and (taken := self._put(self._holder, tag)):
+                self._tag = taken
+                self._thread.start()
                 return
-            state["tag"] = renewed
+            if deadline is not None and time.monotonic() >= deadline:
+                who = f"{holder.get('host')}, process {holder.get('pid')}, since {holder.get('since')}"
+                raise LockTimeoutError(f"{self._place.uri}/{self._key} is held by {who}; wait for it, or stop it")
+            time.sleep(POLL_SECONDS)
 
-    thread = threading.Thread(target=renew, daemon=True, name=f"lease {key}")
-    thread.start()
+    def _unchanged_since(self, tag: str) -> float:
+        """When this process saw the lease for the first time as it is now, on the monotonic clock."""
+        name = f"{self._place.uri}/{self._key}"
+        if _seen.get(name, ("", 0.0))[0] != tag:
+            _seen[name] = (tag, time.monotonic())
+        return _seen[name][1]
+
+    def _died_here(self, holder: dict[str, Any]) -> bool:
+        if holder.get("host") != self._holder["host"]:
+            return False
+        return owners.state(self._place.working_folder(), str(holder.get("owner"))) is owners.Owner.DEAD
+
+    def renew(self) -> None:
+        """Say that we are here, and learn whether the lease is still ours. Raises LeaseLostError if it is not."""
+        with self._lock:
+            if not self._lost:
+                taken = self._put(self._holder, self._tag)
+                self._lost, self._tag = taken is None, taken or self._tag
+            if self._lost:
+                raise LeaseLostError(
+                    f"{self._place.uri}/{self._key} was taken over by another process, because this one did not renew "
+                    f"it for {LEASE_SECONDS:.0f} s (it was stopped, or cut off from the store)"
+                )
+
+    def _keep(self) -> None:
+        while not self._stop.wait(LEASE_SECONDS / 3):
+            try:
+                self.renew()
+            except LeaseLostError as error:
+                warnings.warn(str(error), stacklevel=1)
+                return
+            except Exception as error:  # the store may be back before the lease runs out
+                warnings.warn(f"{self._place.uri}/{self._key} could not be renewed: {error}", stacklevel=1)
+
+    def release(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        if not self._lost:
+            try:
+                self._put({}, self._tag)
+            except Exception as error:
+                warnings.warn(
+                    f"{self._place.uri}/{self._key} could not be released ({error}); others wait {LEASE_SECONDS:.0f} s",
+                    stacklevel=1,
+                )
+
+    def _put(self, holder: dict[str, Any], tag: str | None) -> str | None:
+        body = json.dumps({**holder, "beat": uuid.uuid4().hex}).encode()  # each version has a tag of its own
+        return self._place.put_if(self._key, body, tag)
+
+
+def _holder(body: bytes) -> dict[str, Any]:
+    """Who holds a lease; empty if it was released. A body that cannot be read is somebody's until it is old."""
     try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        if (held := place.read(key)) and json.loads(held)["owner"] == owner:
-            place.delete(key)
-
-
-def _acquire(place: S3Place, key: str, owner: str) -> str | None:
-    """The lease's tag when it is ours now, else None."""
-    import obstore
-
-    if created := _put(place, key, owner, None):
-        return created
-    try:
-        found = obstore.get(place._store, key)
-        expires = json.loads(bytes(found.bytes()))["expires"]
-    except (FileNotFoundError, obstore.exceptions.NotFoundError):
-        return None
-    if expires > time.time():
-        return None
-    return _put(place, key, owner, found.meta["e_tag"])
-
-
-def _put(place: S3Place, key: str, owner: str, replaces: str | None) -> str | None:
-    """Write the lease, as new or in place of the one with tag ``replaces``; None where someone was faster."""
-    import obstore
-
-    body = json.dumps({"owner": owner, "expires": time.time() + LEASE_SECONDS}).encode()
-    try:
-        mode = "create" if replaces is None else {"e_tag": replaces}
-        return obstore.put(place._store, key, body, mode=mode)["e_tag"]  # type: ignore[arg-type]
-    except (obstore.exceptions.AlreadyExistsError, obstore.exceptions.PreconditionError, FileNotFoundError):
-        return None
+        found = json.loads(body)
+    except ValueError:
+        return {"host": "unknown"}
+    if not isinstance(found, dict):
+        return {"host": "unknown"}
+    return {name: value for name, value in found.items() if name != "beat"}

@@ -1,34 +1,45 @@
 """Where a store lives: a local folder or an S3 bucket, behind the same few operations on whole objects.
 
-A write is all or nothing at both. Locally: a temporary file, fsync, rename. On S3 a put is atomic by itself, and
-``If-None-Match`` makes the creation of a name exclusive. Credentials and endpoint come from the usual variables
-(``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``).
+A write is all or nothing at both, and durable when it returns. Locally: a temporary file, fsync, rename, fsync of the
+folder. On S3 a put is atomic by itself, and ``If-None-Match`` and ``If-Match`` let only one of several writers win.
+Credentials and endpoint come from the usual variables (``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
+``AWS_REGION``, ``AWS_ENDPOINT_URL``).
 """
 
 import hashlib
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 from datastore.errors import StoreError
+from datastore.owners import mark
+
+TRASH = ".trash-"
 
 
 class Place(Protocol):
     uri: str
 
     def read(self, key: str) -> bytes | None:
-        """The object's bytes, or None where there is none."""
+        """The object's bytes, or None if there is none."""
+
+    def tagged(self, key: str) -> tuple[bytes, str] | None:
+        """The object's bytes and the tag of this version of it, or None if there is none."""
 
     def write(self, key: str, data: bytes) -> None:
         """Create or replace one object."""
 
-    def create(self, key: str, data: bytes) -> bool:
-        """Create one object; False, and nothing changed, where it exists."""
+    def put_if(self, key: str, data: bytes, tag: str | None) -> str | None:
+        """Create one object (``tag`` None), or replace the version of it that has this tag, and return the new tag.
+
+        None, and nothing changed, if somebody else was faster. If only one of several writers may win, ``data`` must
+        differ between them: after a lost answer, what is stored tells who won.
+        """
 
     def keys(self, prefix: str) -> Iterator[str]:
         """Names of the objects under a folder, in any order."""
@@ -36,11 +47,14 @@ class Place(Protocol):
     def listing(self, prefix: str) -> Iterator[tuple[str, datetime]]:
         """The same with the time of each object's last change."""
 
+    def children(self, prefix: str) -> tuple[list[str], list[str]]:
+        """Names of the folders and of the objects directly below a folder, each sorted, without hidden ones."""
+
     def delete(self, prefix: str) -> None:
         """Remove an object, or a folder with all that is in it."""
 
     def working_folder(self) -> Path:
-        """A local folder for what is not finished; on the store's own filesystem where it is local."""
+        """A local folder for what is not finished."""
 
 
 class LocalPlace:
@@ -53,29 +67,43 @@ class LocalPlace:
     def read(self, key: str) -> bytes | None:
         try:
             return (self.root / key).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
+
+    def tagged(self, key: str) -> tuple[bytes, str] | None:
+        data = self.read(key)
+        return None if data is None else (data, _tag(data))
 
     def write(self, key: str, data: bytes) -> None:
         temporary = self._temporary(key, data)
         os.replace(temporary, self.root / key)
         sync_folder((self.root / key).parent)
 
-    def create(self, key: str, data: bytes) -> bool:
+    def put_if(self, key: str, data: bytes, tag: str | None) -> str | None:
+        if tag is not None:
+            from filelock import FileLock
+
+            make_folder(self.root / "locks")
+            with FileLock(self.root / "locks/replace.lock"):
+                found = self.tagged(key)
+                if found is None or found[1] != tag:
+                    return None
+                self.write(key, data)
+                return _tag(data)
         temporary = self._temporary(key, data)
         try:
             os.link(temporary, self.root / key)  # unlike rename, link refuses to replace
         except FileExistsError:
-            return False
+            return None
         finally:
             temporary.unlink()
         sync_folder((self.root / key).parent)
-        return True
+        return _tag(data)
 
     def _temporary(self, key: str, data: bytes) -> Path:
         target = self.root / key
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+        make_folder(target.parent)
+        temporary = target.parent / f".{target.name}.{mark(self.working_folder())}.tmp"
         try:
             with temporary.open("wb") as file:
                 file.write(data)
@@ -87,26 +115,37 @@ class LocalPlace:
         return temporary
 
     def keys(self, prefix: str) -> Iterator[str]:
-        folder = self.root / prefix
-        for file in sorted(folder.rglob("*")):
-            if file.is_file() and not file.name.endswith(".tmp"):
-                yield file.relative_to(self.root).as_posix()
+        for folder, folders, files in os.walk(self.root / prefix):  # what vanishes meanwhile is passed over
+            folders[:] = sorted(name for name in folders if not name.startswith(TRASH))
+            for name in sorted(files):
+                if not name.endswith(".tmp"):
+                    yield (Path(folder) / name).relative_to(self.root).as_posix()
 
     def listing(self, prefix: str) -> Iterator[tuple[str, datetime]]:
         for key in self.keys(prefix):
             with suppress(FileNotFoundError):  # removed while we look
                 yield key, datetime.fromtimestamp((self.root / key).stat().st_mtime, UTC)
 
+    def children(self, prefix: str) -> tuple[list[str], list[str]]:
+        try:
+            found = sorted(os.scandir(self.root / prefix), key=lambda item: item.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return [], []
+        shown = [item for item in found if not item.name.startswith(".")]
+        return [item.name for item in shown if item.is_dir()], [item.name for item in shown if not item.is_dir()]
+
     def delete(self, prefix: str) -> None:
         target = self.root / prefix
-        if target.is_dir():
-            # a half-deleted artifact must not look whole: move it out of sight first
-            trash = self.working_folder() / "trash" / uuid.uuid4().hex
-            trash.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(target, trash)
-            shutil.rmtree(trash)
-        else:
+        if not target.is_dir():
             target.unlink(missing_ok=True)
+            return
+        # a half-deleted folder must not look whole: it is moved out of sight first, on its own filesystem
+        trash = target.parent / f"{TRASH}{mark(self.working_folder())}"
+        try:
+            os.replace(target, trash)
+        except OSError:  # a mount point cannot be moved
+            trash = target
+        shutil.rmtree(trash, ignore_errors=True)
 
     def working_folder(self) -> Path:
         return self.root / "tmp"
@@ -129,10 +168,15 @@ class S3Place:
         self._store = S3Store(bucket, prefix=prefix or None, config=options, client_options={"allow_http": allow_http})  # type: ignore[arg-type]
 
     def read(self, key: str) -> bytes | None:
+        found = self.tagged(key)
+        return found[0] if found else None
+
+    def tagged(self, key: str) -> tuple[bytes, str] | None:
         import obstore
 
         try:
-            return bytes(obstore.get(self._store, key).bytes())
+            found = obstore.get(self._store, key)
+            return bytes(found.bytes()), str(found.meta["e_tag"])
         except (FileNotFoundError, obstore.exceptions.NotFoundError):
             return None
 
@@ -141,14 +185,17 @@ class S3Place:
 
         obstore.put(self._store, key, data)
 
-    def create(self, key: str, data: bytes) -> bool:
+    def put_if(self, key: str, data: bytes, tag: str | None) -> str | None:
         import obstore
 
+        errors = obstore.exceptions
         try:
-            obstore.put(self._store, key, data, mode="create")
-        except obstore.exceptions.AlreadyExistsError:
-            return False
-        return True
+            mode = "create" if tag is None else {"e_tag": tag}
+            return str(obstore.put(self._store, key, data, mode=mode)["e_tag"])  # type: ignore[arg-type]
+        except (errors.AlreadyExistsError, errors.PreconditionError, errors.NotFoundError, FileNotFoundError):
+            # also what a second try is told, if the first one was carried out and its answer was lost
+            found = self.tagged(key)
+            return found[1] if found and found[0] == data else None
 
     def open(self, key: str) -> Any:
         """An Arrow file that reads only the ranges asked for."""
@@ -169,11 +216,14 @@ class S3Place:
         import obstore
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
-        with temporary.open("wb") as file:
-            for chunk in obstore.get(self._store, key):
-                file.write(chunk)
-        os.replace(temporary, path)
+        temporary = path.parent / f".{path.name}.{mark(self.working_folder())}.tmp"
+        try:
+            with temporary.open("wb") as file:
+                for chunk in obstore.get(self._store, key):
+                    file.write(chunk)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def keys(self, prefix: str) -> Iterator[str]:
         return (key for key, _ in self.listing(prefix))
@@ -185,14 +235,20 @@ class S3Place:
             for meta in page:
                 yield meta["path"], meta["last_modified"]
 
+    def children(self, prefix: str) -> tuple[list[str], list[str]]:
+        import obstore
+
+        found = obstore.list_with_delimiter(self._store, prefix=prefix)
+        folders = sorted(name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"])
+        files = sorted(meta["path"].rpartition("/")[2] for meta in found["objects"])
+        return [one for one in folders if one[:1] != "."], [one for one in files if one[:1] != "."]
+
     def delete(self, prefix: str) -> None:
         import obstore
 
         names = sorted(self.keys(prefix))
         if not names and self.read(prefix) is not None:
             names = [prefix]
-        # the manifest first: without it the rest does not exist, so a kill in between leaves no half artifact
-        names.sort(key=lambda name: not name.endswith("manifest.json"))
         for name in names:
             obstore.delete(self._store, name)
 
@@ -206,13 +262,30 @@ def is_remote(store: str | Path) -> bool:
 
 
 def place(store: str | Path) -> LocalPlace | S3Place:
-    """The place that a store's name means."""
+    """The place that a store's name means. Raises StoreError if it means none.
+
+    A path is taken letter by letter; in a ``file://`` URI, ``%20`` is a space.
+    """
     text = str(store)
+    if not text.strip():
+        raise StoreError(f"store {text!r} is empty; name a folder (the default is `store`) or s3://bucket/prefix")
     if text.startswith("s3://"):
         return S3Place(text)
-    if is_remote(text) and not text.startswith("file://"):
+    if text.startswith("file://"):
+        host, _, path = text.removeprefix("file://").partition("/")
+        if host not in ("", "localhost"):
+            raise StoreError(
+                f"store {text!r} names the host {host!r}; write a folder of this machine as file:///folder"
+            )
+        return LocalPlace(Path("/" + unquote(path)))
+    if is_remote(text):
         raise StoreError(f"store {text!r} is neither a folder nor s3://bucket/prefix")
-    return LocalPlace(Path(text.removeprefix("file://")).expanduser().absolute())
+    path = text if not text.startswith("~/") and text != "~" else os.path.expanduser(text)
+    return LocalPlace(Path(path).absolute())
+
+
+def _tag(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def storage_options(uri: str | Path) -> dict[str, str]:
@@ -235,6 +308,14 @@ def storage_options(uri: str | Path) -> dict[str, str]:
     options.setdefault("aws_region", options.pop("aws_default_region", "us-east-1"))
     options.pop("aws_default_region", None)
     return options
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; their names are durable."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in missing:
+        sync_folder(one.parent)
 
 
 def sync_folder(folder: Path) -> None:

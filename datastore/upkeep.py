@@ -231,7 +231,7 @@ def _check_manifests(buffer: "TrajectoryBuffer", ids: dict[str, str]) -> list[Fa
             if output.kind != "trajectories":
                 continue
             try:
-                named = pq.read_table(catalog.local(stage, fingerprint, output.path), columns=["trajectory_id"])
+                named = pq.read_table(catalog.local(manifest, output.path), columns=["trajectory_id"])
             except (StoreError, OSError, pa.ArrowException) as error:
                 findings.append(Fault("manifest", f"{stage}/{fingerprint}", f"run {stage} again: {error}"))
                 continue

@@ -217,7 +217,7 @@ def _leave_artifacts(session: Session) -> None:
     for name, manifest in session.manifests().items():
         for output in manifest.outputs.values():
             if output.kind is Kind.REPORT:
-                folder = session.catalog.local(name, manifest.fingerprint, output.path)
+                folder = session.catalog.local(manifest, output.path)
                 for page in sorted(folder.glob("*.md")):
                     text = page.read_text()
                     create_markdown_artifact(text, key=_key(pipeline, name), description=f"Run {session.run_id}")

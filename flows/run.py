@@ -202,7 +202,7 @@ def _reports(step: Step, manifest: Manifest, catalog: Catalog) -> list[str]:
     found = []
     for output in manifest.outputs.values():
         if output.kind is Kind.REPORT:
-            folder = catalog.local(step.name, manifest.fingerprint, output.path)
+            folder = catalog.local(manifest, output.path)
             files = sorted(path for path in folder.iterdir() if path.suffix in (".html", ".md"))
             found += [os.path.relpath(path) for path in files] or [str(folder)]
     return found

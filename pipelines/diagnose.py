@@ -81,7 +81,7 @@ def _logprobs(
         return {}
     if not (recompute or isinstance(catalog.place, LocalPlace)):
         return {}  # nothing is downloaded without being asked for
-    folder = catalog.local(upstream.ingredients.stage, upstream.fingerprint, upstream.outputs[models[0].output].path)
+    folder = catalog.local(upstream, upstream.outputs[models[0].output].path)
     if not recompute and sum(file.stat().st_size for file in folder.rglob("*")) > SMALL_BYTES:
         return {}
     from agentrl.models.policy import Policy
@@ -104,7 +104,7 @@ def _read(catalog: Catalog, manifest: Manifest, output: str) -> list[dict[str, A
     record = manifest.outputs.get(output)
     if record is None or record.kind is not Kind.TABLE:
         return []
-    return pq.read_table(catalog.local(manifest.ingredients.stage, manifest.fingerprint, record.path)).to_pylist()
+    return pq.read_table(catalog.local(manifest, record.path)).to_pylist()
 
 
 def _heldout(catalog: Catalog, manifests: list[Manifest]) -> dict[str, tuple[int, int]]:

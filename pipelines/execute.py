@@ -7,9 +7,9 @@ import hashlib
 import importlib
 import platform
 import random
-import shutil
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +23,8 @@ from pydantic import BaseModel
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.digest import digest, parquet_digest
+from datastore.errors import LeaseLostError
+from datastore.leftovers import abandoned_attempts
 from pipelines import library
 from pipelines.fingerprint import outside_fields
 from pipelines.handles import HANDLES, Handle, Trajectories
@@ -84,9 +86,17 @@ def perform(job: Job, progress: Progress = no_progress) -> Outcome:
     """
     began = time.monotonic()
     library.search_in(job.folders)
+    while True:
+        try:
+            return _perform(job, began, progress)
+        except LeaseLostError as error:  # whoever took over may have published; else it is made again
+            warnings.warn(f"stage {job.stage} starts again: {error}", stacklevel=2)
+
+
+def _perform(job: Job, began: float, progress: Progress) -> Outcome:
     stage: Stage = getattr(importlib.import_module(job.module), job.function)
     catalog, buffer = Catalog(job.store), TrajectoryBuffer(job.store)
-    with catalog.lock(job.stage, job.fingerprint):
+    with catalog.lock(job.stage, job.fingerprint) as check:
         before = catalog.manifest(job.stage, job.fingerprint)
         if before and not job.forced:
             return Outcome(before, time.monotonic() - began, reused=True)
@@ -94,24 +104,20 @@ def perform(job: Job, progress: Progress = no_progress) -> Outcome:
             name: _input(stage.inputs[name].many, records, catalog, buffer)
             for name, records in job.ingredients.inputs.items()
         }
-        _clear_staging(catalog, job)
+        for left in abandoned_attempts(catalog, job.stage, job.fingerprint, before):
+            catalog.remove_attempt(left)
         folder = catalog.staging(job.stage, job.fingerprint)
         try:
             manifest = _run(job, stage, inputs, folder, catalog, buffer, progress)
-            if before:
-                catalog.remove(job.stage, job.fingerprint)
-            published = catalog.publish(manifest, folder)
+            published = catalog.publish(manifest, folder, instead_of=before, check=check)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            catalog.discard(job.stage, job.fingerprint, folder)
             raise
+    took = time.monotonic() - began
+    if published.attempt != folder.name:  # somebody published meanwhile
+        return Outcome(published, took, reused=True)
     reproduced = None if before is None else _digests(before) == _digests(published)
-    return Outcome(published, time.monotonic() - began, reproduced=reproduced)
-
-
-def _clear_staging(catalog: Catalog, job: Job) -> None:
-    """What a killed run of this stage left half built; nobody else holds its name now."""
-    for folder in (catalog.place.working_folder() / "staging").glob(f"{job.stage}-{job.fingerprint[:8]}-*"):
-        shutil.rmtree(folder, ignore_errors=True)
+    return Outcome(published, took, reproduced=reproduced)
 
 
 def _digests(manifest: Manifest) -> dict[str, str]:
@@ -167,7 +173,7 @@ def open_output(record: InputRecord, catalog: Catalog, buffer: TrajectoryBuffer)
         raise LookupError(f"artifact {record.stage}/{record.fingerprint} is gone; run stage {record.stage} again")
     output = manifest.outputs[record.output]
     kind = HANDLES[output.kind]
-    path = catalog.local(record.stage, record.fingerprint, output.path)
+    path = catalog.local(manifest, output.path)
     more = {"buffer": buffer} if kind is Trajectories else {}
     return kind(path, record.stage, record.output, record.fingerprint, **more)
 

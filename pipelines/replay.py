@@ -160,7 +160,7 @@ def _table(catalog: Catalog, manifest: Manifest, output: str) -> Any:
 
     if output not in manifest.outputs:
         raise ReplayError(f"{manifest.ingredients.stage} has no output {output!r}; run the stage again to record it")
-    path = catalog.local(manifest.ingredients.stage, manifest.fingerprint, manifest.outputs[output].path)
+    path = catalog.local(manifest, manifest.outputs[output].path)
     return pq.read_table(path)
 
 
@@ -181,11 +181,11 @@ def _start(catalog: Catalog, manifest: Manifest, config: Any) -> "Policy":
         upstream = catalog.manifest(record.stage, record.fingerprint)
         if upstream is None:
             raise ReplayError(f"the model it started from, {record.stage}/{record.fingerprint[:8]}, was removed")
-        return Policy.load(catalog.local(record.stage, record.fingerprint, upstream.outputs[record.output].path))
+        return Policy.load(catalog.local(upstream, upstream.outputs[record.output].path))
     model: ModelConfig = config.model
     if model.path is not None:
         return Policy.load(model.path)
-    path = catalog.local(manifest.ingredients.stage, manifest.fingerprint, manifest.outputs["model"].path)
+    path = catalog.local(manifest, manifest.outputs["model"].path)
     tokenizer = Policy.load(path).tokenizer
     return Policy(init_model(len(tokenizer), manifest.ingredients.seed), tokenizer, name="tiny")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
 
 
 class Kind(StrEnum):
@@ -60,12 +60,17 @@ class Ingredients(BaseModel):
 
 
 class Manifest(BaseModel):
-    """One artifact. ``buffer_version`` is the Delta version up to which its buffer rows are visible."""
+    """One artifact. ``buffer_version`` is the Delta version up to which its buffer rows are visible.
+
+    ``attempt`` names the folder, beside the manifest, that holds the outputs: each try at a stage writes to a folder of
+    its own, and the manifest says whose counts. It is empty in manifests of version 1, whose outputs lie beside them.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     manifest_version: int = MANIFEST_VERSION
     fingerprint: str
+    attempt: str = ""
     ingredients: Ingredients
     outputs: dict[str, OutputRecord]
     run_id: str

@@ -22,6 +22,7 @@ from datastore import sql
 from datastore.curation.curate import RANK
 from datastore.errors import StoreError
 from datastore.lease import hold
+from datastore.owners import mark
 from datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
 from datastore.retrieval.exact import mmr, nearest, top
 from datastore.retrieval.lexical import Lexical
@@ -81,7 +82,7 @@ class SearchIndex:
     def embedder(self) -> Embedder:
         if self.name != EMBEDDED:
             return SentenceEmbedder(self.name)
-        path = self.buffer.place.working_folder() / f"embedder-{uuid.uuid4().hex}.npz"
+        path = self.buffer.place.working_folder() / f"embedder-{mark(self.buffer.place.working_folder())}.npz"
         stored = self.buffer.place.read(f"{self.folder}/model.npz")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

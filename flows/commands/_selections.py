@@ -28,7 +28,7 @@ def selected(buffer: "TrajectoryBuffer", where: str | None, selection: str | Non
     outputs = [one for one in found[0].outputs.values() if one.kind is Kind.TRAJECTORIES] if found else []
     if not outputs:
         raise StoreError(f"there is no selection {selection!r}; `agentrl status` lists the artifacts")
-    chosen = pl.read_parquet(catalog.local(stage, found[0].fingerprint, outputs[0].path))["trajectory_id"].to_list()
+    chosen = pl.read_parquet(catalog.local(found[0], outputs[0].path))["trajectory_id"].to_list()
     allowed = set(ids)
     return [one for one in chosen if one in allowed]
 

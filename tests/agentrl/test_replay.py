@@ -123,7 +123,7 @@ def test_the_doctor_computes_log_probs_again_with_the_model_that_sampled(catalog
 
 def test_the_value_head_is_fitted_alone_first(catalog: Catalog) -> None:
     manifest = find_artifact(catalog, "vapo")
-    path = catalog.local("vapo", manifest.fingerprint, manifest.outputs["metrics"].path)
+    path = catalog.local(manifest, manifest.outputs["metrics"].path)
     first, second = pq.read_table(path).to_pylist()
     assert first["value_loss"] is not None
     assert first["loss"] is None  # the policy was left alone

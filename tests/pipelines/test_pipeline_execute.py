@@ -59,7 +59,7 @@ def test_a_failure_has_one_line_and_a_log_with_the_rest(project: Project) -> Non
         workers.close()
     assert "Traceback" in error.value.log.read_text()
     assert project.catalog.manifest("t", failing.fingerprint) is None
-    assert list((project.folder / "store" / "tmp" / "staging").iterdir()) == []
+    assert not (project.folder / "store" / "artifacts" / "t").exists()
 
 
 def test_a_killed_worker_is_a_failure_and_the_next_stage_gets_a_new_one(project: Project) -> None:
@@ -222,7 +222,7 @@ def test_a_kill_between_data_and_manifest_publishes_nothing(project: Project, mo
     outcome = project.run(PIPELINE % ("", 0))["t"]
     folder = project.folder / "store" / "artifacts" / "t" / outcome.manifest.fingerprint
     (folder / "manifest.json").unlink()
-    assert folder.joinpath("table.parquet").exists()
+    assert folder.joinpath(outcome.manifest.attempt, "table.parquet").exists()
     again = project.run(PIPELINE % ("", 0))
     assert set(again) == {"t"}
     assert again["t"].manifest.outputs == outcome.manifest.outputs

@@ -1,0 +1,88 @@
+"""Who still works on what is unfinished.
+
+Each process takes a random name and holds a file lock under it for as long as it lives; the system drops the lock when
+the process dies, however it dies. Temporary files and half-built folders carry their owner's name, so anybody can tell
+whether somebody will still finish them. Process numbers would not do: they are used again, and containers that share a
+store have the same ones.
+"""
+
+import fcntl
+import itertools
+import os
+import re
+import threading
+import uuid
+from enum import Enum
+from pathlib import Path
+
+_MARK = re.compile(r"(?:^|[.-])([0-9a-f]{12})_\d+(?:\.|$)")
+_guard = threading.Lock()
+_mine: dict[tuple[int, Path], tuple[str, int]] = {}
+_numbers = itertools.count()
+
+
+class Owner(Enum):
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+def mark(working: Path) -> str:
+    """A new name for something unfinished of this process, ``<owner>_<number>``.
+
+    ``working`` is the place's working folder; the owner's lock lies in ``owners/`` there.
+    """
+    return f"{me(working)}_{next(_numbers)}"
+
+
+def me(working: Path) -> str:
+    """This process's name among the owners of a working folder."""
+    with _guard:
+        key = (os.getpid(), working)
+        while key not in _mine or not os.fstat(_mine[key][1]).st_nlink:  # new, or the whole store was removed
+            name = uuid.uuid4().hex[:12]
+            path = _lock(working, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            if _try(handle):
+                _mine[key] = (name, handle)
+            else:  # somebody looks at it right now
+                os.close(handle)
+        return _mine[key][0]
+
+
+def owner_in(name: str) -> str | None:
+    """The owner that a file's or folder's name carries, or None."""
+    found = _MARK.search(name)
+    return found[1] if found else None
+
+
+def state(working: Path, owner: str) -> Owner:
+    """Whether an owner lives. UNKNOWN: it never worked on this machine, or died and was forgotten."""
+    try:
+        handle = os.open(_lock(working, owner), os.O_RDWR)
+    except OSError:
+        return Owner.UNKNOWN
+    try:
+        return Owner.DEAD if _try(handle) else Owner.ALIVE
+    finally:
+        os.close(handle)
+
+
+def forget_dead(working: Path) -> None:
+    """Remove the locks of owners that died; nothing of theirs may be left."""
+    for path in (working / "owners").glob("*.lock"):
+        if state(working, path.stem) is Owner.DEAD:
+            path.unlink(missing_ok=True)
+
+
+def _lock(working: Path, name: str) -> Path:
+    return working / "owners" / f"{name}.lock"
+
+
+def _try(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

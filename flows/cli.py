@@ -314,10 +314,7 @@ def gc(
     from flows.show import print_garbage
     from pipelines.gc import collect, find_garbage
 
-    catalog = open_catalog(store)
-    garbage = find_garbage(catalog, keep_runs)
-    if not dry_run:
-        collect(catalog, garbage)
+    garbage = (find_garbage if dry_run else collect)(open_catalog(store), keep_runs)
     if as_json:
         print_json({"dry_run": dry_run, **garbage.to_json()})
     else:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from datastore.catalog import Catalog
+from datastore.errors import StoreError
 from datastore.places import LocalPlace
 from flows.display import Display, seconds
 from pipelines.execute import Job, Outcome, job_of
@@ -86,17 +87,19 @@ class Session:
             step.name: {"status": str(step.status), "fingerprint": step.fingerprint, "reasons": step.reasons}
             for step in plan.steps.values()
         }
-        self._write(
-            run_id=self.run_id,
-            pipeline=plan.pipeline.name,
-            file=str(plan.pipeline.path),
-            command=plan.command(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            state="running",
-            started_at=datetime.now(UTC),
-            stages=stages,
-        )
+        with self.catalog.lock_garbage():  # from here on, gc knows what this run needs
+            self._refuse_if_freed()
+            self._write(
+                run_id=self.run_id,
+                pipeline=plan.pipeline.name,
+                file=str(plan.pipeline.path),
+                command=plan.command(),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                state="running",
+                started_at=datetime.now(UTC),
+                stages=stages,
+            )
         self._start = time.monotonic()
         expected = {step.name: self._last_duration(step) for step in plan.to_run}
         self.display.start(expected, len(plan.having(Status.CACHED)))
@@ -109,6 +112,14 @@ class Session:
             raise
         finally:
             self.end(state)
+
+    def _refuse_if_freed(self) -> None:
+        """Raise StoreError if gc removed what the plan wants to use again."""
+        cached = self.plan.having(Status.CACHED)
+        if gone := [step.name for step in cached if self.catalog.manifest(step.name, step.fingerprint) is None]:
+            raise StoreError(
+                f"artifacts of {', '.join(gone)} were freed since the plan was made; run the command again"
+            )
 
     def end(self, state: str) -> None:
         """End what is at work and write the run's last state."""

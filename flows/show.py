@@ -88,7 +88,7 @@ def print_artifact(console: Console, manifest: Manifest, catalog: Catalog) -> No
     console.print(f"made by run {manifest.run_id} in {seconds(manifest.duration_s)}", markup=False, highlight=False)
     table = _table("output", "kind", "rows", "digest", "path")
     for name, output in manifest.outputs.items():
-        path = str(catalog.local(ingredients.stage, manifest.fingerprint, output.path))
+        path = str(catalog.local(manifest, output.path))
         rows = "" if output.rows is None else str(output.rows)
         table.add_row(name, output.kind, rows, output.digest[:8], escape(path))
     console.print(table)
@@ -149,10 +149,12 @@ def print_garbage(console: Console, garbage: Garbage, dry_run: bool) -> None:
     for manifest in garbage.artifacts:
         console.print(f"artifact {manifest.ingredients.stage}/{manifest.fingerprint[:8]}", highlight=False)
     for folder in garbage.folders:
-        console.print(f"folder   {folder}", markup=False, highlight=False)
+        console.print(f"leftover {folder}", markup=False, highlight=False)
+    for attempt in garbage.attempts:
+        console.print(f"attempt  {attempt}", markup=False, highlight=False)
     verb = "would free" if dry_run else "freed"
-    count = len(garbage.artifacts)
-    console.print(f"{verb} {count} artifacts and {len(garbage.folders)} working folders; {garbage.kept} artifacts stay")
+    left = len(garbage.folders) + len(garbage.attempts)
+    console.print(f"{verb} {len(garbage.artifacts)} artifacts and {left} leftovers; {garbage.kept} artifacts stay")
 
 
 def json_schema(what: str) -> dict[str, Any]:

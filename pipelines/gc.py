@@ -1,73 +1,82 @@
 """Freeing what nothing needs any more. Rows of the buffer are never touched."""
 
-import shutil
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from datastore import leftovers, owners
 from datastore.catalog import Catalog
 from datastore.errors import LockTimeoutError
-from pipelines.lineage import Artifact, lineage
-from pipelines.runs import all_runs
+from pipelines.lineage import Artifact
+from pipelines.runs import Run, all_runs
 from schemas.manifest import Manifest
+
+BY_COMMAND = "command"
+"""``run_id`` of artifacts that a command such as `agentrl buffer curate` published. No run says that it needs them."""
 
 
 @dataclass
 class Garbage:
-    """What may go: artifacts, and working folders of stages that were killed."""
+    """What may go: artifacts, attempts that no manifest names, and what killed processes left on this machine."""
 
     artifacts: list[Manifest] = field(default_factory=list)
+    attempts: list[str] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
     kept: int = 0
+    damaged: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "artifacts": [{"stage": m.ingredients.stage, "fingerprint": m.fingerprint} for m in self.artifacts],
+            "attempts": self.attempts,
             "folders": [str(folder) for folder in self.folders],
             "kept": self.kept,
+            "damaged": self.damaged,
         }
 
 
-def needed(catalog: Catalog, keep_runs: int) -> set[Artifact]:
-    """Artifacts of the newest ``keep_runs`` runs, of runs at work, with a tag, and all that those were made from."""
-    runs = all_runs(catalog)
-    kept = runs[:keep_runs] + [run for run in runs if run["state"] == "running"]
-    roots: set[Artifact] = set(catalog.tags().values())
-    for run in kept:
-        roots.update((name, stage["fingerprint"]) for name, stage in run["stages"].items())
-    known: dict[Artifact, Any] = {}
-    for stage, fingerprint in roots:
-        lineage(catalog, stage, fingerprint, known)
-    return set(known)
-
-
 def find_garbage(catalog: Catalog, keep_runs: int) -> Garbage:
-    """What :func:`collect` would free."""
-    keep = needed(catalog, keep_runs)
-    garbage = Garbage()
-    for manifest in catalog.all():
-        if (manifest.ingredients.stage, manifest.fingerprint) in keep:
-            garbage.kept += 1
-        else:
-            garbage.artifacts.append(manifest)
-    working = catalog.place.working_folder()
-    garbage.folders = [*_abandoned(catalog, working), *_old_scratch(catalog, working, keep)]
+    """What :func:`collect` would free.
+
+    A damaged run record or tag may name anything, so while there is one, every artifact is kept.
+    """
+    runs = all_runs(catalog)
+    at_work = [run for run in runs if run["state"] == "running"]
+    manifests = {(one.ingredients.stage, one.fingerprint): one for one in catalog.all()}
+    keep = _needed(catalog, [*runs[:keep_runs], *at_work], manifests)
+    garbage = Garbage(damaged=catalog.damaged())
+    garbage.artifacts = [] if garbage.damaged else [one for name, one in manifests.items() if name not in keep]
+    garbage.kept = len(manifests) - len(garbage.artifacts)
+    garbage.attempts = list(leftovers.unnamed_attempts(catalog, at_work=bool(at_work)))
+    garbage.folders = leftovers.leftovers(catalog.place)
+    if not garbage.damaged:
+        garbage.folders += _old_scratch(catalog, keep)
+    if not at_work:
+        garbage.folders += leftovers.old_downloads(catalog.place, manifests)
     return garbage
 
 
-def _abandoned(catalog: Catalog, working: Path) -> Iterable[Path]:
-    """Half-built artifacts of runs that were killed: those whose stage nobody holds."""
-    for folder in sorted((working / "staging").glob("*")):
-        stage, digest, _ = folder.name.rsplit("-", 2)
-        owners = list((working / "scratch" / stage).glob(f"{digest}*"))
-        if all(_is_free(catalog, stage, owner.name) for owner in owners):
-            yield folder
+def _needed(catalog: Catalog, runs: Iterable[Run], manifests: dict[Artifact, Manifest]) -> set[Artifact]:
+    """Artifacts that these runs, a tag or a command named, and all that those were made from."""
+    todo: list[Artifact] = list(catalog.tags().values())
+    todo += [name for name, manifest in manifests.items() if manifest.run_id == BY_COMMAND]
+    todo += [(name, stage["fingerprint"]) for run in runs for name, stage in run["stages"].items()]
+    found: set[Artifact] = set()
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            manifest = manifests.get(name)
+            records = manifest.ingredients.inputs.values() if manifest else ()
+            todo += [(record.stage, record.fingerprint) for several in records for record in several]
+    return found
 
 
-def _old_scratch(catalog: Catalog, working: Path, keep: set[Artifact]) -> Iterable[Path]:
+def _old_scratch(catalog: Catalog, keep: set[Artifact]) -> Iterable[Path]:
     """Checkpoints of stages that no kept run wants to go on with."""
-    for folder in sorted((working / "scratch").glob("*/*")):
+    for folder in sorted((catalog.place.working_folder() / "scratch").glob("*/*")):
         artifact = (folder.parent.name, folder.name)
         if artifact not in keep and _is_free(catalog, *artifact):
             yield folder
@@ -81,9 +90,32 @@ def _is_free(catalog: Catalog, stage: str, fingerprint: str) -> bool:
         return False
 
 
-def collect(catalog: Catalog, garbage: Garbage) -> None:
-    """Free it."""
-    for manifest in garbage.artifacts:
-        catalog.remove(manifest.ingredients.stage, manifest.fingerprint)
-    for folder in garbage.folders:
-        shutil.rmtree(folder, ignore_errors=True)
+def collect(catalog: Catalog, keep_runs: int) -> Garbage:
+    """Free it, and return what was freed. Damaged records are set aside, so that the next time they do not count.
+
+    What is needed is decided, and what is not loses its manifest, under the lock under which a run says what it needs.
+    """
+    with catalog.lock_garbage():
+        garbage = find_garbage(catalog, keep_runs)
+        if garbage.damaged:
+            warnings.warn(
+                f"{', '.join(garbage.damaged)} cannot be read, so nobody knows which artifacts it named: none was "
+                "freed this time. Tag what you want to keep; the next gc goes by the rest",
+                stacklevel=2,
+            )
+        for key in garbage.damaged:
+            catalog.set_aside(key)
+        removed = []
+        for manifest in garbage.artifacts:
+            try:
+                with catalog.lock(manifest.ingredients.stage, manifest.fingerprint, timeout=0):
+                    catalog.remove(manifest)
+                removed.append(manifest)
+            except LockTimeoutError:  # somebody makes it again right now
+                garbage.kept += 1
+        garbage.artifacts = removed
+        for key in garbage.attempts:
+            catalog.remove_attempt(key)
+    leftovers.remove(garbage.folders)
+    owners.forget_dead(catalog.place.working_folder())
+    return garbage

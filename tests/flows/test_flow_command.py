@@ -203,7 +203,7 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(project: Project) -> None:
     assert "cached    a, b" in output
     assert "go on     agentrl run pipeline.yaml --set stages.c.with.sleep=30" in output
     assert json.loads(agentrl("show", "last", "--json").stdout)["state"] == "cancelled"
-    assert list((project.folder / "store" / "tmp" / "staging").iterdir()) == []
+    assert sorted(path.name for path in (project.folder / "store" / "artifacts").iterdir()) == ["a", "b"]
 
 
 def test_a_killed_run_is_called_killed(project: Project) -> None:
@@ -220,8 +220,9 @@ def test_a_killed_run_is_called_killed(project: Project) -> None:
     assert record["stages"]["c"]["status"] == "killed"
     freed = json.loads(agentrl("gc", "--keep-runs", "0", "--json").stdout)
     assert len(freed["artifacts"]) == 2
-    assert len(freed["folders"]) == 2
-    assert not any((project.folder / "store" / "tmp" / "staging").iterdir())
+    assert [attempt.split("/")[1] for attempt in freed["attempts"]] == ["c"]
+    assert [Path(folder).parts[-3:-1] for folder in freed["folders"]] == [("scratch", "c")]
+    assert not list((project.folder / "store" / "artifacts").glob("*/*/*"))
 
 
 def test_a_store_of_a_newer_agentrl_is_refused_before_anything_runs(project: Project) -> None:

@@ -1,0 +1,128 @@
+"""What gc frees and what it keeps."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from catalog_worker import fill, manifest, started
+from rich.console import Console
+from toy_project import Project
+
+from datastore import Catalog, StoreError
+from datastore.places import LocalPlace
+from flows.display import display_for
+from flows.session import Session
+from pipelines.gc import BY_COMMAND, collect, find_garbage
+from schemas.manifest import InputRecord, Manifest
+
+
+def publish(catalog: Catalog, fingerprint: str, run_id: str = "r", made_from: tuple[str, ...] = ()) -> Manifest:
+    inputs = {"data": [InputRecord(stage="expert", output="data", fingerprint=one) for one in made_from]}
+    return catalog.publish(manifest(run_id, fingerprint, inputs=inputs), fill(catalog, run_id, 1, fingerprint))
+
+
+def record(catalog: Catalog, run_id: str, fingerprint: str, state: str = "completed") -> None:
+    """A run's record, as a process of another machine wrote it."""
+    stages = {"expert": {"status": "ran", "fingerprint": fingerprint}}
+    catalog.write_run({"run_id": run_id, "state": state, "host": "elsewhere", "pid": 1, "stages": stages})
+
+
+def left(catalog: Catalog) -> list[str]:
+    return sorted(one.fingerprint for one in catalog.all())
+
+
+def test_what_commands_published_stays(store: str) -> None:
+    catalog = Catalog(store)
+    publish(catalog, "upstream")
+    publish(catalog, "curated", BY_COMMAND, ("upstream",))
+    publish(catalog, "old")
+    record(catalog, "2026-1", "old")
+    freed = collect(catalog, keep_runs=0)
+    assert [one.fingerprint for one in freed.artifacts] == ["old"]
+    assert left(catalog) == ["curated", "upstream"]
+
+
+def test_a_damaged_record_frees_no_artifact_and_is_set_aside(store: str) -> None:
+    catalog = Catalog(store)
+    publish(catalog, "f1")
+    catalog.place.write("runs/2026-1.json", b'{"run_id": "2026-1", "stages": {"expe')
+    with pytest.warns(UserWarning, match=r"2026-1.json cannot be read, so nobody knows which artifacts"):
+        assert collect(catalog, keep_runs=5).artifacts == []
+    assert left(catalog) == ["f1"]
+    assert [one.fingerprint for one in collect(catalog, keep_runs=5).artifacts] == ["f1"]
+    assert len(list(catalog.place.keys("damaged/runs"))) == 1
+
+
+def test_replaced_and_killed_attempts_go_and_the_rest_stays(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    catalog = Catalog(store)
+    started(store, "killed").wait()
+    killed = catalog.place.children("artifacts/expert/f1")[0]
+    first = publish(catalog, "f2", BY_COMMAND)
+    catalog.publish(manifest(BY_COMMAND, "f2"), fill(catalog, "forced", 1, "f2"), instead_of=first)
+    at_work = fill(catalog, "mine", 1, "f3")
+    found = find_garbage(catalog, keep_runs=1)
+    assert found.attempts == [f"artifacts/expert/f1/{killed[0]}"]  # the replaced one's process still lives: this one
+    collect(catalog, keep_runs=1)
+    assert not (tmp_path / "store/artifacts/expert/f1").exists()
+    assert at_work.exists()
+    assert left(catalog) == ["f2"]
+    assert first.attempt in catalog.place.children("artifacts/expert/f2")[0]
+
+
+def test_a_run_at_work_keeps_what_it_named(store: str) -> None:
+    catalog = Catalog(store)
+    publish(catalog, "f1")
+    publish(catalog, "f2", made_from=("f1",))
+    record(catalog, "2026-1", "f2", state="running")
+    assert collect(catalog, keep_runs=0).artifacts == []
+
+
+def test_gc_waits_for_a_run_that_says_what_it_needs(store: str) -> None:
+    catalog = Catalog(store)
+    publish(catalog, "f1")
+    done = threading.Event()
+
+    def gc() -> None:
+        collect(Catalog(store), keep_runs=0)
+        done.set()
+
+    thread = threading.Thread(target=gc)
+    with catalog.lock_garbage():
+        thread.start()
+        assert not done.wait(1)
+        record(catalog, "2026-1", "f1", state="running")
+    thread.join()
+    assert left(catalog) == ["f1"]
+
+
+def test_gc_walks_a_long_chain_and_a_dense_graph_in_no_time(tmp_path: Path) -> None:
+    """2,000 artifacts, each made from the two before it: too deep for recursion, and 10^400 paths."""
+    catalog = Catalog(tmp_path)
+    assert isinstance(catalog.place, LocalPlace)
+    number = 2000
+    for one in range(number):
+        folder = tmp_path / catalog.folder("expert", f"f{one}")
+        folder.mkdir(parents=True)
+        two = [InputRecord(stage="expert", output="data", fingerprint=f"f{below}") for below in (one - 1, one - 2)]
+        (folder / "manifest.json").write_text(manifest("r", f"f{one}", inputs={"a": two}).model_dump_json())
+    record(catalog, "2026-1", f"f{number - 1}")
+    began = time.process_time()
+    garbage = find_garbage(catalog, keep_runs=1)
+    assert time.process_time() - began < 5
+    assert (garbage.kept, garbage.artifacts) == (number, [])
+
+
+def test_a_run_whose_artifacts_were_freed_meanwhile_says_so(project: Project) -> None:
+    text = 'name: p\nstages: {a: {uses: "toy:numbers"}, b: {uses: "toy:numbers", with: {n: 7}}}'
+    first = project.run(text)
+    plan = project.plan(
+        text + "\n",
+    )
+    assert not plan.to_run
+    project.catalog.remove(first["a"].manifest)
+    session = Session(plan, project.catalog, display_for(Console(), quiet=True))
+    with pytest.raises(StoreError, match="artifacts of a were freed since the plan was made"), session.recorded():
+        pass
+    assert project.catalog.runs() == []

@@ -17,7 +17,6 @@ from agentrl.online.credit import Credit, Extras, assign
 from agentrl.online.critic import CriticTrainer
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.training.batch import check_rows
-from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.scoring import batch_logprobs
 from agentrl.training.step import Trainer
@@ -170,20 +169,17 @@ class OnlineLoop:
 
     def save(self, path: Path, state: OnlineState) -> None:
         """Write everything that :meth:`restore` needs to go on as if nothing had happened."""
-        saved = {
-            "counters": [self.iteration, self.drawn, self.made, self.policy.version],
-            "trainer": self.trainer.state(),
-            "critic": self.critic.state() if self.critic else None,
-        }
-        save_checkpoint(path, {**saved, "metrics": state.metrics, "steps": state.steps})
+        counters = [self.iteration, self.drawn, self.made, self.policy.version]
+        critic = self.critic.state() if self.critic else None
+        progress = {"counters": counters, "critic": critic, "metrics": state.metrics, "steps": state.steps}
+        self.trainer.save(path, progress)
 
     def restore(self, path: Path) -> OnlineState:
         """The state at the newest checkpoint that can be read; a fresh one, and nothing changed, if there is none."""
-        saved = load_checkpoint(path)
+        saved = self.trainer.load(path)
         if saved is None:
             return OnlineState()
         self.iteration, self.drawn, self.made, self.policy.version = saved["counters"]
-        self.trainer.restore(saved["trainer"])
         if self.critic:
             self.critic.restore(saved["critic"])
         return OnlineState(saved["metrics"], saved["steps"])

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from agentrl.training.batch import TrainingError, check_rows, units
-from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.step import Metrics, Trainer
 from agentrl.training.tables import save_rows
 from schemas.training import TrainingRow
@@ -41,14 +40,13 @@ def fit(
     Training goes on from a checkpoint at ``checkpoint``, or from the one before it if that is damaged: the curve is
     that of an undisturbed run.
 
-    Raises TrainingError before the first step if rows cannot be trained on, and later if a loss is not finite; then the
-    last good state is kept at ``checkpoint`` and the step's rows beside it, in ``failed_step.parquet``.
+    Raises TrainingError before the first step if rows cannot be trained on, and later if a loss is not finite. Then the
+    rows of that step are kept beside ``checkpoint`` in ``failed_step.parquet``, and the last good state at
+    ``checkpoint``.
     """
     check_rows(rows, trainer.policy)
-    history: list[Metrics] = []
-    if saved := load_checkpoint(checkpoint):
-        trainer.restore(saved["trainer"])
-        history = saved["history"]
+    saved = trainer.load(checkpoint)
+    history: list[Metrics] = saved["history"] if saved else []
     for number, batch in enumerate(epochs(rows, batch_units, seed)):
         if number >= trainer.total:
             break
@@ -57,13 +55,26 @@ def fit(
         try:
             metrics = trainer.step(batch)
         except TrainingError as error:
-            save_checkpoint(checkpoint, {"trainer": trainer.state(), "history": history})
-            failed = save_rows(checkpoint.with_name("failed_step.parquet"), batch)
-            raise TrainingError(
-                f"{error}; the policy before it is kept at {checkpoint}, the rows at {failed}"
-            ) from None
+            raise _kept(trainer, history, checkpoint, batch, error) from None
         history.append({"step": float(number), **metrics})
         on_step(history[-1])
         if trainer.done % checkpoint_every == 0 and trainer.done < trainer.total:
-            save_checkpoint(checkpoint, {"trainer": trainer.state(), "history": history})
+            trainer.save(checkpoint, {"history": history})
     return history
+
+
+def _kept(
+    trainer: Trainer,
+    history: list[Metrics],
+    checkpoint: Path,
+    batch: Sequence[TrainingRow],
+    error: TrainingError,
+) -> TrainingError:
+    """The error of a failed step, with where its rows and the last good state were kept."""
+    failed = checkpoint.with_name("failed_step.parquet")
+    if trainer.backend.rank == 0:
+        save_rows(failed, batch)
+    if trainer.backend.keeps_weights:
+        trainer.save(checkpoint, {"history": history})
+        return TrainingError(f"{error}; the policy before it is kept at {checkpoint}, the rows at {failed}")
+    return TrainingError(f"{error}; the last checkpoint is at {checkpoint}, the rows at {failed}")

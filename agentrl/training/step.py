@@ -1,16 +1,17 @@
-"""One optimiser step over training rows, by any algorithm."""
+"""One optimiser step over training rows, by any algorithm, in one process or spread over ranks."""
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from agentrl.algorithms.base import Objective
 from agentrl.models.policy import Policy
+from agentrl.training.backend import OneProcess
 from agentrl.training.batch import Batch, TrainingError, collate, micro_batches, units
-from agentrl.training.logprobs import token_logprobs
 from agentrl.training.lora import add_lora
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.packing import can_pack, packed
@@ -19,10 +20,57 @@ from schemas.training import TrainingRow
 Metrics = dict[str, float]
 
 
+class Backend(Protocol):
+    """What differs between one process and many ranks. Rank ``rank`` of ``world`` computes every ``world``-th micro
+    batch. ``model`` is what is set to training mode. ``keeps_weights`` is true if a step that is refused leaves the
+    weights as they were."""
+
+    rank: int
+    world: int
+    device: torch.device
+    model: torch.nn.Module
+    keeps_weights: bool
+
+    def forward(self, batch: Batch, config: OptimizerConfig) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of a batch, both [rows, tokens]."""
+        ...
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add the gradients of a loss, summed over ranks. ``last`` is true for the last micro batch of a step."""
+        ...
+
+    def total(self, metrics: Metrics) -> Metrics:
+        """Metrics summed over ranks."""
+        ...
+
+    def update(self, lr: float, config: OptimizerConfig) -> float:
+        """Clip the gradients, take the optimiser step and forget the gradients. Returns their norm before clipping."""
+        ...
+
+    def discard(self) -> None:
+        """Forget the gradients."""
+        ...
+
+    def save(self, path: Path, progress: dict[str, Any]) -> None:
+        """Write a checkpoint: ``progress``, weights and optimiser."""
+        ...
+
+    def load(self, path: Path) -> dict[str, Any] | None:
+        """Go back to a checkpoint and return its ``progress``; None if there is no checkpoint."""
+        ...
+
+
 class Trainer:
     """Updates ``policy`` in place to minimise ``objective`` over ``total`` optimiser steps."""
 
-    def __init__(self, policy: Policy, objective: Objective, config: OptimizerConfig, total: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        objective: Objective,
+        config: OptimizerConfig,
+        total: int,
+        backend: Callable[[Policy, OptimizerConfig], Backend] = OneProcess,
+    ) -> None:
         self.policy = policy
         self.objective = objective
         self.config = config
@@ -33,78 +81,80 @@ class Trainer:
         if config.gradient_checkpointing:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.packs = can_pack(policy.model)
-        self.parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
-        )
+        self.backend = backend(policy, config)
 
     def step(self, rows: Sequence[TrainingRow], lr_scale: float = 1.0) -> Metrics:
-        """One optimiser step over all ``rows``; gradients accumulate over micro batches without changing the result.
+        """One optimiser step over all ``rows``. Gradients accumulate over micro batches, which changes no result.
 
-        Raises TrainingError, with the policy unchanged, where nothing can be trained on or the loss is not finite.
+        Raises TrainingError on every rank if no token can be trained on, or if the loss or the gradient norm is not
+        finite. The policy is then unchanged, unless the backend says that it does not keep its weights.
         """
-        norm, totals = self.gradients(rows)
-        if not math.isfinite(totals["loss"]) or not math.isfinite(norm):
-            self.optimizer.zero_grad(set_to_none=True)
+        metrics = self.gradients(rows)
+        lr = self.config.lr_at(self.done, self.total) * lr_scale
+        norm = self.backend.update(lr, self.config) if math.isfinite(metrics["loss"]) else math.nan
+        if not math.isfinite(norm):
+            self.backend.discard()
             raise TrainingError(
-                f"step {self.done}: loss {totals['loss']}, gradient norm {norm}; lower lr, or look for broken rows "
+                f"step {self.done}: loss {metrics['loss']}, gradient norm {norm}; lower lr, or look for broken rows "
                 f"among {[row.row_id for row in rows][:5]}",
                 rows,
             )
-        lr = self.config.lr_at(self.done, self.total) * lr_scale
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         self.done += 1
-        return {**totals, "grad_norm": norm, "lr": lr}
+        return {**metrics, "grad_norm": norm, "lr": lr}
 
-    def gradients(self, rows: Sequence[TrainingRow]) -> tuple[float, Metrics]:
-        """Gradients of one step over ``rows``, clipped, left on the parameters; their norm before, and metrics.
+    def gradients(self, rows: Sequence[TrainingRow]) -> Metrics:
+        """Compute the gradients of one step over ``rows``, leave them on the parameters, and return the metrics.
 
-        Raises TrainingError where nothing can be trained on.
+        Raises TrainingError if no token can be trained on.
         """
-        model = self.policy.model.train()
-        parts = micro_batches(units(rows), self.config.micro_tokens)
-        batches = [collate(part, self.packs).to(model.device) for part in parts]
+        self.backend.model.train()
+        parts = list(micro_batches(units(rows), self.config.micro_tokens))
+        rank, world = self.backend.rank, self.backend.world
+        batches = [collate(part, self.packs and place % world == rank) for place, part in enumerate(parts)]
         count = sum(self.objective.count(batch) for batch in batches)
         n_tokens = sum(int(batch.mask.sum()) for batch in batches)
         if count <= 0 or n_tokens == 0:
             raise TrainingError(f"no token to train on in rows {[row.row_id for row in rows][:5]}; check their masks")
+        rounds = math.ceil(len(parts) / world)
+        # A rank without a micro batch left computes another one for nothing: all ranks must take part in every round.
+        mine = batches[rank::world]
+        spare = [] if len(mine) == rounds else [collate(parts[0][:2], self.packs)]
         totals: Metrics = {"loss": 0.0, "entropy": 0.0}
-        with packed(model, self.packs):
-            baseline = self._baseline(batches) if self.objective.needs_baseline else 0.0
-            for batch in batches:
-                with self._autocast():
-                    logprobs, entropy = token_logprobs(model, batch.input_ids, batch.mask, batch.packing)
+        with packed(self.policy.model, self.packs):
+            baseline = self._baseline(mine, spare) / len(rows) if self.objective.needs_baseline else 0.0
+            for place, batch in enumerate(self._on_device(mine + spare)):
+                share = float(place < len(mine))
+                logprobs, entropy = self.backend.forward(batch, self.config)
                 total, sums = self.objective.loss(logprobs, entropy, batch, baseline)
-                (total / count).backward()
+                self.backend.backward(total / count * share, last=place == rounds - 1)
                 for name, value in {"loss": total.item(), **sums}.items():
-                    totals[name] = totals.get(name, 0.0) + value / count
-                totals["entropy"] += entropy.detach().sum().item() / n_tokens
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm).item()
-        return norm, {**totals, "tokens": float(n_tokens)}
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        bfloat16 = self.config.precision == "bfloat16"
-        return torch.autocast(self.policy.model.device.type, torch.bfloat16, enabled=bfloat16)
+                    totals[name] = totals.get(name, 0.0) + (value / count if share else 0.0)
+                totals["entropy"] += entropy.detach().sum().item() / n_tokens * share
+        return {**self.backend.total(totals), "tokens": float(n_tokens)}
 
     @torch.no_grad()
-    def _baseline(self, batches: Sequence[Batch]) -> float:
-        """Mean over the rows of the step of the log-ratio of policy to reference."""
-        total, rows = 0.0, 0
+    def _baseline(self, mine: Sequence[Batch], spare: Sequence[Batch]) -> float:
+        """Sum over the rows of the step of the log-ratio of policy to reference."""
+        total = 0.0
+        for place, batch in enumerate(self._on_device([*mine, *spare])):
+            logprobs, _ = self.backend.forward(batch, self.config)
+            if place < len(mine):
+                total += ((logprobs - batch.ref_logprobs) * batch.mask).sum().item()
+        return self.backend.total({"baseline": total})["baseline"]
+
+    def _on_device(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         for batch in batches:
-            with self._autocast():
-                logprobs, _ = token_logprobs(self.policy.model, batch.input_ids, batch.mask, batch.packing)
-            total += ((logprobs - batch.ref_logprobs) * batch.mask).sum().item()
-            rows += len(batch.label)
-        return total / rows
+            yield batch.to(self.backend.device)
 
-    def state(self) -> dict[str, Any]:
-        """Everything that :meth:`restore` needs to go on as if nothing had happened."""
-        return {"done": self.done, "model": self.policy.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+    def save(self, path: Path, progress: dict[str, Any]) -> None:
+        """Write a checkpoint from which :meth:`load` goes on as if nothing had happened; ``progress`` is the caller's
+        part of it."""
+        self.backend.save(path, {**progress, "done": self.done})
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self.done = state["done"]
-        self.policy.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+    def load(self, path: Path) -> dict[str, Any] | None:
+        """Go back to the newest checkpoint that can be read, and return its ``progress``. If there is none, nothing is
+        changed, and None is returned."""
+        progress = self.backend.load(path)
+        if progress is not None:
+            self.done = progress["done"]
+        return progress

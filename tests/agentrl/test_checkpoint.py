@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import random_rows, small_policy
 
@@ -36,6 +36,7 @@ def test_the_newest_is_loaded_and_the_one_before_it_kept(tmp_path: Path) -> None
     assert loaded["done"] == 1
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_damaged_checkpoint_is_named_and_set_aside(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

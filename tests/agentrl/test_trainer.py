@@ -26,7 +26,7 @@ OBJECTIVES: list[Objective] = [SFT(), DPO(nll=0.3), KTO(), GRPO(entropy=0.1), DA
 def step_gradients(objective: Objective, micro_tokens: int) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     policy = small_policy()
     trainer = Trainer(policy, objective, OptimizerConfig(micro_tokens=micro_tokens, clip_norm=1e9), 1)
-    _, metrics = trainer.gradients(random_rows(8, pairs=isinstance(objective, DPO)))
+    metrics = trainer.gradients(random_rows(8, pairs=isinstance(objective, DPO)))
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}, metrics
 
 
@@ -122,7 +122,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_policy_and_the_rows(tmp_p
 
     def poison(metrics: dict[str, float]) -> None:
         if metrics["step"] == 2:
-            trainer.parameters[0].data[:] = float("inf")
+            trainer.backend.parameters[0].data[:] = float("inf")
 
     rows = random_rows(4)
     with pytest.raises(TrainingError, match=r"step 3: loss nan.*failed_step.parquet"):
@@ -164,7 +164,7 @@ def test_an_online_step_that_fails_leaves_its_rows(tmp_path: Path) -> None:
 
     policy = small_policy()
     trainer = Trainer(policy, GRPO(), OptimizerConfig(), 1)
-    trainer.parameters[0].data[:] = float("inf")
+    trainer.backend.parameters[0].data[:] = float("inf")
     context = SimpleNamespace(scratch=tmp_path, trajectory_id=str)
     loop = SimpleNamespace(step=lambda name: trainer.step(random_rows(3)))
     with pytest.raises(TrainingError, match=r"row-0.*failed_step.parquet"):

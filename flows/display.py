@@ -9,6 +9,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
+from rich.text import Text
 
 Metrics = Mapping[str, float | int | str | None]
 
@@ -92,13 +93,13 @@ class Live:
         self._began: dict[str, float] = {}
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeLeftColumn(),
-            TextColumn("{task.fields[metrics]}"),
+            TextColumn("{task.fields[metrics]}", markup=False),
             console=console,
             transient=True,
         )
@@ -131,7 +132,7 @@ class Live:
             if name in self._stages:
                 self._progress.remove_task(self._stages.pop(name))
             self._expected.pop(name, None)
-            mark = "[green]✓[/green]" if ok else "[red]✗[/red]"
+            mark = Text("✓", style="green") if ok else Text("✗", style="red")
             self._progress.console.print(mark, end=" ")
             self._progress.console.print(f"{name}  {text}", highlight=False, markup=False)
             if ok and self._all is not None:

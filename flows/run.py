@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
@@ -21,6 +21,7 @@ from datastore.places import LocalPlace
 from flows.display import display_for
 from flows.server import ServerError, serving, users_server
 from flows.session import Session
+from flows.terminal import console
 from pipelines.plan import Plan, Status, Step
 from schemas.manifest import Kind, Manifest
 
@@ -32,7 +33,7 @@ PATIENCE_S = 8.0
 
 def run_plan(plan: Plan, catalog: Catalog, *, jobs: int, prefect: bool, as_json: bool) -> int:
     """Run what is to run and say how it went. Returns the exit code: 0, 1 failed, 2 blocked, 130 Ctrl-C."""
-    out = Console(stderr=as_json, soft_wrap=True)
+    out = console(stderr=as_json)
     if problems := _problems(plan, prefect):
         for problem in problems:
             out.print(problem, markup=False, highlight=False)
@@ -158,10 +159,10 @@ def _report(session: Session, out: Console, cancelled: bool) -> None:
         )
         return
     if session.failure and not cancelled:
-        out.print(f"\n[red]stage {escape(session.failure.stage)} failed[/red]: {escape(session.failure.cause)}")
+        out.print(Text.assemble("\n", (f"stage {session.failure.stage} failed", "red"), f": {session.failure.cause}"))
         out.print(f"  log       {session.failure.log}", markup=False, highlight=False)
     elif cancelled:
-        out.print("\n[yellow]cancelled[/yellow]; nothing is half done")
+        out.print(Text.assemble("\n", ("cancelled", "yellow"), "; nothing is half done"))
     cached = [step.name for step in plan.having(Status.CACHED)] + ran
     out.print(f"  cached    {', '.join(cached) or 'nothing yet'}", markup=False, highlight=False)
     out.print(f"  left      {', '.join(left)}", markup=False, highlight=False)

@@ -1,13 +1,11 @@
 """``agentrl schedule``: deployments on the user's Prefect server, and what to do where there is none."""
 
-import json
 from typing import Any
 
-import typer
-from rich.console import Console
 from rich.table import Table
 
 from flows.server import prepare, users_server
+from flows.terminal import console, say, say_json
 from pipelines.plan import Plan
 
 VERBS = ("list", "pause", "resume", "delete")
@@ -19,7 +17,7 @@ then here: export PREFECT_API_URL=http://127.0.0.1:4200/api"""
 
 
 def _refuse(message: str) -> int:
-    typer.echo(message, err=True)
+    say(message, stderr=True)
     return 2
 
 
@@ -60,10 +58,10 @@ def create(plan: Plan, name: str, cron: str, timezone: str | None, pool: str | N
     except LookupError as error:
         return _refuse(f"error: {error.args[0]}")
     if as_json:
-        print(json.dumps({"name": full, "schedule": cron, "pool": pool}))
+        say_json({"name": full, "schedule": cron, "pool": pool})
     else:
-        print(f"{full} runs at {cron} ({timezone or 'UTC'}) in work pool {pool}")
-        print(f"a worker must run there: prefect worker start --pool {pool}")
+        say(f"{full} runs at {cron} ({timezone or 'UTC'}) in work pool {pool}")
+        say(f"a worker must run there: prefect worker start --pool {pool}")
     return 0
 
 
@@ -83,13 +81,13 @@ def manage(verb: str, name: str | None, as_json: bool) -> int:
     except LookupError as error:
         return _refuse(f"error: {error.args[0]}")
     done = {"pause": "paused", "resume": "resumed", "delete": "deleted"}[verb]
-    print(json.dumps({"name": name, "done": done}) if as_json else f"{name}: {done}")
+    say_json({"name": name, "done": done}) if as_json else say(f"{name}: {done}")
     return 0
 
 
 def _print_list(found: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found, indent=2, default=str))
+        say_json(found)
         return
     table = Table(box=None, pad_edge=False)
     for column in ("name", "schedule", "state", "pool", "store"):
@@ -97,4 +95,4 @@ def _print_list(found: list[dict[str, Any]], as_json: bool) -> None:
     for one in found:
         state = "paused" if one["paused"] else "active" if one["schedule"] else "on demand"
         table.add_row(one["name"], one["schedule"] or "", state, one["pool"] or "", one["parameters"].get("store", ""))
-    Console(soft_wrap=True).print(table if found else "no schedules")
+    console().print(table if found else "no schedules")

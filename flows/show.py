@@ -4,8 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from datastore.catalog import Catalog
 from flows.display import metrics_text, seconds
@@ -23,8 +23,8 @@ def print_plan(console: Console, plan: Plan) -> None:
     for column in ("stage", "uses", "status", "reason"):
         table.add_column(column, overflow="fold", no_wrap=column in ("stage", "uses"))
     for step in plan.steps.values():
-        status = f"[{COLOURS[step.status]}]{step.status}[/]"
-        table.add_row(escape(step.name), escape(step.node.stage.name), status, escape("; ".join(step.reasons)))
+        status = Text(str(step.status), style=COLOURS[step.status])
+        table.add_row(step.name, step.node.stage.name, status, "; ".join(step.reasons))
     console.print(table)
     counts = ", ".join(f"{len(plan.having(status))} {status}" for status in Status if plan.having(status))
     console.print(f"{plan.pipeline.name}: {counts}", markup=False, highlight=False)
@@ -38,7 +38,7 @@ def print_status(console: Console, plan: Plan, runs: list[Run]) -> None:
         state = "running" if step.name in working else "cached" if manifest else "out of date"
         since = local_time(manifest.created_at.isoformat()) if manifest else ""
         text = metrics_text(manifest.metrics) if manifest else "; ".join(step.reasons)
-        table.add_row(escape(step.name), state, since, seconds(manifest.duration_s) if manifest else "", escape(text))
+        table.add_row(step.name, state, since, seconds(manifest.duration_s) if manifest else "", text)
     console.print(table)
     if runs:
         console.print(f"last run: {runs[0]['run_id']}, {runs[0]['state']}", markup=False, highlight=False)
@@ -61,7 +61,7 @@ def print_runs(console: Console, runs: list[Run]) -> None:
         counts = ", ".join(f"{count} {status}" for status, count in run["stages"].items())
         took = seconds(run["duration_s"]) if run["duration_s"] is not None else ""
         started = local_time(run["started_at"])
-        table.add_row(run["run_id"], escape(run["pipeline"]), run["state"], started, took, counts)
+        table.add_row(run["run_id"], run["pipeline"], run["state"], started, took, counts)
     console.print(table if runs else "no runs in this store yet")
 
 
@@ -76,7 +76,7 @@ def print_run(console: Console, run: Run) -> None:
         if stage.get("cause"):
             parts.append(f"log: {stage['log']}")
         text = "\n".join(part for part in parts if part)
-        table.add_row(escape(name), stage["status"], took, stage["fingerprint"][:8], escape(text))
+        table.add_row(name, stage["status"], took, stage["fingerprint"][:8], text)
     console.print(table)
 
 
@@ -90,7 +90,7 @@ def print_artifact(console: Console, manifest: Manifest, catalog: Catalog) -> No
     for name, output in manifest.outputs.items():
         path = str(catalog.local(manifest, output.path))
         rows = "" if output.rows is None else str(output.rows)
-        table.add_row(name, output.kind, rows, output.digest[:8], escape(path))
+        table.add_row(name, output.kind, rows, output.digest[:8], path)
     console.print(table)
     if manifest.metrics:
         console.print(metrics_text(manifest.metrics), markup=False, highlight=False)
@@ -100,7 +100,7 @@ def print_diff(console: Console, a: Run, b: Run, found: dict[str, dict[str, Any]
     if not found:
         console.print(f"runs {a['run_id']} and {b['run_id']} have the same artifacts", highlight=False)
     for name, changes in found.items():
-        console.print(f"[bold]{escape(name)}[/bold]")
+        console.print(Text(name, style="bold"))
         lines = [f"only in {changes['only_in']}"] if "only_in" in changes else list(changes["ingredients"])
         for what in ("metrics", "rows"):
             for key, (before, after) in changes.get(what, {}).items():

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
-from ruamel.yaml import YAML
 
 from datastore.catalog import Catalog
+from pipelines import yaml_text
 from pipelines.library import resolve
 from pipelines.problems import did_you_mean
 from pipelines.stages.common import ModelConfig
@@ -144,9 +144,15 @@ def _changed(config: Any, settings: Sequence[str]) -> Any:
             document[keys[0]] = {}
         place = document
         for key in keys[:-1]:
-            place[key] = dict(place[key] or {})
+            inside = place.get(key) or {}
+            if not isinstance(inside, dict):
+                raise ReplayError(f"--set {path}: {key} holds a value, not a mapping")
+            place[key] = dict(inside)
             place = place[key]
-        place[keys[-1]] = YAML(typ="safe").load(text)
+        try:
+            place[keys[-1]] = yaml_text.plain(text)
+        except yaml_text.YamlError as error:
+            raise ReplayError(f"--set {path}: the value {error.message}") from None
     try:
         return _family(config).model_validate(document)
     except ValidationError as error:

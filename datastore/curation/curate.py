@@ -84,10 +84,11 @@ def curate(
     heldout: Sequence[str] = (),
     seed: int = 0,
     embedder: str = EMBEDDED,
+    version: int | None = None,
 ) -> Curated:
     """Narrow rows (default: the whole buffer) by rules. ``heldout`` holds prompts of held-out tasks, for
-    decontamination. Same buffer version, rules and seed, same selection. Every weight is 1."""
-    version = buffer.table().version()
+    decontamination. Same buffer version (None: the newest), rules and seed, same selection. Every weight is 1."""
+    version = buffer.table().version() if version is None else version
     rows = buffer.scan(version).select(SCALARS).sort("trajectory_id").collect()
     if ids is not None:
         rows = rows.filter(pl.col("trajectory_id").is_in(list(set(ids))))

@@ -2,13 +2,14 @@
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pipelines.printable import one_line
 from schemas.trajectory import Message, Role, Trajectory
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 COLORS = {Role.SYSTEM: "magenta", Role.USER: "cyan", Role.ASSISTANT: "green", Role.TOOL: "yellow"}
 CELL_WIDTH = 60
 STRIP_WIDTH = 72
+NARROW = 6
+"""Characters that a column has at least beside ids that fill the terminal."""
 
 
 def cell(value: Any) -> str:
@@ -28,7 +31,7 @@ def cell(value: Any) -> str:
     if hasattr(value, "isoformat"):
         return value.isoformat(sep=" ", timespec="seconds")
     text = json.dumps(value, default=str) if isinstance(value, (list, dict)) else str(value)
-    text = " ".join(text.split())
+    text = one_line(text)
     return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 1] + "…"
 
 
@@ -38,12 +41,21 @@ def print_rows(console: Console, rows: list[dict[str, Any]], title: str | None =
         console.print("no rows")
         return
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    needed = 0
     for name in rows[0]:
         number = all(isinstance(row[name], int | float | None) for row in rows)
-        table.add_column(name, justify="right" if number else "left", overflow="ellipsis", no_wrap=number)
+        width = max(len(one_line(str(row[name]))) for row in rows) if is_id(name) else None
+        needed += (width or NARROW) + 1
+        justify: Literal["left", "right"] = "right" if number else "left"
+        table.add_column(name, justify=justify, overflow="ellipsis", no_wrap=number or bool(width), min_width=width)
     for row in rows:
-        table.add_row(*(Text(cell(value)) for value in row.values()))
-    console.print(table)
+        table.add_row(*(Text(one_line(str(value)) if is_id(name) else cell(value)) for name, value in row.items()))
+    console.print(table, width=max(console.width, needed), crop=False)
+
+
+def is_id(column: str) -> bool:
+    """Whether a column holds ids, which people copy and which are therefore never cut."""
+    return column == "id" or column.endswith("_id") or column == "fingerprint"
 
 
 def print_frame(console: Console, frame: "pl.DataFrame", limit: int) -> None:

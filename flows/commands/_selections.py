@@ -1,98 +1,128 @@
-"""Selections on the command line: which rows a command works on, and publishing what it chose."""
+"""Selections on the command line: which rows a command works on, and publishing what it chose as a stage does."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.options import Rows
+
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from datastore.buffer import TrajectoryBuffer
+    from datastore.catalog import Catalog
     from datastore.curation.rules import Rules
+    from pipelines.execute import Outcome
+    from schemas.manifest import InputRecord, Manifest
 
 
-def selected(buffer: "TrajectoryBuffer", where: str | None, selection: str | None) -> list[str]:
+def selected(buffer: "TrajectoryBuffer", rows: Rows, version: int | None = None) -> list[str]:
     """Ids of a selection in its order, or of all rows sorted, as far as ``where`` holds."""
-    from datastore.errors import StoreError
+    from datastore.catalog import Catalog
+    from pipelines.execute import open_output
+    from pipelines.handles import Trajectories
+    from pipelines.stages.select import matching
 
-    rows = buffer.sql(f"select trajectory_id from trajectories{f' where {where}' if where else ''}")
-    ids = rows["trajectory_id"].sort().to_list()
-    if selection is None:
-        return ids
-    import polars as pl
+    ids = None
+    if rows.selection is not None:
+        catalog = Catalog(buffer.store)
+        handle = open_output(record_of(catalog, rows.selection), catalog, buffer)
+        assert isinstance(handle, Trajectories)
+        ids = handle.ids()
+    return matching(buffer, rows.where, version, ids)
+
+
+def record_of(catalog: "Catalog", text: str) -> "InputRecord":
+    """The selection that a tag, a stage's name or STAGE/FINGERPRINT stands for. Raises StoreError if it is none."""
+    from datastore.errors import StoreError
+    from pipelines.lineage import find_artifact
+    from schemas.manifest import InputRecord, Kind
+
+    try:
+        manifest = find_artifact(catalog, text)
+    except LookupError as error:
+        raise StoreError(f"--selection: {error.args[0]}") from None
+    outputs = [name for name, one in manifest.outputs.items() if one.kind is Kind.TRAJECTORIES]
+    if not outputs:
+        listed = ", ".join(f"{name} ({one.kind})" for name, one in manifest.outputs.items())
+        raise StoreError(f"--selection {text!r} has no trajectories among its outputs: {listed}")
+    return InputRecord(stage=manifest.ingredients.stage, output=outputs[0], fingerprint=manifest.fingerprint)
+
+
+def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Path) -> "Outcome":
+    """Run ``trajectories.select`` as a stage called ``name``, in this process: with its ingredients, a fingerprint, the
+    stage's lock and a manifest. What is published already is returned as it is; gc keeps what commands published.
+
+    Raises StoreError if the config or the name is wrong, and whatever the stage raises.
+    """
+    from pydantic import TypeAdapter, ValidationError
 
     from datastore.catalog import Catalog
-    from schemas.manifest import Kind
+    from datastore.errors import StoreError
+    from pipelines import library
+    from pipelines.code import CodeGraph
+    from pipelines.execute import job_of, perform
+    from pipelines.fingerprint import Fingerprinter, fingerprint
+    from pipelines.gc import BY_COMMAND
+    from pipelines.load import Node, Pipeline
+    from pipelines.plan import Plan, Selection, Status, Step
+    from schemas.pipeline import Execution
+    from schemas.pipeline import Name as StageName
 
-    stage, _, fingerprint = selection.partition("/")
-    catalog = Catalog(buffer.store)
-    found = [one for one in catalog.manifests(stage) if one.fingerprint.startswith(fingerprint)]
-    outputs = [one for one in found[0].outputs.values() if one.kind is Kind.TRAJECTORIES] if found else []
-    if not outputs:
-        raise StoreError(f"there is no selection {selection!r}; `agentrl status` lists the artifacts")
-    chosen = pl.read_parquet(catalog.local(found[0], outputs[0].path))["trajectory_id"].to_list()
-    allowed = set(ids)
-    return [one for one in chosen if one in allowed]
+    stage = library.resolve("trajectories.select")
+    try:
+        TypeAdapter(StageName).validate_python(name)
+        checked = stage.config.model_validate(config)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, one['loc'])) or f'--name {name!r}'}: {one['msg']}" for one in error.errors()]
+        raise StoreError("; ".join(lines)) from None
+    catalog = Catalog(rows.store)
+    node = Node(name, stage, checked, {}, seed, Execution())
+    records = {"trajectories": [record_of(catalog, rows.selection)]} if rows.selection else {}
+    ingredients = Fingerprinter(CodeGraph(())).ingredients(node, records)
+    digest = fingerprint(ingredients)
+    step = Step(node, digest, ingredients, Status.RUN)
+    plan = Plan(Pipeline("buffer", source, "", {name: node}, (), str(source)), rows.store, Selection(), {name: step})
+    return perform(job_of(step, plan, BY_COMMAND))
 
 
-def publish(
-    buffer: "TrajectoryBuffer",
-    name: str,
-    uses: str,
-    config: dict[str, Any],
-    seed: int,
-    ids: list[str],
-    weights: list[float],
-) -> str:
-    """Publish a selection as an artifact and give its fingerprint, which is of its content and of how it was made."""
-    import hashlib
-    from datetime import UTC, datetime
+def funnel_of(manifest: "Manifest", rows: Rows) -> list[dict[str, Any]]:
+    """The funnel of a published selection, a row per rule."""
+    return _output(manifest, rows, "funnel").to_pylist()
 
-    import pyarrow as pa
+
+def selection_of(manifest: "Manifest", rows: Rows) -> dict[str, list[Any]]:
+    """Ids and weights of a published selection."""
+    return _output(manifest, rows, "trajectories").to_pydict()
+
+
+def _output(manifest: "Manifest", rows: Rows, output: str) -> "pa.Table":
     import pyarrow.parquet as pq
 
+    from datastore.buffer import TrajectoryBuffer
     from datastore.catalog import Catalog
-    from datastore.digest import digest
-    from pipelines.handles import SELECTION_SCHEMA
-    from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
+    from pipelines.execute import open_output
+    from schemas.manifest import InputRecord
 
-    catalog = Catalog(buffer.store)
-    version = buffer.version
-    content = json.dumps([name, uses, config, seed, version, ids, weights], sort_keys=True, default=str)
-    fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-    folder = catalog.staging(name, fingerprint)
-    table = pa.table({"trajectory_id": ids, "weight": weights}, schema=SELECTION_SCHEMA)
-    pq.write_table(table, folder / "trajectories.parquet", compression="zstd")
-    path = folder / "trajectories.parquet"
-    output = OutputRecord(kind=Kind.TRAJECTORIES, path=path.name, rows=len(ids), digest=digest(path))
-    ingredients = Ingredients(
-        scheme=1, stage=name, uses=uses, uses_version="1", config=config, seed=seed, inputs={}, code={}
-    )
-    manifest = Manifest(
-        fingerprint=fingerprint,
-        ingredients=ingredients,
-        outputs={"trajectories": output},
-        run_id="command",
-        created_at=datetime.now(UTC),
-        duration_s=0.0,
-        buffer_version=version,
-    )
-    catalog.publish(manifest, folder)
-    return fingerprint
+    record = InputRecord(stage=manifest.ingredients.stage, output=output, fingerprint=manifest.fingerprint)
+    return pq.read_table(open_output(record, Catalog(rows.store), TrajectoryBuffer(rows.store)).path)
 
 
 def rules(path: Path) -> "Rules":
+    """The rules of a YAML file. Raises StoreError with all that is wrong with it."""
     from pydantic import ValidationError
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
 
     from datastore.curation.rules import Rules
     from datastore.errors import StoreError
+    from pipelines import yaml_text
 
     try:
-        content = YAML(typ="safe").load(path)
+        content, wrong = yaml_text.parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise StoreError(f"there is no rules file {path}") from None
-    except YAMLError as error:
-        raise StoreError(f"{path} is not YAML: {error}") from None
+    except (UnicodeDecodeError, yaml_text.YamlError) as error:
+        raise StoreError(f"{path} {error if isinstance(error, yaml_text.YamlError) else 'is not text'}") from None
+    if wrong:
+        raise StoreError(f"{path} does not hold rules:\n" + "\n".join(f"  line {one.line}: {one}" for one in wrong))
     try:
         return Rules.model_validate({"rules": content} if isinstance(content, list) else content)
     except ValidationError as error:

@@ -1,50 +1,46 @@
 """Say what is wrong with a run's rollouts and training, with evidence, threshold and remedy."""
 
-import json
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+from flows.commands._common import FAILED, open_catalog
+from flows.commands.artifacts import looked_up
+from flows.options import Json, Run, Store, command
+from flows.terminal import console, say_json
 
-BAD_INPUT = 2
-SICK = 1
+app = typer.Typer()
 
 
-@app.command()
+@command(app)
 def doctor(
-    run: Annotated[str, typer.Argument(help="A run: its id, the beginning of it, or last")] = "last",
-    store: Annotated[str, typer.Option(envvar="AGENTRL_STORE", help="Folder or s3://bucket/prefix")] = "store",
+    run: Run = "last",
+    store: Store = "store",
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Load models above 2 GiB, or on S3, too: log-probs are computed again")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Say what is wrong with a run's rollouts and training. Exit code 1 where something is."""
-    from datastore.catalog import Catalog
+    """Say what is wrong with a run's rollouts and training. Exit code 1 if something is."""
     from pipelines.diagnose import diagnose
     from pipelines.runs import find_run
 
-    try:
-        record = find_run(Catalog(store), run)
-    except LookupError as error:
-        typer.echo(f"error: {error.args[0]}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
+    with looked_up():
+        record = find_run(open_catalog(store), run)
     found = diagnose(store, record, recompute)
     sick = any(found.values())
     if as_json:
         stages = {name: [vars(finding) for finding in findings] for name, findings in found.items()}
-        typer.echo(json.dumps({"run_id": record["run_id"], "healthy": not sick, "stages": stages}, indent=2))
-        raise typer.Exit(SICK if sick else 0)
-    from rich.console import Console
-
-    console = Console(soft_wrap=True)
+        say_json({"run_id": record["run_id"], "healthy": not sick, "stages": stages})
+        raise typer.Exit(FAILED if sick else 0)
+    out = console()
     for name, findings in found.items():
         for finding in findings:
-            console.print(f"[bold]{name}[/]: [red]{finding.name}[/]")
-            console.print(f"  evidence   {finding.evidence}", markup=False)
-            console.print(f"  threshold  {finding.threshold}", markup=False)
-            console.print(f"  remedy     {finding.remedy}", markup=False)
+            out.print(Text.assemble((name, "bold"), ": ", (finding.name, "red")))
+            out.print(f"  evidence   {finding.evidence}")
+            out.print(f"  threshold  {finding.threshold}")
+            out.print(f"  remedy     {finding.remedy}")
     if not sick:
-        console.print(f"run {record['run_id']}: {len(found)} stages looked at, nothing found")
-    raise typer.Exit(SICK if sick else 0)
+        out.print(f"run {record['run_id']}: {len(found)} stages looked at, nothing found")
+    raise typer.Exit(FAILED if sick else 0)

@@ -1,6 +1,6 @@
 """The stage that chooses what to train on, by rules."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pydantic import Field
@@ -8,6 +8,9 @@ from pydantic import Field
 from datastore.curation.rules import Rule
 from pipelines.handles import Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
+
+if TYPE_CHECKING:
+    from datastore.curation.curate import Level
 
 FUNNEL_SCHEMA = pa.schema(
     [
@@ -17,6 +20,19 @@ FUNNEL_SCHEMA = pa.schema(
         pa.field("dropped_examples", pa.list_(pa.string()), nullable=False),
     ]
 )
+
+
+def funnel_table(funnel: "list[Level]") -> pa.Table:
+    levels = [
+        {
+            "rule": level.rule,
+            "before": level.before,
+            "after": level.after,
+            "dropped_examples": [example["trajectory_id"] for example in level.examples],
+        }
+        for level in funnel
+    ]
+    return pa.Table.from_pylist(levels, schema=FUNNEL_SCHEMA)
 
 
 class Curation(NamedTuple):
@@ -43,18 +59,7 @@ def curate(
     result = apply(
         context.buffer, config.rules, ids=given, heldout=prompts, seed=context.seed, embedder=config.embedder
     )
-    levels = [
-        {
-            "rule": level.rule,
-            "before": level.before,
-            "after": level.after,
-            "dropped_examples": [example["trajectory_id"] for example in level.examples],
-        }
-        for level in result.funnel
-    ]
     context.metrics.update(before=len(given), after=len(result.ids))
     chosen = given if config.dry_run else result.ids
     weights = [1.0] * len(given) if config.dry_run else result.weights
-    return Curation(
-        context.select(chosen, weights), context.table(pa.Table.from_pylist(levels, schema=FUNNEL_SCHEMA), "funnel")
-    )
+    return Curation(context.select(chosen, weights), context.table(funnel_table(result.funnel), "funnel"))

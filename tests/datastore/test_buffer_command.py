@@ -7,8 +7,9 @@ from store_rows import FP, Make
 from typer.testing import CliRunner
 
 from datastore import TrajectoryBuffer
+from datastore.catalog import Catalog
 from datastore.errors import StoreError
-from flows.commands.buffer import app
+from flows.cli import app
 
 runner = CliRunner()
 
@@ -24,7 +25,7 @@ def filled(tmp_path: Path, make: Make) -> str:
 
 
 def ask(*arguments: str) -> str:
-    result = runner.invoke(app, list(arguments), env={"COLUMNS": "120"})
+    result = runner.invoke(app, ["buffer", *arguments], env={"COLUMNS": "120"})
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -106,7 +107,7 @@ def test_curate_export_and_import(filled: str, tmp_path: Path) -> None:
     other = str(tmp_path / "other")
     assert "2 rows appended" in ask("import", str(out), "-f", "verifiers", "--store", other)
     assert "already" in ask("import", str(out), "-f", "verifiers", "--store", other)
-    with pytest.raises(StoreError, match="no selection 'nope'"):
+    with pytest.raises(StoreError, match="no artifact or tag 'nope'"):
         ask("export", str(out), "-f", "verifiers", "--selection", "nope", "--store", filled)
 
 
@@ -139,12 +140,34 @@ def test_upkeep(filled: str) -> None:
     assert json.loads(ask("migrate", "--store", filled, "--json"))[0]["rows"] == 0
     for file in (Path(filled) / "trajectories").glob("*.parquet"):
         file.unlink()
-    result = runner.invoke(app, ["check", "--store", filled])
+    result = runner.invoke(app, ["buffer", "check", "--store", filled])
     assert result.exit_code == 1
     assert "missing" in result.output
     assert "0 findings" not in result.output
-    assert "1 files taken out" in runner.invoke(app, ["check", "--drop", "--store", filled]).output
+    assert "1 files taken out" in runner.invoke(app, ["buffer", "check", "--drop", "--store", filled]).output
 
 
 def test_quarantine(filled: str) -> None:
     assert "no rows" in ask("quarantine", "--store", filled)
+
+
+def test_a_published_selection_is_a_stage_run(filled: str, tmp_path: Path) -> None:
+    """Same version, config and seed: the same artifact. Everything that a stage run has, it has."""
+    arguments = ("sample", "3", "--where", "success", "--seed", "4", "--store", filled, "--json")
+    first, again = json.loads(ask(*arguments)), json.loads(ask(*arguments))
+    assert first == again
+    assert len(first["ids"]) == 3
+    [manifest] = Catalog(filled).manifests("sampled")
+    ingredients = manifest.ingredients
+    assert (ingredients.uses, ingredients.seed) == ("trajectories.select", 4)
+    assert ingredients.config["where"] == "success"
+    assert ingredients.config["version"] == manifest.buffer_version
+    assert any("sampling" in name for name in ingredients.code)
+    narrowed = json.loads(ask("sample", "2", "--selection", "sampled", "--name", "fewer", "--store", filled, "--json"))
+    assert set(narrowed["ids"]) < set(first["ids"])
+    [below] = Catalog(filled).manifests("fewer")
+    assert below.ingredients.inputs["trajectories"][0].fingerprint == manifest.fingerprint
+    with pytest.raises(StoreError, match="reads files"):
+        ask("sample", "1", "--where", "reward in (select a from read_csv('x'))", "--store", filled)
+    with pytest.raises(StoreError, match="--name"):
+        ask("sample", "1", "--name", "../up", "--store", filled)

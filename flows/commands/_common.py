@@ -1,0 +1,85 @@
+"""What commands share: loading a pipeline, opening a store, and ending with an exit code.
+
+Exit codes: 0 done; 1 the work failed, or a check found something; 2 what was asked cannot be done; 130 Ctrl-C.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from flows.options import Choice, Source
+from flows.terminal import say, say_json
+
+if TYPE_CHECKING:
+    from datastore.buffer import TrajectoryBuffer
+    from datastore.catalog import Catalog
+    from pipelines.load import Pipeline
+    from pipelines.plan import Plan
+    from pipelines.problems import SpecError
+
+FAILED = 1
+BAD_INPUT = 2
+CANCELLED = 130
+
+
+def fail(message: str, code: int = BAD_INPUT) -> typer.Exit:
+    """Print a message for the user on the standard error; raise what is returned."""
+    say(message, stderr=True)
+    return typer.Exit(code)
+
+
+def load_pipeline(source: Source, as_json: bool = False) -> "Pipeline":
+    """The pipeline, or exit code 2 with all its problems."""
+    from pipelines.load import load
+    from pipelines.problems import SpecError
+
+    try:
+        return load(source.file, profile=source.profile, settings=source.settings or ())
+    except SpecError as error:
+        raise bad_pipeline(error, as_json) from None
+
+
+def bad_pipeline(error: "SpecError", as_json: bool) -> typer.Exit:
+    if as_json:
+        say_json({"ok": False, "problems": [problem.to_json() for problem in error.problems]})
+        return typer.Exit(BAD_INPUT)
+    count = len(error.problems)
+    first = "error: " + (str(error) if count == 1 else f"{count} problems, nothing was run")
+    return fail("\n".join([first, *(f"  {problem}" for problem in error.problems if count > 1)]))
+
+
+def planned(source: Source, store: str, choice: Choice, as_json: bool) -> "tuple[Plan, Catalog]":
+    from pipelines.plan import Selection as Stages
+    from pipelines.plan import make_plan
+    from pipelines.problems import SpecError
+
+    pipeline = load_pipeline(source, as_json)
+    catalog = open_catalog(store)
+    stages = Stages(tuple(choice.only or ()), tuple(choice.first or ()), tuple(choice.until or ()), choice.force)
+    try:
+        return make_plan(pipeline, catalog, store, stages), catalog
+    except SpecError as error:
+        raise bad_pipeline(error, as_json) from None
+
+
+def open_catalog(store: str) -> "Catalog":
+    from datastore.catalog import Catalog
+
+    return Catalog(store)
+
+
+def open_buffer(store: str) -> "TrajectoryBuffer":
+    from datastore.buffer import TrajectoryBuffer
+
+    return TrajectoryBuffer(store)
+
+
+def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Rows as a table, or as JSON."""
+    if as_json:
+        say_json(rows)
+        return
+    from flows.commands import _render
+    from flows.terminal import console
+
+    _render.print_rows(console(), rows)

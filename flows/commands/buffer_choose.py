@@ -1,0 +1,159 @@
+"""Commands that choose rows of the buffer: search, index, experience, curate, sample."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.commands._common import fail, open_buffer, print_rows
+from flows.options import Best, DryRun, Embedder, Json, Name, Rows, Seed, Store, Where, command
+from flows.terminal import say, say_json
+
+if TYPE_CHECKING:
+    from datastore.curation.rules import Rules
+
+app = typer.Typer()
+
+
+@command(app)
+def search(
+    text: Annotated[str, typer.Argument(help="What the task is about")],
+    store: Store = "store",
+    k: Best = 5,
+    where: Where = None,
+    method: Annotated[str, typer.Option(help="dense, lexical or hybrid")] = "hybrid",
+    diverse: Annotated[float | None, typer.Option(min=0, max=1, help="MMR: 1 is relevance alone")] = None,
+    per_task: Annotated[int | None, typer.Option(min=1, help="At most this many rows of one task")] = None,
+    embedder: Embedder = "embedded",
+    as_json: Json = False,
+) -> None:
+    """Find the trajectories whose tasks are nearest to a text."""
+    if method not in ("dense", "lexical", "hybrid"):
+        raise fail(f"error: --method {method!r}: allowed are dense, lexical, hybrid")
+    options = {"where": where, "method": method, "diverse": diverse, "per_task": per_task}
+    found = open_buffer(store).search(text, k, embedder=embedder, **options)
+    columns = found.columns if as_json else ["trajectory_id", "score", "success", "reward", "n_steps", "prompt"]
+    print_rows(found.select(columns).to_dicts(), as_json)
+
+
+@command(app)
+def index(
+    store: Store = "store",
+    embedder: Embedder = "embedded",
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Start over, with a newly fitted default embedder")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Bring the search index up to date: only prompts that are new are embedded."""
+    from dataclasses import asdict
+
+    from datastore.retrieval.index import SearchIndex
+
+    state = asdict(SearchIndex(open_buffer(store), embedder).refresh(rebuild))
+    print_rows([state], as_json)
+
+
+@command(app)
+def experience(
+    prompt: Annotated[str, typer.Argument(help="The task to find demonstrations for")],
+    store: Store = "store",
+    k: Best = 3,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Budget, estimated at four characters a token")] = 1024,
+    embedder: Embedder = "embedded",
+    as_json: Json = False,
+) -> None:
+    """Turn the best matching successful runs into demonstrations, never from held-out splits."""
+    found = open_buffer(store).experience(prompt, k=k, max_tokens=max_tokens, embedder=embedder)
+    if as_json:
+        say_json([{"trajectory_id": one.trajectory_id, "tokens": one.tokens, "text": one.text} for one in found])
+        return
+    for one in found:
+        say(f"--- {one.trajectory_id}, about {one.tokens} tokens\n{one.text}\n")
+    if not found:
+        say("no successful run of another task of the train split fits")
+
+
+@command(app)
+def curate(
+    file: Annotated[Path, typer.Argument(help="A YAML file with rules; see docs/buffer.md")],
+    rows: Rows,
+    dry_run: DryRun = False,
+    name: Name = "curated",
+    as_json: Json = False,
+) -> None:
+    """Narrow trajectories by rules to a selection, and print the funnel."""
+    from flows.commands._selections import funnel_of, publish, rules
+
+    chosen = rules(file)
+    fingerprint = None
+    if dry_run:
+        count, funnel = _tried(rows, chosen)
+    else:
+        config = {
+            "version": newest(rows.store),
+            "where": rows.where,
+            **chosen.model_dump(mode="json", exclude={"seed"}),
+        }
+        manifest = publish(rows, name, config, chosen.seed, file).manifest
+        fingerprint, count = manifest.fingerprint, manifest.outputs["trajectories"].rows or 0
+        funnel = funnel_of(manifest, rows)
+    if as_json:
+        say_json({"rows": count, "fingerprint": fingerprint, "funnel": funnel})
+        return
+    print_rows([{key: level[key] for key in ("rule", "before", "after")} for level in funnel], as_json)
+    for level in funnel:
+        for line in _dropped(rows.store, level["dropped_examples"]):
+            say(f"  {level['rule'].split()[0]} dropped {line}")
+    where_to = f"selection {name}/{fingerprint[:8]}" if fingerprint else "a dry run, nothing was published"
+    say(f"{count} rows; {where_to}")
+
+
+def newest(store: str) -> int:
+    """Version of the buffer's table. Raises StoreError if there is none."""
+    return open_buffer(store).table().version()
+
+
+def _tried(rows: Rows, chosen: "Rules") -> tuple[int, list[dict[str, Any]]]:
+    """How many rows rules would leave, and the funnel."""
+    from datastore.curation.curate import curate as apply
+    from flows.commands._selections import selected
+    from pipelines.stages.curate import funnel_table
+
+    buffer = open_buffer(rows.store)
+    ids = selected(buffer, rows)
+    result = apply(buffer, chosen.rules, ids=ids, seed=chosen.seed, embedder=chosen.embedder)
+    return len(result.ids), funnel_table(result.funnel).to_pylist()
+
+
+def _dropped(store: str, ids: list[str]) -> list[str]:
+    columns = ["trajectory_id", "reward", "prompt"]
+    found = open_buffer(store).read(ids, columns).to_pylist()
+    return [f"{row['trajectory_id']} (reward {_number(row['reward'])}): {row['prompt'][:60]}" for row in found]
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"
+
+
+@command(app)
+def sample(
+    n: Annotated[int, typer.Argument(min=1, help="Rows to draw")],
+    rows: Rows,
+    strategy: Annotated[
+        str, typer.Option(help="uniform, success_first, prioritized, recency, diversity, curriculum")
+    ] = "uniform",
+    seed: Seed = 0,
+    name: Name = "sampled",
+    as_json: Json = False,
+) -> None:
+    """Draw training rows into a selection."""
+    from flows.commands._selections import publish, selection_of
+
+    config = {"version": newest(rows.store), "where": rows.where, "draw": {"strategy": strategy, "n": n}}
+    manifest = publish(rows, name, config, seed, Path()).manifest
+    if as_json:
+        drawn = selection_of(manifest, rows)
+        say_json({"fingerprint": manifest.fingerprint, "ids": drawn["trajectory_id"], "weights": drawn["weight"]})
+    else:
+        say(f"{manifest.outputs['trajectories'].rows} rows; selection {name}/{manifest.fingerprint[:8]}")

@@ -1,0 +1,119 @@
+"""Commands on pipeline files: run, plan, validate, status, schedule, and what the library holds."""
+
+from typing import Annotated
+
+import typer
+
+from flows.commands._common import fail, load_pipeline, planned
+from flows.options import Choice, Json, Profile, Settings, Source, Store, command
+from flows.terminal import console, say, say_json
+
+app = typer.Typer()
+
+
+@command(app)
+def run(
+    source: Source,
+    choice: Choice,
+    store: Store = "store",
+    jobs: Annotated[int, typer.Option(min=1, help="Stages that may run at once")] = 1,
+    prefect: Annotated[bool, typer.Option("--prefect/--no-prefect", help="Without: no retries, limits, slots")] = True,
+    as_json: Json = False,
+) -> None:
+    """Run what is not cached. With nothing to do it says so and starts nothing."""
+    plan, catalog = planned(source, store, choice, as_json)
+    from flows.run import run_plan
+
+    raise typer.Exit(run_plan(plan, catalog, jobs=jobs, prefect=prefect, as_json=as_json))
+
+
+@command(app)
+def plan(source: Source, choice: Choice, store: Store = "store", as_json: Json = False) -> None:
+    """Say what a run would do, stage by stage, and why."""
+    made, _ = planned(source, store, choice, as_json)
+    if as_json:
+        say_json(made.to_json())
+        return
+    from flows.show import print_plan
+
+    print_plan(console(), made)
+
+
+@command(app)
+def validate(source: Source, as_json: Json = False) -> None:
+    """Check a pipeline file and report every problem with its line."""
+    pipeline = load_pipeline(source, as_json)
+    if as_json:
+        say_json({"ok": True, "problems": [], "pipeline": pipeline.name, "stages": list(pipeline.nodes)})
+    else:
+        say(f"{pipeline.path}: pipeline {pipeline.name} is valid, {len(pipeline.nodes)} stages")
+
+
+@command(app)
+def status(source: Source, store: Store = "store", as_json: Json = False) -> None:
+    """Say where a pipeline stands: what is cached since when, what is at work now, how its last run ended."""
+    made, catalog = planned(source, store, Choice(), as_json)
+    from flows.show import print_status
+    from pipelines.runs import all_runs
+
+    runs = [run for run in all_runs(catalog) if run["pipeline"] == made.pipeline.name]
+    if as_json:
+        say_json({**made.to_json(), "runs": runs[:5]})
+    else:
+        print_status(console(), made, runs)
+
+
+@command(app)
+def schedule(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file or name; or list, pause, resume, delete")],
+    name: Annotated[str | None, typer.Argument(help="Of a schedule: PIPELINE or PIPELINE/NAME")] = None,
+    cron: Annotated[str | None, typer.Option(help='When, e.g. "0 2 * * *"')] = None,
+    timezone: Annotated[str | None, typer.Option(help="Of the schedule, e.g. Europe/Berlin; default UTC")] = None,
+    pool: Annotated[str | None, typer.Option(help="Work pool; default: agentrl, created as a process pool")] = None,
+    store: Store = "store",
+    profile: Profile = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Run a pipeline on a schedule: FILE --cron "0 2 * * *"; or list, pause, resume, delete NAME."""
+    from flows import schedules
+
+    if file in schedules.VERBS:
+        raise typer.Exit(schedules.manage(file, name, as_json))
+    if not cron:
+        raise fail('error: say when, e.g. --cron "0 2 * * *"')
+    made, _ = planned(Source(file, profile, settings), store, Choice(), as_json)
+    raise typer.Exit(schedules.create(made, name or profile or "default", cron, timezone, pool, as_json))
+
+
+@command(app)
+def schema(
+    what: Annotated[str, typer.Argument(help="pipeline, task, trajectory, pair or manifest, or a stage: train.sft")],
+    as_json: Json = False,
+) -> None:
+    """Print a JSON Schema, for editors and other programs; it is JSON with and without --json."""
+    from flows.show import json_schema
+
+    try:
+        say_json(json_schema(what))
+    except LookupError as error:
+        raise fail(f"error: {error.args[0]}") from None
+
+
+@command(app)
+def stages(
+    name: Annotated[str | None, typer.Argument(help="A stage: of the library (train.sft), or module:function")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the stages of the library; with a name: its inputs, outputs, config and an example."""
+    from flows.stages import described, listed, print_described, print_listed
+
+    if name is None:
+        found = listed()
+        say_json(found) if as_json else print_listed(console(), found)
+        return
+    try:
+        one = described(name)
+    except LookupError as error:
+        raise fail(f"error: {error.args[0]}") from None
+    say_json(one) if as_json else print_described(console(), one)

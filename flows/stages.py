@@ -1,0 +1,130 @@
+"""The library of stages, described: what each reads, makes and takes, with an example."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipelines import library
+from pipelines.document import LIBRARY, library_names, parse
+from pipelines.problems import SpecError
+from pipelines.stage import Stage
+
+
+def listed() -> list[dict[str, Any]]:
+    """Every stage of the library: name, what it reads and makes, its first sentence."""
+    return [
+        {"stage": one.name, "inputs": _inputs(one), "outputs": _outputs(one), "about": _about(one).partition(". ")[0]}
+        for _, one in sorted(library.builtin_stages().items())
+    ]
+
+
+def described(name: str) -> dict[str, Any]:
+    """One stage with its config fields and an example. Raises LookupError if there is none of that name."""
+    stage = library.resolve(name)
+    schema = stage.config.model_json_schema(by_alias=True)
+    required = schema.get("required", [])
+    fields = [
+        {
+            "field": field,
+            "type": _type(value),
+            "default": "required" if field in required else value.get("default"),
+            "about": value.get("description", ""),
+        }
+        for field, value in schema.get("properties", {}).items()
+    ]
+    return {
+        "stage": stage.name,
+        "version": stage.version,
+        "about": _about(stage),
+        "inputs": _inputs(stage),
+        "outputs": _outputs(stage),
+        "config": fields,
+        "example": example(stage, name),
+    }
+
+
+def example(stage: Stage, uses: str) -> dict[str, Any]:
+    """An entry of a pipeline file: from the library's if one uses the stage, else the least that it needs."""
+    for pipeline in library_names():
+        path = LIBRARY / f"{pipeline}.yaml"
+        try:
+            entries = parse(path.read_text(encoding="utf-8"), path).value.get("stages", {})
+        except SpecError:
+            continue
+        found = [{name: entry} for name, entry in entries.items() if entry.get("uses") == uses]
+        if found:
+            return found[0]
+    inputs = {name: f"A_STAGE_THAT_MAKES_{one.kind.upper()}" for name, one in stage.inputs.items() if one.required}
+    required = stage.config.model_json_schema(by_alias=True).get("required", [])
+    entry = {"uses": uses, "inputs": inputs, "with": dict.fromkeys(required, "...")}
+    return {stage.name.rpartition(".")[2].replace(".", "_"): {key: value for key, value in entry.items() if value}}
+
+
+def _inputs(stage: Stage) -> dict[str, str]:
+    return {
+        name: str(one.kind) + (", several" if one.many else "") + ("" if one.required else ", may be left out")
+        for name, one in stage.inputs.items()
+    }
+
+
+def _outputs(stage: Stage) -> dict[str, str]:
+    return {name: str(kind) for name, kind in stage.outputs.items()}
+
+
+def _about(stage: Stage) -> str:
+    return " ".join((stage.function.__doc__ or "").replace("``", "`").split())
+
+
+def _type(value: dict[str, Any]) -> str:
+    """The type of a field of a JSON Schema, in a few words."""
+    if "anyOf" in value or "oneOf" in value:
+        return " or ".join(dict.fromkeys(_type(one) for one in value.get("anyOf") or value["oneOf"]))
+    if "enum" in value or "const" in value:
+        return ", ".join(map(str, value.get("enum") or [value["const"]]))
+    if "$ref" in value:
+        return str(value["$ref"]).rpartition("/")[2]
+    if value.get("type") == "array":
+        return f"list of {_type(value.get('items', {}))}"
+    return str(value.get("type", "anything"))
+
+
+def print_listed(console: Console, found: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("stage", "reads", "makes", "about"):
+        table.add_column(column, overflow="fold", no_wrap=column == "stage")
+    for one in found:
+        table.add_row(one["stage"], ", ".join(one["inputs"]), ", ".join(one["outputs"]), one["about"])
+    console.print(table)
+
+
+def print_described(console: Console, one: dict[str, Any]) -> None:
+    console.print(Text(f"{one['stage']}, version {one['version']}", style="bold"))
+    console.print(f"{one['about']}\n")
+    for title in ("inputs", "outputs"):
+        console.print(title)
+        for name, what in one[title].items():
+            console.print(f"  {name}: {what}")
+        if not one[title]:
+            console.print("  none")
+    table = Table(box=None, pad_edge=False, title="config (with)", title_justify="left", title_style="")
+    for column in ("field", "type", "default", "about"):
+        table.add_column(column, overflow="fold")
+    for field in one["config"]:
+        table.add_row(f"  {field['field']}", field["type"], str(field["default"]), field["about"])
+    console.print(table)
+    console.print(f"example\n{_yaml(one['example'])}")
+
+
+def _yaml(value: Any) -> str:
+    import io
+
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = None
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    out = io.StringIO()
+    yaml.dump({"stages": value}, out)
+    return out.getvalue()

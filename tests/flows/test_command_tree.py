@@ -1,0 +1,122 @@
+"""The command as a tree: every command has --json, every option is declared once, errors are one line and a code."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from flows import cli
+
+ROOT = Path(__file__).parents[2]
+
+
+def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in (group or typer.main.get_command(cli.app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield path + name, command
+
+
+def test_every_command_has_json_and_a_help_of_one_sentence_or_more() -> None:
+    found = dict(commands())
+    assert len(found) > 30
+    for name, command in found.items():
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert "--json" in options, name
+        assert command.help, name
+
+
+def test_every_option_that_several_commands_share_is_declared_once() -> None:
+    """Two commands that declare an option of one name each on their own come to differ, sooner or later."""
+    seen: dict[str, tuple[str, Any]] = {}
+    for name, command in commands():
+        for parameter in command.params:
+            if parameter.param_type_name != "option" or parameter.name == "help":
+                continue
+            described = (parameter.help, sorted(parameter.opts), parameter.envvar)
+            first, expected = seen.setdefault(parameter.opts[0], (name, described))
+            assert described == expected, f"{parameter.opts[0]} of {name} and of {first}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nonsense"], 2, "No such command"),
+        (["plan"], 2, "Missing argument"),
+        (["plan", "quickstart", "--nonsense"], 2, "No such option: --nonsense; see `agentrl plan --help`"),
+        (["plan", "quickstart", "--store", ""], 2, "is empty; give a folder or s3://bucket/prefix"),
+        (["plan", "quickstart", "--store", " "], 2, "is empty"),
+        (["runs", "--limit", "0"], 2, "greater than or equal to 1"),
+        (["buffer", "stats"], 2, "there is no trajectory buffer at"),
+        (["buffer", "show", "\x1b[31mred"], 2, "there is no trajectory buffer at"),
+        (["show", "\x1b]0;x\x07"], 2, r"\x1b]0;x\x07"),
+        (["validate", "\x9b31m.yaml"], 2, r"\x9b31m.yaml"),
+        (["buffer", "import", "nothing.jsonl", "-f", "atif"], 2, "there is nothing to import at nothing.jsonl"),
+    ],
+)
+def test_errors_are_one_line_without_control_characters(
+    arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.call(arguments) == code
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "\x1b" not in shown.err
+    assert "Traceback" not in shown.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("at", ["", "x", "-1", "9" * 30, "9" * 5000, "9999-12-31", "0001-01-01", "٣", "1e3", "\x1b[2J"])
+def test_any_at_is_a_version_a_time_or_refused(at: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in (["stats"], ["query", "select 1"], ["diff"]):
+        given = [*command, at] if command == ["diff"] else [*command, "--at", at]
+        assert cli.call(["buffer", *given]) == 2
+        assert "\x1b" not in capsys.readouterr().err
+
+
+def test_output_survives_an_encoding_that_lacks_its_characters(tmp_path: Path) -> None:
+    code = "import sys, flows.cli; sys.argv = ['agentrl', 'validate', 'h\\u00f6h\\U0001f600.yaml']; flows.cli.main()"
+    env = {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 2
+    assert r"h\xf6h\U0001f600.yaml" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m flows.cli schema pipeline | head -1"
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=env, cwd=tmp_path, check=False)
+    assert done.stdout == "{\n"
+    assert "Traceback" not in done.stderr
+
+
+def test_stages_lists_the_library_with_an_example_each(capsys: Any) -> None:
+    from pipelines.library import builtin_stages
+    from schemas.pipeline import StageSpec
+
+    assert cli.call(["stages", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [one["stage"] for one in listed] == sorted(builtin_stages())
+    assert all(one["about"] for one in listed)
+    for name, stage in builtin_stages().items():
+        assert cli.call(["stages", name, "--json"]) == 0
+        one = json.loads(capsys.readouterr().out)
+        assert list(one["inputs"]) == list(stage.inputs)
+        assert list(one["outputs"]) == list(stage.outputs)
+        assert [field["field"] for field in one["config"]] == list(stage.config.model_fields)
+        [entry] = one["example"].values()
+        assert StageSpec.model_validate(entry).uses == name
+        assert cli.call(["stages", name]) == 0
+        assert f"uses: {name}" in capsys.readouterr().out
+    assert cli.call(["stages", "train.stf"]) == 2
+    assert "did you mean 'train.sft'" in capsys.readouterr().err

@@ -26,6 +26,7 @@ class Garbage:
     folders: list[Path] = field(default_factory=list)
     kept: int = 0
     damaged: list[str] = field(default_factory=list)
+    at_work: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -46,10 +47,10 @@ def find_garbage(catalog: Catalog, keep_runs: int) -> Garbage:
     at_work = [run for run in runs if run["state"] == "running"]
     manifests = {(one.ingredients.stage, one.fingerprint): one for one in catalog.all()}
     keep = _needed(catalog, [*runs[:keep_runs], *at_work], manifests)
-    garbage = Garbage(damaged=catalog.damaged())
+    garbage = Garbage(damaged=catalog.damaged(), at_work=bool(at_work))
     garbage.artifacts = [] if garbage.damaged else [one for name, one in manifests.items() if name not in keep]
     garbage.kept = len(manifests) - len(garbage.artifacts)
-    garbage.attempts = list(leftovers.unnamed_attempts(catalog, at_work=bool(at_work)))
+    garbage.attempts = list(leftovers.unnamed_attempts(catalog, at_work=garbage.at_work))
     garbage.folders = leftovers.leftovers(catalog.place)
     if not garbage.damaged:
         garbage.folders += _old_scratch(catalog, keep)
@@ -117,5 +118,6 @@ def collect(catalog: Catalog, keep_runs: int) -> Garbage:
         for key in garbage.attempts:
             catalog.remove_attempt(key)
     leftovers.remove(garbage.folders)
-    owners.forget_dead(catalog.place.working_folder())
+    if not garbage.at_work and not garbage.damaged:  # else something of theirs may be left
+        owners.forget_dead(catalog.place.working_folder())
     return garbage

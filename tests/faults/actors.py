@@ -86,11 +86,9 @@ class Actor:
         self.diary.say("vacuumed", files=len(vacuum(self.buffer, retention_hours=0, dry_run=False)))
 
     def collect(self) -> None:
-        from pipelines.gc import collect, find_garbage
+        from pipelines.gc import collect
 
-        catalog = Catalog(self.store)
-        garbage = find_garbage(catalog, 1)
-        collect(catalog, garbage)
+        garbage = collect(Catalog(self.store), 1)
         self.diary.say("collected", artifacts=len(garbage.artifacts))
 
     def read(self) -> None:

@@ -97,12 +97,12 @@ def leftovers(store: str) -> Iterator[str]:
 
 def tidy(store: str) -> Iterable[str]:
     """Throw away what nothing needs."""
-    from pipelines.gc import collect, find_garbage
+    from pipelines.gc import collect
 
     upkeep.APPEND_GRACE = timedelta(0)  # nobody else is at work
     buffer, catalog = TrajectoryBuffer(store), Catalog(store)
     upkeep.compact(buffer)
-    collect(catalog, find_garbage(catalog, 0))
+    collect(catalog, 0)
     upkeep.vacuum(buffer, retention_hours=0, dry_run=False)
     return ()
 

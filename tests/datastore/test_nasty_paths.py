@@ -1,0 +1,62 @@
+"""Stores in folders with names that people have, and that URIs, globs and shells read otherwise."""
+
+from pathlib import Path
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+from catalog_worker import fill, manifest
+from store_rows import build
+
+from datastore import Catalog, TrajectoryBuffer
+from datastore.formats import export_file, import_file
+from datastore.upkeep import check, compact, vacuum
+from pipelines.gc import BY_COMMAND, collect
+
+NASTY = ["two words", "müßig", "🦊 fox", "it's", 'say "x"', "[a-z]*", "100%20sure", "a#b", "what?", "{x}", "a+b&c=d;e"]
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_everything_works_in_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    buffer, catalog = TrajectoryBuffer(folder / "store"), Catalog(folder / "store")
+    for shard in range(3):
+        buffer.append([build(2 * shard + one) for one in range(2)], stage="s", fingerprint="f", shard=shard)
+    ids = buffer.ids("f")
+    assert len(ids) == 6
+    assert buffer.scan().select(pl.len()).collect().item() == 6
+    assert buffer.scan(version=1).select(pl.len()).collect().item() == 2
+    assert buffer.sql("select count(*) as n from trajectories")["n"].item() == 6
+    assert buffer.get(ids[3]).trajectory_id == ids[3]
+    assert buffer.stats()["rows"] == 6
+    digest = buffer.digest(ids)
+    compact(buffer)
+    vacuum(buffer, retention_hours=0, dry_run=False)
+    assert check(buffer) == []
+    assert TrajectoryBuffer(folder / "store").digest(ids) == digest
+    assert pl.scan_delta(buffer.table()).select(pl.len()).collect().item() == 6
+
+    folder_of_attempt = fill(catalog, BY_COMMAND)
+    pq.write_table(buffer.read(ids, ["trajectory_id"]), folder_of_attempt / "data/rows.parquet")
+    published = catalog.publish(manifest(BY_COMMAND), folder_of_attempt)
+    assert pl.read_parquet(catalog.local(published, "data/rows.parquet"), glob=False).height == 6
+    (tmp_path / name / "store/runs").mkdir()
+    collect(catalog, keep_runs=0)
+    assert catalog.manifest("expert", "f1") == published
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+    assert [path.name for path in folder.iterdir()] == ["store"]
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_search_and_exports_work_in_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    buffer = TrajectoryBuffer(tmp_path / name / "store")
+    buffer.append([build(one, prompt=f"the fox jumps {one} times") for one in range(4)], stage="s", fingerprint="f")
+    assert buffer.search("fox", 2).height == 2
+    assert buffer.search("jumps", 2, where="n_tokens > 0").height == 2
+    for kind in ("openai-chat", "huggingface", "atif"):
+        out = tmp_path / name / kind
+        assert export_file(buffer, buffer.ids("f"), out, kind) == 4
+        back = TrajectoryBuffer(tmp_path / name / f"{kind}-back")
+        assert import_file(back, out, kind, stage="import").rows == 4

@@ -7,7 +7,6 @@ import difflib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from datastore.append import AppendResult, append, is_appended, transaction
+from datastore.delta_paths import data_files, scan_table
 from datastore.digest import TableHasher
 from datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError
 from datastore.ingest import BATCH_ROWS, OnError, Rows
@@ -116,17 +116,16 @@ class TrajectoryBuffer:
     def scan(self, version: int | datetime | None = None) -> "pl.LazyFrame":
         """All rows, lazily and in no promised order; only the columns that are asked for are read. Whole scalar columns
         stay in memory, up to half a gigabyte, for the next query."""
-        import polars as pl
 
         from datastore.scalars import ScalarColumns, scan
 
         with self._table.following() if version is None else nullcontext(self.table(version)) as table:
-            files, number, known = table.file_uris(), table.version(), schema_version(table)
+            files, number, known = data_files(self.place, FOLDER, table), table.version(), schema_version(table)
         if known < TRAJECTORY_VERSION:
-            return pl.scan_delta(self.table(number))
+            return scan_table(self.place, FOLDER, self.table(number))
         if self._scalars is None:
             self._scalars = ScalarColumns(self._table.options)
-        return scan(files, partial(self.table, number), self._scalars)
+        return scan(files, lambda: scan_table(self.place, FOLDER, self.table(number)), self._scalars)
 
     def sql(self, query: str, version: int | datetime | None = None, *, unsafe: bool = False) -> "pl.DataFrame":
         """Answer a query over the views ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect.

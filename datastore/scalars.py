@@ -6,16 +6,12 @@ queries are over scalars, and opening Parquet footers is most of their time.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import polars as pl
 from polars.io.plugins import register_io_source
 
 from datastore.writer import SCALARS
 from schemas.trajectory import TRAJECTORY_SCHEMA
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
 
 LIMIT_BYTES = 2**29
 """Columns stay in memory up to this total. When an eighth of it is left, queries over others stream from the files."""
@@ -77,12 +73,12 @@ class ScalarColumns:
     def _read(self, files: Sequence[str], names: Sequence[str]) -> pl.DataFrame:
         if not files or not names:
             return pl.DataFrame(schema={name: SCHEMA[name] for name in names})
-        return pl.scan_parquet(list(files), storage_options=self._options).select(names).collect()
+        return pl.scan_parquet(list(files), storage_options=self._options, glob=False).select(names).collect()
 
 
-def scan(files: Sequence[str], open_table: "Callable[[], DeltaTable]", scalars: ScalarColumns) -> pl.LazyFrame:
+def scan(files: Sequence[str], from_files: Callable[[], pl.LazyFrame], scalars: ScalarColumns) -> pl.LazyFrame:
     """All rows of a table version, lazily. Scalar columns come from ``scalars``; queries over others, and filters on
-    columns that are not in memory, go to the files, of which Delta's statistics skip what they can."""
+    columns that are not in memory, go to ``from_files``, of which Delta's statistics skip what they can."""
 
     def source(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
@@ -92,7 +88,7 @@ def scan(files: Sequence[str], open_table: "Callable[[], DeltaTable]", scalars: 
         frame = None
         if set(needed) <= set(SCALARS):
             frame = scalars.get(files, needed, read=predicate is None and n_rows is None)
-        rows = pl.scan_delta(open_table()) if frame is None else frame.lazy()
+        rows = from_files() if frame is None else frame.lazy()
         if predicate is not None:
             rows = rows.filter(predicate)
         rows = rows.select(names)

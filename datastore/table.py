@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from datastore.delta_paths import opened_as
 from datastore.errors import CorruptError, NewerSchemaError, NoBufferError, OlderSchemaError, StoreError
 from datastore.lease import hold
-from datastore.places import LocalPlace, S3Place, storage_options
+from datastore.places import LocalPlace, S3Place, make_folder, storage_options
 from datastore.writer import FOLDER, SCALARS
 from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION
 
@@ -43,7 +44,7 @@ class BufferTable:
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
         try:
-            table = DeltaTable(self.uri, storage_options=self.options)
+            table = DeltaTable(opened_as(self._place, FOLDER), storage_options=self.options)
         except TableNotFoundError:
             raise NoBufferError(self.uri) from None
         except DeltaError as error:
@@ -113,8 +114,10 @@ class BufferTable:
             try:
                 self.open()
             except NoBufferError:
+                if isinstance(self._place, LocalPlace):
+                    make_folder(self._place.root / FOLDER / "_delta_log")
                 DeltaTable.create(
-                    self.uri,
+                    opened_as(self._place, FOLDER),
                     TRAJECTORY_SCHEMA,
                     description="agentrl trajectory buffer",
                     configuration=PROPERTIES,

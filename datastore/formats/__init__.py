@@ -1,10 +1,13 @@
 """Formats of others, read and written. Each module's docstring is its mapping, and says what it cannot carry."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from datastore.errors import StoreError
 from datastore.formats import atif, chat, huggingface, sharegpt, swe_agent, tau2, trl, verifiers, verl
@@ -13,6 +16,14 @@ from schemas.trajectory import Trajectory, trajectory_id
 if TYPE_CHECKING:
     from datastore.buffer import AppendResult, TrajectoryBuffer
     from datastore.ingest import OnError
+
+_STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,79}")
+
+_NOT_THE_FORMAT = (
+    *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError),
+    pa.ArrowException,
+)
+"""What reading a file raises if it is of another format, or holds what no row can."""
 
 LINEAGE = {"stage": "", "fingerprint": "", "run_id": ""}
 """Filled in by the append: an imported row is the import's."""
@@ -69,24 +80,35 @@ def import_file(
     changes nothing. Rows get ids of this import; the source's own ids stay in ``episode_id`` and ``task_id``."""
     from datastore.digest import digest
 
+    named(name)
     if not path.exists():
         raise StoreError(f"there is nothing to import at {path}")
+    if not _STAGE.fullmatch(stage):
+        raise StoreError(f"--stage {stage!r} is no name of a stage: up to 80 letters, digits, _ and -, a letter first")
     content = f"{digest(path)}/{name}/{env}/{split}"
     fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     change = {key: value for key, value in (("env", env), ("split", split)) if value is not None}
 
     def rows() -> Iterator[Trajectory]:
-        try:
-            for number, row in enumerate(named(name).read(path)):
-                own = {"trajectory_id": trajectory_id(stage, fingerprint, number), **LINEAGE, **change}
-                yield row.model_copy(update=own)
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            if isinstance(error, StoreError):
-                raise
-            reason = f"lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-            raise StoreError(f"{path} does not look like {name}: {reason}; see docs/formats.md") from error
+        for number, row in enumerate(named(name).read(path)):
+            own = {"trajectory_id": trajectory_id(stage, fingerprint, number), **LINEAGE, **change}
+            yield row.model_copy(update=own)
 
-    return buffer.append(rows(), stage=stage, fingerprint=fingerprint, on_error=on_error)
+    try:
+        return buffer.append(rows(), stage=stage, fingerprint=fingerprint, on_error=on_error)
+    except StoreError:
+        raise
+    except (
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        ArithmeticError,
+        RecursionError,
+        pa.ArrowException,
+    ) as error:
+        reason = f"lacks {error}" if isinstance(error, KeyError) else (str(error).splitlines() or [""])[0][:300]
+        raise StoreError(f"{path} does not look like {name}: {reason}; see docs/formats.md") from error
 
 
 def export_file(buffer: "TrajectoryBuffer", ids: Sequence[str], path: Path, name: str) -> int:

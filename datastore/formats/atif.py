@@ -14,6 +14,7 @@ from typing import Any
 
 from datastore.formats.common import (
     carried,
+    file_name,
     finite,
     json_text,
     make_row,
@@ -37,7 +38,7 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
     count = 0
     for row in rows:
         document = json.dumps(_document(row), ensure_ascii=False, allow_nan=False, indent=2)
-        (path / f"{row.trajectory_id}.json").write_text(document)
+        (path / file_name(row.trajectory_id, ".json")).write_text(document, encoding="utf-8")
         count += 1
     return count
 

@@ -1,12 +1,15 @@
 """What the formats share: messages as others spell them, and rows from messages."""
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from datastore.errors import StoreError
+from schemas.json_text import MAX_DEPTH, depth, loads
 from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 CARRIED = (
@@ -24,11 +27,11 @@ def carried(row: Trajectory) -> dict[str, Any]:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Objects of a JSON Lines file. Raises with the line number."""
-    with path.open() as file:
+    with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    value = json.loads(line)
+                    value = loads(line)
                 except ValueError as error:
                     raise StoreError(f"{path}:{number} is not JSON: {error}") from None
                 if not isinstance(value, dict):
@@ -38,7 +41,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_document(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        value = loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise StoreError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -48,11 +51,22 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> int:
     count = 0
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         for line in lines:
             file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
             count += 1
     return count
+
+
+def file_name(identity: str, suffix: str) -> str:
+    """A file's name from an id, which is anybody's text: never a path, never hidden, never longer than 120 bytes.
+
+    An id of letters, digits, ``.``, ``_`` and ``-`` stays as it is; others get a digest, so that no two are one file.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", identity)[:80].lstrip(".-") or "row"
+    if name != identity or re.search(r"-[0-9a-f]{16}$", name):  # what looks like one of ours must not be another's
+        name = f"{name}-{hashlib.blake2b(identity.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
+    return f"{name}{suffix}"
 
 
 def text_of(content: Any) -> str:
@@ -70,8 +84,10 @@ def json_text(value: Any) -> str:
     """Arguments and tools as JSON text: text that is JSON stays as it is, byte for byte."""
     if isinstance(value, str):
         try:
-            json.loads(value)
-        except ValueError:
+            loads(value)
+        except ValueError as error:
+            if depth(value) > MAX_DEPTH:
+                raise StoreError(f"JSON {error!s}") from None
             return json.dumps(value, ensure_ascii=False)
         return value
     return json.dumps(value, ensure_ascii=False)

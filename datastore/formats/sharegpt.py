@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from datastore.formats.common import json_text, make_row, read_lines, write_lines
+from schemas.json_text import loads
 from schemas.trajectory import Message, Role, ToolCall, Trajectory
 
 
@@ -51,7 +52,7 @@ def read(path: Path) -> Iterator[Trajectory]:
         for turn in line["conversations"]:
             kind, value = turn["from"], turn["value"]
             if kind == "function_call":
-                calls = json.loads(value)
+                calls = loads(value)
                 pending = [
                     ToolCall(id=f"call_{len(messages)}_{i}", name=one["name"], arguments=json_text(one["arguments"]))
                     for i, one in enumerate(calls if isinstance(calls, list) else [calls])

@@ -17,6 +17,7 @@ from typing import Any
 from datastore.errors import StoreError
 from datastore.formats.common import (
     carried,
+    file_name,
     from_chat,
     json_text,
     make_row,
@@ -109,7 +110,8 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
                 "agentrl_tools": row.tools,
             },
         }
-        (path / f"{row.trajectory_id}.traj").write_text(json.dumps(document, indent=2, ensure_ascii=False))
+        text = json.dumps(document, indent=2, ensure_ascii=False)
+        (path / file_name(row.trajectory_id, ".traj")).write_text(text, encoding="utf-8")
         count += 1
     return count
 

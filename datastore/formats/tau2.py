@@ -104,7 +104,7 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
         "tasks": list(tasks.values()),
         "simulations": simulations,
     }
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False))
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False), encoding="utf-8")
     return len(simulations)
 
 

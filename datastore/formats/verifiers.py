@@ -28,6 +28,7 @@ from datastore.formats.common import (
     to_chat,
     write_lines,
 )
+from schemas.json_text import loads
 from schemas.trajectory import Message, RewardComponent, Role, Termination, Trajectory
 
 _STOPS = {"max_turns_reached": "max_steps", "prompt_too_long": "max_tokens", "has_error": "env_error"}
@@ -100,7 +101,7 @@ def read(path: Path) -> Iterator[Trajectory]:
     for line in read_lines(path):
         messages = from_chat(_chat(line.get("prompt"), "user") + _chat(line.get("completion"), "assistant"))
         info = line.get("info") or {}
-        info = json.loads(info) if isinstance(info, str) else info
+        info = loads(info) if isinstance(info, str) else info
         extra = dict(info.get("agentrl") or {})
         tools = extra.pop("tools", None) or json_text(line.get("tool_defs") or [])
         example = line.get("example_id", number)

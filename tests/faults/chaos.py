@@ -92,7 +92,7 @@ class Troupe:
         if pid not in self.paused and send(pid, what):
             self.counts[what.name] += 1
             if what is signal.SIGSTOP:
-                self.paused[pid] = time.monotonic() + self.random.choice([0.3, 1, 3, 8])
+                self.paused[pid] = time.monotonic() + self.random.choice([0.3, 1, 2, 6])
 
     def resume(self) -> None:
         """Let those go on whose pause is over."""

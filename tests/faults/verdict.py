@@ -104,12 +104,13 @@ def leftovers(store: str) -> Iterator[str]:
 
 def tidy(store: str) -> Iterable[str]:
     """Throw away what nothing needs."""
+    from datastore import leftovers
     from pipelines.gc import collect
 
-    upkeep.APPEND_GRACE = timedelta(0)  # nobody else is at work
-    buffer, catalog = TrajectoryBuffer(store), Catalog(store)
+    upkeep.APPEND_GRACE = leftovers.GRACE = timedelta(0)  # nobody else is at work
+    buffer = TrajectoryBuffer(store)
     upkeep.compact(buffer)
-    collect(catalog, 0)
+    collect(Catalog(store), 0)
     upkeep.vacuum(buffer, retention_hours=0, dry_run=False)
     return ()
 

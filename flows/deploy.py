@@ -21,8 +21,9 @@ from prefect.states import Cancelling
 from datastore.catalog import Catalog
 from datastore.places import is_remote
 from flows.display import Lines
-from flows.flow import ensure_slots, run_stages
+from flows.flow import run_stages
 from flows.session import Session
+from flows.slots import Slots
 from pipelines.execute import Outcome
 from pipelines.load import load
 from pipelines.plan import Plan, Selection, Status, Step, make_plan
@@ -57,10 +58,9 @@ def run_pipeline(
     if not plan.to_run:
         log.info("everything is up to date, %d stages cached", len(plan.having(Status.CACHED)))
         return
-    session = Session(plan, catalog, Lines(log.info))
+    session = Session(plan, catalog, Lines(log.info), engine="prefect", engine_reason="a deployment of its server")
     with session.recorded():
-        ensure_slots(session, reset=False)
-        run_stages(session, jobs, pool)
+        run_stages(session, jobs, Slots(session, own_server=False), pool)
 
 
 # deployments

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 OnProgress = Callable[[str, int, int | None, Mapping[str, float | int | str]], None]
 """Called with the stage's name, what is done, the total or None, and metrics."""
 
+OnWait = Callable[[str, str], None]
+"""Called with the stage's name and for whom it waits; the empty text once it does not."""
+
 POLL_S = 0.1
 PROGRESS_S = 0.1
 
@@ -112,6 +115,7 @@ class Workers:
     """The workers of one run. Thread-safe; as many stages run at once as threads call :meth:`run`."""
 
     on_progress: OnProgress
+    on_wait: OnWait = lambda stage, text: None
     _idle: list[_Process] = field(default_factory=list)
     _busy: dict[str, _Running] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -142,6 +146,8 @@ class Workers:
                 kind, value = "died", None
             if kind == "progress":
                 self.on_progress(stage, *value)
+            elif kind == "waits":
+                self.on_wait(stage, value)
             running.said.put((kind, value))
 
     def run(
@@ -190,9 +196,16 @@ class Workers:
         with self._lock:
             processes = [*self._idle, *(running.process for running in self._busy.values())]
             self._idle.clear()
-        for process in processes:
-            with contextlib.suppress(OSError):
-                end(process.popen)
+        ends = [threading.Thread(target=end, args=(process.popen,)) for process in processes]
+        for thread in ends:
+            thread.start()
+        for thread in ends:
+            thread.join()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether any stage runs now."""
+        return bool(self._busy)
 
 
 def _death(code: int) -> str:
@@ -231,6 +244,9 @@ def main() -> None:
         last = time.monotonic()
         connection.send_bytes(pickle.dumps(("progress", (done, total, metrics))))
 
+    def waits(text: str) -> None:
+        connection.send_bytes(pickle.dumps(("waits", text)))
+
     while True:
         try:
             log, folders, packed = pickle.loads(connection.recv_bytes())
@@ -241,7 +257,7 @@ def main() -> None:
         library.search_in(folders)
         result: Outcome | str
         try:
-            result = execute.perform(pickle.loads(packed), progress)
+            result = execute.perform(pickle.loads(packed), progress, waits)
         except Exception as error:
             result = _one_line(error)
             with contextlib.suppress(OSError):  # the disk may be full, which is what there is to say then

@@ -29,7 +29,7 @@ from schemas.manifest import Kind, Manifest
 
 OK, FAILED, BLOCKED, CANCELLED = 0, 1, 2, 130
 
-PATIENCE_S, PATIENCE_IDLE_S = 8.0, 1.5
+PATIENCE_S, PATIENCE_IDLE_S = 8.0, 0.5
 """Seconds that a cancelled run has to end by itself, if a stage is at work and if none is."""
 
 
@@ -153,11 +153,11 @@ def _run(session: Session, jobs: int, prefect: bool) -> None:
     first = session.plan.to_run[0]
     if not first.node.execution.concurrency and not first.node.execution.pool:
         session.begin(first.name)  # it works while Prefect starts
-    with serving(prefect_home(session.catalog)) as server:
+    with serving(prefect_home(session.catalog), session.log("_prefect")) as server:
         from flows.flow import run_with_prefect
 
         if server:
-            server.wait()
+            server.wait(session.display.note)
         run_with_prefect(session, jobs, own_server=server is not None)
 
 

@@ -33,6 +33,7 @@ OnWait = Callable[[str, str], None]
 """Called with the stage's name and for whom it waits; the empty text once it does not."""
 
 POLL_S = 0.1
+GRACE_S = 2.0
 PROGRESS_S = 0.1
 
 
@@ -194,9 +195,10 @@ class Workers:
     def close(self) -> None:
         """End all workers, also those in the middle of a stage."""
         with self._lock:
-            processes = [*self._idle, *(running.process for running in self._busy.values())]
+            idle, busy = list(self._idle), [running.process for running in self._busy.values()]
             self._idle.clear()
-        ends = [threading.Thread(target=end, args=(process.popen,)) for process in processes]
+        ends = [threading.Thread(target=end, args=(one.popen, GRACE_S)) for one in busy]
+        ends += [threading.Thread(target=end, args=(one.popen, 0.0)) for one in idle]  # there is nothing to finish
         for thread in ends:
             thread.start()
         for thread in ends:

@@ -207,6 +207,37 @@ def test_the_prefect_database_may_be_deleted_between_runs(project: Project) -> N
     assert "1 stages ran, 2 were cached" in output
 
 
+def test_simultaneous_first_runs_on_a_fresh_store_take_turns_to_start_prefect(project: Project) -> None:
+    for number in range(6):
+        project.write(
+            PIPELINE.replace("name: toy", f"name: toy{number}").replace("n: 5", f"n: {number}"), f"{number}.yaml"
+        )
+    runs = [start("run", f"{number}.yaml", "--prefect") for number in range(6)]
+    outputs = [process.communicate(timeout=400)[0] for process in runs]
+    assert [process.returncode for process in runs] == [0] * 6, outputs
+    assert any("waits for another run that starts Prefect on this store" in output for output in outputs)
+    assert all("3 stages ran" in output for output in outputs)
+    database = sqlite3.connect(project.folder / "store" / "prefect" / "prefect.db")
+    assert database.execute("select count(*) from flow_run where state_type = 'COMPLETED'").fetchone() == (6,)
+
+
+@pytest.mark.parametrize("name", ["a b ü 🦊 \"q\" 's' [x] {y} %20 #h ?q=1 & $HOME ;", "%(here)s 100%"])
+def test_a_folder_of_any_name_holds_pipeline_and_store(
+    project: Project, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write(PIPELINE)
+    folder = project.folder / name
+    folder.mkdir()
+    for item in (project.folder / project.package, project.folder / "pipeline.yaml"):
+        item.rename(folder / item.name)
+    monkeypatch.chdir(folder)
+    code, output = agentrl("run", "pipeline.yaml", "--prefect")
+    assert code == 0, output
+    assert "3 stages ran, 0 were cached" in output
+    assert (folder / "store" / "prefect" / "prefect.db").is_file()
+    assert "everything is up to date" in agentrl("run", "pipeline.yaml", "--prefect")[1]
+
+
 def test_two_runs_at_once_share_a_store(project: Project) -> None:
     project.write(PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: 2}}"))
     both = [start("run", "pipeline.yaml", "--prefect", "--json") for _ in range(2)]

@@ -17,6 +17,7 @@ from flows.display import Display, seconds
 from pipelines.execute import Job, Outcome, job_of
 from pipelines.plan import Plan, Status, Step
 from pipelines.runs import HEARTBEAT_S, this_process
+from pipelines.secrets import redacted
 from pipelines.worker import StageError, Workers
 from schemas.manifest import Manifest
 
@@ -206,7 +207,7 @@ class Session:
         return outcome
 
     def _failed(self, name: str, error: BaseException, took: float, tries_left: int) -> None:
-        cause = error.cause if isinstance(error, StageError) else type(error).__name__
+        cause = redacted(error.cause) if isinstance(error, StageError) else type(error).__name__
         status = "cancelled" if self.stopping.is_set() else "failed"
         tries = self.record["stages"][name].get("failed_tries", 0) + 1
         self._stage(name, status=status, cause=cause, failed_tries=tries, duration_s=round(took, 3))

@@ -32,6 +32,7 @@ from pipelines.fingerprint import outside_fields
 from pipelines.handles import HANDLES, Handle, Trajectories
 from pipelines.plan import Plan, Step
 from pipelines.runs import all_runs, at_work_on, whom
+from pipelines.secrets import redacted
 from pipelines.stage import Context, Progress, Stage, no_progress
 from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
 
@@ -195,7 +196,7 @@ def _run(
         created_at=datetime.now(UTC),
         duration_s=round(duration, 3),
         buffer_version=buffer.version,
-        metrics=context.metrics,
+        metrics={k: redacted(v) if isinstance(v, str) else v for k, v in context.metrics.items()},
         environment=_environment(job.config),
     )
 

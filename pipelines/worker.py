@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.processes import descendants, end, split_off_guard
+from pipelines.secrets import RedactedStream, redacted
 
 if TYPE_CHECKING:
     from pipelines.execute import Job, Outcome
@@ -234,6 +235,7 @@ def main() -> None:
         os.set_inheritable(descriptor, False)
     split_off_guard(alive, (jobs, replies))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` is heard
+    sys.stdout, sys.stderr = RedactedStream(1), RedactedStream(2)
     connection = _TwoPipes(jobs, replies)
     from pipelines import execute, library
 
@@ -270,7 +272,7 @@ def main() -> None:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = redacted(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from datastore.catalog import Catalog
-from pipelines.gc import needed
+from pipelines.gc import find_garbage
 from pipelines.runs import all_runs, this_process
 
 MINUTE = 60
@@ -52,11 +52,11 @@ def test_a_pid_that_another_process_has_now_does_not_keep_a_run_alive(tmp_path: 
 
 
 @pytest.mark.parametrize("elsewhere", [{"host": "another"}, {"pid_namespace": "pid:[1]"}])
-def test_a_silent_run_of_another_machine_is_gone_and_keeps_no_artifact(
-    tmp_path: Path, elsewhere: dict[str, str]
-) -> None:
+def test_a_silent_run_of_another_machine_is_gone_and_keeps_nothing(tmp_path: Path, elsewhere: dict[str, str]) -> None:
     catalog = Catalog(tmp_path)
+    checkpoints = catalog.scratch("a", "f" * 32)
     write(catalog, "1-silent", age_s=2 * MINUTE, **elsewhere)
+    assert find_garbage(catalog, 0).folders == []
     assert states(catalog) == {"1-silent": "running"}  # perhaps our clock is two minutes fast
     write(catalog, "2-beats", age_s=5, **elsewhere)  # by the store's clock the other one is silent
     assert states(catalog) == {"1-silent": "killed", "2-beats": "running"}
@@ -64,7 +64,7 @@ def test_a_silent_run_of_another_machine_is_gone_and_keeps_no_artifact(
     write(catalog, "1-silent", age_s=20 * MINUTE, **elsewhere)
     assert states(catalog) == {"1-silent": "killed", "2-beats": "killed"}
     assert "has not written the record since" in all_runs(catalog)[0]["gone"]
-    assert needed(catalog, 0) == set()
+    assert find_garbage(catalog, 0).folders == [checkpoints]
 
 
 def test_a_record_of_an_earlier_version_without_start_and_namespace(tmp_path: Path) -> None:

@@ -175,18 +175,20 @@ def test_prefect_runs_only_where_something_needs_it(project: Project) -> None:
 
 def test_a_run_that_waits_for_another_says_for_whom(project: Project) -> None:
     project.write(PIPELINE)
-    slow = start("--set", "stages.c.with.sleep=8")
+    slow = start("--set", "stages.c.with.sleep=60")
     assert slow.stdout
     while "c: started" not in slow.stdout.readline():
         pass
-    waits = start("--set", "stages.c.with.sleep=8")
-    output = waits.communicate(timeout=60)[0]
-    slow.communicate(timeout=60)
-    assert waits.returncode == 0
-    [line] = [line for line in output.splitlines() if "waits for run" in line]
-    assert f"(host {socket.gethostname()}, pid {slow.pid}), at work since" in line
-    assert line.endswith(f"or end it there: kill {slow.pid}")
-    assert "made by another run meanwhile" in output
+    waits = start("--set", "stages.c.with.sleep=60")
+    assert waits.stdout
+    lines = [""]
+    while "waits for run" not in lines[-1] and waits.poll() is None:
+        lines.append(waits.stdout.readline().rstrip())
+    for process in (waits, slow):
+        process.terminate()
+        process.communicate(timeout=60)
+    assert f"(host {socket.gethostname()}, pid {slow.pid}), at work since" in lines[-1], lines
+    assert lines[-1].endswith(f"or end it there: kill {slow.pid}")
 
 
 def test_a_stage_with_two_inputs_waits_for_both_and_others_run_beside_it(project: Project) -> None:

@@ -251,10 +251,8 @@ SLOTTED = PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: %s}, execution: {
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_waits_for_a_slot_says_for_whom_and_ends_within_two_seconds(
-    project: Project, number: signal.Signals
-) -> None:
-    project.write(SLOTTED % 60)
+def test_a_run_that_waits_for_a_slot_says_for_whom_and_ends_at_once(project: Project, number: signal.Signals) -> None:
+    project.write(SLOTTED % 600)
     first = start("run", "pipeline.yaml")
     try:
         wait_for(first, "c: started")
@@ -269,7 +267,7 @@ def test_a_run_that_waits_for_a_slot_says_for_whom_and_ends_within_two_seconds(
         began = time.monotonic()
         second.send_signal(number)
         output = second.communicate(timeout=30)[0]
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 5.0  # 1 s on an idle machine; it was 8 s and more
         assert second.returncode == 130
         assert "cancelled; nothing is half done" in output
         assert "Traceback" not in output

@@ -13,7 +13,7 @@ from store_rows import FP, build
 
 from datastore import Catalog, TrajectoryBuffer
 from datastore.errors import OlderSchemaError
-from datastore.upkeep import check, compact, drop_unreadable, migrate, vacuum
+from datastore.upkeep import check, compact, migrate, repair, vacuum
 from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
 from schemas.trajectory import TRAJECTORY_VERSION
 
@@ -112,8 +112,8 @@ def test_damaged_files_are_found_and_their_shards_can_be_appended_again(tmp_path
     assert "check --drop" in findings[0].advice
     assert findings[-1].kind == "manifest"
     assert "20 rows" in findings[-1].advice
-    dropped = drop_unreadable(buffer)
-    assert dropped.files == [victim.name]
+    dropped = repair(buffer, drop=True)
+    assert dropped.dropped == [victim.name]
     assert len(dropped.shards) == 1
     shard = int(dropped.shards[0].split("/")[1])
     assert not buffer.has(FP, shard)

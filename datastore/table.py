@@ -5,7 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +68,9 @@ class BufferTable:
         except TableNotFoundError:
             raise NoBufferError(self.uri) from None
         except DeltaError as error:
-            if not mended and mend(self.place):
-                return self._open(mended=True)
+            with suppress(OSError):  # a store that cannot be written to
+                if not mended and mend(self.place):
+                    return self._open(mended=True)
             raise CorruptError(f"the log of the buffer at {self.uri}", str(error)) from None
         # delta-rs takes an empty commit for one that does nothing
         if not mended and isinstance(self.place, LocalPlace) and is_torn(self.place, table.version()):

@@ -24,7 +24,10 @@ from schemas.trajectory import TRAJECTORY_VERSION
 if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
 
-_REPAIR = "restore it from a backup, or let `agentrl buffer check --repair` look for its rows in old files"
+_REPAIR = (
+    "restore it from a backup; else `agentrl buffer check --repair` looks for its rows in old files, and "
+    "`agentrl buffer check --drop` gives up what is not there"
+)
 
 
 @dataclass(frozen=True)

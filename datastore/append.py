@@ -49,7 +49,7 @@ def append(
         checked_files = known.follow(table)
     with FileWriter(place) as files:
         label = f"{lineage['stage']}-{lineage['fingerprint'][:8]}-{shard}"
-        checked = Ingest(rows, lineage, on_error, place, label, files.id, known)
+        checked = Ingest(rows, lineage, on_error, place, label, known)
         try:
             adds = files.write(checked.batches())
         except Exception as error:

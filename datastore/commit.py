@@ -77,7 +77,7 @@ def _create(place: LocalPlace | S3Place, version: int, body: bytes, files: FileW
             files.committed = None
         try:
             # False also if the answer to a put was lost, and the client has put it twice
-            outcome = place.create(key, body) or place.read(key) == body
+            outcome = place.put_if(key, body, None) is not None or place.read(key) == body
         except BaseException as error:
             outcome = _settle(place, key, body)
             if outcome and isinstance(error, Exception):
@@ -97,14 +97,14 @@ def _settle(place: LocalPlace | S3Place, key: str, body: bytes) -> bool:
     try:
         found = place.read(key)
         if found is None and not isinstance(place, LocalPlace):
-            return place.create(key, body) or place.read(key) == body
+            return place.put_if(key, body, None) is not None or place.read(key) == body
+        if found == body and isinstance(place, LocalPlace):
+            sync_folder((place.root / key).parent)
     except Exception as error:
         raise StoreError(
             f"nobody knows whether {place.uri}/{key} was committed, since the store does not answer ({error}); its "
             "files are kept. Do it again: what is in the table already is not done twice"
         ) from error
-    if found == body and isinstance(place, LocalPlace):
-        sync_folder((place.root / key).parent)
     return found == body
 
 

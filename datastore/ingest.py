@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from datastore.errors import InvalidRowsError, StoreError
+from datastore.owners import mark
 from datastore.places import Place
 from datastore.uniqueness import KnownIds
 from datastore.validation import LENIENT_SCHEMA, BadField, conform, strict, validate
@@ -34,10 +35,9 @@ class Ingest:
         on_error: OnError,
         place: Place,
         name: str,
-        writer: str,
         known: KnownIds,
     ) -> None:
-        """``writer``: id of the append, in the names of its files. ``known``: the ids that are in the table already."""
+        """``known``: the ids that are in the table already."""
         self.source = source
         self.fill = fill
         self.rows = 0
@@ -47,7 +47,7 @@ class Ingest:
         self._set_aside: set[str] = set()
         self._known = known
         self._read = 0
-        self._quarantine = Quarantine(place, name, writer) if on_error == "quarantine" else None
+        self._quarantine = Quarantine(place, name) if on_error == "quarantine" else None
 
     @property
     def ids(self) -> set[str]:
@@ -169,10 +169,9 @@ def as_table(rows: list[Trajectory], first_row: int = 0) -> pa.Table:
 class Quarantine:
     """Bad rows and their reasons, as ``quarantine/<name>.parquet`` beside the table."""
 
-    def __init__(self, place: Place, name: str, writer: str) -> None:
+    def __init__(self, place: Place, name: str) -> None:
         self.key = f"quarantine/{name}.parquet"
         self._place = place
-        self._name = f"quarantine-{writer}.parquet"
         self._file: Path | None = None
         self._writer: pq.ParquetWriter | None = None
 
@@ -185,7 +184,7 @@ class Quarantine:
         if self._writer is None:
             folder = self._place.working_folder()
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = folder / self._name
+            self._file = folder / f"quarantine-{mark(folder)}.parquet"
             self._writer = pq.ParquetWriter(self._file, table.schema, compression="zstd")
         self._writer.write_table(table)
 

@@ -1,15 +1,14 @@
 """Marks of writers: a small object for as long as a writer's files lie in the table's folder and in no commit.
 
 A file's name carries its writer's id, so that ``vacuum`` leaves the files of a living writer alone, however old they
-are. A mark is renewed while its writer lives. A writer of this machine is dead if its process is; one of another
-machine, if its mark was not renewed for :data:`STALE`, by the clock of the store. No clock can be trusted with rows,
-so ``vacuum`` first commits that the writer is dead, and a commit of a writer that is dead by the log is refused.
+are. A writer of this machine is dead if its process is (:mod:`datastore.owners`). A writer of another machine renews
+its mark, and is dead if it did not for :data:`STALE`, by the clock of the store. That is a guess, and no guess may cost
+a row: ``vacuum`` first commits that the writer is dead, and a writer that is dead by the log can commit no more.
 """
 
 import json
 import os
 import re
-import socket
 import threading
 import uuid
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from datastore import owners
 from datastore.places import LocalPlace, S3Place
 
 FOLDER = "writers"
@@ -28,33 +28,16 @@ _WRITER = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 
 @dataclass(frozen=True)
 class Mark:
-    """A writer's mark, as found. ``host`` is None where it cannot be read."""
+    """A writer's mark, as found. ``owner``: the process it belongs to, empty if the mark cannot be read."""
 
     writer: str
     renewed: datetime
-    host: str | None = None
-    pid: int = 0
-    started: float = 0.0
+    owner: str
 
-    def alive(self, now: datetime) -> bool:
-        import psutil
-
-        if self.host != this_host():
-            return now - self.renewed < STALE
-        try:
-            return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
-        except psutil.Error:
-            return False
-
-
-def this_host() -> str:
-    """What two processes share if each can see whether the other is alive: host, boot and namespace of process ids."""
-    parts = [socket.gethostname()]
-    with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-    with suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(parts)
+    def alive(self, working: Path, now: datetime) -> bool:
+        """Whether the writer lives. ``working``: the place's working folder; ``now``: the place's time."""
+        state = owners.state(working, self.owner) if self.owner else owners.Owner.UNKNOWN
+        return now - self.renewed < STALE if state is owners.Owner.UNKNOWN else state is owners.Owner.ALIVE
 
 
 def new_writer() -> str:
@@ -104,16 +87,14 @@ class Marked:
                 self._write()
 
     def _write(self) -> None:
-        import psutil
-
-        body = {"host": this_host(), "pid": os.getpid(), "started": psutil.Process().create_time()}
-        data = json.dumps(body).encode()
+        working = self._place.working_folder()
+        data = json.dumps({"owner": owners.me(working)}).encode()
         if not isinstance(self._place, LocalPlace):
             self._place.write(key_of(self._writer), data)
             return
         path = self._place.root / key_of(self._writer)  # not made durable: after a power loss no writer lives
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
+        temporary = path.parent / f".{path.name}.{owners.mark(working)}.tmp"
         temporary.write_bytes(data)
         os.replace(temporary, path)
 
@@ -124,13 +105,11 @@ def marks(place: LocalPlace | S3Place) -> list[Mark]:
     for key, renewed in place.listing(FOLDER):
         writer = writer_of(key)
         data = place.read(key)
-        if writer is None or data is None:
-            continue
-        try:
-            body = json.loads(data)
-            found.append(Mark(writer, renewed, str(body["host"]), int(body["pid"]), float(body["started"])))
-        except (ValueError, TypeError, KeyError):
-            found.append(Mark(writer, renewed))
+        if writer is not None and data is not None:
+            try:
+                found.append(Mark(writer, renewed, str(json.loads(data)["owner"])))
+            except (ValueError, TypeError, KeyError):
+                found.append(Mark(writer, renewed, ""))
     return found
 
 

@@ -132,7 +132,7 @@ class BufferTable:
             metadata(str(uuid.uuid4()), {}),
             {"commitInfo": {"timestamp": _now(), "operation": "CREATE TABLE", "operationParameters": {}}},
         ]
-        self.place.create(commit_key(0), "\n".join(map(json.dumps, actions)).encode())
+        self.place.put_if(commit_key(0), "\n".join(map(json.dumps, actions)).encode(), None)
 
 
 def metadata(table_id: str, configuration: dict[str, Any]) -> Action:

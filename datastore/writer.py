@@ -7,6 +7,7 @@ so little of each that to start ZSTD costs more than to read it. A file becomes 
 
 import json
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from datastore.errors import StoreError
 from datastore.marks import Marked, new_writer
 from datastore.places import LocalPlace, S3Place
 from schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA
@@ -77,7 +79,10 @@ class FileWriter:
         self.committed: bool | None = False
 
     def __enter__(self) -> "FileWriter":
-        self._mark.set()
+        try:
+            self._mark.set()
+        except OSError as error:
+            raise StoreError(f"{self._place.uri} takes no files, nothing was written: {error}") from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,8 +93,10 @@ class FileWriter:
             if not self.committed:
                 for name in self.names:
                     self._place.delete(f"{FOLDER}/{name}")
-        finally:
             self._mark.clear()
+        except Exception as error:  # what was committed is, and no error may hide that
+            self._mark.stop()
+            warnings.warn(f"temporary files stay in {self._place.uri} until a vacuum: {error}", stacklevel=2)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> list[Action]:
         """Add actions of as many files as the rows need, in the order of their rows."""

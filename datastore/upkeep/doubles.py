@@ -35,7 +35,7 @@ def keep_once(buffer: "TrajectoryBuffer") -> tuple[int, int]:
     if not len(twice):
         return 0, 0
     with FileWriter(buffer.place, data_change=False) as files:
-        sieve = _Sieve(buffer, twice, Quarantine(buffer.place, f"doubled-{table.version()}", files.id))
+        sieve = _Sieve(buffer, twice, Quarantine(buffer.place, f"doubled-{table.version()}"))
         adds, gone = [], []
         try:
             for name in names:

@@ -14,8 +14,9 @@ from datastore import log
 from datastore.catalog import Catalog
 from datastore.commit import commit
 from datastore.errors import StoreError
+from datastore.leftovers import leftovers, remove
+from datastore.marks import FOLDER as MARKS
 from datastore.marks import Mark, clock, death, key_of, marks, writer_of
-from datastore.places import LocalPlace
 from datastore.upkeep.common import alone
 from datastore.writer import FOLDER
 
@@ -44,7 +45,6 @@ def vacuum(
     buffer.table()  # raises where there is none, before a lock or a mark is written
     with alone(buffer), clock(buffer.place) as now:
         stored = dict(stored_files(buffer))
-        leftovers = dict(_leftovers(buffer))
         living, dead = _writers(buffer, now)
         pinned = {one.buffer_version for one in Catalog(buffer.store).all() if one.buffer_version is not None}
         if dead and not dry_run:
@@ -65,14 +65,12 @@ def vacuum(
             return writer_of(name) not in living and modified < now - max(GRACE, retention)
 
         gone = {f"{FOLDER}/{name}": name for name, modified in sorted(stored.items()) if dies(name, modified)}
-        young = now - GRACE
-        spent = {str(path): path for path, at in leftovers.items() if writer_of(path.name) not in living and at < young}
+        spent = _spent(buffer)
         if not dry_run:
             for key in gone:
                 buffer.place.delete(key)
-            for path in spent.values():
-                path.unlink(missing_ok=True)
-        return [*gone.values(), *spent]
+            remove(spent)
+        return [*gone.values(), *map(str, spent)]
 
 
 def stored_files(buffer: "TrajectoryBuffer") -> Iterator[tuple[str, datetime]]:
@@ -83,24 +81,18 @@ def stored_files(buffer: "TrajectoryBuffer") -> Iterator[tuple[str, datetime]]:
             yield name, modified
 
 
-def _leftovers(buffer: "TrajectoryBuffer") -> Iterator[tuple[Path, datetime]]:
-    """Temporary files of this machine: of the table and its log, and rows that were to go to quarantine."""
-    folders = [(buffer.place.working_folder(), "quarantine-*.parquet")]
-    if isinstance(buffer.place, LocalPlace):
-        folders += [(buffer.place.root / FOLDER, ".*.tmp"), (buffer.place.root / log.LOG, ".*.tmp")]
-        folders += [(buffer.place.root / log.LOG, "_commit_*.tmp"), (buffer.place.root / "writers", "*.tmp")]
-    for folder, pattern in folders:
-        for path in sorted(folder.glob(pattern)):
-            try:
-                yield path, datetime.fromtimestamp(path.stat().st_mtime).astimezone()
-            except FileNotFoundError:
-                continue
+def _spent(buffer: "TrajectoryBuffer") -> list[Path]:
+    """Temporary files of dead writers on this machine: of the table, its log and marks, and of quarantine."""
+    folders = (FOLDER, "_delta_log", MARKS)
+    return [
+        path for path in leftovers(buffer.place) if path.parent.name in folders or path.name.startswith("quarantine-")
+    ]
 
 
 def _writers(buffer: "TrajectoryBuffer", now: datetime) -> tuple[set[str], list[Mark]]:
     """Ids of the writers that live, and the marks of those that are dead."""
     found = marks(buffer.place)
-    dead = [one for one in found if not one.alive(now)]
+    dead = [one for one in found if not one.alive(buffer.place.working_folder(), now)]
     return {one.writer for one in found} - {one.writer for one in dead}, dead
 
 

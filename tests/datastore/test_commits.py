@@ -22,7 +22,7 @@ from datastore.upkeep import accept_losses, check, compact, migrate, vacuum
 from datastore.upkeep.compaction import _merge
 
 HERE = Path(__file__).parent
-Create = Callable[[Any, str, bytes], bool]
+Create = Callable[[Any, str, bytes, str | None], str | None]
 
 
 def fill(store: str | Path, shards: int = 6, rows: int = 20) -> TrajectoryBuffer:
@@ -48,8 +48,8 @@ def after(create: Create, error: BaseException, times: int = 1) -> Create:
     """Creates commits, and then fails: the answer was lost."""
     left = [times]
 
-    def failing(self: Any, key: str, data: bytes) -> bool:
-        made = create(self, key, data)
+    def failing(self: Any, key: str, data: bytes, tag: str | None) -> str | None:
+        made = create(self, key, data, tag)
         if "_delta_log" in key and left[0]:
             left[0] -= 1
             raise error
@@ -59,10 +59,10 @@ def after(create: Create, error: BaseException, times: int = 1) -> Create:
 
 
 def before(create: Create, error: BaseException) -> Create:
-    def failing(self: Any, key: str, data: bytes) -> bool:
+    def failing(self: Any, key: str, data: bytes, tag: str | None) -> str | None:
         if "_delta_log" in key:
             raise error
-        return create(self, key, data)
+        return create(self, key, data, tag)
 
     return failing
 
@@ -83,7 +83,7 @@ def test_what_goes_wrong_after_the_commit_leaves_the_rows(
         shutil.copytree(HERE / "old_store_version_0", store)
     kind = S3Place if store.startswith("s3://") else LocalPlace
     with monkeypatch.context() as patch:
-        patch.setattr(kind, "create", after(kind.create, error))
+        patch.setattr(kind, "put_if", after(kind.put_if, error))
         act: dict[str, Callable[[], object]] = {
             "append": lambda: buffer.append([build(999)], stage="s", fingerprint="f"),
             "compact": lambda: compact(buffer),
@@ -114,7 +114,7 @@ def test_what_goes_wrong_before_the_commit_leaves_nothing(
     buffer = fill(tmp_path, 2)
     files = sorted((tmp_path / "trajectories").glob("*"))
     with monkeypatch.context() as patch:
-        patch.setattr(LocalPlace, "create", before(LocalPlace.create, error))
+        patch.setattr(LocalPlace, "put_if", before(LocalPlace.put_if, error))
         with pytest.raises(StoreError if isinstance(error, OSError) else KeyboardInterrupt):
             buffer.append([build(999)], stage="s", fingerprint="f")
         with pytest.raises(StoreError if isinstance(error, OSError) else KeyboardInterrupt):
@@ -128,13 +128,13 @@ def test_an_outcome_that_nobody_knows_keeps_the_files(s3_store: str, monkeypatch
     """The put is on its way, and the store answers nothing any more: the put may still arrive."""
     buffer = fill(s3_store, 1)
     late: list[tuple[str, bytes]] = []
-    create, read = S3Place.create, S3Place.read
+    create, read = S3Place.put_if, S3Place.read
 
-    def lost(self: S3Place, key: str, data: bytes) -> bool:
+    def lost(self: S3Place, key: str, data: bytes, tag: str | None) -> str | None:
         if "_delta_log" in key:
             late.append((key, data))
             raise OSError("timed out")
-        return create(self, key, data)
+        return create(self, key, data, tag)
 
     def silent(self: S3Place, key: str) -> bytes | None:
         if late and "_delta_log" in key:
@@ -142,11 +142,11 @@ def test_an_outcome_that_nobody_knows_keeps_the_files(s3_store: str, monkeypatch
         return read(self, key)
 
     with monkeypatch.context() as patch:
-        patch.setattr(S3Place, "create", lost)
+        patch.setattr(S3Place, "put_if", lost)
         patch.setattr(S3Place, "read", silent)
         with pytest.raises(StoreError, match="nobody knows"):
             buffer.append([build(999)], stage="s", fingerprint="f")
-    assert create(buffer.place, *late[0])  # type: ignore[arg-type]
+    assert create(buffer.place, *late[0], None)  # type: ignore[arg-type]
     assert vacuum(buffer, retention_hours=0, dry_run=False) == []
     assert buffer.append([build(999)], stage="s", fingerprint="f").skipped
     assert check(TrajectoryBuffer(s3_store)) == []

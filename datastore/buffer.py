@@ -7,7 +7,6 @@ import difflib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from agentrl.doctor import HEAVY, LIGHT, Case, Finding, examine
+from agentrl.doctor import examine
+from agentrl.doctor.case import HEAVY, LIGHT, Case, Finding
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.places import LocalPlace

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.doctor import CHECKS, Case, Row, examine
+from agentrl.doctor import CHECKS, examine
+from agentrl.doctor.case import Case, Row
 
 TOOLS = json.dumps([{"type": "function", "function": {"name": "find"}}])
 ROLLOUTS, GROUP = 240, 8

@@ -1,0 +1,36 @@
+"""What is wrong with a training run, from its rollouts and metrics: each finding with evidence, threshold and remedy.
+
+Every check is a pure function of a :class:`Case`; a healthy run has no finding. Early and late are the first and last
+third of a run's rollouts or steps.
+"""
+
+from collections.abc import Callable
+
+from agentrl.doctor.case import Case, Finding
+from agentrl.doctor.curves import collapse, echo_trap, kl_blow_up, low_ess
+from agentrl.doctor.rewards import format_gaming, generalisation_gap, reward_zero, zero_std
+from agentrl.doctor.tokens import length_explosion, logprobs, masks, truncation
+from agentrl.doctor.tools import hallucinated_tools, tool_loops
+
+CHECKS: tuple[Callable[[Case], Finding | None], ...] = (
+    reward_zero,
+    truncation,
+    masks,
+    logprobs,
+    kl_blow_up,
+    collapse,
+    echo_trap,
+    zero_std,
+    hallucinated_tools,
+    tool_loops,
+    length_explosion,
+    format_gaming,
+    low_ess,
+    generalisation_gap,
+)
+"""In the order in which findings are shown."""
+
+
+def examine(case: Case) -> list[Finding]:
+    """All findings, in the order of :data:`CHECKS`."""
+    return [finding for check in CHECKS if (finding := check(case)) is not None]

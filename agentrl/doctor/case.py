@@ -1,0 +1,60 @@
+"""What the doctor looks at, and what it says."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = dict[str, Any]
+
+LIGHT = ["trajectory_id", "task_id", "group_id", "split", "reward", "success", "termination", "reward_components"]
+LIGHT += ["n_tokens", "n_action_tokens", "n_tool_calls", "n_tool_errors"]
+"""Columns of the buffer that every rollout is read with."""
+
+HEAVY = ["trajectory_id", "task_id", "messages", "tools", "input_ids", "action_mask", "logprobs"]
+"""Columns that a sample of the rollouts is read with."""
+
+FEW = 16
+"""With fewer rollouts nothing is said about shares."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sickness. ``evidence`` is what was measured, ``threshold`` from where on it is called sick."""
+
+    name: str
+    evidence: str
+    threshold: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """One stage of a run: ``rollouts`` in order (:data:`LIGHT`), a ``sample`` of them (:data:`HEAVY`), ``metrics`` by
+    step, and (successes, tasks) on the ``heldout`` split. Each may be empty. ``updates`` is the optimiser steps of an
+    iteration: with one, rollouts come from the very policy that is updated. ``recomputed`` holds, by id, log-probs of
+    some of the sample under the policy that is said to have made it."""
+
+    rollouts: Sequence[Row] = ()
+    sample: Sequence[Row] = ()
+    metrics: Sequence[Row] = ()
+    heldout: tuple[int, int] | None = None
+    updates: int = 1
+    recomputed: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+def thirds(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    third = max(1, len(values) // 3)
+    return values[:third], values[-third:]
+
+
+def share_of(rows: Iterable[bool]) -> float:
+    flags = list(rows)
+    return sum(flags) / len(flags) if flags else 0.0
+
+
+def curve(case: Case, name: str) -> list[float]:
+    return [row[name] for row in case.metrics if row.get(name) is not None]
+
+
+def names(rows: Sequence[str]) -> str:
+    return ", ".join(rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")

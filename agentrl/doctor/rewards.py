@@ -1,0 +1,84 @@
+"""Checks of rewards, and of success on other tasks."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+
+from agentrl.doctor.case import FEW, Case, Finding, Row, share_of, thirds
+from agentrl.statistics.intervals import wilson
+
+
+def reward_zero(case: Case) -> Finding | None:
+    rows = case.rollouts
+    if len(rows) < FEW or any(row["reward"] != 0 for row in rows):
+        return None
+    return Finding(
+        "reward is always zero",
+        f"all {len(rows)} rollouts have reward 0",
+        "at least one rollout with another reward",
+        "check the verifier on a known good answer; warm up with supervised training; use easier tasks or hints",
+    )
+
+
+def groups(rows: Sequence[Row]) -> list[list[float]]:
+    groups: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        groups[row["group_id"] or row["task_id"], place // 4096].append(row["reward"])
+    return [rewards for rewards in groups.values() if len(rewards) > 1]
+
+
+def spread_of(rows: Sequence[Row]) -> float:
+    return fmean([pstdev(rewards) for rewards in groups(rows)] or [0.0])
+
+
+def zero_std(case: Case) -> Finding | None:
+    late = groups(thirds(case.rollouts)[1]) if case.rollouts else []
+    flat = [rewards for rewards in late if max(rewards) == min(rewards)]
+    if len(late) < FEW // 2 or len(flat) <= 0.8 * len(late):
+        return None
+    solved = sum(rewards[0] > 0 for rewards in flat)
+    remedy = "harder tasks" if solved > len(flat) / 2 else "easier tasks, hints, or more samples per task"
+    return Finding(
+        "groups without a difference",
+        f"{len(flat)} of the last {len(late)} groups have equal rewards throughout ({solved} all solved)",
+        "80 %",
+        f"{remedy}; dynamic sampling (algorithm dapo, or resample: 2)",
+    )
+
+
+def format_gaming(case: Case) -> Finding | None:
+    if len(case.rollouts) < 6 * FEW:
+        return None
+    early, late = thirds(case.rollouts)
+
+    def formats(rows: Sequence[Row]) -> float:
+        values = [c["value"] for row in rows for c in row["reward_components"] or [] if "format" in c["name"]]
+        return fmean(values) if values else 0.0
+
+    gain = formats(late) - formats(early)
+    outcome = share_of(row["success"] for row in late) - share_of(row["success"] for row in early)
+    if gain < 0.2 or outcome > 0.02:
+        return None
+    return Finding(
+        "format gaming",
+        f"the format reward rose by {gain:.2f} while success changed by {outcome:+.2f}",
+        "a rise of 0.2 with success up by less than 0.02",
+        "lower the weight of the format reward, or give it only where the outcome is right",
+    )
+
+
+def generalisation_gap(case: Case) -> Finding | None:
+    late = [row for row in (thirds(case.rollouts)[1] if case.rollouts else []) if row["split"] == "train"]
+    if case.heldout is None or len(late) < FEW or case.heldout[1] < FEW:
+        return None
+    solved = sum(row["success"] for row in late)
+    low, high = wilson(solved, len(late))[0], wilson(*case.heldout)[1]
+    train, heldout = solved / len(late), case.heldout[0] / case.heldout[1]
+    if train - heldout <= 0.15 or low <= high:
+        return None
+    return Finding(
+        "gap between train and held-out",
+        f"success {train:.2f} on the last training rollouts, {heldout:.2f} on {case.heldout[1]} held-out tasks",
+        "0.15, with intervals apart",
+        "more, and more varied, training tasks; fewer steps; check that splits are disjoint in kind, not in wording",
+    )

@@ -1,0 +1,86 @@
+"""Checks of lengths, action masks and log-probs."""
+
+import math
+from statistics import fmean
+
+from agentrl.doctor.case import FEW, Case, Finding, curve, names, share_of, thirds
+
+
+def truncation(case: Case) -> Finding | None:
+    share = share_of(row["termination"] == "max_tokens" for row in case.rollouts)
+    if len(case.rollouts) < FEW or share <= 0.2:
+        return None
+    return Finding(
+        "rollouts are cut off",
+        f"{share:.0%} of {len(case.rollouts)} rollouts ended by max_tokens",
+        "20 %",
+        "raise max_tokens or max_turn_tokens, or punish length softly (overlong: {limit, buffer})",
+    )
+
+
+def length_explosion(case: Case) -> Finding | None:
+    if len(case.rollouts) < 6 * FEW:
+        return None
+    early, late = (fmean([row["n_tokens"] for row in part]) for part in thirds(case.rollouts))
+    if not early or late <= 2 * early:
+        return None
+    return Finding(
+        "length explosion",
+        f"tokens per rollout went from {early:.0f} to {late:.0f}",
+        "twice the early length",
+        "aggregate: constant (Dr. GRPO) or token (DAPO), and overlong: {limit, buffer}",
+    )
+
+
+def masks(case: Case) -> Finding | None:
+    """Action tokens outside assistant spans, or none at all."""
+    outside, none = [], []
+    for row in case.sample:
+        if not row["input_ids"]:
+            continue
+        spans = [
+            (m["token_start"], m["token_end"])
+            for m in row["messages"]
+            if m["role"] == "assistant" and m["token_start"] is not None
+        ]
+        inside = [False] * len(row["input_ids"])
+        for start, end in spans:
+            inside[start:end] = [True] * (end - start)
+        if not any(row["action_mask"]):
+            none.append(row["trajectory_id"])
+        elif any(action and not within for action, within in zip(row["action_mask"], inside, strict=False)):
+            outside.append(row["trajectory_id"])
+    if not outside and not none:
+        return None
+    return Finding(
+        "wrong action masks",
+        f"{len(outside)} rows with action tokens outside assistant messages ({names(outside) or '-'}), "
+        f"{len(none)} without any ({names(none) or '-'}), of {len(case.sample)} looked at",
+        "none",
+        "look at one with `agentrl buffer show ID --tokens`; fix the chat template or the import that made the mask",
+    )
+
+
+def logprobs(case: Case) -> Finding | None:
+    """Behaviour log-probs that are no log-probs, or not those of the policy that sampled, or that is updated."""
+    broken, gaps = [], []
+    for row in case.sample:
+        known = [value for value, action in zip(row["logprobs"], row["action_mask"], strict=False) if action]
+        if not all(math.isfinite(value) and value <= 1e-4 for value in known):
+            broken.append(row["trajectory_id"])
+        elif known and row["trajectory_id"] in case.recomputed:
+            again = case.recomputed[row["trajectory_id"]]
+            new = [value for value, action in zip(again, row["action_mask"], strict=True) if action]
+            gaps.append(fmean(abs(a - b) for a, b in zip(known, new, strict=True)))
+    gap = fmean(gaps) if gaps else 0.0
+    drift = max(curve(case, "behaviour_kl"), default=0.0) if case.updates == 1 else 0.0
+    if not broken and drift <= 0.01 and gap <= 0.05:
+        return None
+    return Finding(
+        "log-probs do not match the policy",
+        f"{len(broken)} rows with log-probs that are not finite or above 0 ({names(broken) or '-'}); "
+        f"computed again under the policy that sampled, those of {len(gaps)} rows differ by {gap:.3g} a token; "
+        f"divergence of the updated policy from the one that sampled is up to {drift:.3g} before its update",
+        "none; 0.05; and 0.01 where rollouts are of the policy that is updated",
+        "sample and train with the same weights, precision and temperature, or set off_policy: {truncate: 2}",
+    )

@@ -24,11 +24,6 @@ def gae(
     return advantages, advantages + value
 
 
-def returns_to_go(rewards: Sequence[float], gamma: float = 1.0) -> np.ndarray:
-    """``R_t = r_t + gamma R_{t+1}``, [actions]: what step rewards add up to from each step on."""
-    return gae(rewards, [0.0] * len(rewards), gamma, 1.0)[0]
-
-
 def adaptive_lambda(n_tokens: int, alpha: float) -> float:
     """``1 - 1 / (alpha n)``, not below 0: long answers need a longer trace (VAPO: Yue et al. 2025, equation 9)."""
     return max(0.0, 1 - 1 / (alpha * max(1, n_tokens)))

@@ -22,20 +22,6 @@ def turn_spans(mask: Sequence[bool]) -> list[Span]:
     return spans
 
 
-def broadcast_turns(values: Sequence[float], mask: Sequence[bool]) -> list[float]:
-    """A value for each turn as a value for each token, [tokens]; 0 outside turns.
-
-    Raises ValueError where there are not as many values as turns.
-    """
-    spans = turn_spans(mask)
-    if len(spans) != len(values):
-        raise ValueError(f"{len(values)} values for {len(spans)} turns; give one for each run of action tokens")
-    out = [0.0] * len(mask)
-    for value, (start, end) in zip(values, spans, strict=True):
-        out[start:end] = [float(value)] * (end - start)
-    return out
-
-
 def spread(values: Sequence[float] | np.ndarray, spans: Sequence[Span], length: int) -> list[float]:
     """A value for each span as a value for each token, [tokens]; 0 outside the spans."""
     out = np.zeros(length)

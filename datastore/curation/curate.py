@@ -14,6 +14,7 @@ from datastore import sql
 from datastore.curation import rules as r
 from datastore.curation.text import action_texts, contaminated, near_duplicates, tool_vectors
 from datastore.errors import StoreError
+from datastore.ranking import RANK
 from datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
 from datastore.writer import SCALARS
 
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
 
 EXAMPLES = 3
-RANK = (
-    *(pl.col("reward").is_null(), pl.col("reward").neg()),
-    *(pl.col("n_steps"), pl.col("n_tokens"), pl.col("trajectory_id")),
-)
-"""Best first: highest reward, then fewest steps, then fewest tokens; unscored rows last."""
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datastore import sql
-from datastore.curation.curate import RANK
 from datastore.errors import StoreError
 from datastore.lease import hold
 from datastore.owners import mark
+from datastore.ranking import RANK
 from datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
 from datastore.retrieval.exact import mmr, nearest, top
 from datastore.retrieval.lexical import Lexical

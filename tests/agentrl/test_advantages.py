@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from agentrl.advantages.gae import adaptive_lambda, gae, returns_to_go
+from agentrl.advantages.gae import adaptive_lambda, gae
 from agentrl.advantages.group import (
     batch_advantages,
     centred_advantages,
@@ -17,8 +17,8 @@ from agentrl.advantages.group import (
     remax_advantages,
 )
 from agentrl.advantages.turns import (
-    broadcast_turns,
     divergence_weights,
+    spread,
     subgoal_weights,
     turn_rewards,
     turn_spans,
@@ -88,8 +88,7 @@ def test_gae_against_a_slow_loop() -> None:
     assert gae([0.0, 1.0], [0.2, 0.4], 1.0, 1.0)[0] == pytest.approx([0.8, 0.6])
 
 
-def test_returns_to_go_and_adaptive_lambda() -> None:
-    assert returns_to_go([1.0, 2.0, 3.0], 0.5) == pytest.approx([1 + 1 + 0.75, 2 + 1.5, 3])
+def test_adaptive_lambda() -> None:
     assert adaptive_lambda(100, 0.05) == pytest.approx(0.8)
     assert adaptive_lambda(2, 0.05) == 0.0
 
@@ -99,9 +98,9 @@ MASK = [False, True, True, False, False, True, False, True, True]
 
 def test_turns() -> None:
     assert turn_spans(MASK) == [(1, 3), (5, 6), (7, 9)]
-    assert broadcast_turns([1.0, 2.0, 3.0], MASK) == [0, 1, 1, 0, 0, 2, 0, 3, 3]
-    with pytest.raises(ValueError, match="2 values for 3 turns"):
-        broadcast_turns([1.0, 2.0], MASK)
+    assert spread([1.0, 2.0, 3.0], turn_spans(MASK), len(MASK)) == [0, 1, 1, 0, 0, 2, 0, 3, 3]
+    with pytest.raises(ValueError):
+        spread([1.0, 2.0], turn_spans(MASK), len(MASK))
     messages = [
         Message(role=Role.USER),
         Message(role=Role.ASSISTANT, reward=0.5),

@@ -1,0 +1,9 @@
+"""Which of several trajectories of a task is the better one."""
+
+import polars as pl
+
+RANK = (
+    *(pl.col("reward").is_null(), pl.col("reward").neg()),
+    *(pl.col("n_steps"), pl.col("n_tokens"), pl.col("trajectory_id")),
+)
+"""Best first: highest reward, then fewest steps, then fewest tokens; unscored rows last."""

@@ -63,7 +63,7 @@ def divergence_weights(row: Sequence[int], mask: Sequence[bool], successes: Sequ
 def subgoal_weights(mask: Sequence[bool], reached: Sequence[int | None]) -> list[float]:
     """Subgoal decomposition: 1 on the turns spent on the subgoal that failed first, 0 elsewhere, [tokens].
 
-    ``reached[g]`` is the turn at whose end subgoal ``g`` was reached, None where it was not; subgoals are in order. The
+    ``reached[g]`` is the turn at whose end subgoal ``g`` was reached, None if it was not; subgoals are in order. The
     failed one spans the turns after the last that was reached. Where all were reached every turn counts.
     """
     spans = turn_spans(mask)

@@ -137,7 +137,7 @@ class PolicyGradient(Config):
     credit: Literal["whole", "first_divergence", "subgoal"] = Field(
         "whole",
         description="what a failed row is blamed for. first_divergence: from where it left its group's nearest success "
-        "on; subgoal: the turns spent on the subgoal that failed first, where the environment reports subgoals",
+        "on; subgoal: the turns spent on the subgoal that failed first; the environment must report subgoals",
     )
     per_level: bool = Field(False, description="bring rewards of each environment and level to mean 0 and std 1 first")
     off_policy: OffPolicy | None = None

@@ -29,7 +29,7 @@ def _template_message(message: Message) -> dict[str, Any]:
 class ChatCodec:
     """Encodes and decodes conversations with one tokenizer.
 
-    Raises ValueError where the tokenizer has no chat template or no end-of-turn token.
+    Raises ValueError if the tokenizer has no chat template or no end-of-turn token.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -43,7 +43,7 @@ class ChatCodec:
         self._known: dict[str, list[int]] = {}
 
     def opening(self, messages: list[Message], tools: str = "[]") -> list[int]:
-        """Token ids of the opening messages, up to where the assistant begins."""
+        """Token ids of the opening messages, up to the beginning of the assistant's turn."""
         return self._encode(self._render(messages, generate=True, tools=tools))
 
     def shows_tools(self) -> bool:
@@ -124,7 +124,7 @@ def tokenize(trajectory: Trajectory, codec: ChatCodec, tokenizer: str) -> Trajec
     """A trajectory that was written, not sampled, with its tokens; one that has tokens is returned as it is.
 
     ``tokenizer`` is the tokenizer's fingerprint. Log-probabilities are NaN: a scripted or imported policy has none.
-    Raises ValueError where no assistant message follows the opening, or two follow each other.
+    Raises ValueError if no assistant message follows the opening, or two follow each other.
     """
     if trajectory.input_ids:
         return trajectory

@@ -19,7 +19,7 @@ FEW = 16
 
 @dataclass(frozen=True)
 class Finding:
-    """One sickness. ``evidence`` is what was measured, ``threshold`` from where on it is called sick."""
+    """One sickness. ``evidence`` is what was measured, ``threshold`` is the bound beyond which it counts as sick."""
 
     name: str
     evidence: str

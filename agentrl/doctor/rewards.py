@@ -63,7 +63,7 @@ def format_gaming(case: Case) -> Finding | None:
         "format gaming",
         f"the format reward rose by {gain:.2f} while success changed by {outcome:+.2f}",
         "a rise of 0.2 with success up by less than 0.02",
-        "lower the weight of the format reward, or give it only where the outcome is right",
+        "lower the weight of the format reward, or give it only if the outcome is right",
     )
 
 

@@ -81,6 +81,6 @@ def logprobs(case: Case) -> Finding | None:
         f"{len(broken)} rows with log-probs that are not finite or above 0 ({names(broken) or '-'}); "
         f"computed again under the policy that sampled, those of {len(gaps)} rows differ by {gap:.3g} a token; "
         f"divergence of the updated policy from the one that sampled is up to {drift:.3g} before its update",
-        "none; 0.05; and 0.01 where rollouts are of the policy that is updated",
+        "none; 0.05; and 0.01 if rollouts are of the policy that is updated",
         "sample and train with the same weights, precision and temperature, or set off_policy: {truncate: 2}",
     )

@@ -23,9 +23,9 @@ class Sampling(BaseModel):
 
 @dataclass
 class Generation:
-    """One row: ``logprobs[t]`` belongs to ``ids[t]`` and is NaN where ``mask`` is false (prompt and observations).
+    """One row: ``logprobs[t]`` belongs to ``ids[t]`` and is NaN if ``mask[t]`` is false (prompt and observations).
 
-    ``truncated`` is set where a limit of :class:`Sampling` ended the last turn.
+    ``truncated`` is true if a limit of :class:`Sampling` ended the last turn.
     """
 
     ids: list[int]

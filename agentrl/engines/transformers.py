@@ -22,8 +22,8 @@ _SHRINK_BELOW = 0.7  # copying the cache pays once this share of the rows is lef
 
 
 class _SlabLayer(DynamicLayer):
-    """Keys and values [rows, heads, tokens, width] in a slab with room to grow: appending one token copies one token,
-    where the library's layer copies the whole cache."""
+    """Keys and values [rows, heads, tokens, width] in a slab with room to grow: appending one token copies one token.
+    The library's layer copies the whole cache."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any

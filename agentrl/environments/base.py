@@ -48,7 +48,7 @@ class Episode(Protocol):
         """What a verifier needs to score the episode again without the environment; JSON-serialisable.
 
         An environment whose tasks have subgoals says under ``subgoals``, for each in their order, which tool call of
-        the episode reached it, counted from 0; None where none did. ``credit: subgoal`` reads it.
+        the episode reached it, counted from 0; None if none did. ``credit: subgoal`` reads it.
         """
         ...
 
@@ -72,7 +72,7 @@ class Environment(Protocol):
     tools: list[dict[str, Any]]
 
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
-        """Tasks for each split, disjoint between splits. Raises ValueError where that many do not exist."""
+        """Tasks for each split, disjoint between splits. Raises ValueError if that many do not exist."""
         ...
 
     def episode(self, task: Task) -> Episode: ...

@@ -113,7 +113,7 @@ class LookupEnvironment:
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         """Tasks whose questions, and whose paths of entities from first name to answer, occur in one split only.
 
-        Raises ValueError where ``sizes`` ask for more questions than exist.
+        Raises ValueError if ``sizes`` ask for more questions than exist.
         """
         random = Random(f"lookup-{seed}")
         questions = {level: self._questions(level, random) for level in LEVEL_SHARES}

@@ -10,7 +10,7 @@ def gspo_loss(
     """Loss of each token, [rows, tokens]: the clipped surrogate with one ratio for the sequence,
     ``s = exp(mean over its action tokens of (log p - log p_behaviour))`` (Zheng et al. 2025, equations 5 and 7).
 
-    A sequence mean of it is GSPO; where advantages differ between tokens of a row each is clipped with the same ratio.
+    The mean over a sequence is GSPO. If advantages differ between tokens of a row, each is clipped with the same ratio.
     """
     length = mask.sum(-1, keepdim=True).clamp(min=1)
     ratio = torch.exp(((logprobs - behaviour_logprobs) * mask).sum(-1, keepdim=True) / length)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def to_device(model: "PreTrainedModel") -> "PreTrainedModel":
-    """The model on the GPU where there is one, for inference."""
+    """The model in evaluation mode, on the GPU if there is one."""
     import torch
 
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]  # the library's own annotation
@@ -54,7 +54,7 @@ class Policy:
     def load(cls, path: str | Path, name: str | None = None) -> "Policy":
         """Load a local folder or a name on the Hugging Face hub, in the dtype it was saved in.
 
-        Raises ValueError that names the path where there is no model.
+        Raises ValueError that names the path if there is no model.
         """
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging

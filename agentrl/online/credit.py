@@ -39,7 +39,7 @@ class Extras:
 @dataclass(frozen=True)
 class Credit:
     """``rows`` to train on; ``advantages`` (mean over action tokens) and ``trained`` of every rollout; ``targets`` for
-    the value head; ``lr_scale`` from the guard of off-policy training, 0 where the update is to be skipped."""
+    the value head; ``lr_scale`` from the guard of off-policy training, 0 if the update is to be skipped."""
 
     rows: list[TrainingRow]
     advantages: list[float]

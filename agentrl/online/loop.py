@@ -122,7 +122,7 @@ class OnlineLoop:
         return taken
 
     def _sample(self, name: Callable[[int], str]) -> tuple[list[Trajectory], list[Trajectory], int]:
-        """Rollouts of this iteration, greedy ones of the same tasks where the algorithm compares with them, and the
+        """Rollouts of this iteration, greedy ones of the same tasks if the algorithm compares with them, and the
         number of rounds: while too few groups differ in reward, more tasks are drawn, as often as is allowed."""
         kept: list[Trajectory] = []
         greedy: list[Trajectory] = []

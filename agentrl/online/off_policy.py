@@ -29,7 +29,7 @@ def band_mask(log_ratio: Tensor, low: float, high: float) -> Tensor:
 
 
 def effective_sample_size(weights: Sequence[float]) -> float:
-    """Kish's ``(sum w)^2 / sum w^2`` as a share of the rows, in (0, 1]: 1 where all weights are equal."""
+    """Kish's ``(sum w)^2 / sum w^2`` as a share of the rows, in (0, 1]: 1 if all weights are equal."""
     w = np.asarray(weights, dtype=np.float64)
     w = w / w.max()
     return float(w.sum() ** 2 / (w**2).sum() / len(w))

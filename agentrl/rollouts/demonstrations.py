@@ -16,9 +16,9 @@ def demonstrate(
     environment: Environment, task: Task, noise: float, seed: int, trajectory_id: str, hint: str = ""
 ) -> Trajectory:
     """One attempt of the expert at ``task``. ``noise`` is its probability of an error at each turn; ``hint`` is a
-    template for :func:`agentrl.rationalize.with_hint`.
+    template for :func:`agentrl.rollouts.rationalize.with_hint`.
 
-    Raises ValueError where the environment has no scripted expert.
+    Raises ValueError if the environment has no scripted expert.
     """
     if not hasattr(environment, "demonstrate"):
         raise ValueError(

@@ -1,5 +1,5 @@
 """Negative examples against hallucinated tool use (Agent-FLAN: Chen et al. 2024, section 3.3): a request that needs
-tools where none are offered, and ordinary conversation under tools that it does not need. No call answers either.
+tools although none are offered, and ordinary conversation under tools that it does not need. No call answers either.
 
 They are text, to be tokenised by whoever trains on them, with a chat template that shows tools. They are tasks of their
 own, in an environment of their own, so that no refusal counts as a solution of the task that it was made of.
@@ -26,7 +26,7 @@ def without_tools(row: Trajectory, trajectory_id: str, refusal: str = REFUSAL) -
 
 
 def with_unneeded_tools(row: Trajectory, trajectory_id: str, tools: str) -> Trajectory:
-    """A conversation that made no call, with ``tools`` (JSON) on offer. Raises ValueError where it made one."""
+    """A conversation that made no call, with ``tools`` (JSON) on offer. Raises ValueError if it made one."""
     if calls_tools(row):
         raise ValueError(f"{row.trajectory_id} calls tools; give conversations without calls")
     return _negative(row, trajectory_id, row.messages, tools)

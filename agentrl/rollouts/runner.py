@@ -16,7 +16,7 @@ from schemas.trajectory import Message, Termination, Trajectory
 @dataclass(frozen=True)
 class Attempt:
     """One rollout to make: of ``task``, as sample ``index`` of its group. ``hint`` is a template for
-    :func:`agentrl.rationalize.with_hint`."""
+    :func:`agentrl.rollouts.rationalize.with_hint`."""
 
     task: Task
     index: int = 0

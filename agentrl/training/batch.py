@@ -28,7 +28,7 @@ class TrainingError(ValueError):
 class Batch:
     """Right-padded tensors, all [rows, tokens] but ``label`` [rows]. ``mask`` is true on the tokens trained on; padding
     is false everywhere. The two sides of a pair are neighbours: even rows chosen, odd rows rejected. ``packing`` is
-    the same tokens as one packed sequence, where asked for.
+    the same tokens as one packed sequence, if that was asked for.
     """
 
     input_ids: Tensor

@@ -41,7 +41,7 @@ def launch(config: DeepSpeed, job: Path, on_step: Callable[[Metrics], None]) -> 
     """Run a job file's processes to their end, calling ``on_step`` with the metrics of each step as it is done; the
     metrics of all steps. A job that was killed goes on from its last checkpoint.
 
-    Raises TrainingError with the end of the output where they fail.
+    Raises TrainingError with the end of the output if they fail.
     """
     environment = dict(os.environ)
     if not torch.cuda.is_available():

@@ -109,11 +109,12 @@ def _head_logprobs(model: "PreTrainedModel", hidden: Tensor, targets: Tensor) ->
 def token_logprobs(
     model: "PreTrainedModel", input_ids: Tensor, mask: Tensor, packing: Packing | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies [rows, tokens] of ``input_ids`` where ``mask``, 0 elsewhere, in float32.
+    """Log-probabilities and entropies [rows, tokens] of ``input_ids``, in float32; 0 if a token's ``mask`` is
+    false.
 
     Element ``[:, t]`` belongs to ``input_ids[:, t]`` given the tokens before it. Rows are right-padded, so causal
-    attention alone keeps padding out; with ``packing`` (inside :func:`agentrl.packing.packed`) there is none. Logits
-    exist for masked positions only, a chunk at a time.
+    attention alone keeps padding out; with ``packing`` (inside :func:`agentrl.training.packing.packed`) there is none.
+    Logits exist for masked positions only, a chunk at a time.
 
     Raises ValueError for models that scale their logits in a way that is not known here.
     """

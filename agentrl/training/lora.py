@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def add_lora(policy: Policy, config: LoRA) -> None:
     """Put adapters into the policy's model; from here on they alone are trained.
 
-    Raises ValueError where PEFT is not installed.
+    Raises ValueError if PEFT is not installed.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model

@@ -24,8 +24,12 @@ ATTENTION = "agentrl_packed"
 
 @dataclass(frozen=True)
 class Packing:
-    """``input_ids`` and ``positions`` [1, nodes]. ``places`` [rows, width] is the node of each row's token (0 where
-    padded); ``owner`` [nodes] is the place, in flattened [rows x width], whose attention output a node takes."""
+    """The tree's nodes in one sequence. ``input_ids`` and ``positions`` are [1, nodes].
+
+    ``places`` [rows, width] gives the node of each row's token; padding has node 0. ``owner`` [nodes] gives for each
+    node one token that it stands for, as a position in flattened [rows x width]. The attention output of that token
+    becomes the output of the node.
+    """
 
     input_ids: Tensor
     positions: Tensor

@@ -14,7 +14,7 @@ from schemas.training import TrainingRow
 
 @torch.no_grad()
 def batch_logprobs(policy: Policy, rows: Sequence[TrainingRow], micro_tokens: int = 8192) -> list[list[float]]:
-    """Log-probabilities under ``policy`` of each row's tokens, in order, 0 where the mask is false."""
+    """Log-probabilities under ``policy`` of each row's tokens, in order; 0 for tokens whose mask is false."""
     model = policy.model.eval()
     packs = can_pack(model)
     filled: dict[int, list[float]] = {}
@@ -28,9 +28,9 @@ def batch_logprobs(policy: Policy, rows: Sequence[TrainingRow], micro_tokens: in
 
 
 def reference_logprobs(policy: Policy, rows: Sequence[TrainingRow], micro_tokens: int = 8192) -> list[TrainingRow]:
-    """The rows, in order, with ``ref_logprobs`` under ``policy`` filled in where their mask is true.
+    """The rows, in order, with ``ref_logprobs`` under ``policy`` on the tokens whose mask is true.
 
-    Raises TrainingError where its vocabulary is not that of the rows.
+    Raises TrainingError if a row has a token outside the policy's vocabulary.
     """
     check_rows(rows, policy)
     values = batch_logprobs(policy, rows, micro_tokens)

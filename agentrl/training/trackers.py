@@ -1,4 +1,4 @@
-"""Metrics of a training run on their way to TensorBoard, Weights & Biases or MLflow, where these are installed."""
+"""Metrics of a training run on their way to TensorBoard, Weights & Biases or MLflow, if these are installed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,8 +12,8 @@ Send = Callable[[dict[str, float]], None]
 @contextmanager
 def track(trackers: Sequence[Tracker], name: str, folder: Path) -> Iterator[Send]:
     """Yield a function that sends one step's metrics, by their ``step``, to every tracker. ``name`` is the run's;
-    TensorBoard's files go into ``folder``, and so do those that Weights & Biases keeps. The latter and MLflow send
-    where their own variables say (``WANDB_MODE``, ``WANDB_PROJECT``, ``MLFLOW_TRACKING_URI``).
+    TensorBoard's files go into ``folder``, and so do those that Weights & Biases keeps. Weights & Biases and MLflow
+    read where to send to from their own variables (``WANDB_MODE``, ``WANDB_PROJECT``, ``MLFLOW_TRACKING_URI``).
 
     Raises ValueError that names a tracker that is not installed.
     """

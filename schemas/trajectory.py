@@ -4,6 +4,7 @@ Scalars that people filter by come first, so that Parquet statistics serve them;
 and are read only when asked for.
 """
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -12,7 +13,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.arrow import Float32, Int32, Json, arrow_schema
-from schemas.json_text import loads
 
 TRAJECTORY_VERSION = 2
 
@@ -52,7 +52,7 @@ class ToolCall(BaseModel):
     arguments: Json
 
     def parsed(self) -> dict[str, Any]:
-        return loads(self.arguments)
+        return json.loads(self.arguments)
 
 
 class Message(BaseModel):
@@ -166,6 +166,10 @@ TRAJECTORY_SCHEMA = arrow_schema(Trajectory, TRAJECTORY_VERSION)
 
 HEAVY_COLUMNS = ("messages", "tools", "final_state", "input_ids", "action_mask", "logprobs")
 """Columns that a scan over many rows should ask for only when it needs them."""
+
+
+NOT_TRAINED = "not-trained"
+"""Tag of a row that no stage trains on, such as a judge's or a simulated user's."""
 
 
 def trajectory_id(stage: str, fingerprint: str, number: int) -> str:

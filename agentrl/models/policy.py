@@ -41,6 +41,11 @@ def _tokenizer_class(path: str | Path) -> Any:
     return PreTrainedTokenizerFast if generic else AutoTokenizer
 
 
+def load_tokenizer(path: str | Path) -> Any:
+    """The tokenizer of a local folder, or of a name on the Hugging Face hub."""
+    return _tokenizer_class(path).from_pretrained(path)
+
+
 @dataclass
 class Policy:
     """``name`` is how trajectories refer to it, ``version`` counts its updates in online training."""
@@ -62,7 +67,7 @@ class Policy:
         logging.disable_progress_bar()
         try:
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
-            tokenizer = _tokenizer_class(path).from_pretrained(path)
+            tokenizer = load_tokenizer(path)
         except OSError as error:
             raise ValueError(
                 f"model {str(path)!r} cannot be loaded: {str(error).splitlines()[0]} "

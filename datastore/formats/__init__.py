@@ -1,64 +1,142 @@
 """Formats of others, read and written. Each module's docstring is its mapping, and says what it cannot carry."""
 
-import hashlib
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pyarrow as pa
+from typing import Any
 
 from datastore.errors import StoreError
-from datastore.formats import atif, chat, huggingface, sharegpt, swe_agent, tau2, trl, verifiers, verl
-from schemas.trajectory import Trajectory, trajectory_id
-
-if TYPE_CHECKING:
-    from datastore.buffer import AppendResult, TrajectoryBuffer
-    from datastore.ingest import OnError
-
-_STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,79}")
-
-_NOT_THE_FORMAT = (
-    *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError),
-    pa.ArrowException,
+from datastore.formats import (
+    anthropic,
+    atif,
+    chat,
+    huggingface,
+    nemo_gym,
+    responses,
+    sharegpt,
+    swe_agent,
+    tau2,
+    tau_bench,
+    trl,
+    verifiers,
+    verifiers_v1,
+    verl,
 )
-"""What reading a file raises if it is of another format, or holds what no row can."""
+from datastore.formats.source import Source
+from schemas.trajectory import Trajectory
 
-LINEAGE = {"stage": "", "fingerprint": "", "run_id": ""}
-"""Filled in by the append: an imported row is the import's."""
+Fits = Callable[[Source], int]
+Read = Callable[[Source], Iterator[Trajectory]]
+Write = Callable[[Iterable[Trajectory], Path], int]
 
 
 @dataclass(frozen=True)
 class Format:
-    """``read`` yields rows of a file or folder; ``write`` takes rows and gives the number of records written."""
+    """``fits`` says how well a file fits: 0 not at all, and the higher the surer. ``read`` yields its rows; ``write``
+    takes rows, and gives the number of records written, and is None for a format that is only read."""
 
-    read: Callable[[Path], Iterator[Trajectory]]
-    write: Callable[[Iterable[Trajectory], Path], int]
-    tokens: bool
+    fits: Fits
+    read: Read
+    write: Write | None = None
+    tokens: bool = False
     """Whether token ids, mask and log-probs come back exactly."""
+    suffix: str = ".jsonl"
+    """Of what is written; "" is a folder."""
+    loses: frozenset[str] = frozenset()
+    """Parts of a row (``losses.PARTS``) that do not come back."""
+    leaves_out: Callable[[Trajectory], bool] | None = None
+    """Rows that are not written at all."""
+
+
+def _head(fits: Callable[[Any], int]) -> Fits:
+    """By the first record alone."""
+    return lambda source: fits(source.head) if source.kind in ("lines", "array", "document", "parquet") else 0
+
+
+_SPANS = frozenset({"spans of assistant messages", "spans of other messages"})
+_TOKENS = frozenset({"token ids", "tokenizer", "action mask", "log-probs"}) | _SPANS
+_OUTCOME = frozenset({"reward", "success", "end", "reward components", "step rewards", "tool errors"})
+_ORIGIN = frozenset({"identity", "agent and segment", "policy", "tags", "final state"})
+_TEXT_ONLY = _TOKENS | _OUTCOME | _ORIGIN
+_SPELLING = frozenset({"spelling of arguments"})
+_SHAREGPT = frozenset(
+    {"reasoning", "text beside calls", "call ids", "ids of answers", "names of answers"}
+    | {"boundaries of neighbouring messages"}
+)
+
+
+def _unscored(row: Trajectory) -> bool:
+    return row.success is None
+
+
+def _pairless(row: Trajectory) -> bool:
+    return row.success is None or row.reward is None
 
 
 FORMATS: dict[str, Format] = {
-    "openai-chat": Format(chat.read, chat.write, tokens=False),
-    "trl-sft": Format(trl.read_sft, trl.write_sft, tokens=False),
-    "trl-prompt-completion": Format(trl.read_prompt_completion, trl.write_prompt_completion, tokens=False),
-    "trl-preference": Format(trl.read_preference, trl.write_preference, tokens=False),
-    "trl-kto": Format(trl.read_kto, trl.write_kto, tokens=False),
-    "verl-sft": Format(verl.read, verl.write, tokens=False),
-    "verifiers": Format(verifiers.read, verifiers.write, tokens=True),
-    "verifiers-v1": Format(verifiers.read_v1, verifiers.write_v1, tokens=True),
-    "atif": Format(atif.read, atif.write, tokens=True),
-    "swe-agent": Format(swe_agent.read, swe_agent.write, tokens=False),
-    "tau2": Format(tau2.read, tau2.write, tokens=False),
-    "sharegpt": Format(sharegpt.read, sharegpt.write, tokens=False),
-    "huggingface": Format(huggingface.read, huggingface.write, tokens=True),
+    "openai-chat": Format(_head(chat.fits), chat.read, chat.write, loses=_TEXT_ONLY),
+    "openai-responses": Format(_head(responses.fits), responses.read),
+    "anthropic": Format(_head(anthropic.fits), anthropic.read, anthropic.write, loses=_TEXT_ONLY | _SPELLING),
+    "trl-sft": Format(
+        _head(trl.fits_sft),
+        trl.read_sft,
+        trl.write_sft,
+        loses=_TEXT_ONLY - {"token ids", "action mask"} | _SPELLING,
+    ),
+    "trl-prompt-completion": Format(
+        _head(trl.fits_prompt_completion),
+        trl.read_prompt_completion,
+        trl.write_prompt_completion,
+        loses=_TEXT_ONLY | _SPELLING,
+    ),
+    "trl-preference": Format(
+        _head(trl.fits_preference),
+        trl.read_preference,
+        trl.write_preference,
+        loses=_TEXT_ONLY - {"success"} | _SPELLING,
+        leaves_out=_pairless,
+    ),
+    "trl-kto": Format(
+        _head(trl.fits_kto),
+        trl.read_kto,
+        trl.write_kto,
+        loses=_TEXT_ONLY - {"success"} | _SPELLING,
+        leaves_out=_unscored,
+    ),
+    "verl-sft": Format(verl.fits, verl.read, verl.write, suffix=".parquet", loses=_TEXT_ONLY),
+    "verifiers": Format(
+        _head(verifiers.fits),
+        verifiers.read,
+        verifiers.write,
+        tokens=True,
+        loses=frozenset({"spans of other messages"}),
+    ),
+    "verifiers-v1": Format(_head(verifiers_v1.fits), verifiers_v1.read, verifiers_v1.write, tokens=True),
+    "nemo-gym": Format(_head(nemo_gym.fits), nemo_gym.read),
+    "atif": Format(_head(atif.fits), atif.read, atif.write, tokens=True, suffix=""),
+    "swe-agent": Format(
+        _head(swe_agent.fits),
+        swe_agent.read,
+        swe_agent.write,
+        suffix="",
+        loses=_TOKENS - {"tokenizer"} | {"step rewards"},
+    ),
+    "tau2": Format(
+        _head(tau2.fits),
+        tau2.read,
+        tau2.write,
+        suffix=".json",
+        loses=_TOKENS - {"tokenizer"} | {"step rewards"} | _SPELLING,
+    ),
+    "tau-bench": Format(_head(tau_bench.fits), tau_bench.read),
+    "sharegpt": Format(_head(sharegpt.fits), sharegpt.read, sharegpt.write, loses=_TEXT_ONLY | _SPELLING | _SHAREGPT),
+    "sharegpt-preference": Format(_head(sharegpt.fits_preference), sharegpt.read_preference),
+    "huggingface": Format(huggingface.fits, huggingface.read, huggingface.write, tokens=True, suffix=""),
 }
 
 
 def named(name: str) -> Format:
-    import difflib
-
     if name not in FORMATS:
         near = difflib.get_close_matches(name, FORMATS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -66,57 +144,8 @@ def named(name: str) -> Format:
     return FORMATS[name]
 
 
-def import_file(
-    buffer: "TrajectoryBuffer",
-    path: Path,
-    name: str,
-    *,
-    stage: str = "import",
-    env: str | None = None,
-    split: str | None = None,
-    on_error: "OnError" = "raise",
-) -> "AppendResult":
-    """Append a file's rows. The fingerprint is of the file's content and the format, so that importing a file twice
-    changes nothing. Rows get ids of this import; the source's own ids stay in ``episode_id`` and ``task_id``."""
-    from datastore.digest import digest
-
-    named(name)
-    if not path.exists():
-        raise StoreError(f"there is nothing to import at {path}")
-    if not _STAGE.fullmatch(stage):
-        raise StoreError(f"--stage {stage!r} is no name of a stage: up to 80 letters, digits, _ and -, a letter first")
-    content = f"{digest(path)}/{name}/{env}/{split}"
-    fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-    change = {key: value for key, value in (("env", env), ("split", split)) if value is not None}
-
-    def rows() -> Iterator[Trajectory]:
-        for number, row in enumerate(named(name).read(path)):
-            own = {"trajectory_id": trajectory_id(stage, fingerprint, number), **LINEAGE, **change}
-            yield row.model_copy(update=own)
-
-    try:
-        return buffer.append(rows(), stage=stage, fingerprint=fingerprint, on_error=on_error)
-    except StoreError:
-        raise
-    except (
-        LookupError,
-        TypeError,
-        AttributeError,
-        ValueError,
-        ArithmeticError,
-        RecursionError,
-        pa.ArrowException,
-    ) as error:
-        reason = f"lacks {error}" if isinstance(error, KeyError) else (str(error).splitlines() or [""])[0][:300]
-        raise StoreError(f"{path} does not look like {name}: {reason}; see docs/formats.md") from error
-
-
-def export_file(buffer: "TrajectoryBuffer", ids: Sequence[str], path: Path, name: str) -> int:
-    """Write rows of the buffer to a file or folder, a bounded number at a time. Gives the number of records."""
-
-    def rows() -> Iterator[Trajectory]:
-        for start in range(0, len(ids), 1024):
-            yield from buffer.get_many(ids[start : start + 1024])
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return named(name).write(rows(), path)
+def detect(source: Source) -> str | None:
+    """The name of the format that fits a file best; None if none does."""
+    scores = {name: format.fits(source) for name, format in FORMATS.items()}
+    best = max(scores, key=lambda name: scores[name])
+    return best if scores[best] else None

@@ -2,9 +2,13 @@
 
 An assistant message is an ``agent`` step; the tool messages after it are its ``observation.results``. Token ids and
 log-probs go into ``metrics`` (``prompt_token_ids``, ``completion_token_ids``, ``logprobs``) and come back exactly,
-as do the action mask and all message spans. What has no place goes under ``extra.agentrl``. Not carried: a tool
-message that does not follow an agent step keeps its text but becomes a user step; run and fingerprint are the
-importer's.
+as do the action mask and all message spans. ``agent`` gives name (agent), model (policy) and tools. What has no
+place goes under ``extra.agentrl``. Steps with ``is_copied_context`` were said in another document and are marked as
+such by a remark. Completion ids without prompt ids are no sequence to train on: such a document comes without
+tokens, and so does one whose steps are not one sequence.
+
+A tool message that does not follow an agent step is a user step. Not read:
+``subagent_trajectories`` (documents of their own), ``notes``, ``final_metrics`` and ``metrics`` other than tokens.
 """
 
 import json
@@ -12,33 +16,31 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.common import (
-    carried,
-    file_name,
-    finite,
-    json_text,
-    make_row,
-    read_document,
-    read_lines,
-    strings,
-    text_of,
-    write_lines,
-)
-from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
+from datastore.formats.files import file_name, is_lines, write_lines
+from datastore.formats.messages import json_text, text_of
+from datastore.formats.rows import carried, finite, make_row, spoken
+from datastore.formats.source import Source, each
+from schemas.trajectory import Message, Role, Trajectory
 
 VERSION = "ATIF-v1.7"
 _SOURCES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "agent", Role.TOOL: "user"}
 
 
+def fits(head: Any) -> int:
+    if not isinstance(head, dict) or not isinstance(head.get("steps"), list):
+        return 0
+    return 2 if str(head.get("schema_version", "")).startswith("ATIF") or "agent" in head else 0
+
+
 def write(rows: Iterable[Trajectory], path: Path) -> int:
-    """JSON Lines where ``path`` ends in ``.jsonl``, else a folder with a document per row."""
-    if path.suffix == ".jsonl":
+    """JSON Lines if the name says so, else a folder with a document per row."""
+    if is_lines(path):
         return write_lines(path, map(_document, rows))
     path.mkdir(parents=True, exist_ok=True)
     count = 0
     for row in rows:
         document = json.dumps(_document(row), ensure_ascii=False, allow_nan=False, indent=2)
-        (path / file_name(row.trajectory_id, ".json")).write_text(document, encoding="utf-8")
+        (path / file_name(count, row.trajectory_id, ".json")).write_text(document, encoding="utf-8")
         count += 1
     return count
 
@@ -53,10 +55,10 @@ def _document(row: Trajectory) -> dict[str, Any]:
             continue
         steps.append({"step_id": len(steps) + 1, "source": _SOURCES[message.role], "message": message.content})
         steps[-1]["extra"] = {"role": message.role.value, "reward": message.reward, "span": _span(message)}
+        if message.role is Role.TOOL:
+            steps[-1]["extra"] |= {"tool_call_id": message.tool_call_id, "name": message.name}
         if message.role is Role.ASSISTANT:
             _agent_step(steps[-1], message, row)
-    spanned = [message.token_end for message in row.messages if message.token_end is not None]
-    rest = max(spanned, default=0)
     return {
         "schema_version": VERSION,
         "session_id": row.episode_id,
@@ -71,8 +73,12 @@ def _document(row: Trajectory) -> dict[str, Any]:
         "final_metrics": {"total_steps": len(steps), "total_completion_tokens": row.n_action_tokens},
         "extra": {
             "agentrl": carried(row) | {"tools": row.tools},
-            "tokens": {"input_ids": row.input_ids, "action_mask": [int(one) for one in row.action_mask]}
-            if rest < len(row.input_ids) or any(row.action_mask)
+            "tokens": {
+                "input_ids": row.input_ids,
+                "action_mask": [int(one) for one in row.action_mask],
+                "logprobs": finite(row.logprobs),
+            }
+            if row.input_ids
             else None,
         },
     }
@@ -106,110 +112,110 @@ def _span(message: Message) -> list[int] | None:
     return None if start is None or end is None else [start, end]
 
 
-def read(path: Path) -> Iterator[Trajectory]:
-    if path.suffix == ".jsonl":
-        documents: Iterable[dict[str, Any]] = read_lines(path)
-    else:
-        documents = map(read_document, sorted(path.rglob("*.json")) if path.is_dir() else [path])
-    for number, document in enumerate(documents):
-        yield _row(number, document)
+_KNOWN = frozenset({"schema_version", "session_id", "trajectory_id", "agent", "steps", "extra", "final_metrics"})
+_KNOWN_STEP = frozenset(
+    {"step_id", "source", "message", "reasoning_content", "tool_calls", "observation", "metrics", "extra", "timestamp"}
+    | {"model_name", "is_copied_context"}
+)
+_KNOWN_METRICS = frozenset(
+    {"prompt_token_ids", "completion_token_ids", "logprobs", "prompt_tokens", "completion_tokens"}
+)
 
 
-def _row(number: int, document: dict[str, Any]) -> Trajectory:
-    messages: list[Message] = []
-    sampled: list[tuple[list[int], list[int], list[Any]]] = []
+def read(source: Source) -> Iterator[Trajectory]:
+    def convert(document: dict[str, Any]) -> Iterator[Trajectory]:
+        yield _row(source, document)
+
+    return each(source, source.records(), convert)
+
+
+def _row(source: Source, document: dict[str, Any]) -> Trajectory:
+    notes = source.notes
+    notes.rest(document, _KNOWN)
+    messages: list[dict[str, Any]] = []
+    sampled: list[tuple[list[int] | None, list[int], list[Any], int]] = []
     for step in document["steps"]:
-        messages += _messages(step)
+        notes.rest(step, _KNOWN_STEP, "steps.")
+        if step.get("is_copied_context"):
+            notes.remark("steps copied from another document (is_copied_context)")
         metrics = step.get("metrics") or {}
-        if metrics.get("completion_token_ids"):
-            completion = metrics["completion_token_ids"]
+        notes.rest(metrics, _KNOWN_METRICS, "steps.metrics.")
+        if completion := metrics.get("completion_token_ids"):
             logprobs = metrics.get("logprobs") or [None] * len(completion)
-            sampled.append((metrics.get("prompt_token_ids") or [], completion, logprobs))
+            sampled.append((metrics.get("prompt_token_ids"), completion, logprobs, len(messages)))
+        messages += _messages(step)
     extra = dict((document.get("extra") or {}).get("agentrl") or {})
     agent = document.get("agent") or {}
     tools = extra.pop("tools", None) or json_text(agent.get("tool_definitions") or [])
-    tokens = _tokens(sampled, (document.get("extra") or {}).get("tokens"), messages)
+    own = (document.get("extra") or {}).get("tokens")
+    tokens = own and {name: own[name] for name in ("input_ids", "action_mask", "logprobs") if name in own}
     return make_row(
-        number,
         messages,
+        source="atif",
         extra=extra,
         trajectory_id=document.get("trajectory_id") or document.get("session_id"),
         episode_id=document.get("session_id"),
-        env=agent.get("name"),
+        agent=agent.get("name"),
         policy=agent.get("model_name"),
         tools=tools,
-        termination=Termination.ANSWERED,
-        **tokens,
+        **(tokens or _tokens(sampled, messages, source)),
     )
 
 
-def _messages(step: dict[str, Any]) -> list[Message]:
+def _messages(step: dict[str, Any]) -> list[dict[str, Any]]:
     extra = step.get("extra") or {}
     role = extra.get("role") or {"agent": "assistant"}.get(step["source"], step["source"])
     calls = [
-        ToolCall(
-            id=str(call["tool_call_id"]),
-            name=call["function_name"],
-            arguments=(call.get("extra") or {}).get("text") or json_text(call.get("arguments") or {}),
-        )
+        {
+            "id": str(call["tool_call_id"]),
+            "name": call["function_name"],
+            "arguments": (call.get("extra") or {}).get("text") or json_text(call.get("arguments") or {}),
+        }
         for call in step.get("tool_calls") or []
     ]
-    names = {call.id: call.name for call in calls}
-    start, end = extra.get("span") or (None, None)
-    messages = [
-        Message(
-            role=Role(role),
-            content=text_of(step.get("message")),
-            reasoning=step.get("reasoning_content"),
-            tool_calls=calls,
-            reward=extra.get("reward"),
-            token_start=start,
-            token_end=end,
-        )
-    ]
+    names = {call["id"]: call["name"] for call in calls}
+    message = {"role": role, "content": text_of(step.get("message")), "reward": extra.get("reward"), **_place(extra)}
+    if step.get("reasoning_content") is not None:
+        message["reasoning"] = step["reasoning_content"]
+    if calls:
+        message["tool_calls"] = calls
+    if role == "tool":
+        message |= {"tool_call_id": extra.get("tool_call_id"), "name": extra.get("name")}
+    messages = [message]
     for result in (step.get("observation") or {}).get("results") or []:
         own = result.get("extra") or {}
-        start, end = own.get("span") or (None, None)
-        identity = strings(result.get("source_call_id"))
-        messages.append(
-            Message(
-                role=Role.TOOL,
-                content=text_of(result.get("content")),
-                tool_call_id=identity,
-                name=own["name"] if "name" in own else names.get(identity or ""),
-                token_start=start,
-                token_end=end,
-            )
-        )
+        identity = spoken(result.get("source_call_id"))
+        name = own["name"] if "name" in own else names.get(identity or "")
+        content = text_of(result.get("content"))
+        messages.append({"role": "tool", "content": content, "tool_call_id": identity, "name": name, **_place(own)})
     return messages
 
 
+def _place(extra: dict[str, Any]) -> dict[str, Any]:
+    start, end = extra.get("span") or (None, None)
+    return {"token_start": start, "token_end": end}
+
+
 def _tokens(
-    sampled: list[tuple[list[int], list[int], list[Any]]], whole: dict[str, Any] | None, messages: list[Message]
+    sampled: list[tuple[list[int] | None, list[int], list[Any], int]], messages: list[dict[str, Any]], source: Source
 ) -> dict[str, Any]:
-    """Token columns from the steps. A prompt that does not begin with what came before belongs to another context; such
-    a document comes without tokens, since its steps are not one sequence."""
-    if not sampled and not whole:
-        return {}
+    """Token columns from the steps, and spans of the messages that were sampled. Nothing where they are no sequence."""
     ids: list[int] = []
     mask: list[bool] = []
     logprobs: list[Any] = []
     spans = []
-    for prompt, completion, values in sampled:
+    for prompt, completion, values, place in sampled:
+        if not prompt:
+            source.notes.remark("completion ids without prompt ids: the row comes without tokens")
+            return {}
         if prompt[: len(ids)] != ids:
+            source.notes.remark("token ids of the steps are not one sequence: the row comes without tokens")
             return {}
         new = len(prompt) - len(ids)
-        spans.append((len(prompt), len(prompt) + len(completion)))
+        spans.append((place, len(prompt), len(prompt) + len(completion)))
         ids = prompt + completion
         mask += [False] * new + [True] * len(completion)
         logprobs += [None] * new + list(values)
-    if whole:
-        ids, mask = whole["input_ids"], [bool(one) for one in whole["action_mask"]]
-        logprobs += [None] * (len(ids) - len(logprobs))
-    elif len(spans) == (own := sum(message.role is Role.ASSISTANT for message in messages)) and own:
-        places = iter(spans)
-        for index, message in enumerate(messages):
-            if message.role is Role.ASSISTANT:
-                start, end = next(places)
-                messages[index] = message.model_copy(update={"token_start": start, "token_end": end})
+    for place, start, end in spans:
+        messages[place] |= {"token_start": start, "token_end": end}
     return {"input_ids": ids, "action_mask": mask, "logprobs": logprobs}

@@ -1,20 +1,54 @@
-"""OpenAI chat JSON Lines: ``{"messages": [...], "tools": [...]}``, arguments of calls as JSON text.
+"""OpenAI chat, JSON Lines or a JSON array: ``{"messages": [...], "tools": [...]}``, arguments of calls as JSON text.
 
-Carries: roles, text, reasoning (``reasoning_content``), calls with ids, tool names, tool schemas.
-Cannot carry: tokens, masks, log-probs, rewards and outcome, lineage, message spans.
+Reads also: arguments as objects, calls as JSON text, legacy ``function_call`` with ``functions`` and messages of role
+``function``, content in parts, ``model`` (policy), and ``label`` (success, as LLaMA-Factory's KTO data has it). An
+answer without an id takes that of the call before it. Carries roles, text, reasoning (``reasoning_content``), calls
+with ids, tool names, tool schemas. Cannot carry tokens, outcome, identity and lineage.
 """
 
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from datastore.formats.common import from_chat, json_text, make_row, read_lines, to_chat, write_lines
+from datastore.formats.files import write_lines
+from datastore.formats.messages import from_chat, json_text, to_chat
+from datastore.formats.rows import make_row
+from datastore.formats.source import Source, each
 from schemas.trajectory import Trajectory
 
+_KNOWN = frozenset({"messages", "tools", "functions", "model", "label"})
 
-def read(path: Path) -> Iterator[Trajectory]:
-    for number, line in enumerate(read_lines(path)):
-        yield make_row(number, from_chat(line["messages"]), tools=json_text(line.get("tools") or []))
+
+def is_chat(value: Any) -> bool:
+    """Whether a value is a list of messages with roles."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "role" in value[0]
+
+
+def fits(head: Any) -> int:
+    return 1 if isinstance(head, dict) and is_chat(head.get("messages")) else 0
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+        source.notes.rest(line, _KNOWN)
+        label = line.get("label")
+        yield make_row(
+            from_chat(line["messages"], source.notes),
+            source="openai-chat",
+            tools=tools_text(line),
+            policy=line.get("model"),
+            success=label if isinstance(label, bool) else None,
+        )
+
+    return each(source, source.records(), convert)
+
+
+def tools_text(line: dict[str, Any]) -> str:
+    """Tool schemas as JSON text; legacy ``functions`` in the form of ``tools``."""
+    if line.get("functions"):
+        return json.dumps([{"type": "function", "function": one} for one in line["functions"]], ensure_ascii=False)
+    return json_text(line.get("tools") or [])
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:

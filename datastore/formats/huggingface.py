@@ -2,21 +2,31 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from datastore.errors import StoreError
+from datastore.formats.rows import batched
+from datastore.formats.source import Source
 from datastore.ingest import as_table
 from datastore.optional import optional
-from schemas.arrow import from_table
 from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+BATCH_ROWS = 256
+
 
 def _library() -> Any:
     return optional("datasets", "formats")
+
+
+def fits(source: Source) -> int:
+    files = ("state.json", "dataset_info.json")
+    return 2 if source.kind == "folder" and all((source.path / name).is_file() for name in files) else 0
 
 
 def to_dataset(rows: Iterable[Trajectory] | pa.Table) -> "Dataset":
@@ -33,13 +43,26 @@ def from_dataset(dataset: "Dataset") -> pa.Table:
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:
     """A folder as ``datasets.load_from_disk`` reads it."""
-    dataset = to_dataset(rows)
-    dataset.save_to_disk(str(path))
-    return len(dataset)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
+        file = Path(folder) / "rows.arrow"
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, TRAJECTORY_SCHEMA) as stream:
+            for batch in batched(rows, BATCH_ROWS):
+                stream.write_table(as_table(list(batch)).cast(TRAJECTORY_SCHEMA))
+        dataset = _library().Dataset.from_file(str(file))
+        dataset.save_to_disk(str(path))
+        return len(dataset)
 
 
-def read(path: Path) -> Iterator[Trajectory]:
-    yield from from_table(Trajectory, from_dataset(_library().load_from_disk(str(path))))
+def read(source: Source) -> Iterator[Trajectory]:
+    dataset = _library().load_from_disk(str(source.path))
+    if missing := [name for name in TRAJECTORY_SCHEMA.names if name not in dataset.column_names]:
+        raise StoreError(f"{source.name} is no dataset of trajectories: it lacks the columns {', '.join(missing)}")
+    for name in set(dataset.column_names) - set(TRAJECTORY_SCHEMA.names):
+        source.notes.ignored[name] += len(dataset)
+    for start in range(0, len(dataset), BATCH_ROWS):
+        part = dataset.select(range(start, min(start + BATCH_ROWS, len(dataset))))
+        for line in from_dataset(part).to_pylist():
+            yield Trajectory.model_validate(line)
 
 
 def push(rows: Iterable[Trajectory] | pa.Table, name: str, *, private: bool = True) -> None:

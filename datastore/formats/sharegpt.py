@@ -1,9 +1,14 @@
-"""ShareGPT as LLaMA-Factory reads it, JSON Lines: ``conversations`` of ``{from, value}``, ``system``, ``tools``.
+"""ShareGPT as LLaMA-Factory reads it, JSON Lines or a JSON array: ``conversations`` of ``{from, value}``, ``system``,
+``tools``; ``sharegpt-preference`` adds ``chosen`` and ``rejected`` (one turn each), KTO data ``kto_tag``.
 
 A call is ``function_call`` with ``{"name", "arguments"}``, several at once a JSON list; results are one
 ``observation``, several joined by lines. Human and observation stand at odd places, gpt and function_call at even
-ones: neighbours of one side are joined. Cannot carry: text beside a call, reasoning, call ids, which result answers
-which of several calls, tokens, log-probs, rewards, outcome, lineage.
+ones: neighbours of one side are joined. A preference is two rows of one task, the chosen one a success with reward
+1, the rejected one a failure with 0; ``kto_tag`` is the success. Columns of media (``images``, ``videos``,
+``audios``) are counted, not carried; their placeholders stay in the text.
+
+Cannot carry: text beside a call, reasoning, call ids, which result answers which of several calls, tokens, outcome,
+identity, lineage.
 """
 
 import json
@@ -11,9 +16,80 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.common import json_text, make_row, read_lines, write_lines
-from schemas.json_text import loads
-from schemas.trajectory import Message, Role, ToolCall, Trajectory
+from datastore.formats.files import write_lines
+from datastore.formats.messages import ROLES, call, json_text
+from datastore.formats.rows import make_row
+from datastore.formats.source import Source, each
+from schemas.trajectory import Message, Role, Trajectory
+
+_KNOWN = frozenset({"conversations", "system", "tools", "chosen", "rejected", "kto_tag"})
+_KNOWN_TURN = frozenset({"from", "value"})
+
+
+def _is_turns(value: Any) -> bool:
+    return (
+        isinstance(value, list) and bool(value) and isinstance(value[0], dict) and {"from", "value"} <= value[0].keys()
+    )
+
+
+def fits(head: Any) -> int:
+    return 2 if isinstance(head, dict) and _is_turns(head.get("conversations")) and "chosen" not in head else 0
+
+
+def fits_preference(head: Any) -> int:
+    if not isinstance(head, dict) or not _is_turns(head.get("conversations")):
+        return 0
+    return 2 if {"chosen", "rejected"} <= head.keys() else 0
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+        source.notes.rest(line, _KNOWN)
+        label = line.get("kto_tag")
+        messages = _messages(line, line["conversations"], source)
+        success = label if isinstance(label, bool) else None
+        tools = json_text(line.get("tools") or [])
+        yield make_row(messages, source="sharegpt", tools=tools, success=success)
+
+    return each(source, source.records(), convert)
+
+
+def read_preference(source: Source) -> Iterator[Trajectory]:
+    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+        source.notes.rest(line, _KNOWN)
+        for index, (side, success) in enumerate((("chosen", True), ("rejected", False))):
+            turns = line[side] if isinstance(line[side], list) else [line[side]]
+            yield make_row(
+                _messages(line, [*line["conversations"], *turns], source),
+                source="sharegpt",
+                task_content=[line.get("system"), line["conversations"]],
+                tools=json_text(line.get("tools") or []),
+                sample_index=index,
+                success=success,
+                reward=float(success),
+            )
+
+    return each(source, source.records(), convert)
+
+
+def _messages(line: dict[str, Any], turns: list[dict[str, Any]], source: Source) -> list[dict[str, Any]]:
+    messages = [{"role": "system", "content": line["system"]}] if line.get("system") else []
+    pending: list[dict[str, Any]] = []
+    for turn in turns:
+        source.notes.rest(turn, _KNOWN_TURN, "conversations.")
+        kind, value = turn["from"], turn["value"]
+        if kind == "function_call":
+            found = json.loads(value)
+            calls = found if isinstance(found, list) else [found]
+            pending = [call(one, f"call_{len(messages)}_{i}") for i, one in enumerate(calls)]
+            messages.append({"role": "assistant", "content": "", "tool_calls": pending})
+        elif kind == "observation":
+            answered = pending[0] if len(pending) == 1 else None
+            identity = {"tool_call_id": answered["id"], "name": answered["name"]} if answered else {}
+            messages.append({"role": "tool", "content": value, **identity})
+        else:
+            messages.append({"role": ROLES.get(kind, kind), "content": value})
+    return messages
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:
@@ -37,32 +113,7 @@ def _line(row: Trajectory) -> dict[str, Any]:
 def _turn(message: Message) -> dict[str, str]:
     if message.role is Role.ASSISTANT and message.tool_calls:
         calls = [{"name": call.name, "arguments": call.parsed()} for call in message.tool_calls]
-        return {
-            "from": "function_call",
-            "value": json.dumps(calls[0] if len(calls) == 1 else calls, ensure_ascii=False),
-        }
+        value = json.dumps(calls[0] if len(calls) == 1 else calls, ensure_ascii=False)
+        return {"from": "function_call", "value": value}
     name = {Role.USER: "human", Role.ASSISTANT: "gpt", Role.TOOL: "observation"}[message.role]
     return {"from": name, "value": message.content}
-
-
-def read(path: Path) -> Iterator[Trajectory]:
-    for number, line in enumerate(read_lines(path)):
-        messages = [Message(role=Role.SYSTEM, content=line["system"])] if line.get("system") else []
-        pending: list[ToolCall] = []
-        for turn in line["conversations"]:
-            kind, value = turn["from"], turn["value"]
-            if kind == "function_call":
-                calls = loads(value)
-                pending = [
-                    ToolCall(id=f"call_{len(messages)}_{i}", name=one["name"], arguments=json_text(one["arguments"]))
-                    for i, one in enumerate(calls if isinstance(calls, list) else [calls])
-                ]
-                messages.append(Message(role=Role.ASSISTANT, tool_calls=pending))
-            elif kind == "observation":
-                answered = pending[0] if len(pending) == 1 else None
-                identity = {"tool_call_id": answered.id, "name": answered.name} if answered else {}
-                messages.append(Message(role=Role.TOOL, content=value, **identity))
-            else:
-                role = {"human": Role.USER, "user": Role.USER, "gpt": Role.ASSISTANT, "system": Role.SYSTEM}[kind]
-                messages.append(Message(role=role, content=value))
-        yield make_row(number, messages, tools=json_text(line.get("tools") or []))

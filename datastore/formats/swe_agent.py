@@ -1,11 +1,16 @@
 """SWE-agent ``.traj``: one JSON document per trajectory.
 
-Import: ``trajectory`` steps become an assistant message (``thought``, else ``response``) with a call of the tool
-``bash`` (``{"command": action}``) and its observation, after the messages of the first step's ``query`` (``message``
-before 1.1); a file with ``history`` alone is read as chat. ``info.exit_status`` ``submitted`` is an answer; success is
-not known and stays false. Export: ``action`` is the command of the first call, or its name and arguments; the exact
-messages of a step go under ``extra_info.agentrl``, what else has no place under ``info.agentrl``. Cannot carry: tokens,
-masks, log-probs.
+Import: the messages before the first step are those of its ``query`` (``message`` before 1.1) that are system or
+user messages, else the head of ``history``. If ``history`` has native tool calls, the whole ``history`` is the
+conversation. Otherwise a step becomes an assistant message (``thought``, else ``response``) with a call of the tool
+``bash`` (``{"command": action}``) and its observation. ``info.exit_status`` is the end: ``submitted`` is an answer,
+also after ``exit_cost`` and the like, and every other exit its own termination. Whether the submission is right is
+not in the file: rows are unscored. ``info.submission`` is the final state, ``replay_config.agent.model.name`` the
+policy.
+
+Export: a folder with a file per row. ``action`` is the command of the first call, or its name and arguments; the
+exact messages of a step go under ``extra_info.agentrl``, what else has no place under ``info.agentrl``. Cannot
+carry: tokens, masks, log-probs.
 """
 
 import json
@@ -14,64 +19,125 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from datastore.errors import StoreError
-from datastore.formats.common import (
-    carried,
-    file_name,
-    from_chat,
-    json_text,
-    make_row,
-    read_document,
-    split_prompt,
-    text_of,
-    to_chat,
-)
+from datastore.formats.files import file_name
+from datastore.formats.messages import from_chat, json_text, split_prompt, text_of, to_chat
+from datastore.formats.rows import carried, make_row, termination
+from datastore.formats.source import Source, each
 from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
+_EXITS = {
+    "submitted": Termination.ANSWERED,
+    "exit_cost": Termination.MAX_TOKENS,
+    "exit_total_execution_time": Termination.TIME_LIMIT,
+    "exit_command_timeout": Termination.TIME_LIMIT,
+    "exit_context": Termination.MAX_CONTEXT,
+    "exit_format": Termination.FORMAT_ERROR,
+    "exit_forfeit": Termination.ANSWERED,
+    "exit_command": Termination.CANCELLED,
+    "early_exit": Termination.MAX_STEPS,
+    "exit_environment_error": Termination.INFRA_ERROR,
+    "exit_api": Termination.INFRA_ERROR,
+    "exit_error": Termination.ENV_ERROR,
+}
+_KNOWN = frozenset(
+    {"trajectory", "history", "info", "environment", "replay_config", "instance_id", "problem_statement"}
+)
+_KNOWN_INFO = frozenset({"exit_status", "submission", "agentrl", "agentrl_tools"})
+_KNOWN_STEP = frozenset(
+    {"action", "observation", "response", "thought", "query", "message", "messages", "extra_info", "state"}
+)
+_KNOWN_HISTORY = frozenset(
+    {"role", "content", "tool_calls", "tool_call_ids", "tool_call_id", "agent", "message_type", "action", "thought"}
+    | {"is_demo", "tags", "cache_control", "name", "thinking_blocks"}
+)
 
-def read(path: Path) -> Iterator[Trajectory]:
-    files = sorted(path.rglob("*.traj")) if path.is_dir() else [path]
-    for number, file in enumerate(files):
-        document = read_document(file)
+
+def fits(head: Any) -> int:
+    if not isinstance(head, dict):
+        return 0
+    steps = head.get("trajectory")
+    if isinstance(steps, list) and (not steps or {"action", "observation"} <= steps[0].keys()):
+        return 2
+    return 1 if isinstance(head.get("history"), list) and "role" in (head["history"] or [{}])[0] else 0
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    def convert(document: dict[str, Any]) -> Iterator[Trajectory]:
+        source.notes.rest(document, _KNOWN)
         info = document.get("info") or {}
-        submitted = info.get("exit_status") in (None, "submitted")
+        source.notes.rest(info, _KNOWN_INFO, "info.")
+        status = str(info.get("exit_status") or "")
+        status = "submitted" if status.startswith("submitted") else status
+        name = document.get("instance_id") or source.path.name.split(".")[0]
         yield make_row(
-            number,
-            _messages(document, file),
+            _messages(document, source),
+            source="swe-agent",
             extra=info.get("agentrl"),
-            task_id=document.get("instance_id") or file.stem,
-            env="swe-agent",
-            termination=Termination.ANSWERED if submitted else Termination.ENV_ERROR,
+            task=name,
+            termination=termination(_EXITS, status, source.notes),
+            policy=_model(document),
             final_state=json.dumps({"submission": info["submission"]}) if info.get("submission") else None,
-            tools=json_text((info.get("agentrl_tools")) or []),
+            tools=json_text(info.get("agentrl_tools") or []),
         )
 
+    return each(source, source.records(), convert)
 
-def _messages(document: dict[str, Any], file: Path) -> list[Message]:
-    steps = document.get("trajectory")
+
+def _model(document: dict[str, Any]) -> str | None:
+    config = document.get("replay_config")
+    config = json.loads(config) if isinstance(config, str) else config
+    try:
+        return str(config["agent"]["model"]["name"])  # type: ignore[index]
+    except (KeyError, TypeError):
+        return None
+
+
+def _messages(document: dict[str, Any], source: Source) -> list[dict[str, Any]]:
+    steps, history = document.get("trajectory") or [], document.get("history") or []
+    ours = any((step.get("extra_info") or {}).get("agentrl") for step in steps)
+    if history and not ours and (not steps or any(one.get("tool_calls") for one in history)):
+        return _chat(history, source)
     if not steps:
-        if not document.get("history"):
-            raise StoreError(f"{file} has neither trajectory nor history; is it a SWE-agent .traj file?")
-        return from_chat(_plain(one) for one in document["history"])
-    messages = from_chat(_plain(one) for one in _opening(steps[0]) or _leading(document))
+        raise KeyError("trajectory")
+    messages = _chat(_opening(steps[0]) or _leading(history), source)
     for number, step in enumerate(steps):
-        messages += _step_messages(number, step)
+        messages += _step_messages(number, step, source)
     return messages
 
 
-def _step_messages(number: int, step: dict[str, Any]) -> list[Message]:
+def _chat(history: list[dict[str, Any]], source: Source) -> list[dict[str, Any]]:
+    """History items as chat: SWE-agent keeps the ids of answered calls in a list. Demonstrations are left out."""
+    plain = []
+    for one in history:
+        source.notes.rest(one, _KNOWN_HISTORY, "history.")
+        if one.get("is_demo"):
+            source.notes.remark("demonstrations in the history (is_demo)")
+            continue
+        ids = one.get("tool_call_ids")
+        item = {"role": one["role"], "content": one.get("content"), "tool_calls": one.get("tool_calls")}
+        if thoughts := [part.get("thinking") for part in one.get("thinking_blocks") or []]:
+            item["reasoning"] = "\n".join(text for text in thoughts if text)
+        if one["role"] == "tool" or ids:
+            item |= {"role": "tool", "tool_call_id": ids[0] if ids else one.get("tool_call_id")}
+        plain.append(item)
+    return from_chat(plain, source.notes)
+
+
+def _step_messages(number: int, step: dict[str, Any], source: Source) -> list[dict[str, Any]]:
+    source.notes.rest(step, _KNOWN_STEP, "trajectory.")
     kept = (step.get("extra_info") or {}).get("agentrl")
     if kept:  # written by us: the messages as they were
-        return from_chat(kept)
+        return from_chat(kept, source.notes)
     thought = step.get("thought") or ""
     action = (step.get("action") or "").strip()
     if not action:
-        return [Message(role=Role.ASSISTANT, content=(thought or step.get("response") or "").strip())]
-    call = ToolCall(id=f"call_{number}", name="bash", arguments=json.dumps({"command": action}))
+        said = (thought or step.get("response") or "").strip()
+        return [{"role": "assistant", "content": said}] if said else []
+    call = {"id": f"call_{number}", "name": "bash", "arguments": json.dumps({"command": action})}
     result = text_of(step.get("observation"))
     return [
-        Message(role=Role.ASSISTANT, content=thought.strip(), tool_calls=[call]),
-        Message(role=Role.TOOL, content=result, tool_call_id=call.id, name=call.name),
+        {"role": "assistant", "content": thought.strip(), "tool_calls": [call]},
+        {"role": "tool", "content": result, "tool_call_id": call["id"], "name": "bash"},
     ]
 
 
@@ -80,15 +146,9 @@ def _opening(step: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in asked if one.get("role") in ("system", "user")] if isinstance(asked, list) else []
 
 
-def _leading(document: dict[str, Any]) -> list[dict[str, Any]]:
+def _leading(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """System and user messages at the head of the history."""
-    return list(takewhile(lambda one: one.get("role") in ("system", "user"), document.get("history") or []))
-
-
-def _plain(one: dict[str, Any]) -> dict[str, Any]:
-    """A history item as chat: SWE-agent keeps the ids of answered calls in a list."""
-    ids = one.get("tool_call_ids")
-    return {**one, "tool_call_id": ids[0] if ids else one.get("tool_call_id"), "name": None}
+    return list(takewhile(lambda one: one.get("role") in ("system", "user"), history))
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:
@@ -97,26 +157,30 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
     count = 0
     for row in rows:
         opening, rest = split_prompt(row.messages)
+        state = json.loads(row.final_state)
         document = {
             "environment": row.env,
             "trajectory": _steps(rest, to_chat(opening)),
             "history": to_chat(row.messages),
             "info": {
-                "exit_status": "submitted" if row.termination is Termination.ANSWERED else row.termination.value,
-                "submission": (json.loads(row.final_state) or {}).get("submission")
-                if isinstance(json.loads(row.final_state), dict)
-                else None,
+                "exit_status": _exit(row.termination),
+                "submission": state.get("submission") if isinstance(state, dict) else None,
                 "agentrl": carried(row),
                 "agentrl_tools": row.tools,
             },
         }
         text = json.dumps(document, indent=2, ensure_ascii=False)
-        (path / file_name(row.trajectory_id, ".traj")).write_text(text, encoding="utf-8")
+        (path / file_name(count, row.trajectory_id, ".traj")).write_text(text, encoding="utf-8")
         count += 1
     return count
 
 
+def _exit(end: Termination) -> str:
+    return next((name for name, known in _EXITS.items() if known is end), end.value)
+
+
 def _steps(messages: list[Message], opening: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A step per assistant message. What follows it, the tool's or the user's, is its observation."""
     steps: list[dict[str, Any]] = []
     for message in messages:
         if message.role is Role.ASSISTANT:
@@ -132,7 +196,7 @@ def _steps(messages: list[Message], opening: list[dict[str, Any]]) -> list[dict[
                     "extra_info": {"agentrl": to_chat([message])},
                 }
             )
-        elif message.role is Role.TOOL and steps:
+        elif steps:
             steps[-1]["observation"] += message.content
             steps[-1]["extra_info"]["agentrl"] += to_chat([message])
     return steps

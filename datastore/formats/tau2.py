@@ -1,117 +1,190 @@
-"""tau2-bench results: one JSON document with ``tasks`` and ``simulations``.
+"""tau2-bench results: a document with ``info``, ``tasks`` and ``simulations``, or the folder layout that newer
+versions write: ``results.json`` (without the messages) beside ``simulations/<id>.json``.
 
-A simulation is a row: ``task_id``, ``trial`` (sample index), ``reward_info.reward`` (success at 1),
-``reward_info.reward_breakdown`` (components), ``termination_reason``, ``messages`` with calls ``{id, name,
-arguments}``. Calls by the simulated user (``requestor: user``) are kept as they are said. What has no place goes
-under ``info.agentrl``. Cannot carry: tokens, masks, log-probs.
+A simulation is a row. ``task_id`` with the content of its task in ``tasks``, ``trial`` (sample index),
+``reward_info.reward`` (success at 1, as the benchmark counts), ``reward_info.reward_breakdown`` and the checks
+``db_check``, ``env_assertions``, ``action_checks``, ``nl_assertions``, ``communicate_checks`` as components,
+``termination_reason``, ``messages``; from ``info`` the domain (env), the agent's model (policy) and the domain's
+policy as system message, if the messages have none. Without ``reward_info`` a row is unscored. Tool messages with
+``error`` count as tool errors. Calls of the simulated user (``requestor: user``) stay calls of the user, which no
+stage trains on. A full-duplex (voice) simulation has ``ticks`` and no messages: refused by name. ``elements`` are
+streamed.
+
+Cannot carry: tokens, masks, log-probs. What has no place goes under ``agentrl`` of the simulation.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.common import carried, json_text, make_row, read_document, strings, text_of
-from schemas.trajectory import Message, RewardComponent, Role, Termination, ToolCall, Trajectory
+from datastore.formats.files import line, text_file, write_list
+from datastore.formats.messages import from_chat, json_text
+from datastore.formats.rows import carried, components, make_row, number, spoken, termination
+from datastore.formats.source import Source, each
+from schemas.trajectory import Message, Role, Termination, Trajectory
 
 _REASONS = {
     "agent_stop": Termination.ANSWERED,
     "user_stop": Termination.ANSWERED,
     "max_steps": Termination.MAX_STEPS,
+    "timeout": Termination.TIME_LIMIT,
     "too_many_errors": Termination.ENV_ERROR,
     "agent_error": Termination.FORMAT_ERROR,
     "user_error": Termination.ENV_ERROR,
+    "infrastructure_error": Termination.INFRA_ERROR,
+    "context_window_exceeded": Termination.MAX_CONTEXT,
+    "cancelled": Termination.CANCELLED,
 }
+_KNOWN = frozenset(
+    {"id", "task_id", "trial", "termination_reason", "reward_info", "messages", "seed", "agentrl", "policy", "mode"}
+)
+_KNOWN_REWARD = frozenset({"reward", "reward_breakdown", "db_check", "reward_basis"})
+_KNOWN_MESSAGE = frozenset(
+    {"role", "content", "tool_calls", "id", "error", "requestor", "tool_messages", "name"} | {"reasoning_content"}
+)
+_CHECKS = ("action_checks", "env_assertions", "nl_assertions", "communicate_checks")
 
 
-def read(path: Path) -> Iterator[Trajectory]:
-    document = read_document(path)
-    domain = ((document.get("info") or {}).get("environment_info") or {}).get("domain_name") or "tau2"
-    extras = (document.get("info") or {}).get("agentrl") or {}
-    for number, one in enumerate(document.get("simulations") or []):
+def fits(head: Any) -> int:
+    if not isinstance(head, dict):
+        return 0
+    simulations = head.get("simulations")
+    if isinstance(simulations, list):
+        return 2 if not simulations or "task_id" in simulations[0] else 0
+    return 2 if {"task_id", "termination_reason"} <= head.keys() and ("messages" in head or "ticks" in head) else 0
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    head = source.head
+    if "simulations" in head:
+        records: Iterable[Any] = source.elements("simulations")
+        context = _Context(source, source.before)
+    else:  # one simulation of a folder, whose results.json says the rest
+        records = source.records()
+        beside = source.path.parent.parent / "results.json"
+        context = _Context(source, Source(beside).document() if beside.is_file() else {})
+    return each(source, records, context.rows)
+
+
+class _Context:
+    """What a simulation's row takes from the document around it."""
+
+    def __init__(self, source: Source, document: dict[str, Any]) -> None:
+        self.source = source
+        self.document = document
+        self._tasks: dict[str, Any] | None = None
+
+    def task(self, name: str) -> Any:
+        if self._tasks is None:
+            self._tasks = {str(one.get("id")): one for one in self.document.get("tasks") or []}
+        return self._tasks.get(name)
+
+    def rows(self, one: dict[str, Any]) -> Iterator[Trajectory]:
+        notes = self.source.notes
+        if not one.get("messages") and one.get("ticks"):
+            raise ValueError("is a full-duplex simulation: it has ticks and no messages")
+        notes.rest(one, _KNOWN, "simulations.")
         reward = one.get("reward_info") or {}
-        parts = reward.get("reward_breakdown") or {}
-        extra = dict(extras.get(str(one["id"])) or {})
-        tools = extra.pop("tools", "[]")
+        notes.rest(reward, _KNOWN_REWARD | set(_CHECKS), "reward_info.")
+        info = self.document.get("info") or {}
+        domain = (info.get("environment_info") or {}).get("domain_name") or "tau2"
+        extra = dict(one.get("agentrl") or {})
+        tools = extra.pop("tools", None) or json_text((info.get("environment_info") or {}).get("tool_defs") or [])
+        messages, errors = _messages(one["messages"], self.source)
+        system = one.get("policy") or (info.get("environment_info") or {}).get("policy")
+        if system and not extra and messages and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        score = number(reward.get("reward"))
         yield make_row(
-            number,
-            _messages(one.get("messages") or []),
+            messages,
+            source="tau2",
             extra=extra,
+            task=f"{domain}/{one['task_id']}",
+            task_content=self.task(str(one["task_id"])) or "",
             trajectory_id=str(one["id"]),
-            task_id=str(one["task_id"]),
-            group_id=str(one["task_id"]),
-            sample_index=one.get("trial") or 0,
+            sample_index=one.get("trial"),
             env=domain,
+            policy=(info.get("agent_info") or {}).get("llm"),
+            sampling=line({"seed": one["seed"]}) if one.get("seed") is not None else None,
             tools=tools,
-            reward=float(reward.get("reward") or 0.0),
-            success=(reward.get("reward") or 0.0) >= 1.0,
-            termination=_REASONS.get(one.get("termination_reason"), Termination.ANSWERED),
-            reward_components=[RewardComponent(name=str(name), value=float(value)) for name, value in parts.items()],
+            reward=score,
+            success=None if score is None else score >= 1.0,
+            termination=termination(_REASONS, one.get("termination_reason"), notes),
+            reward_components=components(_parts(reward)),
+            n_tool_errors=errors,
         )
 
 
-def _messages(items: Iterable[dict[str, Any]]) -> list[Message]:
-    messages: list[Message] = []
-    names: dict[str, str] = {}
-    for one in items:
-        for item in one.get("tool_messages") or [one]:  # several results may stand in one message
-            calls = [
-                ToolCall(
-                    id=str(call.get("id") or ""), name=call["name"], arguments=json_text(call.get("arguments") or {})
-                )
-                for call in item.get("tool_calls") or []
-            ]
-            names |= {call.id: call.name for call in calls}
-            identity = strings(item.get("tool_call_id") or item.get("id")) if item["role"] == "tool" else None
-            messages.append(
-                Message(
-                    role=Role(item["role"]),
-                    content=text_of(item.get("content")),
-                    tool_calls=calls,
-                    tool_call_id=identity,
-                    name=names.get(identity or "") or (item.get("name") if item["role"] == "tool" else None),
-                )
-            )
-    return messages
+def _parts(reward: dict[str, Any]) -> dict[str, Any]:
+    """Components by name: the breakdown, the database check, and of each list of checks the share that holds."""
+    parts = dict(reward.get("reward_breakdown") or {})
+    if isinstance(check := reward.get("db_check"), dict):
+        parts["db_check"] = check.get("db_reward")
+    for key in _CHECKS:
+        found = [one for one in reward.get(key) or [] if isinstance(one, dict)]
+        met = [bool(one.get("met", one.get("action_match"))) for one in found if "met" in one or "action_match" in one]
+        if met:
+            parts[key] = sum(met) / len(met)
+    return parts
+
+
+def _messages(items: Iterable[dict[str, Any]], source: Source) -> tuple[list[dict[str, Any]], int]:
+    """Fields of messages, and how many tool messages have an error."""
+    flat = list(chain.from_iterable(one.get("tool_messages") or [one] for one in items))
+    chat, errors = [], 0
+    for one in flat:
+        source.notes.rest(one, _KNOWN_MESSAGE, "messages.")
+        plain = {"role": one["role"], "content": one.get("content"), "reasoning_content": one.get("reasoning_content")}
+        if one["role"] == "tool":
+            errors += bool(one.get("error"))
+            plain |= {"tool_call_id": spoken(one.get("id")), "name": one.get("name")}
+        elif one.get("tool_calls"):
+            plain["tool_calls"] = one["tool_calls"]
+        chat.append(plain)
+    return from_chat(chat, source.notes), errors
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:
-    simulations, extras, tasks, env = [], {}, {}, "tau2"
-    reasons = {Termination.ANSWERED: "agent_stop"} | {
-        value: key for key, value in _REASONS.items() if value != "answered"
+    tasks: dict[str, dict[str, Any]] = {}
+    envs: dict[str, None] = {}
+
+    def simulations() -> Iterator[dict[str, Any]]:
+        for row in rows:
+            tasks[row.task_id] = {"id": row.task_id, "user_scenario": {"instructions": row.prompt}}
+            envs[row.env] = None
+            yield _simulation(row)
+
+    with text_file(path) as file:
+        file.write('{"simulations": ')
+        count = write_list(file, simulations())
+        info = {"environment_info": {"domain_name": next(iter(envs)) if len(envs) == 1 else "several"}}
+        rest = {"timestamp": datetime.now(UTC).isoformat(), "info": info, "tasks": list(tasks.values())}
+        file.write(",\n" + line(rest)[1:] + "\n")
+    return count
+
+
+def _simulation(row: Trajectory) -> dict[str, Any]:
+    reasons = {value: key for key, value in reversed(_REASONS.items())}
+    reward = {"reward": row.reward, "reward_breakdown": {part.name: part.value for part in row.reward_components}}
+    return {
+        "id": row.trajectory_id,
+        "task_id": row.task_id,
+        "trial": row.sample_index,
+        "termination_reason": reasons.get(row.termination, row.termination.value),
+        "reward_info": None if row.reward is None else reward,
+        "messages": [_message(message) for message in row.messages],
+        "agentrl": carried(row) | {"tools": row.tools},
     }
-    for row in rows:
-        env = row.env
-        tasks[row.task_id] = {"id": row.task_id, "user_scenario": {"instructions": row.prompt}}
-        extras[row.trajectory_id] = carried(row) | {"tools": row.tools}
-        simulations.append(
-            {
-                "id": row.trajectory_id,
-                "task_id": row.task_id,
-                "trial": row.sample_index,
-                "termination_reason": reasons.get(row.termination, "agent_error"),
-                "reward_info": {
-                    "reward": row.reward,
-                    "reward_breakdown": {part.name: part.value for part in row.reward_components},
-                },
-                "messages": [_message(message) for message in row.messages],
-            }
-        )
-    document = {
-        "timestamp": datetime.now(UTC).isoformat(),
-        "info": {"environment_info": {"domain_name": env}, "agentrl": extras},
-        "tasks": list(tasks.values()),
-        "simulations": simulations,
-    }
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False), encoding="utf-8")
-    return len(simulations)
 
 
 def _message(message: Message) -> dict[str, Any]:
     one: dict[str, Any] = {"role": message.role.value, "content": message.content}
     if message.role is Role.TOOL:
         return one | {"id": message.tool_call_id, "name": message.name, "requestor": "assistant"}
+    if message.reasoning is not None:
+        one["reasoning_content"] = message.reasoning
     if message.tool_calls:
         one["tool_calls"] = [
             {"id": call.id, "name": call.name, "arguments": call.parsed(), "requestor": message.role.value}

@@ -1,26 +1,45 @@
 """TRL datasets as JSON Lines (load them with ``datasets.load_dataset("json", ...)``); arguments of calls are dicts.
 
-- ``trl-sft``: ``messages``, ``tools``, and where the row has tokens ``input_ids`` and ``assistant_masks``
+- ``trl-sft``: ``messages``, ``tools``, and if the row has tokens ``input_ids`` and ``assistant_masks``
 - ``trl-prompt-completion``: ``prompt`` (messages before the first assistant message), ``completion``, ``tools``
 - ``trl-preference``: ``prompt``, ``chosen``, ``rejected``, ``tools``: per task the best success against the worst
-  failure
+  failure. Read: two rows of one task, the chosen one a success with reward 1, the rejected one a failure with 0
 - ``trl-kto``: ``prompt``, ``completion``, ``label`` (success), ``tools``
 
-Carry: text, reasoning, calls, tool schemas (as JSON text, since they differ from row to row); SFT the token ids and
-mask; KTO the label; preference which side won. Cannot carry: log-probs, rewards, lineage. A task without both a
-success and a failure gives no preference.
+``prompt`` and the others may be plain text. Carry: text, reasoning, calls, tool schemas (as JSON text, since they
+differ from row to row); SFT the token ids and mask; KTO the label; preference which side won. Cannot carry:
+log-probs, rewards, identity, lineage. A task without both a success and a failure gives no preference, and a row
+that is unscored no ``label``: both are counted as rows that are not written.
 """
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.common import from_chat, json_text, make_row, read_lines, split_prompt, to_chat, write_lines
-from schemas.trajectory import Message, Role, Trajectory
+from datastore.formats.chat import is_chat
+from datastore.formats.files import write_lines
+from datastore.formats.messages import from_chat, json_text, split_prompt, to_chat
+from datastore.formats.rows import make_row
+from datastore.formats.source import Source, each
+from schemas.trajectory import Message, Trajectory
+
+_TOKENS = frozenset({"input_ids", "assistant_masks", "completion_mask", "labels", "attention_mask"})
+_KNOWN_SFT = frozenset({"messages", "tools"}) | _TOKENS
+_KNOWN = frozenset({"prompt", "completion", "chosen", "rejected", "label", "tools"})
 
 
 def _chat(messages: list[Message]) -> list[dict[str, Any]]:
     return to_chat(messages, arguments="dict")
+
+
+def fits_sft(head: Any) -> int:
+    if not (isinstance(head, dict) and is_chat(head.get("messages"))):
+        return 0
+    calls = [one for message in head["messages"] for one in message.get("tool_calls") or []]
+    dicts = any(
+        isinstance((one.get("function") or {}).get("arguments"), dict) for one in calls if isinstance(one, dict)
+    )
+    return 2 if "input_ids" in head or dicts else 1
 
 
 def write_sft(rows: Iterable[Trajectory], path: Path) -> int:
@@ -31,17 +50,34 @@ def write_sft(rows: Iterable[Trajectory], path: Path) -> int:
     return write_lines(path, map(line, rows))
 
 
-def read_sft(path: Path) -> Iterator[Trajectory]:
-    for number, line in enumerate(read_lines(path)):
+def read_sft(source: Source) -> Iterator[Trajectory]:
+    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+        source.notes.rest(line, _KNOWN_SFT)
         ids = line.get("input_ids") or []
         yield make_row(
-            number,
-            from_chat(line["messages"]),
+            from_chat(line["messages"], source.notes),
+            source="trl",
             tools=json_text(line.get("tools") or []),
             input_ids=ids,
-            action_mask=[bool(one) for one in line.get("assistant_masks") or [0] * len(ids)],
+            action_mask=_mask(line, len(ids)),
             logprobs=[None] * len(ids),
         )
+
+    return each(source, source.records(), convert)
+
+
+def _mask(line: dict[str, Any], length: int) -> list[bool]:
+    """From a mask, or from ``labels``, where -100 is not trained on."""
+    for key in ("assistant_masks", "completion_mask"):
+        if line.get(key):
+            return [bool(one) for one in line[key]]
+    if line.get("labels"):
+        return [one != -100 for one in line["labels"]]
+    return [False] * length
+
+
+def fits_prompt_completion(head: Any) -> int:
+    return 2 if isinstance(head, dict) and {"prompt", "completion"} <= head.keys() and "label" not in head else 0
 
 
 def write_prompt_completion(rows: Iterable[Trajectory], path: Path) -> int:
@@ -53,60 +89,98 @@ def _prompt_completion(row: Trajectory) -> dict[str, Any]:
     return {"prompt": _chat(prompt), "completion": _chat(completion), "tools": row.tools}
 
 
-def read_prompt_completion(path: Path) -> Iterator[Trajectory]:
-    for number, line in enumerate(read_lines(path)):
-        yield make_row(number, _joined(line, "completion"), tools=json_text(line.get("tools") or []))
+def read_prompt_completion(source: Source) -> Iterator[Trajectory]:
+    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+        source.notes.rest(line, _KNOWN)
+        messages = _joined(source, line, "completion")
+        yield make_row(messages, source="trl", tools=json_text(line.get("tools") or []))
+
+    return each(source, source.records(), convert)
 
 
-def _joined(line: dict[str, Any], rest: str) -> list[Message]:
-    """Prompt and completion in one list; each may be plain text."""
-    parts = []
-    for key, role in (("prompt", Role.USER), (rest, Role.ASSISTANT)):
-        value = line.get(key) or []
-        parts += [Message(role=role, content=value)] if isinstance(value, str) else from_chat(value)
-    return parts
+def _joined(source: Source, line: dict[str, Any], rest: str) -> list[dict[str, Any]]:
+    """Prompt and completion in one list; each may be plain text. ``prompt`` may be missing, ``rest`` may not."""
+    chat: list[Any] = []
+    for value, role in ((line.get("prompt") or [], "user"), (line[rest], "assistant")):
+        chat += [{"role": role, "content": value}] if isinstance(value, str) else value
+    return from_chat(chat, source.notes)
+
+
+def fits_kto(head: Any) -> int:
+    return 2 if isinstance(head, dict) and {"prompt", "completion", "label"} <= head.keys() else 0
 
 
 def write_kto(rows: Iterable[Trajectory], path: Path) -> int:
-    return write_lines(path, (_prompt_completion(row) | {"label": row.success} for row in rows))
+    scored = (row for row in rows if row.success is not None)
+    return write_lines(path, (_prompt_completion(row) | {"label": row.success} for row in scored))
 
 
-def read_kto(path: Path) -> Iterator[Trajectory]:
-    for number, line in enumerate(read_lines(path)):
+def read_kto(source: Source) -> Iterator[Trajectory]:
+    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+        source.notes.rest(line, _KNOWN)
         label = bool(line["label"])
+        messages = _joined(source, line, "completion")
         tools = json_text(line.get("tools") or [])
-        yield make_row(number, _joined(line, "completion"), tools=tools, success=label, reward=float(label))
+        yield make_row(messages, source="trl", tools=tools, success=label, reward=float(label))
+
+    return each(source, source.records(), convert)
+
+
+def fits_preference(head: Any) -> int:
+    if not isinstance(head, dict) or not {"chosen", "rejected"} <= head.keys():
+        return 0
+    return 2 if all(isinstance(head[side], str) or is_chat(head[side]) for side in ("chosen", "rejected")) else 0
 
 
 def write_preference(rows: Iterable[Trajectory], path: Path) -> int:
-    tasks: dict[str, list[Trajectory]] = {}
+    """Memory holds the best and the worst row of each task."""
+    best: dict[str, Trajectory] = {}
+    worst: dict[str, Trajectory] = {}
+
+    def rank(row: Trajectory) -> tuple[float, int, str]:
+        return (-row.scored_reward(), row.n_steps, row.trajectory_id)
+
     for row in rows:
-        tasks.setdefault(row.task_id, []).append(row)
+        if row.success is None or row.reward is None:
+            continue
+        task = row.task_id
+        if row.success and (task not in best or rank(row) < rank(best[task])):
+            best[task] = row
+        if not row.success and (task not in worst or rank(row) > rank(worst[task])):
+            worst[task] = row
 
     def lines() -> Iterator[dict[str, Any]]:
-        for group in tasks.values():
-            ranked = sorted(group, key=lambda row: (-(row.reward or 0.0), row.n_steps, row.trajectory_id))
-            best, worst = ranked[0], ranked[-1]
-            if best.success and not worst.success:
-                prompt, chosen = split_prompt(best.messages)
-                _, rejected = split_prompt(worst.messages)
+        for task, winner in best.items():
+            if task in worst:
+                prompt, chosen = split_prompt(winner.messages)
+                _, rejected = split_prompt(worst[task].messages)
                 sides = {"chosen": _chat(chosen), "rejected": _chat(rejected)}
-                yield {"prompt": _chat(prompt), **sides, "tools": best.tools}
+                yield {"prompt": _chat(prompt), **sides, "tools": winner.tools}
 
     return write_lines(path, lines())
 
 
-def read_preference(path: Path) -> Iterator[Trajectory]:
-    """Two rows per line, of one task: the chosen one a success with reward 1, the rejected one a failure with 0."""
-    for number, line in enumerate(read_lines(path)):
-        for side, (key, success) in enumerate((("chosen", True), ("rejected", False))):
+def read_preference(source: Source) -> Iterator[Trajectory]:
+    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+        source.notes.rest(line, _KNOWN)
+        sides = {side: _joined(source, line, side) for side in ("chosen", "rejected")}
+        shared = _shared(*sides.values())  # without a prompt of its own, what both sides begin with is the prompt
+        for index, (messages, success) in enumerate(zip(sides.values(), (True, False), strict=True)):
             yield make_row(
-                2 * number + side,
-                _joined(line, key),
+                messages,
+                source="trl",
+                task_content=[[one["role"], one["content"]] for one in shared],
                 tools=json_text(line.get("tools") or []),
-                task_id=f"task-{number:06d}",
-                group_id=f"task-{number:06d}",
-                sample_index=side,
+                sample_index=index,
                 success=success,
                 reward=float(success),
             )
+
+    return each(source, source.records(), convert)
+
+
+def _shared(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return one[:place]
+    return one[: min(len(one), len(other))]

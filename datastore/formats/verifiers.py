@@ -1,74 +1,111 @@
-"""Results of verifiers, JSON Lines.
+"""Results of verifiers before its version 1, JSON Lines: ``results.jsonl`` of an evaluation.
 
-``verifiers`` (legacy results): ``prompt``, ``completion``, ``reward``, ``metrics``, ``trajectory`` with each turn's
-``tokens``. Turns whose prompt continues the turn before are one row; where the context was rewritten, a new segment
-of the same episode begins. ``verifiers-v1`` (episodes with traces): a trace is a tree of ``nodes``, each a message
-with its ``token_ids``, ``mask``, ``is_content`` and one log-prob per true of the mask; every path to a leaf is a
-row.
+Keys: ``prompt``, ``completion`` (chat or text; calls may be JSON text), ``reward``, ``metrics`` and the same
+metrics again at the top level (older files have them there alone), ``tool_defs`` or ``info.oai_tools``,
+``example_id`` or ``id``, ``answer``, ``task``, ``stop_condition``, ``is_truncated``, ``error``, and with ``-C
+trajectory`` each turn's ``tokens``. Turns whose prompt continues the turn before are one row; if the context was
+rewritten, a new segment of the same episode begins. A reward is a number and no success: give ``--success "reward
+>= 1"`` or the like. A row with ``error`` is an ``infra_error`` and unscored; an ``error_chain`` is counted as
+ignored.
 
-Both carry token ids, mask and log-probs exactly (v1 also all message spans; legacy those of assistant messages).
-What has no place goes under ``info.agentrl``. Not carried: stage, run and fingerprint, which are the importer's;
-``timing``, ``errors`` and ``calls`` of others' files.
+Carries token ids, mask and log-probs exactly, also without spans. What has no place goes under ``info.agentrl``.
+Cannot carry: spans of other than assistant messages. Not read: ``timing``, ``token_usage``, ``response``,
+``advantage``.
 """
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.common import (
-    carried,
-    finite,
-    from_chat,
-    json_text,
-    make_row,
-    read_lines,
-    split_prompt,
-    to_chat,
-    write_lines,
+from datastore.formats.files import write_lines
+from datastore.formats.messages import from_chat, json_text, split_prompt, to_chat
+from datastore.formats.rows import carried, components, finite, make_row, number, termination
+from datastore.formats.source import Source, each
+from schemas.trajectory import Role, Termination, Trajectory
+
+STOPS = {
+    "max_turns_reached": Termination.MAX_STEPS,
+    "max_turns": Termination.MAX_STEPS,
+    "prompt_too_long": Termination.MAX_CONTEXT,
+    "context_length": Termination.MAX_CONTEXT,
+    "max_total_tokens_reached": Termination.MAX_TOKENS,
+    "max_input_tokens": Termination.MAX_TOKENS,
+    "max_output_tokens": Termination.MAX_TOKENS,
+    "max_total_tokens": Termination.MAX_TOKENS,
+    "timeout_reached": Termination.TIME_LIMIT,
+    "timeout": Termination.TIME_LIMIT,
+    "has_error": Termination.INFRA_ERROR,
+    "error": Termination.INFRA_ERROR,
+    "no_tools_called": Termination.ANSWERED,
+    "agent_completed": Termination.ANSWERED,
+    "user_closed": Termination.ANSWERED,
+    "has_final_env_response": Termination.ANSWERED,
+    "max_turns_exceeded": Termination.MAX_STEPS,
+    "empty_action": Termination.FORMAT_ERROR,
+}
+_KNOWN = frozenset(
+    {
+        "prompt",
+        "completion",
+        "reward",
+        "metrics",
+        "tool_defs",
+        "oai_tools",
+        "example_id",
+        "id",
+        "answer",
+        "task",
+        "info",
+    }
+    | {"stop_condition", "is_truncated", "is_completed", "error", "trajectory"}
 )
-from schemas.json_text import loads
-from schemas.trajectory import Message, RewardComponent, Role, Termination, Trajectory
-
-_STOPS = {"max_turns_reached": "max_steps", "prompt_too_long": "max_tokens", "has_error": "env_error"}
-
-
-def _termination(line: dict[str, Any]) -> Termination:
-    stop = str(line.get("stop_condition") or "")
-    if stop in set(Termination):
-        return Termination(stop)
-    fallback = "max_tokens" if line.get("is_truncated") else "answered"
-    return Termination(_STOPS.get(stop, fallback))
+_STANDARD = _KNOWN | {"timing", "token_usage", "error_chain", "long_error_chain", "state", "model", "sampling_args"}
+_KNOWN_INFO = frozenset({"agentrl", "oai_tools"})
+_KNOWN_TURN = frozenset({"prompt", "completion", "tokens", "reward", "extras", "is_truncated", "trajectory_id"})
+_KNOWN_TOKENS = frozenset(
+    {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs", "is_truncated"}
+    | {"overlong_prompt"}
+)
 
 
-# legacy results
+def fits(head: Any) -> int:
+    if not isinstance(head, dict) or not {"prompt", "completion", "reward"} <= head.keys():
+        return 0
+    return 3 if {"example_id", "metrics", "is_completed", "answer", "task", "info", "id"} & head.keys() else 2
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:
-    return write_lines(path, (_legacy(number, row) for number, row in enumerate(rows)))
+    return write_lines(path, (_line(index, row) for index, row in enumerate(rows)))
 
 
-def _legacy(number: int, row: Trajectory) -> dict[str, Any]:
+def _line(index: int, row: Trajectory) -> dict[str, Any]:
     prompt, completion = split_prompt(row.messages)
+    turns, placed = _turns(row)
+    ours = carried(row) | {"tools": row.tools}
+    if row.input_ids and not placed:  # no spans say which turn a token belongs to
+        mask = [int(one) for one in row.action_mask]
+        ours["tokens"] = {"input_ids": row.input_ids, "action_mask": mask, "logprobs": finite(row.logprobs)}
     return {
-        "example_id": number,
+        "example_id": index,
         "prompt": to_chat(prompt),
         "completion": to_chat(completion),
         "reward": row.reward,
         "answer": "",
-        "info": {"agentrl": carried(row) | {"tools": row.tools}},
+        "info": {"agentrl": ours},
         "metrics": {part.name: part.value for part in row.reward_components},
         "is_completed": row.termination is Termination.ANSWERED,
         "is_truncated": row.termination is Termination.MAX_TOKENS,
         "stop_condition": row.termination.value,
         "tool_defs": json.loads(row.tools),
-        "trajectory": _turns(row),
+        "trajectory": turns,
     }
 
 
-def _turns(row: Trajectory) -> list[dict[str, Any]]:
+def _turns(row: Trajectory) -> tuple[list[dict[str, Any]], bool]:
+    """Turns, and whether all that the policy sampled is in them."""
     turns: list[dict[str, Any]] = []
+    sampled = 0
     for index, message in enumerate(row.messages):
         if message.role is not Role.ASSISTANT:
             continue
@@ -80,6 +117,7 @@ def _turns(row: Trajectory) -> list[dict[str, Any]]:
         }
         start, end = message.token_start, message.token_end
         if row.input_ids and start is not None and end is not None:
+            sampled += sum(row.action_mask[start:end])
             turn["tokens"] = {
                 "prompt_ids": row.input_ids[:start],
                 "prompt_mask": [0] * start,
@@ -93,223 +131,116 @@ def _turns(row: Trajectory) -> list[dict[str, Any]]:
         last = with_tokens[-1]["tokens"]
         end = len(last["prompt_ids"]) + len(last["completion_ids"])
         with_tokens[-1]["extras"] = {"trailing_ids": row.input_ids[end:]}
-    return turns
+    return turns, bool(with_tokens) and sampled == row.n_action_tokens
 
 
-def read(path: Path) -> Iterator[Trajectory]:
-    number = 0
-    for line in read_lines(path):
-        messages = from_chat(_chat(line.get("prompt"), "user") + _chat(line.get("completion"), "assistant"))
-        info = line.get("info") or {}
-        info = loads(info) if isinstance(info, str) else info
-        extra = dict(info.get("agentrl") or {})
-        tools = extra.pop("tools", None) or json_text(line.get("tool_defs") or [])
-        example = line.get("example_id", number)
-        parts = [
-            RewardComponent(name=name, value=float(value))
-            for name, value in (line.get("metrics") or {}).items()
-            if isinstance(value, int | float)
-        ]
-        reward = float(line.get("reward") or 0.0)
-        segments = _segments(line.get("trajectory") or [], messages)
-        base = extra.get("trajectory_id") or f"example-{example}-{number}"
-        for segment, (part, tokens) in enumerate(segments):
-            many = len(segments) > 1
-            own = extra | ({"trajectory_id": f"{base}-{segment}", "segment": segment} if many else {})
-            yield make_row(
-                number,
-                part,
-                extra=own,
-                trajectory_id=base,
-                episode_id=base,
-                task_id=f"example-{example}",
-                group_id=f"example-{example}",
-                env="verifiers",
-                tools=tools,
-                reward=reward,
-                success=reward >= 1.0,
-                termination=_termination(line),
-                reward_components=parts,
-                **tokens,
-            )
-            number += 1
+def read(source: Source) -> Iterator[Trajectory]:
+    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+        return _rows(line, source)
+
+    return each(source, source.records(), convert)
+
+
+def _rows(line: dict[str, Any], source: Source) -> Iterator[Trajectory]:
+    notes = source.notes
+    info = line.get("info") or {}
+    info = json.loads(info) if isinstance(info, str) else info
+    extra = dict(info.get("agentrl") or {})
+    own = extra.pop("tokens", None)
+    metrics = {name: value for name, value in line.items() if name not in _STANDARD and number(value) is not None}
+    notes.rest(line, _KNOWN | metrics.keys())
+    notes.rest(info, _KNOWN_INFO, "info.")
+    if line.get("answer"):
+        notes.ignored["answer"] += 1
+    metrics |= line.get("metrics") or {}
+    tools = extra.pop("tools", None) or json_text(
+        line.get("tool_defs") or line.get("oai_tools") or info.get("oai_tools") or []
+    )
+    messages = from_chat(_chat(line.get("prompt"), "user") + _chat(line.get("completion"), "assistant"), notes)
+    example = line.get("example_id", line.get("id"))
+    failed = bool(line.get("error"))
+    stop = termination(STOPS, line.get("stop_condition"), notes)
+    if stop is None and line.get("is_truncated"):
+        stop = Termination.MAX_TOKENS
+    name = extra.get("trajectory_id") or f"example-{example}-{source.number}"
+    turns = line.get("trajectory") or []
+    segments = [(_with_rewards(messages, turns), own)] if own else _segments(turns, messages, source)
+    for segment, (part, tokens) in enumerate(segments):
+        many = {"trajectory_id": f"{name}-{segment}", "segment": segment} if len(segments) > 1 else {}
+        yield make_row(
+            part,
+            source="verifiers",
+            extra=extra | many,
+            task=f"{line.get('task') or 'example'}/{example}" if example is not None else None,
+            task_content=[_chat(line.get("prompt"), "user"), line.get("answer")],
+            trajectory_id=name,
+            episode_id=name,
+            env=line.get("task") if isinstance(line.get("task"), str) else None,
+            policy=line.get("model"),
+            tools=tools,
+            reward=None if failed else number(line.get("reward")),
+            termination=Termination.INFRA_ERROR if failed and not extra else stop,
+            reward_components=components(metrics),
+            **tokens,
+        )
 
 
 def _chat(value: Any, role: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": value}] if isinstance(value, str) else list(value or [])
 
 
-def _segments(turns: list[dict[str, Any]], messages: list[Message]) -> list[tuple[list[Message], dict[str, Any]]]:
+def _with_rewards(messages: list[dict[str, Any]], turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, with the turns' rewards if there is a turn for each of the assistant's."""
+    spoken = [one for one in messages if one["role"] == "assistant"]
+    if len(spoken) == len(turns):
+        for one, turn in zip(spoken, turns, strict=True):
+            one["reward"] = turn.get("reward")
+    return messages
+
+
+def _segments(
+    turns: list[dict[str, Any]], messages: list[dict[str, Any]], source: Source
+) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
     """Contiguous stretches of turns, with their messages and token columns."""
-    if not any(turn.get("tokens") for turn in turns):
+    found = [turn.get("tokens") or {} for turn in turns]
+    if not any(found):
+        return [(_with_rewards(messages, turns), {})]
+    if any(one.get("completion_ids") and not one.get("prompt_ids") for one in found):
+        source.notes.remark("completion ids without prompt ids: the row comes without tokens")
         return [(messages, {})]
-    segments: list[tuple[list[Message], dict[str, Any]]] = []
+    segments: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
     columns: dict[str, list[Any]] = {}
-    part: list[Message] = []
-    for turn in turns:
-        tokens = turn.get("tokens") or {"prompt_ids": [], "completion_ids": []}
-        prompt, completion = tokens["prompt_ids"], tokens["completion_ids"]
-        known = columns.get("input_ids", [])
-        before = from_chat(_chat(turn.get("prompt"), "user"))
-        if not columns or prompt[: len(known)] != known:
+    part: list[dict[str, Any]] = []
+    for turn, tokens in zip(turns, found, strict=True):
+        source.notes.rest(turn, _KNOWN_TURN, "trajectory.")
+        source.notes.rest(tokens, _KNOWN_TOKENS, "trajectory.tokens.")
+        prompt, completion = tokens.get("prompt_ids") or [], tokens.get("completion_ids") or []
+        before = from_chat(_chat(turn.get("prompt"), "user"), source.notes)
+        if not columns or prompt[: len(columns["input_ids"])] != columns["input_ids"]:
             columns = {"input_ids": [], "action_mask": [], "logprobs": []}
             part = list(before)
             segments.append((part, columns))
         else:
             part += before[len(part) :]
-        gap = len(prompt) - len(columns["input_ids"])
-        columns["input_ids"] += prompt[len(columns["input_ids"]) :] + completion
-        columns["action_mask"] += [False] * gap + [
-            bool(one) for one in tokens.get("completion_mask") or [1] * len(completion)
-        ]
-        columns["logprobs"] += [None] * gap + list(tokens.get("completion_logprobs") or [None] * len(completion))
-        span = {"token_start": len(prompt), "token_end": len(prompt) + len(completion), "reward": turn.get("reward")}
-        said = from_chat(_chat(turn.get("completion"), "assistant"))
-        part += [message.model_copy(update=span) if i == 0 else message for i, message in enumerate(said)]
+        _extend(columns, prompt, completion, tokens)
+        said = from_chat(_chat(turn.get("completion"), "assistant"), source.notes)
+        if said:
+            start = len(prompt)
+            said[0] |= {"token_start": start, "token_end": start + len(completion), "reward": turn.get("reward")}
+        part += said
         trailing = (turn.get("extras") or {}).get("trailing_ids") or []
-        columns["input_ids"] += trailing
-        columns["action_mask"] += [False] * len(trailing)
-        columns["logprobs"] += [None] * len(trailing)
+        _extend(columns, columns["input_ids"] + trailing, [], {})
     if len(segments) == 1:  # tool messages after the last turn stand in the completion alone
         part += messages[len(part) :]
     return segments
 
 
-# v1 episodes
-
-
-def write_v1(rows: Iterable[Trajectory], path: Path) -> int:
-    return write_lines(path, map(_episode, rows))
-
-
-def _episode(row: Trajectory) -> dict[str, Any]:
-    trace = {
-        "version": 1,
-        "id": row.trajectory_id,
-        "task": {"type": "prompt", "key": row.task_id, "data": {"prompt": row.prompt}},
-        "agent": row.agent,
-        "tools": json.loads(row.tools),
-        "nodes": _nodes(row),
-        "calls": [],
-        "rewards": {part.name: {"score": part.value, "weight": part.weight} for part in row.reward_components},
-        "metrics": {},
-        "info": {"agentrl": carried(row) | {"tools": row.tools}},
-        "is_completed": row.termination is Termination.ANSWERED,
-        "ok": row.termination is not Termination.ENV_ERROR,
-        "stop_condition": row.termination.value,
-    }
-    return {
-        "id": row.episode_id,
-        "env": {"id": row.env, "name": row.env},
-        "task": trace["task"],
-        "group": {"id": row.group_id},
-        "run": {"type": "eval", "id": row.run_id},
-        "ok": trace["ok"],
-        "errors": [],
-        "traces": [trace],
-    }
-
-
-def _nodes(row: Trajectory) -> list[dict[str, Any]]:
-    """Each message owns the tokens from the end of the one before to its own end; what follows the last is its too."""
-    nodes: list[dict[str, Any]] = []
-    done = 0
-    for index, (message, chat) in enumerate(zip(row.messages, to_chat(row.messages), strict=True)):
-        node: dict[str, Any] = {"parent": index - 1 if index else None, "message": chat}
-        node["sampled"] = message.role is Role.ASSISTANT
-        node["reward"] = message.reward
-        start, end = message.token_start, message.token_end
-        last = index == len(row.messages) - 1
-        stop = len(row.input_ids) if last else (end if end is not None else done)
-        mask, logprobs = row.action_mask[done:stop], row.logprobs[done:stop]
-        node |= {
-            "token_ids": row.input_ids[done:stop],
-            "mask": mask,
-            "is_content": [
-                start is not None and end is not None and start <= position < end for position in range(done, stop)
-            ],
-            "logprobs": finite([value for value, action in zip(logprobs, mask, strict=True) if action]),
-            # an empty span leaves no token to mark
-            "span": [start, end] if start is not None and start == end else None,
-        }
-        done = stop
-        nodes.append(node)
-    return nodes
-
-
-def read_v1(path: Path) -> Iterator[Trajectory]:
-    number = 0
-    for episode in read_lines(path):
-        for trace in episode.get("traces") or []:
-            paths = _paths(trace.get("nodes") or [])
-            for branch, nodes in enumerate(paths):
-                yield _from_trace(number, episode, trace, nodes, branch if len(paths) > 1 else None)
-                number += 1
-
-
-def _paths(nodes: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The nodes from the root to each leaf."""
-    parents = {node.get("parent") for node in nodes}
-    paths: list[list[dict[str, Any]]] = []
-    for leaf in (index for index in range(len(nodes)) if index not in parents):
-        chain: list[dict[str, Any]] = []
-        at: int | None = leaf
-        while at is not None:
-            chain.append(nodes[at])
-            at = nodes[at].get("parent")
-        paths.append(chain[::-1])
-    return paths
-
-
-def _from_trace(
-    number: int, episode: dict[str, Any], trace: dict[str, Any], nodes: list[dict[str, Any]], branch: int | None
-) -> Trajectory:
-    messages: list[Message] = []
-    ids: list[int] = []
-    mask: list[bool] = []
-    logprobs: list[float] = []
-    for node in nodes:
-        [message] = from_chat([node["message"]])
-        tokens = node.get("token_ids") or []
-        own = [bool(one) for one in node.get("mask") or [False] * len(tokens)]
-        content = [len(ids) + i for i, inside in enumerate(node.get("is_content") or []) if inside]
-        span = node.get("span") or ([content[0], content[-1] + 1] if content else [None, None])
-        values = iter(node.get("logprobs") or [])
-        logprobs += [_known(next(values, None)) if action else math.nan for action in own]
-        ids += tokens
-        mask += own
-        update = {"token_start": span[0], "token_end": span[1], "reward": node.get("reward")}
-        messages.append(message.model_copy(update=update))
-    rewards = trace.get("rewards") or {}
-    total = sum(float(one["score"]) * float(one.get("weight", 1.0)) for one in rewards.values())
-    extra = dict((trace.get("info") or {}).get("agentrl") or {})
-    tools = extra.pop("tools", None) or json_text(trace.get("tools") or [])
-    name = extra.get("trajectory_id") or trace.get("id") or f"trace-{number}"
-    if branch is not None:
-        extra |= {"trajectory_id": f"{name}-{branch}", "segment": branch}
-    task = trace.get("task") or episode.get("task") or {}
-    return make_row(
-        number,
-        messages,
-        extra=extra,
-        trajectory_id=name,
-        episode_id=str(episode.get("id") or name),
-        task_id=str(task.get("key") or task.get("hash") or f"task-{number}"),
-        group_id=(episode.get("group") or {}).get("id"),
-        env=(episode.get("env") or {}).get("id") or "verifiers",
-        tools=tools,
-        reward=total,
-        success=total >= 1.0,
-        termination=_termination(trace),
-        reward_components=[
-            RewardComponent(name=key, value=float(one["score"]), weight=float(one.get("weight", 1.0)))
-            for key, one in rewards.items()
-        ],
-        input_ids=ids,
-        action_mask=mask,
-        logprobs=logprobs,
-    )
-
-
-def _known(value: float | None) -> float:
-    return math.nan if value is None else value
+def _extend(columns: dict[str, list[Any]], prompt: list[int], completion: list[int], tokens: dict[str, Any]) -> None:
+    """Append what a prompt adds, and a completion."""
+    new = prompt[len(columns["input_ids"]) :]
+    columns["input_ids"] += new + completion
+    mask = tokens.get("completion_mask") or [1] * len(completion)
+    columns["action_mask"] += [False] * len(new) + [bool(one) for one in mask]
+    values = list(tokens.get("completion_logprobs") or [None] * len(completion))
+    known = [value if keep else None for value, keep in zip(values, mask, strict=True)]
+    columns["logprobs"] += [None] * len(new) + known

@@ -1,7 +1,7 @@
 """verl's Parquet files.
 
 - ``verl-sft``: ``messages`` (arguments of calls as JSON text), ``tools`` (JSON text), ``enable_thinking``. Carries
-  text, reasoning and calls; cannot carry tokens, log-probs, rewards, outcome or lineage.
+  text, reasoning and calls; cannot carry tokens, log-probs, outcome, identity or lineage. Streams in row groups.
 - RL prompts are tasks, not trajectories: :func:`write_tasks` and :func:`read_tasks` give ``data_source`` (env),
   ``prompt``, ``ability`` (env), ``reward_model`` {``style``: rule, ``ground_truth``}, ``extra_info`` {``split``,
   ``index``, ``task_id``, ``level``, ``verifier``, ``tools``, ``metadata``}.
@@ -14,7 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datastore.formats.common import from_chat, make_row, to_chat
+from datastore.formats.chat import is_chat
+from datastore.formats.messages import from_chat, json_text, to_chat
+from datastore.formats.rows import batched, make_row
+from datastore.formats.source import Source, each
 from schemas.task import Task
 from schemas.trajectory import Trajectory
 
@@ -31,6 +34,7 @@ _MESSAGE = pa.struct(
     ]
 )
 _SFT = pa.schema([("messages", pa.list_(_MESSAGE)), ("tools", _TEXT), ("enable_thinking", pa.bool_())])
+_KNOWN = frozenset(_SFT.names)
 _TASK_INFO = ("split", "task_id", "level", "verifier", "tools", "metadata")
 _RL = pa.schema(
     [
@@ -46,22 +50,34 @@ _RL = pa.schema(
 )
 
 
+def fits(source: Source) -> int:
+    if source.kind != "parquet" or not isinstance(source.head, dict):
+        return 0
+    head = source.head
+    return 2 if is_chat(head.get("messages")) and "enable_thinking" in head else int(is_chat(head.get("messages")))
+
+
 def write(rows: Iterable[Trajectory], path: Path) -> int:
-    lines = [
-        {
-            "messages": to_chat(row.messages),
-            "tools": row.tools,
-            "enable_thinking": any(message.reasoning for message in row.messages),
-        }
-        for row in rows
-    ]
-    pq.write_table(pa.Table.from_pylist(lines, schema=_SFT), path, compression="zstd")
-    return len(lines)
+    count = 0
+    with pq.ParquetWriter(path, _SFT, compression="zstd") as writer:
+        for part in batched(rows, 1024):
+            writer.write_table(pa.Table.from_pylist([_line(row) for row in part], schema=_SFT))
+            count += len(part)
+    return count
 
 
-def read(path: Path) -> Iterator[Trajectory]:
-    for number, line in enumerate(pq.read_table(path).to_pylist()):
-        yield make_row(number, from_chat(line["messages"]), tools=line.get("tools") or "[]")
+def _line(row: Trajectory) -> dict[str, Any]:
+    thinks = any(message.reasoning for message in row.messages)
+    return {"messages": to_chat(row.messages), "tools": row.tools, "enable_thinking": thinks}
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+        source.notes.rest(line, _KNOWN)
+        chat = [{key: value for key, value in one.items() if value is not None} for one in line["messages"]]
+        yield make_row(from_chat(chat, source.notes), source="verl", tools=json_text(line.get("tools") or []))
+
+    return each(source, source.records(), convert)
 
 
 def write_tasks(tasks: Iterable[Task], path: Path) -> int:
@@ -87,11 +103,5 @@ def read_tasks(path: Path) -> list[Task]:
         prompt = next(one["content"] for one in reversed(line["prompt"]) if one["role"] == "user")
         values = {"task_id": f"{line['data_source']}-{number}", "split": "train"} | known
         truth = (line.get("reward_model") or {}).get("ground_truth")
-        tasks.append(Task(env=line["data_source"], prompt=prompt, ground_truth=_truth(truth), **values))
+        tasks.append(Task(env=line["data_source"], prompt=prompt, ground_truth=json_text(truth), **values))
     return tasks
-
-
-def _truth(value: Any) -> str:
-    from datastore.formats.common import json_text
-
-    return json_text(value)

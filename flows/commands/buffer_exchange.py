@@ -1,41 +1,99 @@
-"""Commands that bring trajectories in and out in the formats of others: import, export."""
+"""Commands that bring trajectories in and out in the formats of others: import, export, forget."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.commands._common import open_buffer
-from flows.options import Format, Json, Location, Rows, Store, command
+from flows.options import DryRun, Format, Json, Location, Rows, Store, command
 from flows.terminal import say, say_json
 
+if TYPE_CHECKING:
+    from datastore.formats.imports import CheckTokens, Imported
+
 app = typer.Typer()
+
+SHOWN = 8
+"""Files, keys and records of each kind that are printed; ``--json`` has them all."""
+
+AnyFormat = Annotated[str | None, typer.Option("--format", "-f", help="Instead of the one that each file shows itself")]
 
 
 @command(app, "import")
 def import_(
-    path: Location,
-    format: Format,
+    paths: Annotated[list[str], typer.Argument(help="Files and folders; - is the standard input")],
+    format: AnyFormat = None,
     store: Store = "store",
     env: Annotated[str | None, typer.Option(help="Environment of all rows")] = None,
     split: Annotated[str | None, typer.Option(help="Split of all rows")] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy of all rows")] = None,
+    task_prefix: Annotated[str | None, typer.Option(help="Put before every task id")] = None,
+    reward: Annotated[str | None, typer.Option(help="A component, or a field of the record as in stats.final")] = None,
+    success: Annotated[str | None, typer.Option(help="SQL, as in: reward >= 0.5 and exact = 1")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Folder or name of the tokenizer that made the ids")] = None,
     stage: Annotated[str, typer.Option(help="Stage name of the rows")] = "import",
-    quarantine: Annotated[bool, typer.Option("--quarantine", help="Set bad rows aside and append the rest")] = False,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Set records and rows that are broken aside, append the rest")
+    ] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Append a file of another format. Importing the same file twice changes nothing."""
-    from dataclasses import asdict
+    """Append files of other formats. What is in the buffer already is passed over, and what is not carried is said."""
+    from datastore.formats.imports import Labels, import_paths
 
-    from datastore.formats import import_file
-
+    fingerprint, check = _tokenizer(tokenizer) if tokenizer else (None, None)
+    labels = Labels(env, split, policy, task_prefix, reward, success, fingerprint)
     on_error: Any = "quarantine" if quarantine else "raise"
-    result = import_file(open_buffer(store), path, format, stage=stage, env=env, split=split, on_error=on_error)
+    options: dict[str, Any] = {"stage": stage, "on_error": on_error, "dry_run": dry_run, "check_tokens": check}
+    result = import_paths(open_buffer(store), paths, format, labels=labels, **options)
     if as_json:
-        say_json(asdict(result))
-    elif result.skipped:
-        say(f"{path} is in the buffer already")
+        say_json(result.as_dict())
     else:
-        aside = f", {result.quarantined} set aside in quarantine" if result.quarantined else ""
-        say(f"{result.rows} rows appended{aside}; version {result.version}")
+        _report(result)
+
+
+def _tokenizer(name: str) -> "tuple[str, CheckTokens]":
+    """Fingerprint of a tokenizer, and the check that a row's ids are its own."""
+    from agentrl.chat.check import token_problem
+    from agentrl.models.policy import load_tokenizer, tokenizer_fingerprint
+
+    loaded = load_tokenizer(name)
+    return tokenizer_fingerprint(loaded), lambda row: token_problem(row, loaded)
+
+
+def _report(result: "Imported") -> None:
+    if result.known:
+        say(f"in the buffer already: {_some(result.known)}")
+    if result.repeats:
+        say(f"the same content is in the buffer under other labels, and comes in again: {_some(result.repeats)}")
+    if result.skipped:
+        say(f"skipped, no format fits: {_some(result.skipped)}")
+    if result.rows:
+        done = "would be appended" if result.dry_run else f"appended; version {result.version}"
+        say(
+            f"{result.rows} rows {done}: {result.messages} messages, {result.calls} calls, {result.tokens} tokens, "
+            f"{result.successes} successes, {result.unscored} unscored"
+        )
+        formats = sorted({one["format"] for one in result.files})
+        say(f"read as {', '.join(formats)} from {len(result.files)} files")
+    if result.ignored:
+        say("ignored: " + _some([f"{key} {count}" for key, count in result.ignored.items()]))
+    for text, count in result.remarks.items():
+        say(f"{text}: {count}")
+    if result.unreadable:
+        what = "would be set aside" if result.dry_run else "set aside; `agentrl buffer quarantine` lists them"
+        say(f"{len(result.unreadable)} records cannot be read and are {what}")
+        for one in result.unreadable[:SHOWN]:
+            say(f"  {one['place']}: {one['reason']}")
+    if result.quarantined:
+        say(f"{result.quarantined} rows break the contract and are set aside; `agentrl buffer quarantine` lists them")
+    if result.fingerprint:
+        say(f"import {result.fingerprint}; `agentrl buffer forget {result.fingerprint[:12]}` undoes it")
+
+
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + rest
 
 
 @command(app)
@@ -43,15 +101,26 @@ def export(
     path: Location,
     format: Format,
     rows: Rows,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is at the path")] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Write trajectories in another format."""
-    from datastore.formats import export_file
+    """Write trajectories in another format, and say before what these rows lose in it."""
+    from datastore.formats.exports import export_rows, losses
     from flows.commands._selections import selected
 
     buffer = open_buffer(rows.store)
-    count = export_file(buffer, selected(buffer, rows), path, format)
+    ids = selected(buffer, rows)
+    lost = losses(buffer, ids, format)
+    if lost and not as_json:
+        say(f"{format} cannot hold, of {len(ids)} rows: " + ", ".join(f"{what} {n}" for what, n in lost.items()))
+    if dry_run:
+        if as_json:
+            say_json({"path": str(path), "format": format, "rows": len(ids), "records": 0, "loses": lost})
+        return
+    result = export_rows(buffer, ids, path, format, force=force)
+    result.loses = lost
     if as_json:
-        say_json({"path": str(path), "format": format, "records": count})
+        say_json(result.as_dict())
     else:
-        say(f"{count} records written to {path}")
+        say(f"{result.records} records of {result.rows} rows written to {path}")

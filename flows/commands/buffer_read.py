@@ -97,12 +97,15 @@ def history(store: Store = "store", limit: Limit = 20, as_json: Json = False) ->
 
 @command(app)
 def quarantine(store: Store = "store", limit: Limit = 20, as_json: Json = False) -> None:
-    """List the rows that appends have set aside, with the reasons."""
-    rows = open_buffer(store).quarantined()
+    """List the rows that appends, and the records that imports, have set aside, with the reasons."""
+    buffer = open_buffer(store)
+    rows, records = buffer.quarantined(), buffer.unreadable()
     if as_json:
-        say_json(json.loads(rows.write_json()))
-    else:
-        print_rows(rows.head(limit).select("trajectory_id", "row", "problems").to_dicts(), as_json)
+        say_json({"rows": json.loads(rows.write_json()), "records": records})
+        return
+    print_rows(rows.head(limit).select("trajectory_id", "row", "problems").to_dicts(), as_json)
+    if records:
+        print_rows([{name: one[name] for name in ("place", "reason")} for one in records[:limit]], as_json)
 
 
 @command(app)

@@ -1,5 +1,6 @@
 """What stages that sample from, or train, a policy share: where it comes from, and what it acts in."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,6 +10,7 @@ from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
 from pipelines.handles import Model, Trajectories
 from pipelines.stage import External, StageConfig
+from schemas.trajectory import NOT_TRAINED
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
@@ -76,9 +78,13 @@ def only_env(tasks: "list[Task]") -> str:
 
 
 def read_weighted(selections: list[Trajectories]) -> "list[tuple[Trajectory, float]]":
-    """Rows of several selections, in order, with their weights."""
+    """Rows of several selections, in order, with their weights. Rows that are tagged as not trained on (a judge's, a
+    fixed opponent's) are left out, and a warning says how many."""
     out = []
     for selection in selections:
         weights = selection.selection()["weight"].to_pylist()
         out += list(zip(selection.read(), weights, strict=True))
-    return out
+    trained = [(row, weight) for row, weight in out if NOT_TRAINED not in row.tags]
+    if left := len(out) - len(trained):
+        warnings.warn(f"{left} of {len(out)} rows are tagged {NOT_TRAINED!r} and are not trained on", stacklevel=2)
+    return trained

@@ -1,0 +1,73 @@
+"""Exports: rows of the buffer in another format, with what they lose said before anything is written."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datastore.errors import StoreError
+from datastore.formats import FORMATS, Format, named
+from datastore.formats.files import replaced
+from datastore.formats.losses import present
+from schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from datastore.buffer import TrajectoryBuffer
+
+BATCH_ROWS = 256
+
+
+@dataclass
+class Exported:
+    """What an export wrote. ``loses`` counts the rows that have something the format cannot hold, by what it is."""
+
+    path: str
+    format: str
+    rows: int
+    records: int = 0
+    loses: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def losses(buffer: "TrajectoryBuffer", ids: Sequence[str], name: str) -> dict[str, int]:
+    """How many of these rows would lose what, most first."""
+    format = named(name)
+    counts: Counter[str] = Counter()
+    for row in _rows(buffer, ids):
+        left = format.leaves_out is not None and format.leaves_out(row)
+        counts.update({"the whole row"} if left else present(row) & format.loses)
+    return dict(counts.most_common())
+
+
+def export_rows(
+    buffer: "TrajectoryBuffer", ids: Sequence[str], path: Path, name: str, *, force: bool = False
+) -> Exported:
+    """Write rows to a file or folder, a bounded number in memory at a time.
+
+    The name's extension may ask for compression (``.gz``). The file or folder appears whole or not at all. Raises
+    StoreError if it is there already, unless ``force``; then nothing of the old one stays.
+    """
+    format = _writable(name)
+    if not ids:
+        raise StoreError("there are no rows to export; the filter or the selection is empty")
+    exported = Exported(str(path), name, len(ids))
+    with replaced(path, force) as working:
+        assert format.write is not None
+        exported.records = format.write(_rows(buffer, ids), working)
+    return exported
+
+
+def _writable(name: str) -> Format:
+    format = named(name)
+    if format.write is None:
+        able = ", ".join(one for one, each in FORMATS.items() if each.write)
+        raise StoreError(f"{name} is only read; formats that are written are {able}")
+    return format
+
+
+def _rows(buffer: "TrajectoryBuffer", ids: Sequence[str]) -> Iterator[Trajectory]:
+    for start in range(0, len(ids), BATCH_ROWS):
+        yield from buffer.get_many(ids[start : start + BATCH_ROWS])

@@ -1,0 +1,85 @@
+"""Files on their way out: whole or not at all, never over one that is there, compressed by their extension."""
+
+import gzip
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from datastore.errors import StoreError
+
+
+@contextmanager
+def replaced(path: Path, force: bool = False) -> Iterator[Path]:
+    """A path to write to, which takes the place of ``path`` at the end of the block, and is removed if it fails.
+
+    Raises StoreError if ``path`` is there already, unless ``force``; then nothing of the old file or folder stays.
+    """
+    if path.exists() and not force:
+        raise StoreError(f"{path} is there already; --force replaces it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    working = path.with_name(f".{uuid.uuid4().hex}-{path.name}")
+    try:
+        yield working
+        if path.is_dir() and working.exists():
+            shutil.rmtree(path)
+        working.replace(path)
+    finally:
+        if working.is_dir():
+            shutil.rmtree(working, ignore_errors=True)
+        else:
+            working.unlink(missing_ok=True)
+
+
+@contextmanager
+def text_file(path: Path) -> Iterator[IO[str]]:
+    """A text file to write, compressed if its name ends in ``.gz``."""
+    if path.suffix == ".gz":
+        # no time and no name inside: the same rows give the same bytes
+        with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
+            import io
+
+            with io.TextIOWrapper(packed, encoding="utf-8") as file:
+                yield file
+        return
+    with path.open("w", encoding="utf-8") as file:
+        yield file
+
+
+def line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> int:
+    """JSON Lines. Returns how many."""
+    count = 0
+    with text_file(path) as file:
+        for one in lines:
+            file.write(line(one) + "\n")
+            count += 1
+    return count
+
+
+def write_list(file: IO[str], elements: Iterable[Any]) -> int:
+    """A JSON array, one element at a time."""
+    count = 0
+    file.write("[")
+    for one in elements:
+        file.write((",\n" if count else "\n") + line(one))
+        count += 1
+    file.write("\n]" if count else "]")
+    return count
+
+
+def is_lines(path: Path) -> bool:
+    """Whether the name asks for JSON Lines."""
+    return bool({".jsonl", ".ndjson"} & set(path.suffixes))
+
+
+def file_name(number: int, name: str, suffix: str) -> str:
+    """A file name for a row: its number keeps names apart, and nothing in its id can leave the folder."""
+    return f"{number:06d}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:100]}{suffix}"

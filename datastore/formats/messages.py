@@ -1,0 +1,187 @@
+"""Messages as chat formats spell them, and back.
+
+Content that is a list of parts becomes text: text parts as they are, every other part (an image, audio, a kind that
+is not known) as its JSON text, so that nothing is dropped. Reasoning and call parts go to their own fields.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from datastore.formats.notes import Notes
+from schemas.trajectory import Message, Role
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "ai": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
+_TEXT = ("text", "input_text", "output_text")
+_REASONING = ("reasoning", "thinking")
+_CALL = ("tool_call", "function_call")
+_KNOWN = frozenset(
+    {"role", "content", "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "tool_call_id"}
+    | {"name", "refusal", "type", "id", "index"}
+)
+_KNOWN_CALL = frozenset({"id", "type", "function", "name", "arguments", "index", "call_id"})
+
+
+def json_text(value: Any) -> str:
+    """Arguments and tools as JSON text: text that is JSON stays as it is, byte for byte; other text becomes a JSON
+    string, so that what the model wrote is kept."""
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except (ValueError, RecursionError):
+            return json.dumps(value, ensure_ascii=False)
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def text_of(content: Any) -> str:
+    """Message content as text; parts that are no text as their JSON text, each on a line of its own."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        texts, odd = [], False
+        for part in content:
+            text = _part_text(part)
+            odd = odd or text is None
+            texts.append(json.dumps(part, ensure_ascii=False) if text is None else text)
+        return ("\n" if odd else "").join(texts)
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _part_text(part: Any) -> str | None:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and part.get("type", "text") in _TEXT:
+        text = part.get("text", part.get("value", part.get("content")))
+        return text if isinstance(text, str) else None
+    return None
+
+
+def call(one: Any, fallback_id: str = "") -> dict[str, Any]:
+    """A call from any of the spellings: OpenAI's, flat, or either as JSON text. Raises KeyError without a name."""
+    one = json.loads(one) if isinstance(one, str) else one
+    function = one.get("function")
+    if not isinstance(function, dict):
+        function = one
+    arguments = function.get("arguments", function.get("args", {}))
+    name = function["name"] if "name" in function else one["name"]
+    identity = one.get("id") or one.get("call_id") or fallback_id
+    return {"id": str(identity), "name": name, "arguments": json_text({} if arguments is None else arguments)}
+
+
+def from_chat(chat: Iterable[Mapping[str, Any]], notes: Notes) -> list[dict[str, Any]]:
+    """Fields of messages from OpenAI or TRL chat. Arguments may be text or a dict and calls may be JSON text; legacy
+    ``function_call`` and ``function`` messages are calls and answers; ``developer`` is a system message."""
+    messages: list[dict[str, Any]] = []
+    unanswered: list[dict[str, Any]] = []
+    for one in chat:
+        if not one.keys() <= _KNOWN:
+            notes.rest(one, _KNOWN, "messages.")
+        message = _from_one(one, len(messages))
+        if "tool_calls" in message:
+            unanswered = list(message["tool_calls"])
+        elif message["role"] == "tool":
+            _answer(message, unanswered)
+        messages.append(message)
+    return messages
+
+
+def _from_one(one: Mapping[str, Any], number: int) -> dict[str, Any]:
+    role = one["role"]
+    content = one.get("content")
+    message: dict[str, Any] = {"role": ROLES.get(role, role)}
+    reasoning = one.get("reasoning_content") or one.get("reasoning") or one.get("thinking")
+    calls = [call(each) for each in one.get("tool_calls") or []]
+    if one.get("function_call"):
+        calls.append(call(one["function_call"], f"call_{number}"))
+    if isinstance(content, list):
+        content, thought, more = _special_parts(content, number)
+        reasoning = reasoning or thought
+        calls += more
+    message["content"] = text_of(content) or one.get("refusal") or ""
+    if reasoning is not None:
+        message["reasoning"] = text_of(reasoning)
+    if calls:
+        message["tool_calls"] = calls
+    if (identity := one.get("tool_call_id")) is not None:
+        message["tool_call_id"] = str(identity)
+    if (name := one.get("name")) is not None:
+        message["name"] = name
+    return message
+
+
+def _special_parts(content: list[Any], number: int) -> tuple[list[Any], str | None, list[dict[str, Any]]]:
+    """Parts without reasoning and calls; the reasoning; the calls."""
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    rest: list[Any] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = (part.get("text") or part.get("value") or part.get(kind)) if kind in (*_REASONING, *_CALL) else None
+        if kind in _REASONING and isinstance(text, str):
+            thoughts.append(text)
+        elif kind in _CALL and (isinstance(text, str) or "name" in part):
+            calls.append(call(text if isinstance(text, str) else part, f"call_{number}_{len(calls)}"))
+        else:
+            rest.append(part)
+    return rest, "\n".join(thoughts) or None, calls
+
+
+def _answer(message: dict[str, Any], unanswered: list[dict[str, Any]]) -> None:
+    """Give a tool message the id and name of the call that it answers, if its own id, name or place tells which."""
+    identity, name = message.get("tool_call_id"), message.get("name")
+    found = next((one for one in unanswered if identity and one["id"] == identity), None)
+    if found is None and not identity:
+        found = next((one for one in unanswered if not name or one["name"] == name), None)
+        if found is not None and found["id"]:
+            message["tool_call_id"] = found["id"]
+    if found is not None:
+        unanswered.remove(found)
+        if not name:
+            message["name"] = found["name"]
+
+
+def to_chat(messages: Sequence[Message], arguments: str = "text") -> list[dict[str, Any]]:
+    """OpenAI chat messages. ``arguments`` of a call are JSON ``text`` (OpenAI) or a ``dict`` (TRL)."""
+    chat = []
+    for message in messages:
+        one: dict[str, Any] = {"role": message.role.value, "content": message.content}
+        if message.reasoning is not None:
+            one["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            one["tool_calls"] = [
+                {
+                    "id": each.id,
+                    "type": "function",
+                    "function": {
+                        "name": each.name,
+                        "arguments": each.arguments if arguments == "text" else each.parsed(),
+                    },
+                }
+                for each in message.tool_calls
+            ]
+        for name in ("tool_call_id", "name"):
+            if (value := getattr(message, name)) is not None:
+                one[name] = value
+        chat.append(one)
+    return chat
+
+
+def split_prompt(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """What comes before the first assistant message, and the rest."""
+    first = next((i for i, message in enumerate(messages) if message.role is Role.ASSISTANT), len(messages))
+    return list(messages[:first]), list(messages[first:])

@@ -1,0 +1,78 @@
+"""NeMo Gym rollouts, JSON Lines: ``responses_create_params`` (what was asked), ``response`` (a Responses object) and
+``reward``; ``verifier_metadata``, ``agent_ref`` and the environment's own keys beside them. Read only.
+
+The items are those of ``openai-responses``. ``reward`` is a number and no success. Top-level numbers beside it are
+components (booleans as 0 and 1). Output items with ``prompt_token_ids``, ``generation_token_ids`` and
+``generation_log_probs`` (a training rollout) give exact tokens. ``agent_ref.name`` is the agent, ``response.model``
+the policy, ``_ng_rollout_index`` the sample. The environment's other keys are counted.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from datastore.formats.responses import response_row
+from datastore.formats.rows import components, number
+from datastore.formats.source import Source, each
+from schemas.trajectory import Trajectory
+
+_KNOWN = frozenset(
+    {"responses_create_params", "response", "reward", "agent_ref", "id", "_ng_task_index", "_ng_rollout_index"}
+)
+_TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+
+
+def fits(head: Any) -> int:
+    return 3 if isinstance(head, dict) and {"responses_create_params", "response"} <= head.keys() else 0
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    def convert(one: dict[str, Any]) -> Iterator[Trajectory]:
+        metrics = {
+            key: value
+            for key, value in one.items()
+            if key not in _KNOWN and key[0] != "_" and number(value) is not None
+        }
+        source.notes.rest(one, _KNOWN | metrics.keys())
+        agent = one.get("agent_ref")
+        task = one.get("id", one.get("_ng_task_index"))
+        output = (one.get("response") or {}).get("output") or []
+        row = response_row(
+            one["responses_create_params"],
+            {**(one.get("response") or {}), "output": [_plain(item) for item in output]},
+            source.notes,
+            source="nemo-gym",
+            task=task,
+            env=(agent or {}).get("name") if isinstance(agent, dict) else None,
+            agent=(agent or {}).get("name") if isinstance(agent, dict) else None,
+            sample_index=one.get("_ng_rollout_index"),
+            reward=number(one.get("reward")),
+            reward_components=components(metrics),
+        )
+        yield _with_tokens(row, one, source)
+
+    return each(source, source.records(), convert)
+
+
+def _plain(item: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in item.items() if key not in _TOKENS}
+
+
+def _with_tokens(row: Trajectory, one: dict[str, Any], source: Source) -> Trajectory:
+    """The row with the tokens of its output items, if each prompt continues what came before."""
+    items = [item for item in (one["response"] or {}).get("output") or [] if item.get("generation_token_ids")]
+    if not items:
+        return row
+    columns: dict[str, list[Any]] = {"input_ids": [], "action_mask": [], "logprobs": []}
+    for item in items:
+        prompt, sampled = item.get("prompt_token_ids"), item["generation_token_ids"]
+        known = columns["input_ids"]
+        if not prompt or prompt[: len(known)] != known:
+            source.notes.remark("token ids of the items are not one sequence: the row comes without tokens")
+            return row
+        new = prompt[len(known) :]
+        values = item.get("generation_log_probs") or [float("nan")] * len(sampled)
+        columns["input_ids"] = prompt + sampled
+        columns["action_mask"] += [False] * len(new) + [True] * len(sampled)
+        columns["logprobs"] += [float("nan")] * len(new) + list(values)
+    counts = {"n_tokens": len(columns["input_ids"]), "n_action_tokens": sum(columns["action_mask"])}
+    return row.model_copy(update={**columns, **counts})

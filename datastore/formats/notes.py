@@ -1,0 +1,68 @@
+"""What an import notices beside the rows: what it does not carry, what it had to guess, and what it cannot read."""
+
+from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from datastore.errors import StoreError
+
+EXCERPT = 4096
+"""Characters that are kept of a record that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A record that gives no row. ``place`` is ``file:line`` or ``file[number]``; ``key`` is the field at fault."""
+
+    place: str
+    key: str
+    reason: str
+    excerpt: str
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+@dataclass
+class Notes:
+    """Counts of one import. With ``quarantine`` records that cannot be read are set aside, otherwise they raise."""
+
+    quarantine: bool = False
+    ignored: Counter[str] = field(default_factory=Counter)
+    """How often each key of the source had a value that no column takes."""
+    remarks: Counter[str] = field(default_factory=Counter)
+    """What was guessed or left out for a reason, in words, and how often."""
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+    def rest(self, one: Mapping[str, Any], known: AbstractSet[str], prefix: str = "") -> None:
+        """Count the keys of ``one`` that are not ``known`` and hold something: None, false, "", [] and {} do not."""
+        for key in one.keys() - known:
+            value = one[key]
+            if value or (value == 0 and value is not False):
+                self.ignored[prefix + key] += 1
+
+    def remark(self, text: str, count: int = 1) -> None:
+        self.remarks[text] += count
+
+    def refuse(self, place: str, error: BaseException | str, record: str = "") -> None:
+        """Set a record aside, or raise StoreError that names it."""
+        key = str(error.args[0]) if isinstance(error, KeyError) and error.args else getattr(error, "key", "")
+        reason = f"lacks {key!r}" if isinstance(error, KeyError) else _first_line(error)
+        if not self.quarantine:
+            raise StoreError(f"{place}: {reason}; --quarantine sets such records aside and reads on")
+        self.unreadable.append(Unreadable(place, key, reason, record[:EXCERPT]))
+
+
+def _first_line(error: BaseException | str) -> str:
+    from pydantic import ValidationError
+
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        path = ".".join(str(one) for one in first["loc"])
+        return f"{path}: {first['msg']}, not {str(first['input'])[:60]!r}"
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]

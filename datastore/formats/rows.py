@@ -1,0 +1,148 @@
+"""Rows from what a reader found, and what of a row goes through a format's free-form field."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from datastore.formats.notes import Notes
+from schemas.trajectory import NOT_TRAINED, RewardComponent, Termination, Trajectory
+
+CARRIED = (
+    *("trajectory_id", "episode_id", "segment", "agent", "task_id", "group_id", "sample_index", "parent_id", "source"),
+    *("env", "env_version", "split", "level", "prompt", "policy", "policy_version", "sampling", "reward", "success"),
+    *("termination", "tags", "final_state", "tokenizer", "n_tool_errors", "reward_components"),
+)
+"""Columns that go through a format's free-form field, where it has one, under the key ``agentrl``."""
+
+
+def carried(row: Trajectory) -> dict[str, Any]:
+    data = row.model_dump(mode="json", include={*CARRIED})
+    kept = {name: value for name, value in data.items() if value not in ([], "", None)}
+    return kept | {name: data[name] for name in _NULL}
+
+
+_NULL = ("reward", "success")  # null says that the row is unscored
+
+
+def make_row(
+    messages: list[dict[str, Any]],
+    *,
+    source: str,
+    task: Any = None,
+    task_content: Any = None,
+    extra: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> Trajectory:
+    """A row from fields of messages, with counts.
+
+    ``source`` names the format and ``task`` the task in it. ``task_content`` is what tells tasks of one name apart;
+    without it the messages before the first assistant message do. ``extra`` is what :func:`carried` gave, and wins
+    over ``fields``, of which None counts as not given. Without an outcome the row is unscored. Log-probs that are
+    None become NaN. Raises ValueError if there is no message, or nothing in any.
+    """
+    if not any(one.get("content") or one.get("tool_calls") or one.get("reasoning") for one in messages):
+        raise ValueError("has no messages" if not messages else "has messages, and nothing in any of them")
+    prompt = next((one["content"] for one in messages if one["role"] == "user" and one["content"]), "")
+    if task_content is None:
+        task_content = _opening(messages)
+    values: dict[str, Any] = {
+        "trajectory_id": "row",
+        "task_id": task_id(source, task, task_content),
+        "source": source,
+        "env": source,
+        "split": "train",
+        "prompt": prompt,
+        "reward": None,
+        "success": None,
+        "termination": _termination(messages),
+    }
+    for name, value in fields.items():
+        if value is not None:
+            values[name] = value
+    if extra:
+        values.update(extra)
+    values.setdefault("episode_id", values["trajectory_id"])
+    mask = values.get("action_mask", ())
+    if mask:
+        values["logprobs"] = [math.nan if one is None else one for one in values.get("logprobs", ())]
+    values["messages"] = messages
+    values["n_steps"] = sum([one["role"] == "assistant" for one in messages])
+    values["n_tool_calls"] = sum([len(one["tool_calls"]) for one in messages if "tool_calls" in one])
+    values["n_tokens"] = len(mask)
+    values["n_action_tokens"] = sum(mask)
+    return Trajectory.model_validate(values)
+
+
+def task_id(source: str, task: Any, content: Any) -> str:
+    """``<source>/<task>-<digest of its content>``: one for the same task in two files, two for different tasks of one
+    name."""
+    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
+    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
+    return f"{source}/{digest}" if task is None else f"{source}/{str(task)[:200]}-{digest}"
+
+
+def _opening(messages: Sequence[dict[str, Any]]) -> str:
+    parts = []
+    for one in messages:
+        if one["role"] == "assistant":
+            break
+        parts.append(f"{one['role']}\0{one.get('content')}")
+    return "\0".join(parts)
+
+
+def _termination(messages: Sequence[dict[str, Any]]) -> Termination:
+    """What the text shows: an episode that ends in an assistant message without a call was answered."""
+    last = messages[-1]
+    answered = last["role"] == "assistant" and not last.get("tool_calls")
+    return Termination.ANSWERED if answered else Termination.UNKNOWN
+
+
+def termination(known: Mapping[str, Termination], value: Any, notes: Notes) -> Termination | None:
+    """The end that a source names; ``unknown``, remarked on, for a name that is not known, and None for no name."""
+    if value is None or value == "":
+        return None
+    if found := known.get(str(value)):
+        return found
+    if str(value) in set(Termination):
+        return Termination(str(value))
+    notes.remark(f"end {str(value)[:60]!r} is not known: termination unknown")
+    return Termination.UNKNOWN
+
+
+def number(value: Any) -> float | None:
+    """A score as a finite number; None for what is none."""
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def components(values: Mapping[str, Any]) -> list[RewardComponent]:
+    """Metrics by name as reward components; what is no number is left out."""
+    found = ((str(name), number(value)) for name, value in values.items())
+    return [RewardComponent(name=name, value=value) for name, value in found if value is not None]
+
+
+def finite(values: Sequence[float]) -> list[float | None]:
+    """Log-probs for JSON, which has no NaN."""
+    return [None if math.isnan(value) else value for value in values]
+
+
+def spoken(value: Any) -> str | None:
+    """An id as text."""
+    return None if value is None else str(value)
+
+
+def batched(rows: Iterable[Trajectory], size: int) -> Iterator[list[Trajectory]]:
+    iterator = iter(rows)
+    while part := list(islice(iterator, size)):
+        yield part
+
+
+def untrained(tags: Sequence[str] = ()) -> list[str]:
+    """Tags of a row that is no training data, such as a judge's."""
+    return [*tags, NOT_TRAINED]

@@ -1,0 +1,346 @@
+"""Files on their way in: what kind of file it is, its records one at a time, and where each of them stands.
+
+A file is JSON Lines, a JSON array, one JSON document, Parquet, or a ZIP archive; text may be compressed by gzip and
+begin with a byte order mark. Memory holds one record, and of a JSON array or a long list inside a document one
+element.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from pydantic_core import from_json
+
+from datastore.errors import StoreError
+from datastore.formats.notes import Notes
+from schemas.trajectory import Trajectory
+
+Kind = Literal["lines", "array", "document", "parquet", "zip", "folder", "empty"]
+
+CHUNK = 2**20
+LONGEST_LINE = 2**26
+"""A first line longer than this is taken for a document, which is read piece by piece."""
+HEAD = 2**24
+"""Characters of a document that are read to tell its format."""
+
+BROKEN = (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError)
+"""What a reader raises if a record does not have the shape that its format promises."""
+
+
+class Source:
+    """One file or folder to import. ``record`` is the record that was given last, and ``place`` says where it is."""
+
+    def __init__(self, path: Path, notes: Notes | None = None, name: str | None = None) -> None:
+        self.path = path
+        self.notes = notes or Notes()
+        self.name = name or str(path)
+        self.record: Any = None
+        self.number = 0
+        self.before: dict[str, Any] = {}
+        """Of a document that :meth:`elements` reads: what stands beside the list."""
+
+    def __repr__(self) -> str:
+        return f"Source({self.name!r}, {self.kind})"
+
+    @property
+    def place(self) -> str:
+        return f"{self.name}:{self.number}" if self.kind == "lines" else f"{self.name}[{self.number - 1}]"
+
+    @cached_property
+    def kind(self) -> Kind:
+        if self.path.is_dir():
+            return "folder"
+        try:
+            with self.path.open("rb") as file:
+                magic = file.read(4)
+        except OSError as error:
+            raise StoreError(f"{self.name} cannot be read: {error}") from None
+        if magic in (b"PAR1", b"PK\x03\x04"):
+            return "parquet" if magic == b"PAR1" else "zip"
+        with self.text() as text:
+            start = text.read(CHUNK).lstrip()
+        if not start:
+            return "empty"
+        if start[0] == "[":
+            return "array"
+        if {".jsonl", ".ndjson"} & set(self.path.suffixes):
+            return "lines"
+        return "lines" if self._first_line_is_whole() else "document"
+
+    def _first_line_is_whole(self) -> bool:
+        with self.text() as text:
+            line = next((line for line in iter(lambda: text.readline(LONGEST_LINE), "") if line.strip()), "")
+        try:
+            from_json(line)
+        except ValueError:
+            return False
+        return True
+
+    @cached_property
+    def head(self) -> Any:
+        """The first record, or of a document its top-level keys, with one element of each list. None if there is
+        none that can be read."""
+        try:
+            if self.kind == "document":
+                return _outline(self._chars())
+            return next(iter(Source(self.path, Notes(quarantine=True), self.name).records()), None)
+        except (StoreError, *BROKEN):
+            return None
+
+    def text(self) -> IO[str]:
+        """The file as text. Reading raises StoreError if it is not UTF-8, or its compression is broken."""
+        raw: Any = self.path.open("rb")
+        if raw.peek(2)[:2] == b"\x1f\x8b":
+            raw = gzip.GzipFile(fileobj=raw)
+        return _Text(raw, self.name)
+
+    def digest(self) -> str:
+        """Digest of the content: of text whatever its compression, of Parquet its rows, of a folder its files."""
+        from datastore.digest import digest
+
+        if self.kind in ("parquet", "folder", "zip"):
+            return digest(self.path)
+        total = hashlib.blake2b(digest_size=16)
+        with self.text() as text:
+            for chunk in iter(lambda: text.read(CHUNK), ""):
+                total.update(chunk.encode())
+        return total.hexdigest()
+
+    def records(self) -> Iterator[Any]:
+        """Every record: a line, an element of the array, a row of the Parquet file, or the whole document."""
+        self.number = 0
+        match self.kind:
+            case "lines":
+                yield from self._lines()
+            case "array":
+                yield from self._counted(_elements(self._chars()))
+            case "document":
+                yield from self._counted(iter([self.document()]))
+            case "parquet":
+                yield from self._counted(self._rows())
+            case _:
+                raise StoreError(f"{self.name} holds no records ({self.kind})")
+
+    def _counted(self, records: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            self.number += 1
+            try:
+                self.record = next(records)
+            except StopIteration:
+                return
+            except (ValueError, RecursionError) as error:  # the rest cannot be read: nothing says where a record begins
+                if isinstance(error, StoreError):
+                    raise
+                self.notes.refuse(self.place, _not_json(error))
+                return
+            yield self.record
+
+    def _lines(self) -> Iterator[Any]:
+        with self.text() as text:
+            for number, line in enumerate(text, 1):
+                if not line.strip():
+                    continue
+                self.number = number
+                try:
+                    self.record = from_json(line)
+                except ValueError as error:
+                    self.notes.refuse(self.place, _not_json(error), line)
+                    continue
+                yield self.record
+
+    def _rows(self) -> Iterator[Any]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(self.path) as file:
+                for batch in file.iter_batches(batch_size=256):
+                    yield from batch.to_pylist()
+        except pa.ArrowException as error:
+            raise StoreError(f"{self.name} is no Parquet file that can be read: {error}") from None
+
+    def document(self) -> Any:
+        """The whole file as one value; of JSON Lines all lines, as a list."""
+        if self.kind in ("lines", "array"):
+            found = list(self.records())
+            return found[0] if self.kind == "lines" and len(found) == 1 else found
+        with self.text() as text:
+            try:
+                return from_json(text.read())
+            except ValueError as error:
+                raise StoreError(f"{self.name} {_not_json(error)}") from None
+
+    def elements(self, key: str) -> Iterator[Any]:
+        """Elements of the list ``key`` of a document, one at a time; ``before`` fills with what stands beside it."""
+        self.number = 0
+        if self.kind != "document":
+            for document in list(self.records()):
+                self.before.clear()
+                self.before.update((name, value) for name, value in document.items() if name != key)
+                self.number = 0
+                yield from self._counted(iter(document.get(key) or []))
+            return
+        self.before.clear()
+        yield from self._counted(_members(self._chars(), key, self.before))
+
+    def _chars(self) -> "_Chars":
+        return _Chars(self.text())
+
+
+class _Text(io.TextIOWrapper):
+    """UTF-8 text whose faults are StoreErrors that name the file."""
+
+    def __init__(self, raw: Any, name: str) -> None:
+        super().__init__(raw, encoding="utf-8-sig", newline="\n")
+        self._name = name
+
+    def _guarded(self, read: Callable[..., str], *arguments: Any) -> str:
+        try:
+            return read(*arguments)
+        except UnicodeDecodeError as error:
+            raise StoreError(f"{self._name} is not UTF-8 text: {error}") from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise StoreError(f"{self._name} cannot be read: {error}") from None
+
+    def read(self, size: int | None = -1, /) -> str:
+        return self._guarded(super().read, size)
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        return self._guarded(super().readline, size)
+
+    def __next__(self) -> str:  # type: ignore[override]
+        if line := self.readline():
+            return line
+        raise StopIteration
+
+
+class _Chars:
+    """A window on a text, for a JSON decoder that needs more text when a value is not whole."""
+
+    _decoder = json.JSONDecoder()
+
+    def __init__(self, text: IO[str]) -> None:
+        self._text = text
+        self._window = text.read(CHUNK)
+        self._at = 0
+        self.taken = 0
+
+    def _more(self) -> bool:
+        chunk = self._text.read(max(CHUNK, len(self._window) - self._at))
+        self._window = self._window[self._at :] + chunk
+        self.taken += self._at
+        self._at = 0
+        return bool(chunk)
+
+    def peek(self) -> str:
+        """The next character that is no white space; "" at the end."""
+        while True:
+            while self._at < len(self._window):
+                if not (char := self._window[self._at]).isspace():
+                    return char
+                self._at += 1
+            if not self._more():
+                return ""
+
+    def expect(self, allowed: str) -> str:
+        char = self.peek()
+        if not char or char not in allowed:
+            raise ValueError(f"is not JSON: {char or 'the end'!r} at character {self.taken + self._at}")
+        self._at += 1
+        return char
+
+    def value(self) -> Any:
+        self.peek()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._window, self._at)
+            except json.JSONDecodeError as error:
+                if not self._more():
+                    raise ValueError(f"is not JSON: {error}") from None
+                continue
+            if end == len(self._window) and self._more():  # a number may go on
+                continue
+            self._at = end
+            return value
+
+
+def _elements(chars: _Chars) -> Iterator[Any]:
+    """Elements of the array that begins here."""
+    chars.expect("[")
+    if chars.peek() == "]":
+        chars.expect("]")
+        return
+    while True:
+        yield chars.value()
+        if chars.expect(",]") == "]":
+            return
+
+
+def _members(chars: _Chars, key: str, beside: dict[str, Any]) -> Iterator[Any]:
+    """Elements of the list ``key`` of the object that begins here; other members go to ``beside``."""
+    chars.expect("{")
+    if chars.peek() == "}":
+        return
+    while True:
+        name = chars.value()
+        chars.expect(":")
+        if name == key and chars.peek() == "[":
+            yield from _elements(chars)
+        else:
+            beside[name] = chars.value()
+        if chars.expect(",}") == "}":
+            return
+
+
+def _outline(chars: _Chars) -> dict[str, Any]:
+    """Top-level members of an object; of lists the first element alone. Long documents are read in part."""
+    found: dict[str, Any] = {}
+    chars.expect("{")
+    while chars.peek() != "}" and chars.taken < HEAD:
+        name = chars.value()
+        chars.expect(":")
+        if chars.peek() == "[":
+            found[name] = []
+            for element in _elements(chars):
+                if not found[name]:
+                    found[name].append(element)
+                if chars.taken >= HEAD:
+                    break
+        else:
+            found[name] = chars.value()
+        if chars.taken >= HEAD or chars.expect(",}") == "}":
+            break
+    return found
+
+
+def _not_json(error: BaseException) -> str:
+    text = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+    return text if text.startswith("is not JSON") else f"is not JSON: {text}"
+
+
+def each(
+    source: Source, records: Iterable[Any], convert: Callable[[Any], Iterable[Trajectory]]
+) -> Iterator[Trajectory]:
+    """Rows of all records. A record that ``convert`` cannot read is refused with its place and the key at fault."""
+    for record in records:
+        try:
+            rows = list(convert(record))
+        except BROKEN as error:
+            if isinstance(error, StoreError):
+                raise
+            source.notes.refuse(source.place, error, _excerpt(record))
+            continue
+        yield from rows
+
+
+def _excerpt(record: Any) -> str:
+    try:
+        return json.dumps(record, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):
+        return ""

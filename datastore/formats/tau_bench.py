@@ -1,0 +1,53 @@
+"""Results of tau-bench (the first version): a JSON array of ``{task_id, reward, info, traj, trial}``. Read only.
+
+``traj`` is OpenAI chat, with the policy as its system message. ``reward`` is 1 or 0 and is the success;
+``info.reward_info.info.r_actions`` and ``r_outputs`` are components. ``task_id`` is a number that each domain counts
+from 0: the content of ``info.task`` tells tasks apart. A traceback in ``info.error`` makes the row an
+``infra_error``, unscored; the simulated user's ``###STOP###`` is the end of an answered
+episode, and any other end is unknown. Not carried: ``info.source``, ``user_cost``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from datastore.formats.chat import is_chat
+from datastore.formats.messages import from_chat
+from datastore.formats.rows import components, make_row, number
+from datastore.formats.source import Source, each
+from schemas.trajectory import Termination, Trajectory
+
+_KNOWN = frozenset({"task_id", "reward", "info", "traj", "trial"})
+_KNOWN_INFO = frozenset({"task", "reward_info", "error"})
+
+
+def fits(head: Any) -> int:
+    return (
+        2
+        if isinstance(head, dict) and "task_id" in head and (is_chat(head.get("traj")) or head.get("traj") == [])
+        else 0
+    )
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    def convert(one: dict[str, Any]) -> Iterator[Trajectory]:
+        source.notes.rest(one, _KNOWN)
+        info = one.get("info") or {}
+        source.notes.rest(info, _KNOWN_INFO, "info.")
+        failed = bool(info.get("error"))
+        reward = None if failed else number(one.get("reward"))
+        stopped = bool(one["traj"]) and "###STOP###" in str(one["traj"][-1].get("content"))
+        detail = (info.get("reward_info") or {}).get("info") or {}
+        yield make_row(
+            from_chat(one["traj"], source.notes),
+            source="tau-bench",
+            task=one["task_id"],
+            task_content=info.get("task"),
+            sample_index=one.get("trial"),
+            env="tau-bench",
+            reward=reward,
+            success=None if reward is None else reward >= 1.0,
+            reward_components=components({name: detail[name] for name in ("r_actions", "r_outputs") if name in detail}),
+            termination=Termination.INFRA_ERROR if failed else Termination.ANSWERED if stopped else Termination.UNKNOWN,
+        )
+
+    return each(source, source.records(), convert)

@@ -1,0 +1,227 @@
+"""Episodes of verifiers from its version 1 on, JSON Lines: ``traces.jsonl``, an episode with its ``traces`` per
+line, or a trace per line.
+
+A trace is a tree of ``nodes``, each a message with its ``token_ids``, ``mask``, ``is_content`` and one log-prob per
+true of the mask; every path to a leaf is a row, a segment of one episode. The reward is the sum of ``score *
+weight`` of ``rewards``; a reward that is None was not scored, and a trace without any is unscored. ``rewards`` and
+``metrics`` are components (a metric has weight 0). A reward is no success: give ``--success "reward >= 1"`` or the
+like. ``agent`` gives name, model (policy) and ``trainable``: a trace that is not trained (a judge, a fixed
+opponent) is tagged ``not-trained``. ``stop_condition`` and ``errors`` give the end.
+
+Carries token ids, mask, log-probs and all message spans exactly, also without spans. What has no place goes under
+``info.agentrl``. Not carried: stage, run, fingerprint and time, which are the importer's; others' ``calls``,
+``timing``, ``advantages``, ``reference_logprobs``, ``loss_weights``.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from datastore.formats.files import write_lines
+from datastore.formats.messages import from_chat, json_text, to_chat
+from datastore.formats.rows import carried, finite, make_row, number, termination, untrained
+from datastore.formats.source import Source, each
+from datastore.formats.verifiers import STOPS
+from schemas.trajectory import RewardComponent, Role, Termination, Trajectory
+
+_KNOWN = frozenset({"id", "env", "task", "group", "ok", "traces", "run", "errors"})
+_KNOWN_TRACE = frozenset(
+    {
+        "version",
+        "id",
+        "verifiers",
+        "task",
+        "agent",
+        "tools",
+        "nodes",
+        "rewards",
+        "metrics",
+        "info",
+        "is_completed",
+        "ok",
+    }
+    | {"stop_condition", "errors"}
+)
+_KNOWN_NODE = frozenset(
+    {"parent", "message", "sampled", "token_ids", "mask", "is_content", "logprobs", "span", "reward", "timestamp"}
+)
+
+
+def fits(head: Any) -> int:
+    if not isinstance(head, dict):
+        return 0
+    return 2 if isinstance(head.get("traces"), list) or {"nodes", "task", "agent"} <= head.keys() else 0
+
+
+def write(rows: Iterable[Trajectory], path: Path) -> int:
+    return write_lines(path, map(_episode, rows))
+
+
+def _episode(row: Trajectory) -> dict[str, Any]:
+    trace = {
+        "version": 1,
+        "id": row.trajectory_id,
+        "task": {"type": "prompt", "key": row.task_id, "data": {"prompt": row.prompt}},
+        "agent": {"name": row.agent, "config": {"model": row.policy}},
+        "tools": json.loads(row.tools),
+        "nodes": _nodes(row),
+        "calls": [],
+        "rewards": {part.name: {"score": part.value, "weight": part.weight} for part in row.reward_components},
+        "metrics": {},
+        "info": {"agentrl": carried(row) | {"tools": row.tools}},
+        "is_completed": row.termination is Termination.ANSWERED,
+        "ok": row.termination not in (Termination.ENV_ERROR, Termination.INFRA_ERROR),
+        "stop_condition": row.termination.value,
+    }
+    return {
+        "id": row.episode_id,
+        "env": {"id": row.env, "name": row.env},
+        "task": trace["task"],
+        "group": {"id": row.group_id},
+        "run": {"type": "eval", "id": row.run_id},
+        "ok": trace["ok"],
+        "errors": [],
+        "traces": [trace],
+    }
+
+
+def _nodes(row: Trajectory) -> list[dict[str, Any]]:
+    """Each message owns the tokens from the end of the one before to its own end; what follows the last is its too."""
+    nodes: list[dict[str, Any]] = []
+    done = 0
+    for index, (message, chat) in enumerate(zip(row.messages, to_chat(row.messages), strict=True)):
+        node: dict[str, Any] = {"parent": index - 1 if index else None, "message": chat}
+        node["sampled"] = message.role is Role.ASSISTANT
+        node["reward"] = message.reward
+        start, end = message.token_start, message.token_end
+        last = index == len(row.messages) - 1
+        stop = len(row.input_ids) if last else (end if end is not None else done)
+        mask, logprobs = row.action_mask[done:stop], row.logprobs[done:stop]
+        node |= {
+            "token_ids": row.input_ids[done:stop],
+            "mask": mask,
+            "is_content": [
+                start is not None and end is not None and start <= position < end for position in range(done, stop)
+            ],
+            "logprobs": finite([value for value, action in zip(logprobs, mask, strict=True) if action]),
+            "span": None if start is None else [start, end],  # what is empty or missing, no token can mark
+        }
+        done = stop
+        nodes.append(node)
+    return nodes
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    def convert(episode: dict[str, Any]) -> Iterator[Trajectory]:
+        if "nodes" in episode:
+            episode = {"id": episode.get("id"), "traces": [episode]}
+        source.notes.rest(episode, _KNOWN)
+        if not episode["traces"]:
+            source.notes.remark("episodes without a trace: no row")
+        for trace in episode["traces"]:
+            source.notes.rest(trace, _KNOWN_TRACE, "traces.")
+            paths = _paths(trace["nodes"])
+            for branch, nodes in enumerate(paths):
+                yield _row(source, episode, trace, nodes, branch if len(paths) > 1 else None)
+
+    return each(source, source.records(), convert)
+
+
+def _paths(nodes: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The nodes from the root to each leaf. Raises ValueError if a parent does not come before its child."""
+    parents = {node.get("parent") for node in nodes}
+    paths: list[list[dict[str, Any]]] = []
+    for leaf in (index for index in range(len(nodes)) if index not in parents):
+        chain: list[dict[str, Any]] = []
+        at: int | None = leaf
+        while at is not None:
+            chain.append(nodes[at])
+            above = nodes[at].get("parent")
+            if above is not None and not 0 <= above < at:
+                raise ValueError(f"node {at} has the parent {above}, which does not come before it")
+            at = above
+        paths.append(chain[::-1])
+    return paths
+
+
+def _row(
+    source: Source, episode: dict[str, Any], trace: dict[str, Any], nodes: list[dict[str, Any]], branch: int | None
+) -> Trajectory:
+    messages, tokens = _content(nodes, source)
+    extra = dict((trace.get("info") or {}).get("agentrl") or {})
+    if not extra:
+        source.notes.rest(trace.get("info") or {}, frozenset(), "traces.info.")
+    tools = extra.pop("tools", None) or json_text(trace.get("tools") or [])
+    name = extra.get("trajectory_id") or trace.get("id") or f"trace-{source.number}"
+    if branch is not None:
+        extra |= {"trajectory_id": f"{name}-{branch}", "segment": branch}
+    rewards = {key: one for key, one in (trace.get("rewards") or {}).items() if one is not None}
+    parts = [_component(key, one) for key, one in rewards.items()]
+    metrics = {key: number(value) for key, value in (trace.get("metrics") or {}).items()}
+    agent = trace.get("agent") if isinstance(trace.get("agent"), dict) else {}
+    assert agent is not None
+    task = trace.get("task") or episode.get("task") or {}
+    stop = termination(STOPS, trace.get("stop_condition"), source.notes)
+    if trace.get("errors") and not extra:
+        stop = Termination.INFRA_ERROR
+    env = episode.get("env") or {}
+    return make_row(
+        messages,
+        source="verifiers",
+        extra=extra,
+        task=task.get("key") or task.get("hash"),
+        task_content=task.get("data"),
+        trajectory_id=name,
+        episode_id=str(episode.get("id") or name),
+        group_id=(episode.get("group") or {}).get("id"),
+        agent=agent.get("name"),
+        policy=(agent.get("config") or {}).get("model"),
+        env=env.get("name") or env.get("id"),
+        tools=tools,
+        reward=sum(part.value * part.weight for part in parts) if parts else None,
+        termination=stop,
+        tags=untrained() if agent.get("trainable") is False else None,
+        reward_components=parts
+        + [RewardComponent(name=key, value=value, weight=0.0) for key, value in metrics.items() if value is not None],
+        **tokens,
+    )
+
+
+def _component(name: str, one: dict[str, Any]) -> RewardComponent:
+    return RewardComponent(name=name, value=float(one["score"]), weight=float(one.get("weight", 1.0)))
+
+
+def _content(nodes: list[dict[str, Any]], source: Source) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Fields of the messages of a path, and its token columns."""
+    messages: list[dict[str, Any]] = []
+    ids: list[int] = []
+    mask: list[bool] = []
+    logprobs: list[float] = []
+    for node in nodes:
+        source.notes.rest(node, _KNOWN_NODE, "traces.nodes.")
+        [message] = from_chat([node["message"]], source.notes)
+        tokens = node.get("token_ids") or []
+        own = [bool(one) for one in node.get("mask") or [False] * len(tokens)]
+        span = (node["span"] or [None, None]) if "span" in node else _span(node, len(ids), own)
+        values = iter(node.get("logprobs") or [])
+        logprobs += [_known(next(values, None)) if action else math.nan for action in own]
+        ids += tokens
+        mask += own
+        messages.append(message | {"token_start": span[0], "token_end": span[1], "reward": node.get("reward")})
+    return messages, {"input_ids": ids, "action_mask": mask, "logprobs": logprobs}
+
+
+def _span(node: dict[str, Any], start: int, mask: list[bool]) -> list[int | None]:
+    """Of what a model sampled the sampled tokens, otherwise the tokens that are content."""
+    inside = node.get("is_content") or []
+    content = [start + i for i, one in enumerate(inside) if one]
+    if node.get("sampled") and any(mask):
+        places = [start + i for i, one in enumerate(mask) if one]
+        content = [min([*content, *places]), max([*content, *places])] if content else [places[0], places[-1]]
+    return [content[0], content[-1] + 1] if content else [None, None]
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value

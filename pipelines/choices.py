@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from agentrl.declared import declared, is_environment
 from pipelines.fields import Key, leaves
 from pipelines.problems import did_you_mean
 from pipelines.stage import Choice
@@ -61,20 +62,8 @@ def _load(path: str) -> Any:
 
 
 def _users(kind: str, name: str) -> type[Any]:
-    module_name, _, attribute = name.partition(":")
-    try:
-        module = import_module(module_name)
-    except Exception as error:  # whatever the user's module raises is the user's to read
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module_name
-        why = "there is no such module beside the pipeline file, here or installed" if missing else repr(error)
-        raise LookupError(f"module {module_name!r} of {kind} {name!r} cannot be imported: {why}") from error
-    found = getattr(module, attribute, None)
-    classes = [
-        key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name
-    ]
-    if found is None:
-        hint = did_you_mean(attribute, classes) or f"; classes there: {', '.join(classes) or 'none'}"
-        raise LookupError(f"module {module_name!r} has no class {attribute!r}{hint}")
-    if not isinstance(found, type):
-        raise LookupError(f"{name!r} is a {type(found).__name__}; {kind} takes the name of a class, as module:Class")
+    found = declared(name, kind, is_environment)
+    lacking = [method for method in ("tasks", "episode") if not callable(getattr(found, method, None))]
+    if not isinstance(found, type) or lacking:
+        raise LookupError(f"{name!r} is no {kind}: a class with the methods tasks and episode")
     return found

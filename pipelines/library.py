@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from agentrl.declared import declared, is_stage
 from pipelines.problems import did_you_mean
 from pipelines.stage import Stage
 
@@ -35,28 +36,17 @@ def search_in(folders: Iterable[Path]) -> None:
 
 
 def resolve(uses: str) -> Stage:
-    """The stage that ``uses`` names.
+    """The stage that ``uses`` names. A module is imported only if its source declares the stage.
 
-    Raises LookupError with a message for the user where there is none.
+    Raises LookupError with a message for the user if there is none.
     """
-    module_name, colon, attribute = uses.partition(":")
-    if not colon:
+    if ":" not in uses:
         stages = builtin_stages()
         if uses in stages:
             return stages[uses]
         hint = did_you_mean(uses, stages) or f"; the library has: {', '.join(sorted(stages)) or 'none'}"
         raise LookupError(f"there is no stage {uses!r} in the library{hint} (write your own as module:function)")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module_name
-        why = "there is no such module beside the pipeline file, here or installed" if missing else repr(error)
-        raise LookupError(f"module {module_name!r} of {uses!r} cannot be imported: {why}") from error
-    found = getattr(module, attribute, None)
-    if isinstance(found, Stage):
-        return found
-    stages_there = [name for name, value in vars(module).items() if isinstance(value, Stage)]
-    if found is not None:
+    found = declared(uses, "stage", is_stage)
+    if not isinstance(found, Stage):
         raise LookupError(f"{uses!r} is not a stage; declare the function with @stage(name, version=1)")
-    hint = did_you_mean(attribute, stages_there) or f"; stages there: {', '.join(stages_there) or 'none'}"
-    raise LookupError(f"module {module_name!r} has no {attribute!r}{hint}")
+    return found

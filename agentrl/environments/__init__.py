@@ -3,8 +3,9 @@
 To add an environment, write its module and name it in the table below.
 """
 
-from importlib import import_module
+from typing import cast
 
+from agentrl.declared import declared, is_environment
 from agentrl.environments.base import Environment
 
 ENVIRONMENTS = {"lookup": "agentrl.environments.lookup:LookupEnvironment"}
@@ -12,9 +13,15 @@ ENVIRONMENTS = {"lookup": "agentrl.environments.lookup:LookupEnvironment"}
 
 
 def load_environment(name: str) -> Environment:
-    """The environment of that name. Raises ValueError that lists the known ones."""
+    """The environment of that name, which may come from a row: nothing is imported or called that is not declared as an
+    environment. Raises ValueError that lists the known ones."""
     path = name if ":" in name else ENVIRONMENTS.get(name)
     if path is None:
         raise ValueError(f"env {name!r} is unknown; known are {sorted(ENVIRONMENTS)}, or package.module:Class")
-    module, _, attribute = path.partition(":")
-    return getattr(import_module(module), attribute)()
+    try:
+        found = declared(path, "environment", is_environment)
+    except LookupError as error:
+        raise ValueError(str(error.args[0])) from error
+    if not isinstance(found, type) or not callable(getattr(found, "tasks", None)):
+        raise ValueError(f"{name!r} is no environment: a class with the methods tasks and episode")
+    return cast(Environment, found())

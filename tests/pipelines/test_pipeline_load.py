@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_project import Project
 
+from agentrl.environments import load_environment
 from pipelines.document import merge
 from pipelines.load import Edge, load
 from pipelines.problems import SpecError
@@ -476,3 +478,45 @@ def test_any_name_of_a_file_is_found_or_refused(tmp_path: Path) -> None:
     for name in ("", ".", "/", "a" * 5000, "\0", "../" * 2000, "[", "**/*", "%20", "\ud800"):
         with pytest.raises(SpecError):
             load(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["os:system", "subprocess:Popen", "subprocess:run", "trap:main", "trap:Trap", "trap.sub:main", "builtins:exec",
+     "pathlib:Path", "this:s", "shutil:rmtree", "os.path:join", "antigravity:x", ":", "a:", ":b", "a b:c", "..:x",
+     "yaml:YAMLObject", "sys:exit", "collections:OrderedDict", "importlib:import_module"],
+)  # fmt: skip
+def test_what_is_not_declared_is_neither_imported_nor_called(project: Project, name: str) -> None:
+    """A name in a pipeline file may come from anybody; ``trap`` writes a file as soon as it is imported."""
+    trap = "import pathlib\npathlib.Path('sprung').touch()\n\ndef main(context, config):\n    pass\n\n"
+    (project.folder / "trap.py").write_text(trap + "class Trap:\n    def __init__(self):\n        main(0, 0)\n")
+    before = set(sys.modules)
+    text = f"""
+        name: p
+        stages:
+          a: {{uses: tasks.generate, with: {{env: {name!r}}}}}
+          b: {{uses: {name!r}}}
+    """
+    found = problems(project, text)
+    assert any(" stages.a.with.env: " in line for line in found), found
+    assert any(" stages.b.uses: " in line for line in found), found
+    assert not (project.folder / "sprung").exists()
+    assert not {"this", "antigravity", "trap"} & (set(sys.modules) - before)
+    with pytest.raises(ValueError):
+        load_environment(name)
+
+
+def test_what_is_declared_is_found_wherever_it_comes_from(project: Project) -> None:
+    package = project.folder / project.package
+    (package / "worlds.py").write_text(
+        "from agentrl.environments.lookup import LookupEnvironment\n\n\n"
+        "class Mine(LookupEnvironment):\n    name = 'mine'\n\n\nOther = Mine\n"
+    )
+    (package / "again.py").write_text("try:\n    from .worlds import Mine as Renamed\nexcept ImportError:\n    raise\n")
+    for name in ("worlds:Mine", "worlds:Other", "again:Renamed"):
+        text = f"name: p\nstages: {{a: {{uses: tasks.generate, with: {{env: '{project.package}.{name}'}}}}}}"
+        assert project.load(text).nodes["a"]
+    (package / "more.py").write_text("from .stages import numbers\n")
+    assert project.load(f"name: p\nstages: {{a: {{uses: '{project.package}.more:numbers'}}}}").nodes["a"]
+    [line] = problems(project, f"name: p\nstages: {{a: {{uses: '{project.package}.stages:nombers'}}}}")
+    assert "did you mean 'numbers'?" in line

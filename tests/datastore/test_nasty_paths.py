@@ -9,7 +9,8 @@ from catalog_worker import fill, manifest
 from store_rows import build
 
 from datastore import Catalog, TrajectoryBuffer
-from datastore.formats import export_file, import_file
+from datastore.formats.exports import export_rows
+from datastore.formats.imports import import_paths
 from datastore.upkeep import check, compact, vacuum
 from pipelines.gc import BY_COMMAND, collect
 
@@ -69,6 +70,7 @@ def test_search_and_exports_work_in_a_folder_of_any_name(name: str, tmp_path: Pa
     assert buffer.search("jumps", 2, where="n_tokens > 0").height == 2
     for kind in ("openai-chat", "huggingface", "atif"):
         out = tmp_path / name / kind
-        assert export_file(buffer, buffer.ids("f"), out, kind) == 4
+        assert export_rows(buffer, buffer.ids("f"), out, kind).records == 4
         back = TrajectoryBuffer(tmp_path / name / f"{kind}-back")
-        assert import_file(back, out, kind, stage="import").rows == 4
+        import_paths(back, [out], kind)
+        assert back.stats()["rows"] == 4

@@ -34,9 +34,6 @@ class Place(Protocol):
     def write(self, key: str, data: bytes) -> None:
         """Create or replace one object."""
 
-    def create(self, key: str, data: bytes) -> bool:
-        """Create one object; False, and nothing changed, if it exists."""
-
     def put_if(self, key: str, data: bytes, tag: str | None) -> str | None:
         """Create one object (``tag`` None), or replace the version of it that has this tag, and return the new tag.
 
@@ -81,9 +78,6 @@ class LocalPlace:
         temporary = self._temporary(key, data)
         os.replace(temporary, self.root / key)
         sync_folder((self.root / key).parent)
-
-    def create(self, key: str, data: bytes) -> bool:
-        return self.put_if(key, data, None) is not None
 
     def put_if(self, key: str, data: bytes, tag: str | None) -> str | None:
         if tag is not None:
@@ -190,9 +184,6 @@ class S3Place:
         import obstore
 
         obstore.put(self._store, key, data)
-
-    def create(self, key: str, data: bytes) -> bool:
-        return self.put_if(key, data, None) is not None
 
     def put_if(self, key: str, data: bytes, tag: str | None) -> str | None:
         import obstore

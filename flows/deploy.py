@@ -60,7 +60,7 @@ def run_pipeline(
     session = Session(plan, catalog, Lines(log.info))
     with session.recorded():
         ensure_slots(session, reset=False)
-        run_stages(session, jobs, pool)
+        run_stages(session, jobs, run_in_pool, pool)
 
 
 # deployments

@@ -6,6 +6,7 @@ What is re-used is decided by our catalog before the flow starts, so Prefect's o
 import logging
 import queue
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any, cast
 
@@ -29,9 +30,13 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.tasks import Task, exponential_backoff
 
 from flows.session import Session, Stopped
+from pipelines.execute import Outcome
 from pipelines.plan import Step
 from pipelines.worker import StageError
 from schemas.manifest import Kind
+
+Elsewhere = Callable[[Session, Step], Outcome]
+"""Runs a stage in the work pool that its ``execution`` names, and waits for it."""
 
 FLUSH_S = 5.0
 
@@ -77,7 +82,7 @@ def _key(*parts: str) -> str:
     return "-".join("".join(c if c.isalnum() else "-" for c in part.lower()) for part in parts)
 
 
-def _task(session: Session, step: Step, pool: str | None) -> Task[[], None]:
+def _task(session: Session, step: Step, pool: str | None, elsewhere: Elsewhere) -> Task[[], None]:
     """The Prefect task of one stage. ``pool`` is where this flow runs."""
     execution = step.node.execution
 
@@ -90,9 +95,7 @@ def _task(session: Session, step: Step, pool: str | None) -> Task[[], None]:
             if execution.pool in (None, pool):
                 session.run_stage(step.name, tries_left=tries_left)
             else:
-                from flows.deploy import run_in_pool
-
-                session.run_stage(step.name, lambda: run_in_pool(session, step), tries_left)
+                session.run_stage(step.name, lambda: elsewhere(session, step), tries_left)
 
     def failed(_task: Any, _run: Any, state: State[Any]) -> None:
         """After the last try, and before the next stage is started."""
@@ -140,7 +143,7 @@ def ensure_slots(session: Session, reset: bool) -> None:
                 client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=0))
 
 
-def run_with_prefect(session: Session, jobs: int, own_server: bool) -> None:
+def run_with_prefect(session: Session, jobs: int, own_server: bool, elsewhere: Elsewhere) -> None:
     """One flow run with one task run for each stage that is to run. ``jobs`` stages run at once at most.
 
     A failure ends up in ``session.failure``; stages that wait are not started.
@@ -158,7 +161,7 @@ def run_with_prefect(session: Session, jobs: int, own_server: bool) -> None:
         task_runner=cast(Any, ThreadPoolTaskRunner(max_workers=jobs + _TAGS)),
     )
     def run() -> None:
-        run_stages(session, jobs)
+        run_stages(session, jobs, elsewhere)
 
     try:
         with suppress(StageError):
@@ -167,13 +170,13 @@ def run_with_prefect(session: Session, jobs: int, own_server: bool) -> None:
         flush()
 
 
-def run_stages(session: Session, jobs: int, pool: str | None = None) -> None:
+def run_stages(session: Session, jobs: int, elsewhere: Elsewhere, pool: str | None = None) -> None:
     """The body of a flow: each stage as soon as what it reads is there. Raises the first failure.
 
     On any other exception (a cancelled run, Ctrl-C) the stages at work are ended.
     """
     try:
-        _run_stages(session, jobs, pool)
+        _run_stages(session, jobs, elsewhere, pool)
     except BaseException:
         session.stop()
         raise
@@ -183,7 +186,7 @@ def run_stages(session: Session, jobs: int, pool: str | None = None) -> None:
         raise session.failure
 
 
-def _run_stages(session: Session, jobs: int, pool: str | None) -> None:
+def _run_stages(session: Session, jobs: int, elsewhere: Elsewhere, pool: str | None) -> None:
     waiting = {step.name: step for step in session.plan.to_run}
     futures: dict[str, PrefectFuture[None]] = {}
     ended: queue.Queue[str] = queue.Queue()
@@ -193,7 +196,7 @@ def _run_stages(session: Session, jobs: int, pool: str | None) -> None:
         ready = [s for s in waiting.values() if not (waiting.keys() | at_work) & set(s.node.upstream)]
         for step in ready[: 0 if session.stopping.is_set() else jobs - len(at_work)]:
             upstream = [futures[name] for name in step.node.upstream if name in futures]
-            future: PrefectFuture[None] = cast(Any, _task(session, step, pool)).submit(wait_for=upstream)
+            future: PrefectFuture[None] = cast(Any, _task(session, step, pool, elsewhere)).submit(wait_for=upstream)
             futures[step.name] = future
             del waiting[step.name]
             future.add_done_callback(lambda _, name=step.name: ended.put(name))  # type: ignore[misc]

@@ -22,6 +22,7 @@ from flows.display import display_for
 from flows.server import ServerError, serving, users_server
 from flows.session import Session
 from flows.terminal import console
+from pipelines.execute import Outcome
 from pipelines.plan import Plan, Status, Step
 from schemas.manifest import Kind, Manifest
 
@@ -113,7 +114,13 @@ def _engine(session: Session, jobs: int, prefect: bool) -> None:
 
         if server:
             server.wait()
-        run_with_prefect(session, jobs, own_server=server is not None)
+        run_with_prefect(session, jobs, server is not None, _in_pool)
+
+
+def _in_pool(session: Session, step: Step) -> Outcome:
+    from flows.deploy import run_in_pool
+
+    return run_in_pool(session, step)
 
 
 def prefect_home(catalog: Catalog) -> Path:

@@ -50,7 +50,9 @@ def print_rows(console: Console, rows: list[dict[str, Any]], title: str | None =
         table.add_column(name, justify=justify, overflow="ellipsis", no_wrap=number or bool(width), min_width=width)
     for row in rows:
         table.add_row(*(Text(one_line(str(value)) if is_id(name) else cell(value)) for name, value in row.items()))
-    console.print(table, width=max(console.width, needed), crop=False)
+    width, console.width = console.width, max(console.width, needed)
+    console.print(table, crop=False)
+    console.width = width
 
 
 def is_id(column: str) -> bool:

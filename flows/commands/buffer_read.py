@@ -119,3 +119,21 @@ def diff(
     before = version(old)
     assert before is not None
     print_rows(open_buffer(store).diff(before, version(new)).to_dicts(), as_json)
+
+
+@command(app)
+def schema(
+    view: Annotated[str | None, typer.Argument(help="trajectories, steps or tool_calls; default all")] = None,
+    as_json: Json = False,
+) -> None:
+    """Describe every column of the views that queries see."""
+    from datastore.describe import VIEWS, described
+
+    if view is not None and view not in VIEWS:
+        raise fail(f"error: there is no view {view!r}; there are: {', '.join(VIEWS)}")
+    rows = [row for row in described() if view in (None, row["view"])]
+    if as_json:
+        say_json(rows)
+        return
+    shown = [row | {"type": row["type"] if len(row["type"]) < 25 else row["type"].partition("(")[0]} for row in rows]
+    print_rows(shown, as_json)

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from agentrl.chat.hermes import format_assistant
 from pipelines.handles import Report, Table, Trajectories
+from pipelines.printable import markdown, markdown_code, printable
 from pipelines.stage import Context, StageConfig, stage
 from schemas.trajectory import Role
 
@@ -49,6 +50,7 @@ def training_report(
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # markup that is safe stays
     )
     content = {
         "title": config.title,
@@ -66,6 +68,7 @@ def training_report(
         },
     }
     text = Environment(loader=FileSystemLoader(TEMPLATES), trim_blocks=True, undefined=StrictUndefined)
+    text.filters |= {"plain": markdown, "code": markdown_code}
     return context.report(
         {
             "report.html": environment.get_template("report.html.j2").render(content),

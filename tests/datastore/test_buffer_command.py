@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from datastore import TrajectoryBuffer
 from datastore.catalog import Catalog
+from datastore.describe import VIEWS
 from datastore.errors import StoreError
 from flows.cli import app
 
@@ -171,3 +172,14 @@ def test_a_published_selection_is_a_stage_run(filled: str, tmp_path: Path) -> No
         ask("sample", "1", "--where", "reward in (select a from read_csv('x'))", "--store", filled)
     with pytest.raises(StoreError, match="--name"):
         ask("sample", "1", "--name", "../up", "--store", filled)
+
+
+def test_schema_describes_every_column_of_every_view(filled: str) -> None:
+    rows = json.loads(ask("schema", "--json"))
+    for view in ("trajectories", "steps", "tool_calls"):
+        columns = TrajectoryBuffer(filled).sql(f"select * from {view} limit 1").columns
+        assert [row["column"] for row in rows if row["view"] == view] == columns
+        assert set(columns) == set(VIEWS[view])  # none without a meaning, no meaning without a column
+    text = ask("schema", "tool_calls")
+    assert "JSON: arguments of the call" in text
+    assert "input_ids" not in text

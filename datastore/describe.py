@@ -1,0 +1,83 @@
+"""What every column of the buffer's views means, for people who write queries. A test compares it with the views."""
+
+_SHARED = {
+    "trajectory_id": "id of the row: stage, fingerprint, number; the same on every re-run",
+    "task_id": "id of the task that was attempted",
+    "env": "name of the environment",
+    "split": "split of the task: train, dev, heldout",
+    "stage": "stage of the pipeline that appended the row",
+    "policy_version": "version of the policy's weights, counted by online training",
+    "success": "whether the task was solved; null if nobody scored the row",
+    "reward": "reward of the episode; null if nobody scored the row",
+}
+
+_OF_A_STEP = {**_SHARED, "step": "number of the assistant message, from 0"}
+
+VIEWS: dict[str, dict[str, str]] = {
+    "trajectories": {
+        **_SHARED,
+        "episode_id": "id of the episode; its rows share it",
+        "segment": "number of the row within its episode, from 0",
+        "agent": "name of the agent that acts in the row",
+        "group_id": "rollouts that are compared with each other share it",
+        "sample_index": "number of the attempt among those of one task",
+        "parent_id": "row that this one was made from or forked from",
+        "source": "how the row came about: rollout, expert, hinted, imported...",
+        "env_version": "version that the environment declares",
+        "level": "difficulty of the task, as the environment counts it",
+        "prompt": "first user message",
+        "fingerprint": "fingerprint of the stage run that appended the row",
+        "run_id": "run that appended the row; see `agentrl runs`",
+        "policy": "what acted: STAGE/FINGERPRINT of a model, or another name",
+        "created_at": "when the row was made, UTC",
+        "sampling": "JSON: temperature and other settings of the sampler",
+        "termination": "why the episode ended: answered, max_steps, max_tokens, format_error, env_error",
+        "reward_components": "list of {name, value, weight}; the reward is made of them",
+        "tags": "free words",
+        "n_steps": "assistant messages",
+        "n_tokens": "tokens of the whole row",
+        "n_action_tokens": "tokens that the policy sampled",
+        "n_tool_calls": "tool calls",
+        "n_tool_errors": "tool calls that were answered by an error",
+        "messages": "list of {role, content, reasoning, tool_calls, tool_call_id, name, reward, token span}",
+        "tools": "JSON: schemas of the tools that were offered",
+        "final_state": "JSON: what a verifier needs to score the row again",
+        "tokenizer": "fingerprint of the tokenizer and its chat template",
+        "input_ids": "token ids as sampled",
+        "action_mask": "per token: whether the policy sampled it",
+        "logprobs": "per token: log-probability under the policy that sampled it; NaN where the mask is false",
+    },
+    "steps": {
+        **_OF_A_STEP,
+        "reward": "reward of the step, if the environment gives one",
+        "content": "what the assistant wrote",
+        "reasoning": "what it reasoned before, if its format has that",
+        "n_tool_calls": "tool calls of the step",
+        "tool_calls": "list of {id, name, arguments}",
+        "observation": "answers of the tools, joined by lines",
+        "n_tokens": "tokens that were sampled in the step",
+    },
+    "tool_calls": {
+        **{name: text for name, text in _OF_A_STEP.items() if name != "reward"},
+        "call": "number of the call within its step, from 0",
+        "call_id": "id that the policy gave the call",
+        "name": "name of the tool",
+        "arguments": "JSON: arguments of the call",
+        "observation": "what the tool answered; null if nothing answers the call's id",
+    },
+}
+
+
+def described() -> list[dict[str, str]]:
+    """A row per column: view, column, type, meaning. A column without a description has an empty meaning."""
+    import polars as pl
+
+    from datastore.views import views
+    from schemas.trajectory import TRAJECTORY_SCHEMA
+
+    empty = pl.DataFrame(pl.from_arrow(TRAJECTORY_SCHEMA.empty_table())).lazy()
+    return [
+        {"view": view, "column": column, "type": str(kind), "meaning": VIEWS[view].get(column, "")}
+        for view, frame in views(empty).items()
+        for column, kind in frame.collect_schema().items()
+    ]

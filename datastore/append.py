@@ -1,13 +1,20 @@
 """Appends: one commit each, idempotent by (fingerprint, shard), which the commit carries as Delta's application
-transaction, so that a stage that is killed and resumed neither loses nor doubles a row."""
+transaction, so that a stage that is killed and resumed neither loses nor doubles a row. No id is ever there twice."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from datastore.errors import StoreError
-from datastore.ingest import Ingest, OnError, Rows
+from datastore.commit import commit
+from datastore.errors import InvalidRowsError, StoreError
+from datastore.ingest import MAX_PROBLEMS, Ingest, OnError, Rows
 from datastore.places import LocalPlace, S3Place
 from datastore.table import BufferTable
-from datastore.writer import FileWriter
+from datastore.uniqueness import KnownIds
+from datastore.writer import Action, FileWriter
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 
 @dataclass(frozen=True)
@@ -20,54 +27,59 @@ class AppendResult:
     quarantined: int = 0
 
 
+class _AlreadyThereError(Exception):
+    """The same shard, from another process, was faster."""
+
+
 def append(
-    to: BufferTable, place: LocalPlace | S3Place, rows: Rows, lineage: dict[str, str], shard: int, on_error: OnError
+    to: BufferTable,
+    known: KnownIds,
+    place: LocalPlace | S3Place,
+    rows: Rows,
+    lineage: dict[str, str],
+    shard: int,
+    on_error: OnError,
 ) -> AppendResult:
     """Append ``rows``; ``lineage`` holds stage, fingerprint and run_id. See :meth:`TrajectoryBuffer.append`."""
-    from deltalake import CommitProperties, Transaction
-    from deltalake.exceptions import CommitFailedError, DeltaError
-
     name = transaction(lineage["fingerprint"], shard)
-    table = to.writable()
-    before = table.transaction_version(name)
-    if is_appended(before):
-        return AppendResult(table.version(), 0, skipped=True)
-    checked = Ingest(rows, lineage, on_error, place, f"{lineage['stage']}-{lineage['fingerprint'][:8]}-{shard}")
-    writer = FileWriter(place)
-    try:
-        table.create_write_transaction(
-            writer.write(checked.batches()),  # type: ignore[arg-type]
-            mode="append",
-            schema=table.schema(),
-            commit_properties=CommitProperties(
-                custom_metadata=lineage | {"shard": str(shard), "rows": str(checked.rows)},
-                max_commit_retries=1000,
-                app_transactions=[Transaction(name, 0 if before is None else before + 1)],
-            ),
-        )
-    except BaseException as error:
-        if _is_committed(to, writer):  # interrupted, or cut off from the answer, after the commit was written
-            if not isinstance(error, Exception):
+    to.ensure()
+    with to.following() as table:
+        if is_appended(table.transaction_version(name)):
+            return AppendResult(table.version(), 0, skipped=True)
+        checked_files = known.follow(table)
+    with FileWriter(place) as files:
+        label = f"{lineage['stage']}-{lineage['fingerprint'][:8]}-{shard}"
+        checked = Ingest(rows, lineage, on_error, place, label, known)
+        try:
+            adds = files.write(checked.batches())
+        except Exception as error:
+            if error is checked.error and not isinstance(error, OSError):
                 raise
-            return AppendResult(to.open().version(), checked.rows, skipped=False, quarantined=checked.quarantined)
-        writer.discard()
-        if isinstance(error, CommitFailedError):
-            table = to.open()
-            if is_appended(table.transaction_version(name)):  # the same shard, from another process, was faster
-                return AppendResult(table.version(), 0, skipped=True)
-            raise
-        if isinstance(error, DeltaError | OSError):
             raise StoreError(f"append to {to.uri} failed, the table is as it was: {error}") from error
-        raise
-    table.update_incremental()
-    return AppendResult(table.version(), checked.rows, skipped=False, quarantined=checked.quarantined)
+
+        def build(table: "DeltaTable") -> Sequence[Action]:
+            before = table.transaction_version(name)
+            if is_appended(before):
+                raise _AlreadyThereError
+            if new := known.follow(table) - checked_files:
+                _refuse_clashes(known, checked, new)
+            return [*adds, {"txn": {"appId": name, "version": 0 if before is None else before + 1}}]
+
+        try:
+            info = lineage | {"shard": str(shard), "rows": str(checked.rows)}
+            version = commit(to, files, build, "WRITE", info)
+        except _AlreadyThereError:
+            with to.following() as table:
+                return AppendResult(table.version(), 0, skipped=True)
+    return AppendResult(version, checked.rows, skipped=False, quarantined=checked.quarantined)
 
 
-def _is_committed(to: BufferTable, writer: FileWriter) -> bool:
-    """Whether the table holds the files that were written. Files of an unknown fate are kept: ``vacuum`` finds them."""
-    if not writer.names:
-        return False
-    return any(uri.rpartition("/")[2] in writer.names for uri in to.open().file_uris())
+def _refuse_clashes(known: KnownIds, checked: Ingest, new: frozenset[str]) -> None:
+    """Raise if files that came into the table since the rows were checked hold one of their ids."""
+    if clashes := known.clashes(checked.ids, new):
+        reason = "was appended by another process in the meantime"
+        problems = [(-1, one, "trajectory_id", f"{reason} ({file})") for one, file in sorted(clashes.items())]
+        raise InvalidRowsError(problems[:MAX_PROBLEMS])
 
 
 def is_appended(version: int | None) -> bool:

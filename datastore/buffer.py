@@ -5,15 +5,16 @@ Files are compressed Parquet with small row groups, so that one trajectory is re
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from datastore import log
 from datastore.append import AppendResult, append, is_appended, transaction
 from datastore.delta_paths import data_files, scan_table
 from datastore.digest import TableHasher
@@ -22,6 +23,7 @@ from datastore.ingest import BATCH_ROWS, OnError, Rows
 from datastore.lookup import Lookup
 from datastore.places import place
 from datastore.table import BufferTable, schema_version
+from datastore.uniqueness import KnownIds
 from datastore.writer import FOLDER
 from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from datastore.retrieval.index import SearchIndex
     from datastore.scalars import ScalarColumns
 
+Answer = TypeVar("Answer")
 FILL = ("stage", "fingerprint", "run_id")
 VOLATILE = ("created_at", "run_id")
 """Columns that differ between two runs of the same stage, and so are left out of digests."""
@@ -48,6 +51,7 @@ class TrajectoryBuffer:
         self._table = BufferTable(self.place)
         self.uri = self._table.uri
         self._indexes: dict[str, SearchIndex] = {}
+        self._known = KnownIds(self._table)
         self._lookup = Lookup(self.place, FOLDER)
         self._scalars: ScalarColumns | None = None
 
@@ -60,9 +64,10 @@ class TrajectoryBuffer:
         """The Delta table at a version or a time. Raises where there is none, or a newer one than we can read."""
         return self._table.open(version)
 
-    def writable(self) -> "DeltaTable":
-        """The table to write to, created where there is none. Raises where its schema is not exactly ours."""
-        return self._table.writable()
+    @property
+    def committed(self) -> BufferTable:
+        """The table as commits follow it; upkeep writes through it."""
+        return self._table
 
     @property
     def version(self) -> int | None:
@@ -101,7 +106,7 @@ class TrajectoryBuffer:
         the table stays as it was.
         """
         lineage = dict(zip(FILL, (stage, fingerprint, run_id), strict=True))
-        return append(self._table, self.place, trajectories, lineage, shard, on_error)
+        return append(self._table, self._known, self.place, trajectories, lineage, shard, on_error)
 
     def quarantined(self) -> "pl.DataFrame":
         """Rows that appends have set aside: the columns of a trajectory, ``row`` in its append, and ``problems``."""
@@ -138,7 +143,20 @@ class TrajectoryBuffer:
         ``unsafe`` allows table functions, which read files; see :mod:`datastore.sql`."""
         from datastore import sql, views
 
-        return sql.collect(views.views(self.scan(version)), query, unsafe=unsafe)
+        return self._current(version, lambda: sql.collect(views.views(self.scan(version)), query, unsafe=unsafe))
+
+    def _current(self, version: int | datetime | None, ask: Callable[[], Answer]) -> Answer:
+        """What ``ask`` gives. A compaction and a vacuum may remove files between the look at the newest version and the
+        reading of it: then it is asked again."""
+        from polars.exceptions import PolarsError
+
+        while True:
+            before = self.version
+            try:
+                return ask()
+            except (OSError, PolarsError, StoreError):
+                if version is not None or self.version == before:
+                    raise
 
     def diff(self, old: int | datetime, new: int | datetime | None = None) -> "pl.DataFrame":
         """What lies between two versions, by stage run: rows ``added`` and ``removed``, by id."""
@@ -179,6 +197,9 @@ class TrajectoryBuffer:
     def stats(self, version: int | datetime | None = None) -> dict[str, Any]:
         """Totals, and under ``stages`` one row per stage: rows, tasks, tokens, rows without ``success`` (unscored), and
         over the others success rate and mean reward."""
+        return self._current(version, lambda: self._stats(version))
+
+    def _stats(self, version: int | datetime | None) -> dict[str, Any]:
         import polars as pl
 
         table = self.table(version)
@@ -210,29 +231,30 @@ class TrajectoryBuffer:
 
     def history(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits, newest first: version, time, operation, rows, and the stage run that made them."""
-        commits = []
-        for commit in self.table().history(limit):
-            commits.append(
-                {
-                    "version": commit["version"],
-                    "time": datetime.fromtimestamp(commit["timestamp"] / 1000, UTC),
-                    "operation": commit["operation"],
-                    "rows": int(commit["rows"]) if "rows" in commit else None,
-                    **{name: commit.get(name) for name in ("stage", "fingerprint", "shard", "run_id")},
-                }
-            )
-        return commits
+        self.table()  # raises where there is none, and mends a torn log
+        commits = log.newest(self.place, limit) if limit else log.read(self.place)
+        return [
+            {
+                "version": commit.version,
+                "time": commit.time,
+                "operation": commit.info.get("operation"),
+                "rows": int(commit.info["rows"]) if "rows" in commit.info else None,
+                **{name: commit.info.get(name) for name in ("stage", "fingerprint", "shard", "run_id")},
+            }
+            for commit in reversed(commits)
+        ]
 
     def ids(self, fingerprint: str) -> list[str]:
         """Ids of the rows of one stage run, sorted."""
         import polars as pl
 
+        def ask() -> pl.DataFrame:
+            return self.scan().filter(pl.col("fingerprint") == fingerprint).select("trajectory_id").collect()
+
         try:
-            rows = self.scan()
+            return self._current(None, ask)["trajectory_id"].sort().to_list()
         except NoBufferError:
             return []
-        found = rows.filter(pl.col("fingerprint") == fingerprint).select("trajectory_id")
-        return found.collect()["trajectory_id"].sort().to_list()
 
     def read(self, ids: Sequence[str], columns: Sequence[str] | None = None) -> pa.Table:
         """These rows, in the order asked, with these columns (default: all)."""
@@ -245,9 +267,13 @@ class TrajectoryBuffer:
         if not ids:
             return schema.empty_table()
         read = list(dict.fromkeys(["trajectory_id", *wanted]))
-        with self._table.following() as table:
-            files = self._lookup.files(table)
-        found = self._lookup.read(files, ids, read, _columns(read))
+
+        def ask() -> pa.Table:
+            with self._table.following() as table:
+                files = self._lookup.files(table)
+            return self._lookup.read(files, ids, read, _columns(read))
+
+        found = self._current(None, ask)
         place_of = {name: index for index, name in enumerate(found["trajectory_id"].to_pylist())}
         if len(place_of) != found.num_rows or any(name not in place_of for name in ids):
             self._refuse(ids, set(place_of), doubled=len(place_of) != found.num_rows)

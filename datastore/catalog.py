@@ -15,18 +15,21 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from datastore import owners
 from datastore.errors import LeaseLostError, StoreError
 from datastore.lease import Check, hold
 from datastore.places import LocalPlace, make_folder, place, sync_folder, sync_tree
 from schemas.manifest import Manifest
+from schemas.records import RunRecord, TagRecord
 
 _NAME = re.compile(r"[^/\\\0.][^/\\\0]*")
 
 DAMAGED = "damaged"
 """Folder of the store for records that cannot be read and were set aside."""
+
+_RECORDS: dict[str, type[BaseModel]] = {"runs": RunRecord, "tags": TagRecord}
 
 COMPLETE = ".complete-"
 """Begins the names of files that say that a download is whole."""
@@ -245,7 +248,7 @@ class Catalog:
 
     def tags(self) -> dict[str, tuple[str, str]]:
         """Name -> (stage, fingerprint)."""
-        found = self._records("tags", ("stage", "fingerprint"))
+        found = self._records("tags")
         return {name: (tag["stage"], tag["fingerprint"]) for name, tag in found.items()}
 
     # runs
@@ -258,27 +261,27 @@ class Catalog:
     def run(self, run_id: str) -> dict[str, Any] | None:
         """A run's record. None if there is none, or (with a warning) if it cannot be read."""
         _checked("run_id", run_id)
-        return self._record(f"runs/{run_id}.json", ("run_id", "state"))
+        return self._record(f"runs/{run_id}.json")
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs, by name, which begins with the time they started."""
-        return list(self._records("runs", ("run_id", "state")).values())
+        return list(self._records("runs").values())
 
     # records: small JSON objects that people and power failures may damage
 
-    def _records(self, folder: str, keys: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    def _records(self, folder: str) -> dict[str, dict[str, Any]]:
         """Name -> content of the records of a folder. What cannot be read, or is none, is named in a warning."""
         folders, files = self.place.children(folder)
         names = [one for one in files if one.endswith(".json")]
         self._say_strays(folder, [*folders, *(one for one in files if one not in names)])
-        found = {one.removesuffix(".json"): self._record(f"{folder}/{one}", keys) for one in names}
+        found = {one.removesuffix(".json"): self._record(f"{folder}/{one}") for one in names}
         return {name: record for name, record in found.items() if record is not None}
 
-    def _record(self, key: str, keys: tuple[str, ...]) -> dict[str, Any] | None:
+    def _record(self, key: str) -> dict[str, Any] | None:
         data = self.place.read(key)
         if data is None:
             return None
-        found = _record(data, keys)
+        found = _record(key, data)
         if isinstance(found, str):
             warnings.warn(f"{self.place.uri}/{key} is damaged and passed over: {found}", stacklevel=4)
             return None
@@ -287,11 +290,11 @@ class Catalog:
     def damaged(self) -> list[str]:
         """Keys of run records and tags that cannot be read."""
         found = []
-        for folder, keys in (("runs", ("run_id", "state")), ("tags", ("stage", "fingerprint"))):
+        for folder in _RECORDS:
             for name in self.place.children(folder)[1]:
                 key = f"{folder}/{name}"
                 data = self.place.read(key) if name.endswith(".json") else None
-                if data is not None and isinstance(_record(data, keys), str):
+                if data is not None and isinstance(_record(key, data), str):
                     found.append(key)
         return found
 
@@ -329,13 +332,14 @@ def _manifest(data: bytes) -> Manifest | str:
         return str(error.errors()[0]["msg"])
 
 
-def _record(data: bytes, keys: tuple[str, ...]) -> dict[str, Any] | str:
-    """A record that has these keys, as text, or why it is none."""
+def _record(key: str, data: bytes) -> dict[str, Any] | str:
+    """The record under a key, or why it is none."""
     try:
-        found = json.loads(data)
+        found: dict[str, Any] = json.loads(data)
+        _RECORDS[key.partition("/")[0]].model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
     except (ValueError, RecursionError) as error:
-        return f"{error}" if data.strip() else "it is empty"
-    if not isinstance(found, dict):
-        return f"it holds a {type(found).__name__}, not an object"
-    missing = [key for key in keys if not isinstance(found.get(key), str)]
-    return f"it has no {missing[0]!r}" if missing else found
+        return str(error) if data.strip() else "it is empty"
+    return found

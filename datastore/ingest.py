@@ -1,6 +1,5 @@
 """Rows on their way into the table: any source becomes a stream of checked record batches, never held as a whole."""
 
-import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -11,11 +10,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from datastore.errors import InvalidRowsError, StoreError
+from datastore.owners import mark
 from datastore.places import Place
+from datastore.uniqueness import KnownIds
 from datastore.validation import LENIENT_SCHEMA, BadField, conform, strict, validate
 from schemas.trajectory import Trajectory
 
 BATCH_ROWS = 1024
+BATCH_BYTES = 16 * 2**20
+"""A batch has at most so many rows, and at most so many bytes if it has several."""
 MAX_PROBLEMS = 100
 
 Rows: TypeAlias = Iterable[Trajectory] | Iterable[pa.RecordBatch] | pa.Table | pa.RecordBatchReader
@@ -25,22 +28,38 @@ OnError = Literal["raise", "quarantine"]
 class Ingest:
     """One append's rows. After :meth:`batches` is exhausted, ``rows`` were passed on and ``quarantined`` set aside."""
 
-    def __init__(self, source: Rows, fill: dict[str, str], on_error: OnError, place: Place, name: str) -> None:
+    def __init__(
+        self,
+        source: Rows,
+        fill: dict[str, str],
+        on_error: OnError,
+        place: Place,
+        name: str,
+        known: KnownIds,
+    ) -> None:
+        """``known``: the ids that are in the table already."""
         self.source = source
         self.fill = fill
         self.rows = 0
         self.quarantined = 0
         self.error: BaseException | None = None
         self._seen: set[str] = set()
+        self._set_aside: set[str] = set()
+        self._known = known
         self._read = 0
         self._quarantine = Quarantine(place, name) if on_error == "quarantine" else None
 
+    @property
+    def ids(self) -> set[str]:
+        """Ids of the rows that were passed on."""
+        return self._seen - self._set_aside
+
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Checked batches in the buffer's schema. What goes wrong is kept in ``error`` too: delta-rs wraps it."""
+        """Checked batches in the buffer's schema. What goes wrong here, and not in writing, is kept in ``error``."""
         try:
             for table in self._tables():
-                for start in range(0, table.num_rows, BATCH_ROWS):
-                    checked = self._checked(self._filled(table.slice(start, BATCH_ROWS)))
+                for part in _bounded(table):
+                    checked = self._checked(self._filled(part))
                     self.rows += checked.num_rows
                     yield from checked.to_batches()
             if self._quarantine:
@@ -57,13 +76,15 @@ class Ingest:
             yield conform(self.source)
             return
         chunk: list[Trajectory] = []
+        size = 0
         item: Any
         for number, item in enumerate(self.source):
             if isinstance(item, Trajectory):
                 chunk.append(item)
-                if len(chunk) == BATCH_ROWS:
+                size += _size(item)
+                if len(chunk) == BATCH_ROWS or size >= BATCH_BYTES:
                     yield as_table(chunk, number + 1 - len(chunk))
-                    chunk = []
+                    chunk, size = [], 0
             elif isinstance(item, pa.RecordBatch | pa.Table):
                 yield conform(pa.Table.from_batches([item]) if isinstance(item, pa.RecordBatch) else item)
             else:
@@ -76,7 +97,8 @@ class Ingest:
 
     def _checked(self, table: pa.Table) -> pa.Table:
         first, self._read = self._read, self._read + table.num_rows
-        problems = validate(table, self._seen, first)
+        problems = self._already_there(table, first)
+        problems += validate(table, self._seen, first)
         if not problems:
             return strict(table)
         if self._quarantine is None:
@@ -84,8 +106,19 @@ class Ingest:
         bad = np.zeros(table.num_rows, dtype=bool)
         bad[[problem.row - first for problem in problems]] = True
         self._quarantine.add(table.filter(pa.array(bad)), problems)
+        self._set_aside.update(problem.trajectory_id for problem in problems)
         self.quarantined += int(bad.sum())
         return strict(table.filter(pa.array(~bad)))
+
+    def _already_there(self, table: pa.Table, first: int) -> list[BadField]:
+        """Rows whose id is in the table already."""
+        names = table["trajectory_id"].to_pylist()
+        clashes = self._known.clashes_now({name for name in names if name})
+        return [
+            BadField(first + row, name, "trajectory_id", f"is in the buffer already ({clashes[name]})")
+            for row, name in enumerate(names)
+            if name in clashes
+        ]
 
     def _filled(self, table: pa.Table) -> pa.Table:
         for name, value in self.fill.items():
@@ -94,6 +127,27 @@ class Ingest:
                 index = table.schema.get_field_index(name)
                 table = table.set_column(index, table.schema.field(index), pc.if_else(empty, value, column))
         return table
+
+
+def _bounded(table: pa.Table) -> Iterator[pa.Table]:
+    """The table in slices of at most :data:`BATCH_ROWS` rows and :data:`BATCH_BYTES`, or of one row."""
+    for start in range(0, table.num_rows, BATCH_ROWS):
+        part = table.slice(start, BATCH_ROWS)
+        if part.num_rows == 1 or part.nbytes <= BATCH_BYTES:
+            yield part
+        else:
+            half = part.num_rows // 2
+            yield from _bounded(part.slice(0, half))
+            yield from _bounded(part.slice(half))
+
+
+def _size(row: Trajectory) -> int:
+    """About how many bytes a row takes in Arrow. Fields may hold anything before they are checked."""
+    try:
+        text = sum(len(one.content) + len(one.reasoning or "") for one in row.messages)
+        return 16 * len(row.input_ids) + text + len(row.prompt) + len(row.tools) + len(row.final_state)
+    except (TypeError, AttributeError):
+        return 0
 
 
 def as_table(rows: list[Trajectory], first_row: int = 0) -> pa.Table:
@@ -130,7 +184,7 @@ class Quarantine:
         if self._writer is None:
             folder = self._place.working_folder()
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = folder / f"quarantine-{uuid.uuid4().hex}.parquet"
+            self._file = folder / f"quarantine-{mark(folder)}.parquet"
             self._writer = pq.ParquetWriter(self._file, table.schema, compression="zstd")
         self._writer.write_table(table)
 

@@ -14,16 +14,21 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datastore import owners
 from datastore.errors import LeaseLostError, LockTimeoutError
 from datastore.places import LocalPlace, S3Place, make_folder
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
 LEASE_SECONDS = 60.0
 POLL_SECONDS = 0.2
+QUIET_SECONDS = 5.0
+"""Who waits longer is told for what."""
 
 _seen: dict[str, tuple[str, float]] = {}
 """Leases of others that this process waits for, or waited for: their tags, and since when they are the same."""
@@ -36,11 +41,29 @@ Check = Callable[[], None]
 def hold(place: LocalPlace | S3Place, key: str, timeout: float = -1) -> Iterator[Check]:
     """Hold the lock ``key`` and yield the check that it is still held.
 
-    ``timeout`` in seconds; negative waits for ever, zero does not wait. Raises LockTimeoutError after it.
+    ``timeout`` in seconds; negative waits for ever, and says so after :data:`QUIET_SECONDS`; zero does not wait. Raises
+    LockTimeoutError after it.
     """
+    with ExitStack() as stack:
+        if timeout < 0:
+            try:
+                check = stack.enter_context(_held(place, key, QUIET_SECONDS))
+            except LockTimeoutError as error:
+                warnings.warn(f"waiting: {error}", stacklevel=3)
+                check = stack.enter_context(_held(place, key, timeout))
+        else:
+            check = stack.enter_context(_held(place, key, timeout))
+        yield check
+
+
+@contextmanager
+def _held(place: LocalPlace | S3Place, key: str, timeout: float) -> Iterator[Check]:
     if isinstance(place, LocalPlace):
-        with _file_lock(place, key, timeout):
+        lock = _file_lock(place, key, timeout)
+        try:
             yield _always
+        finally:
+            lock.release()
     else:
         lease = _Lease(place, key)
         lease.acquire(timeout)
@@ -54,17 +77,18 @@ def _always() -> None:
     """A file lock is never lost while its holder lives."""
 
 
-@contextmanager
-def _file_lock(place: LocalPlace, key: str, timeout: float) -> Iterator[None]:
+def _file_lock(place: LocalPlace, key: str, timeout: float) -> "BaseFileLock":
+    """The lock, acquired."""
     from filelock import FileLock, Timeout
 
     path = place.root / key
     make_folder(path.parent)
+    lock = FileLock(path)
     try:
-        with FileLock(path, timeout=timeout):
-            yield
+        lock.acquire(timeout=timeout)
     except Timeout:
         raise LockTimeoutError(f"{path} is held by another process; wait for it, or stop it") from None
+    return lock
 
 
 class _Lease:

@@ -1,16 +1,19 @@
 """The Delta table that holds the buffer's rows: created once, opened at any version, followed as it grows."""
 
+import json
 import threading
+import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from datastore.delta_paths import opened_as
 from datastore.errors import CorruptError, NewerSchemaError, NoBufferError, OlderSchemaError, StoreError
-from datastore.lease import hold
-from datastore.places import LocalPlace, S3Place, make_folder, storage_options
-from datastore.writer import FOLDER, SCALARS
+from datastore.log import commit_key, is_torn, mend
+from datastore.places import LocalPlace, S3Place, storage_options
+from datastore.writer import FOLDER, SCALARS, Action
 from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ class BufferTable:
     """The table of one store."""
 
     def __init__(self, place: LocalPlace | S3Place) -> None:
-        self._place = place
+        self.place = place
         self.uri = f"{place.uri.rstrip('/')}/{FOLDER}"
         self.options = storage_options(place.uri)
         self._newest: DeltaTable | None = None
@@ -39,16 +42,13 @@ class BufferTable:
         self._lock = threading.Lock()
 
     def open(self, version: int | datetime | None = None) -> "DeltaTable":
-        """The table at a version or a time. Raises where there is none, or a newer one than we can read."""
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError, TableNotFoundError
+        """The table at a version or a time. Raises where there is none, or a newer one than we can read.
 
-        try:
-            table = DeltaTable(opened_as(self._place, FOLDER), storage_options=self.options)
-        except TableNotFoundError:
-            raise NoBufferError(self.uri) from None
-        except DeltaError as error:
-            raise CorruptError(f"the log of the buffer at {self.uri}", str(error)) from None
+        A newest commit or a checkpoint that a power loss left torn is set aside, with a warning.
+        """
+        from deltalake.exceptions import DeltaError
+
+        table = self._open()
         self._check(table)
         if version is not None:
             try:
@@ -57,6 +57,25 @@ class BufferTable:
                 raise StoreError(
                     f"the buffer at {self.uri} has no version {version!s}: {error}; `agentrl buffer history` lists them"
                 ) from None
+        return table
+
+    def _open(self, mended: bool = False) -> "DeltaTable":
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        try:
+            table = DeltaTable(opened_as(self.place, FOLDER), storage_options=self.options)
+        except TableNotFoundError:
+            raise NoBufferError(self.uri) from None
+        except DeltaError as error:
+            with suppress(OSError):  # a store that cannot be written to
+                if not mended and mend(self.place):
+                    return self._open(mended=True)
+            raise CorruptError(f"the log of the buffer at {self.uri}", str(error)) from None
+        # delta-rs takes an empty commit for one that does nothing
+        if not mended and isinstance(self.place, LocalPlace) and is_torn(self.place, table.version()):
+            mend(self.place)
+            return self._open(mended=True)
         return table
 
     @contextmanager
@@ -73,17 +92,17 @@ class BufferTable:
             else:
                 try:
                     self._newest.update_incremental()
-                except DeltaError as error:
-                    raise CorruptError(f"the log of the buffer at {self.uri}", str(error)) from None
+                except DeltaError:
+                    self._newest = self.open()  # which says what is wrong, or mends it
                 self._check(self._newest)
             yield self._newest
 
     def _birth(self, table: "DeltaTable | None") -> tuple[int, int] | None:
         """What tells this table from one made in its place; None where that cannot be told, as on S3, or where the
         newest commit that ``table`` knows is gone."""
-        if table is None or not isinstance(self._place, LocalPlace):
+        if table is None or not isinstance(self.place, LocalPlace):
             return None
-        log = self._place.root / FOLDER / "_delta_log"
+        log = self.place.root / FOLDER / "_delta_log"
         try:
             (log / f"{table.version():020d}.json").stat()
             first = (log / f"{0:020d}.json").stat()
@@ -95,35 +114,47 @@ class BufferTable:
         if (found := schema_version(table)) > TRAJECTORY_VERSION:
             raise NewerSchemaError(self.uri, found, TRAJECTORY_VERSION)
 
-    def writable(self) -> "DeltaTable":
-        """The table to write to, created where there is none. Raises where its schema is not exactly ours."""
+    def ensure(self) -> None:
+        """Create the table if there is none. Raises where its schema is older than ours: it takes no appends."""
         try:
-            table = self.open()
+            with self.following() as table:
+                found = schema_version(table)
         except NoBufferError:
             self._create()
-            table = self.open()
-        if (found := schema_version(table)) < TRAJECTORY_VERSION:
+            return
+        if found < TRAJECTORY_VERSION:
             raise OlderSchemaError(self.uri, found, TRAJECTORY_VERSION)
-        return table
 
     def _create(self) -> None:
-        """Create the empty table, once: a second creation would conflict with appends that are under way."""
-        from deltalake import DeltaTable
+        """Commit the empty table. If another process is faster, its table is the one."""
+        actions: list[Action] = [
+            {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+            metadata(str(uuid.uuid4()), {}),
+            {"commitInfo": {"timestamp": _now(), "operation": "CREATE TABLE", "operationParameters": {}}},
+        ]
+        self.place.put_if(commit_key(0), "\n".join(map(json.dumps, actions)).encode(), None)
 
-        with hold(self._place, "locks/create-trajectories.lock"):
-            try:
-                self.open()
-            except NoBufferError:
-                if isinstance(self._place, LocalPlace):
-                    make_folder(self._place.root / FOLDER / "_delta_log")
-                DeltaTable.create(
-                    opened_as(self._place, FOLDER),
-                    TRAJECTORY_SCHEMA,
-                    description="agentrl trajectory buffer",
-                    configuration=PROPERTIES,
-                    storage_options=self.options,
-                    raise_if_key_not_exists=False,
-                )
+
+def metadata(table_id: str, configuration: dict[str, Any]) -> Action:
+    """The action that gives a table our schema and properties."""
+    from deltalake import Schema
+
+    return {
+        "metaData": {
+            "id": table_id,
+            "name": None,
+            "description": "agentrl trajectory buffer",
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": Schema.from_arrow(TRAJECTORY_SCHEMA).to_json(),
+            "partitionColumns": [],
+            "createdTime": _now(),
+            "configuration": configuration | PROPERTIES,
+        }
+    }
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
 
 
 def schema_version(table: "DeltaTable") -> int:

@@ -7,25 +7,28 @@ so little of each that to start ZSTD costs more than to read it. A file becomes 
 
 import json
 import time
-import uuid
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datastore.places import Place
+from datastore.errors import StoreError
+from datastore.marks import Marked, new_writer
+from datastore.places import LocalPlace, S3Place
 from schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA
 
-if TYPE_CHECKING:
-    from deltalake.transaction import AddAction
+Action: TypeAlias = dict[str, Any]
+"""One line of a Delta commit, such as ``{"add": {...}}``."""
 
 ROW_GROUP_ROWS = 96  # fewer make a look-up faster, and more a first scan: its cost is reading the footers
 FILE_ROWS = 106 * ROW_GROUP_ROWS  # about ten thousand
 FILE_BYTES = 96 * 2**20  # of Arrow data; bounds memory
+GROUP_BYTES = 32 * 2**20  # of Arrow data in one row group: what a look-up of one row decodes at most
 THREADS = 2
 
 _LISTS = ("reward_components", "tags")
@@ -61,60 +64,109 @@ _COMPRESSION = {
 
 
 class FileWriter:
-    """Writes a stream of batches as files; :meth:`discard` removes what was written and not committed."""
+    """Writes files that a commit may then add. Leaving the block removes those that were not committed.
 
-    def __init__(self, place: Place, data_change: bool = True) -> None:
+    ``committed`` is False until a commit is tried, None while its outcome is unknown, and True if it is in the log.
+    """
+
+    def __init__(self, place: LocalPlace | S3Place, data_change: bool = True) -> None:
         """``data_change`` is false where the files only hold rows that the table has already."""
         self._place = place
         self._data_change = data_change
+        self.id = new_writer()
+        self._mark = Marked(place, self.id)
         self.names: list[str] = []
+        self.committed: bool | None = False
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> "list[AddAction]":
-        """Add actions of the files, in the order of their rows."""
-        actions: list[AddAction] = []
-        waiting: list[Future[AddAction]] = []
+    def __enter__(self) -> "FileWriter":
+        try:
+            self._mark.set()
+        except OSError as error:
+            raise StoreError(f"{self._place.uri} takes no files, nothing was written: {error}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.committed is None:  # the files may be in the log; if not, `vacuum` finds that out
+            self._mark.stop()
+            return
+        try:
+            if not self.committed:
+                for name in self.names:
+                    self._place.delete(f"{FOLDER}/{name}")
+            self._mark.clear()
+        except Exception as error:  # what was committed is, and no error may hide that
+            self._mark.stop()
+            warnings.warn(f"temporary files stay in {self._place.uri} until a vacuum: {error}", stacklevel=2)
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> list[Action]:
+        """Add actions of as many files as the rows need, in the order of their rows."""
+        actions: list[Action] = []
+        waiting: list[Future[Action]] = []
         with ThreadPoolExecutor(THREADS) as pool:
             for table in _parts(batches):
-                name = f"part-{len(self.names):05d}-{uuid.uuid4().hex}.zstd.parquet"
-                self.names.append(name)
-                waiting.append(pool.submit(self._file, name, table))
-                if len(waiting) > THREADS:  # do not read ahead of what can be written
+                waiting.append(pool.submit(self._file, self._name(), [table]))
+                if len(waiting) >= THREADS:  # do not read ahead of what can be written
                     actions.append(waiting.pop(0).result())
             actions += [future.result() for future in waiting]
         return actions
 
-    def _file(self, name: str, table: pa.Table) -> "AddAction":
-        from deltalake.transaction import AddAction
+    def write_one(self, tables: Iterable[pa.Table]) -> Action:
+        """Add action of one file of all these rows; only its compressed form is held as a whole."""
+        return self._file(self._name(), tables)
 
+    def _name(self) -> str:
+        name = f"part-{len(self.names):05d}-{self.id}.zstd.parquet"
+        self.names.append(name)
+        return name
+
+    def _file(self, name: str, tables: Iterable[pa.Table]) -> Action:
         sink = pa.BufferOutputStream()
-        write_parquet(table, sink)
+        statistics = write_parquet(tables, sink)
         data = sink.getvalue()
         self._place.write(f"{FOLDER}/{name}", data.to_pybytes())
-        return AddAction(
-            path=name,
-            size=data.size,
-            partition_values={},
-            modification_time=int(time.time() * 1000),
-            data_change=self._data_change,
-            stats=json.dumps(_statistics(table), ensure_ascii=False),  # delta-rs misreads escapes of surrogate pairs
-        )
-
-    def discard(self) -> None:
-        for name in self.names:
-            self._place.delete(f"{FOLDER}/{name}")
+        return {
+            "add": {
+                "path": name,
+                "size": data.size,
+                "partitionValues": {},
+                "modificationTime": int(time.time() * 1000),
+                "dataChange": self._data_change,
+                "stats": json.dumps(statistics, ensure_ascii=False),  # delta-rs misreads escapes of surrogate pairs
+            }
+        }
 
 
-def write_parquet(table: pa.Table, sink: Any) -> None:
-    """Rows as one Parquet file of the buffer's kind."""
-    pq.write_table(
-        table,
+def removal(name: str, size: int, data_change: bool = False) -> Action:
+    """The action that takes a file out of the table."""
+    now = int(time.time() * 1000)
+    return {
+        "remove": {
+            "path": name,
+            "deletionTimestamp": now,
+            "dataChange": data_change,
+            "extendedFileMetadata": True,
+            "partitionValues": {},
+            "size": size,
+        }
+    }
+
+
+def write_parquet(tables: Iterable[pa.Table], sink: Any) -> dict[str, Any]:
+    """Rows as one Parquet file of the buffer's kind. Gives its statistics, as Delta keeps them."""
+    statistics = _Statistics()
+    with pq.ParquetWriter(
         sink,
+        TRAJECTORY_SCHEMA,
         compression=_COMPRESSION,
-        row_group_size=ROW_GROUP_ROWS,
         use_dictionary=_REPEATING,
         use_byte_stream_split=_SPLIT,
         write_statistics=SCALARS,
-    )
+    ) as writer:
+        for table in tables:
+            statistics.add(table)
+            fitting = GROUP_BYTES * table.num_rows // max(table.nbytes, 1)
+            writer.write_table(table, row_group_size=max(1, min(ROW_GROUP_ROWS, fitting)))
+    return statistics.as_delta()
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -130,17 +182,30 @@ def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-def _statistics(table: pa.Table) -> dict[str, Any]:
-    """Delta's statistics of one file: readers skip files by them."""
-    least: dict[str, Any] = {}
-    most: dict[str, Any] = {}
-    nulls = {name: table[name].null_count for name in _STATISTICS}
-    for name in _STATISTICS:
-        if pa.types.is_boolean(table.schema.field(name).type) or nulls[name] == table.num_rows:
-            continue
-        bounds = pc.min_max(table[name])
-        least[name], most[name] = _json_value(bounds["min"].as_py()), _json_value(bounds["max"].as_py())
-    return {"numRecords": table.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+class _Statistics:
+    """Least and greatest values and nulls of the scalar columns, over all rows of a file."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._least: dict[str, Any] = {}
+        self._most: dict[str, Any] = {}
+        self._nulls = dict.fromkeys(_STATISTICS, 0)
+
+    def add(self, table: pa.Table) -> None:
+        self._rows += table.num_rows
+        for name in _STATISTICS:
+            nulls = table[name].null_count
+            self._nulls[name] += nulls
+            if pa.types.is_boolean(table.schema.field(name).type) or nulls == table.num_rows:
+                continue
+            bounds = pc.min_max(table[name])
+            least, most = bounds["min"].as_py(), bounds["max"].as_py()
+            self._least[name] = min(self._least.get(name, least), least)
+            self._most[name] = max(self._most.get(name, most), most)
+
+    def as_delta(self) -> dict[str, Any]:
+        least, most = ({k: _json_value(v) for k, v in side.items()} for side in (self._least, self._most))
+        return {"numRecords": self._rows, "minValues": least, "maxValues": most, "nullCount": self._nulls}
 
 
 def _json_value(value: Any) -> Any:

@@ -21,12 +21,14 @@ from prefect.states import Cancelling
 from datastore.catalog import Catalog
 from datastore.places import is_remote
 from flows.display import Lines
-from flows.flow import ensure_slots, run_stages
+from flows.flow import run_stages
 from flows.session import Session
+from flows.slots import Slots
 from pipelines.execute import Outcome
 from pipelines.load import load
 from pipelines.plan import Plan, Selection, Status, Step, make_plan
 from pipelines.problems import did_you_mean
+from pipelines.secrets import shown_setting
 from pipelines.worker import StageError
 
 DEFAULT_POOL = "agentrl"
@@ -57,10 +59,9 @@ def run_pipeline(
     if not plan.to_run:
         log.info("everything is up to date, %d stages cached", len(plan.having(Status.CACHED)))
         return
-    session = Session(plan, catalog, Lines(log.info))
+    session = Session(plan, catalog, Lines(log.info), engine="prefect", engine_reason="a deployment of its server")
     with session.recorded():
-        ensure_slots(session, reset=False)
-        run_stages(session, jobs, run_in_pool, pool)
+        run_stages(session, jobs, Slots(session, own_server=False), run_in_pool, pool)
 
 
 # deployments
@@ -69,7 +70,7 @@ def run_pipeline(
 def deploy(plan: Plan, name: str, pool: str, cron: str | None = None, timezone: str | None = None) -> str:
     """Create or update the deployment ``<pipeline>/<name>`` in a work pool and return its full name.
 
-    Raises LookupError where the pool does not exist; the default pool is created.
+    Raises LookupError if the pool does not exist (the default pool is created), or if a setting holds a secret.
     """
     pipeline = plan.pipeline
     with get_client(sync_client=True) as client:
@@ -96,7 +97,14 @@ def deploy(plan: Plan, name: str, pool: str, cron: str | None = None, timezone: 
 
 
 def _parameters(plan: Plan, pool: str, local: bool) -> dict[str, Any]:
-    """Paths are made absolute for workers on this machine; elsewhere they are as the user wrote them."""
+    """Paths are made absolute for workers on this machine; elsewhere they are as the user wrote them.
+
+    Raises LookupError if a setting holds a secret: Prefect keeps parameters and shows them.
+    """
+    if hidden := [shown_setting(one) for one in plan.pipeline.settings if shown_setting(one) != one]:
+        raise LookupError(
+            f"--set {hidden[0]}: Prefect would keep the value; write ${{NAME}} and set NAME where it runs"
+        )
     pipeline, store = plan.pipeline, plan.store
     file = pipeline.reference
     if local:

@@ -37,8 +37,8 @@ def metrics_text(metrics: Metrics) -> str:
 class Display(Protocol):
     """Told what happens; may be called from several threads."""
 
-    def start(self, to_run: Mapping[str, float | None], cached: int) -> None:
-        """Stages that will run, with how long each took last time, in seconds."""
+    def start(self, to_run: Mapping[str, float | None], cached: int, engine: str) -> None:
+        """Stages that will run, with how long each took last time, in seconds; ``engine`` says what runs them."""
 
     @property
     def note(self) -> Callable[[str], None]:
@@ -61,9 +61,9 @@ class Lines:
         self._last: dict[str, float] = {}
         self._number: dict[str, str] = {}
 
-    def start(self, to_run: Mapping[str, float | None], cached: int) -> None:
+    def start(self, to_run: Mapping[str, float | None], cached: int, engine: str) -> None:
         self._number = {name: f"[{number}/{len(to_run)}]" for number, name in enumerate(to_run, 1)}
-        self.note(f"{len(to_run)} stages to run, {cached} cached")
+        self.note(f"{len(to_run)} stages to run, {cached} cached; {engine}")
 
     def stage_started(self, name: str) -> None:
         self._last[name] = time.monotonic()
@@ -105,8 +105,9 @@ class Live:
         )
         self._all: TaskID | None = None
 
-    def start(self, to_run: Mapping[str, float | None], cached: int) -> None:
+    def start(self, to_run: Mapping[str, float | None], cached: int, engine: str) -> None:
         self._expected = dict(to_run)
+        self.note(f"{len(to_run)} stages to run, {cached} cached; {engine}")
         self._all = self._progress.add_task("stages", total=len(to_run), metrics=self._left())
         self._progress.start()
 
@@ -145,7 +146,7 @@ class Live:
 class Quiet:
     """Says nothing, for ``--json``."""
 
-    def start(self, to_run: Mapping[str, float | None], cached: int) -> None: ...
+    def start(self, to_run: Mapping[str, float | None], cached: int, engine: str) -> None: ...
 
     def note(self, text: str) -> None: ...
 

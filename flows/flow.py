@@ -4,10 +4,9 @@ What is re-used is decided by our catalog before the flow starts, so Prefect's o
 """
 
 import logging
-import queue
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any, cast
 
 from prefect import flow
@@ -18,9 +17,6 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
-from prefect.concurrency.sync import concurrency
 from prefect.events.worker import EventsWorker
 from prefect.futures import PrefectFuture
 from prefect.logging.handlers import APILogWorker
@@ -29,7 +25,9 @@ from prefect.states import State
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.tasks import Task, exponential_backoff
 
+from flows.order import start_in_order
 from flows.session import Session, Stopped
+from flows.slots import Slots
 from pipelines.execute import Outcome
 from pipelines.plan import Step
 from pipelines.worker import StageError
@@ -82,16 +80,14 @@ def _key(*parts: str) -> str:
     return "-".join("".join(c if c.isalnum() else "-" for c in part.lower()) for part in parts)
 
 
-def _task(session: Session, step: Step, pool: str | None, elsewhere: Elsewhere) -> Task[[], None]:
+def _task(session: Session, step: Step, slots: Slots, pool: str | None, elsewhere: Elsewhere) -> Task[[], None]:
     """The Prefect task of one stage. ``pool`` is where this flow runs."""
     execution = step.node.execution
 
     def run_stage() -> None:
         session.listeners[step.name] = _ProgressArtifact(session, step.name)
         tries_left = execution.retries - (task_run.run_count or 1) + 1
-        with ExitStack() as stack:
-            if execution.concurrency:
-                stack.enter_context(concurrency(list(execution.concurrency), occupy=1))
+        with slots.held(step):
             if execution.pool in (None, pool):
                 session.run_stage(step.name, tries_left=tries_left)
             else:
@@ -126,30 +122,13 @@ def _as_stage_error(session: Session, step: Step, error: Any) -> StageError:
     return StageError(step.name, cause, session.log(step.name))
 
 
-def ensure_slots(session: Session, reset: bool) -> None:
-    """Create the concurrency limits that stages name and the server lacks, with one slot each.
-
-    ``reset`` frees slots that a killed run still holds, which is right where no other run uses the server.
-    """
-    names = {name for step in session.plan.to_run for name in step.node.execution.concurrency}
-    if not names:
-        return
-    with get_client(sync_client=True) as client:
-        known = {limit.name: limit for limit in client.read_global_concurrency_limits()}
-        for name in sorted(names):
-            if name not in known:
-                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
-            elif reset and known[name].active_slots:
-                client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=0))
-
-
 def run_with_prefect(session: Session, jobs: int, own_server: bool, elsewhere: Elsewhere) -> None:
     """One flow run with one task run for each stage that is to run. ``jobs`` stages run at once at most.
 
     A failure ends up in ``session.failure``; stages that wait are not started.
     """
     quiet()
-    ensure_slots(session, reset=own_server and session.is_alone())
+    slots = Slots(session, own_server)
     pipeline = session.plan.pipeline
 
     @flow(
@@ -161,7 +140,7 @@ def run_with_prefect(session: Session, jobs: int, own_server: bool, elsewhere: E
         task_runner=cast(Any, ThreadPoolTaskRunner(max_workers=jobs + _TAGS)),
     )
     def run() -> None:
-        run_stages(session, jobs, elsewhere)
+        run_stages(session, jobs, slots, elsewhere)
 
     try:
         with suppress(StageError):
@@ -170,13 +149,17 @@ def run_with_prefect(session: Session, jobs: int, own_server: bool, elsewhere: E
         flush()
 
 
-def run_stages(session: Session, jobs: int, elsewhere: Elsewhere, pool: str | None = None) -> None:
+def run_stages(session: Session, jobs: int, slots: Slots, elsewhere: Elsewhere, pool: str | None = None) -> None:
     """The body of a flow: each stage as soon as what it reads is there. Raises the first failure.
 
     On any other exception (a cancelled run, Ctrl-C) the stages at work are ended.
     """
+
+    def start(step: Step, upstream: list[PrefectFuture[None]]) -> PrefectFuture[None]:
+        return cast(Any, _task(session, step, slots, pool, elsewhere)).submit(wait_for=upstream)
+
     try:
-        _run_stages(session, jobs, elsewhere, pool)
+        start_in_order(session, jobs, start)
     except BaseException:
         session.stop()
         raise
@@ -184,23 +167,6 @@ def run_stages(session: Session, jobs: int, elsewhere: Elsewhere, pool: str | No
         _leave_artifacts(session)
     if session.failure:
         raise session.failure
-
-
-def _run_stages(session: Session, jobs: int, elsewhere: Elsewhere, pool: str | None) -> None:
-    waiting = {step.name: step for step in session.plan.to_run}
-    futures: dict[str, PrefectFuture[None]] = {}
-    ended: queue.Queue[str] = queue.Queue()
-    done: set[str] = set()
-    while (waiting and not session.stopping.is_set()) or len(done) < len(futures):
-        at_work = futures.keys() - done
-        ready = [s for s in waiting.values() if not (waiting.keys() | at_work) & set(s.node.upstream)]
-        for step in ready[: 0 if session.stopping.is_set() else jobs - len(at_work)]:
-            upstream = [futures[name] for name in step.node.upstream if name in futures]
-            future: PrefectFuture[None] = cast(Any, _task(session, step, pool, elsewhere)).submit(wait_for=upstream)
-            futures[step.name] = future
-            del waiting[step.name]
-            future.add_done_callback(lambda _, name=step.name: ended.put(name))  # type: ignore[misc]
-        done.add(ended.get())
 
 
 def _leave_artifacts(session: Session) -> None:

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,6 +20,7 @@ from datastore.catalog import Catalog
 from datastore.errors import StoreError
 from datastore.places import LocalPlace
 from flows.display import display_for
+from flows.order import run_here
 from flows.server import ServerError, serving, users_server
 from flows.session import Session
 from flows.terminal import console
@@ -28,24 +30,67 @@ from schemas.manifest import Kind, Manifest
 
 OK, FAILED, BLOCKED, CANCELLED = 0, 1, 2, 130
 
-PATIENCE_S = 8.0
-"""Seconds that Prefect has to end a cancelled run."""
+PATIENCE_S, PATIENCE_IDLE_S = 8.0, 0.5
+"""Seconds that a cancelled run has to end by itself, if a stage is at work and if none is."""
 
 
-def run_plan(plan: Plan, catalog: Catalog, *, jobs: int, prefect: bool, as_json: bool) -> int:
-    """Run what is to run and say how it went. Returns the exit code: 0, 1 failed, 2 blocked, 130 Ctrl-C."""
+@dataclass(frozen=True)
+class Engine:
+    """What runs the stages of a plan, and why. ``ignored`` is what stages ask for and will not get."""
+
+    prefect: bool
+    reason: str
+    ignored: str = ""
+
+
+def choose_engine(plan: Plan, wanted: bool | None) -> Engine:
+    """Prefect if the user wants it, if a stage that is to run needs it, or if the user has a Prefect server."""
+    needs = [f"{step.name}: {', '.join(what)}" for step in plan.to_run if (what := needs_prefect(step))]
+    text = "; ".join(needs[:3]) + (f"; and {len(needs) - 3} more stages" if len(needs) > 3 else "")
+    if wanted is False:
+        return Engine(False, "--no-prefect", text)
+    if wanted:
+        return Engine(True, "--prefect")
+    if needs:
+        return Engine(True, text)
+    if users_server():
+        return Engine(True, "a Prefect server is named")
+    return Engine(False, "no stage needs it")
+
+
+def needs_prefect(step: Step) -> list[str]:
+    """Fields of a stage's ``execution`` that only Prefect heeds."""
+    execution = step.node.execution
+    return [name for name in ("pool", "concurrency", "retries", "timeout_s") if getattr(execution, name)]
+
+
+def run_plan(plan: Plan, catalog: Catalog, *, jobs: int, prefect: bool | None, as_json: bool) -> int:
+    """Run what is to run and say how it went. Returns the exit code: 0, 1 failed, 2 blocked, 130 Ctrl-C.
+
+    ``prefect`` None leaves the choice to :func:`choose_engine`.
+    """
     out = console(stderr=as_json)
-    if problems := _problems(plan, prefect):
+    engine = choose_engine(plan, prefect)
+    if problems := _problems(plan, engine.prefect):
         for problem in problems:
             out.print(problem, markup=False, highlight=False)
         return BLOCKED
     if not plan.to_run:
         return _nothing_to_do(plan, catalog, out, as_json)
-    session = Session(plan, catalog, display_for(out, quiet=as_json))
+    if engine.ignored:
+        warning = f"warning: --no-prefect: what stages ask of Prefect does not apply ({engine.ignored})"
+        out.print(warning, markup=False, highlight=False)
+    session = Session(
+        plan,
+        catalog,
+        display_for(out, quiet=as_json),
+        engine="prefect" if engine.prefect else "none",
+        engine_reason=engine.reason,
+    )
     cancelled = False
     try:
         with _ended_by_signals(session, out, as_json), session.recorded():
-            _engine(session, jobs, prefect)
+            _run(session, jobs, engine.prefect)
     except KeyboardInterrupt:
         cancelled = True
     except ServerError as error:
@@ -79,7 +124,7 @@ def _ended_by_signals(session: Session, out: Console, as_json: bool) -> Iterator
     a server that does not answer), what there is to say is said and the process ends."""
 
     def give_up() -> None:
-        if not over.wait(PATIENCE_S):
+        if not over.wait(PATIENCE_S if session.workers.at_work else PATIENCE_IDLE_S):
             session.end("cancelled")
             _say(session, out, as_json, cancelled=True)
             out.file.flush()
@@ -102,18 +147,18 @@ def _ended_by_signals(session: Session, out: Console, as_json: bool) -> Iterator
             signal.signal(number, handler)
 
 
-def _engine(session: Session, jobs: int, prefect: bool) -> None:
+def _run(session: Session, jobs: int, prefect: bool) -> None:
     if not prefect:
-        session.run_in_order()
+        run_here(session, jobs)
         return
     first = session.plan.to_run[0]
     if not first.node.execution.concurrency and not first.node.execution.pool:
         session.begin(first.name)  # it works while Prefect starts
-    with serving(prefect_home(session.catalog)) as server:
+    with serving(prefect_home(session.catalog), session.log("_prefect")) as server:
         from flows.flow import run_with_prefect
 
         if server:
-            server.wait()
+            server.wait(session.display.note)
         run_with_prefect(session, jobs, server is not None, _in_pool)
 
 

@@ -1,4 +1,4 @@
-"""The Prefect server of one run, where the user has none: a child on loopback whose words go to a log file.
+"""The Prefect server of one run, if the user has none: a child on loopback whose words go to a log file.
 
 Prefect can start such a server by itself, but then its notices and the traces of its end reach the terminal.
 """
@@ -11,10 +11,15 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 START_TIMEOUT_S = 120.0
+
+LOCK = "start.lock"
+
+WAITS, STARTS = "waits for another run that starts Prefect", "starts"
+"""Lines of the server's log, which :meth:`Server.wait` looks for."""
 
 SETTINGS = {
     "DO_NOT_TRACK": "1",
@@ -22,7 +27,7 @@ SETTINGS = {
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
     "PREFECT_TASKS_DEFAULT_NO_CACHE": "true",
 }
-"""Set before Prefect is imported, where the user has not set them."""
+"""Set before Prefect is imported, if the user has not set them."""
 
 
 class ServerError(RuntimeError):
@@ -51,10 +56,11 @@ def users_server() -> bool:
 class Server:
     """A server that is starting. It ends when :meth:`stop` is called, and when this process dies in any way."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path) -> None:
         self.home = Path(os.environ["PREFECT_HOME"])
-        self.log = self.home / "server.log"
+        self.log = log
         self.home.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -75,13 +81,21 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/api"
 
-    def wait(self) -> None:
-        """Until it answers. Raises ServerError where it dies or does not answer in time."""
+    def wait(self, say: Callable[[str], None]) -> None:
+        """Until it answers. Raises ServerError if it dies or does not answer in time.
+
+        Runs start Prefect on one store one after the other. ``say`` is told if this one waits for its turn, which does
+        not count as time.
+        """
         from urllib.error import URLError
         from urllib.request import urlopen
 
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline, said = time.monotonic() + START_TIMEOUT_S, False
         while time.monotonic() < deadline:
+            if not said and (said := self._waits()):
+                say(f"{WAITS} on this store (lock {self.home / LOCK})")
+            if said and self._waits():
+                deadline = time.monotonic() + START_TIMEOUT_S
             if self._process.poll() is not None:
                 raise ServerError(
                     f"the Prefect server ended at its start (exit code {self._process.returncode}); "
@@ -92,6 +106,10 @@ class Server:
                     return
             time.sleep(0.05)
         raise ServerError(f"the Prefect server did not answer within {START_TIMEOUT_S:.0f} s; see {self.log}")
+
+    def _waits(self) -> bool:
+        text = self.log.read_text(errors="replace")
+        return WAITS in text and STARTS not in text.splitlines()
 
     def stop(self) -> None:
         self._process.terminate()
@@ -105,14 +123,14 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(home: Path) -> Iterator[Server | None]:
-    """A server for this run, already starting, or None where the user has one of their own."""
+def serving(home: Path, log: Path) -> Iterator[Server | None]:
+    """A server for this run, already starting, or None if the user has one of their own."""
     prepare()
     if users_server():
         yield None
         return
     os.environ.setdefault("PREFECT_HOME", str(home.absolute()))
-    server = Server()
+    server = Server(log)
     os.environ["PREFECT_API_URL"] = server.url
     try:
         yield server
@@ -132,14 +150,35 @@ def main() -> None:
     # marks a server without the services that schedule and clean up, which one run does not need
     os.environ.update(PREFECT__SERVER_EPHEMERAL="1", PREFECT__SERVER_FINAL="1", PREFECT_UI_ENABLED="0")
     os.environ.pop("PREFECT_API_URL", None)
-    from filelock import FileLock
+    os.chdir(home)  # the name of a folder may hold what means something in an URL, so the URL does not hold it
+    os.environ.setdefault("PREFECT_SERVER_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:///prefect.db")
+    import uvicorn
+    from prefect.server.api.server import create_app
 
-    with FileLock(home / "start.lock"):  # two runs must not migrate one database at once
-        import uvicorn
-        from prefect.server.api.server import create_app
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            """Two runs must not migrate one database at once."""
+            with _turn(home):
+                await super().startup(sockets)
 
-        app = create_app()
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="on")
+    Server(uvicorn.Config(create_app(), host="127.0.0.1", port=port, log_level="error", lifespan="on")).run()
+
+
+@contextlib.contextmanager
+def _turn(home: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(home / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(WAITS, flush=True)
+        lock.acquire()
+    print(STARTS, flush=True)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """One run of a plan: its record in the catalog, its worker processes, its logs. Engines only decide the order."""
 
-import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +16,8 @@ from datastore.places import LocalPlace
 from flows.display import Display, seconds
 from pipelines.execute import Job, Outcome, job_of
 from pipelines.plan import Plan, Status, Step
-from pipelines.runs import all_runs
+from pipelines.runs import HEARTBEAT_S, this_process
+from pipelines.secrets import redacted
 from pipelines.worker import StageError, Workers
 from schemas.manifest import Manifest
 
@@ -48,15 +47,22 @@ class Session:
     run_id: str = field(default_factory=new_run_id)
     record: dict[str, Any] = field(default_factory=dict)
     failure: StageError | None = None
+    engine: str = "none"
+    engine_reason: str = ""
 
     def __post_init__(self) -> None:
-        self.workers = Workers(self.display.progress)
+        self.workers = Workers(self.display.progress, self.waits)
         self.stopping = threading.Event()
+        self._over = threading.Event()
         self.listeners: dict[str, Callable[[int, int | None], None]] = {}
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._began: dict[str, float] = {}
         self._start = time.monotonic()
+
+    @property
+    def engine_text(self) -> str:
+        return f"{'with' if self.engine == 'prefect' else 'without'} Prefect ({self.engine_reason})"
 
     def log(self, name: str) -> Path:
         return (logs_folder(self.catalog) / self.run_id / f"{name}.log").absolute()
@@ -70,8 +76,10 @@ class Session:
 
     def _write(self, **changes: Any) -> None:
         with self._lock:
+            if self._over.is_set() and "state" not in changes:
+                return  # a heartbeat that comes too late
             self.record.update(changes)
-            self.record["updated_at"] = datetime.now(UTC)
+            self.record["heartbeat_at"] = datetime.now(UTC)
             self.catalog.write_run(self.record)
 
     def _stage(self, name: str, **changes: Any) -> None:
@@ -83,10 +91,12 @@ class Session:
     def recorded(self) -> Iterator[None]:
         """Write the run's record, and at the end its state: completed, failed or cancelled."""
         plan = self.plan
-        stages = {
+        stages: dict[str, dict[str, Any]] = {
             step.name: {"status": str(step.status), "fingerprint": step.fingerprint, "reasons": step.reasons}
             for step in plan.steps.values()
         }
+        for step in plan.to_run:
+            stages[step.name]["slots"] = list(step.node.execution.concurrency)
         with self.catalog.lock_garbage():  # from here on, gc knows what this run needs
             self._refuse_if_freed()
             self._write(
@@ -94,15 +104,17 @@ class Session:
                 pipeline=plan.pipeline.name,
                 file=str(plan.pipeline.path),
                 command=plan.command(),
-                host=socket.gethostname(),
-                pid=os.getpid(),
+                **this_process(),
+                engine=self.engine,
+                engine_reason=self.engine_reason,
                 state="running",
                 started_at=datetime.now(UTC),
                 stages=stages,
             )
         self._start = time.monotonic()
+        threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
         expected = {step.name: self._last_duration(step) for step in plan.to_run}
-        self.display.start(expected, len(plan.having(Status.CACHED)))
+        self.display.start(expected, len(plan.having(Status.CACHED)), self.engine_text)
         state = "cancelled"
         try:
             yield
@@ -121,12 +133,19 @@ class Session:
                 f"artifacts of {', '.join(gone)} were freed since the plan was made; run the command again"
             )
 
+    def _beat(self) -> None:
+        """Write the record again and again, so that other machines see that this run lives."""
+        while not self._over.wait(HEARTBEAT_S):
+            with suppress(OSError, StoreError):  # if that lasts, the run itself fails at its next record
+                self._write()
+
     def end(self, state: str) -> None:
         """End what is at work and write the run's last state."""
         self.stop()
+        self._over.set()
         self.display.stop()
         for name, stage in self.record["stages"].items():
-            if stage["status"] == "running":
+            if stage["status"] in ("running", "waiting"):
                 self._stage(name, status="cancelled")
         self._write(state=state, ended_at=datetime.now(UTC), duration_s=round(time.monotonic() - self._start, 3))
 
@@ -147,8 +166,17 @@ class Session:
         if name not in self._began:
             self._began[name] = time.monotonic()
             self.display.stage_started(name)
-            self._stage(name, status="running", started_at=datetime.now(UTC), log=str(self.log(name)))
+            started = datetime.now(UTC)
+            self._stage(name, status="running", started_at=started, log=str(self.log(name)), waits_for=None)
         return self._began[name]
+
+    def waits(self, name: str, text: str) -> None:
+        """Say for whom a stage waits, in the record too; with the empty text that it is at work again."""
+        if text:
+            self._stage(name, status="waiting", waits_for=text)
+            self.display.note(f"{name}: {text}")
+        else:
+            self._stage(name, status="running", waits_for=None)
 
     def run_stage(self, name: str, work: Callable[[], Outcome] | None = None, tries_left: int = 0) -> Outcome:
         """Run one stage once, in a worker of this run unless ``work`` does it elsewhere.
@@ -179,7 +207,7 @@ class Session:
         return outcome
 
     def _failed(self, name: str, error: BaseException, took: float, tries_left: int) -> None:
-        cause = error.cause if isinstance(error, StageError) else type(error).__name__
+        cause = redacted(error.cause) if isinstance(error, StageError) else type(error).__name__
         status = "cancelled" if self.stopping.is_set() else "failed"
         tries = self.record["stages"][name].get("failed_tries", 0) + 1
         self._stage(name, status=status, cause=cause, failed_tries=tries, duration_s=round(took, 3))
@@ -211,20 +239,6 @@ class Session:
         with self._lock:
             self.failure = self.failure or error
         self.stopping.set()
-
-    def is_alone(self) -> bool:
-        """Whether no other run is at work on this store, on this machine."""
-        others = (run for run in all_runs(self.catalog) if run["run_id"] != self.run_id)
-        return not any(run["state"] == "running" for run in others)
-
-    def run_in_order(self) -> None:
-        """All stages, one after the other, without an engine: no retries, time limits or slots."""
-        for step in self.plan.to_run:
-            try:
-                self.run_stage(step.name)
-            except StageError as error:
-                self.fail(error)
-                return
 
     def manifests(self) -> dict[str, Manifest]:
         """Of every stage of the pipeline whose artifact is there now."""

@@ -10,7 +10,8 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -23,14 +24,20 @@ from pydantic import BaseModel
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.digest import digest, parquet_digest
-from datastore.errors import LeaseLostError
+from datastore.errors import LeaseLostError, LockTimeoutError
+from datastore.lease import Check
 from datastore.leftovers import abandoned_attempts
 from pipelines import library
 from pipelines.fingerprint import outside_fields
 from pipelines.handles import HANDLES, Handle, Trajectories
 from pipelines.plan import Plan, Step
+from pipelines.runs import all_runs, at_work_on, whom
+from pipelines.secrets import redacted
 from pipelines.stage import Context, Progress, Stage, no_progress
 from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
+
+QUIET_S, LOOK_AGAIN_S = 1.0, 10.0
+"""Seconds to wait for another run before it is said, and between two looks at whom it is."""
 
 
 @dataclass(frozen=True)
@@ -78,25 +85,30 @@ def job_of(step: Step, plan: Plan, run_id: str) -> Job:
     )
 
 
-def perform(job: Job, progress: Progress = no_progress) -> Outcome:
+def no_wait(text: str) -> None:
+    pass
+
+
+def perform(job: Job, progress: Progress = no_progress, waits: Callable[[str], None] = no_wait) -> Outcome:
     """Run a stage and publish what it made, unless that is published already.
 
-    Whoever else runs the same stage on the same store is waited for. Whatever the stage raises goes through; then
+    Whoever else runs the same stage on the same store is waited for; ``waits`` is told for whom, and is told the empty
+    text once the wait is over. Whatever the stage raises goes through; then
     nothing is published, what it appended to the buffer stays, and its scratch folder waits for the next try.
     """
     began = time.monotonic()
     library.search_in(job.folders)
     while True:
         try:
-            return _perform(job, began, progress)
+            return _perform(job, began, progress, waits)
         except LeaseLostError as error:  # whoever took over may have published; else it is made again
             warnings.warn(f"stage {job.stage} starts again: {error}", stacklevel=2)
 
 
-def _perform(job: Job, began: float, progress: Progress) -> Outcome:
+def _perform(job: Job, began: float, progress: Progress, waits: Callable[[str], None]) -> Outcome:
     stage: Stage = getattr(importlib.import_module(job.module), job.function)
     catalog, buffer = Catalog(job.store), TrajectoryBuffer(job.store)
-    with catalog.lock(job.stage, job.fingerprint) as check:
+    with _held(catalog, job, waits) as check:
         before = catalog.manifest(job.stage, job.fingerprint)
         if before and not job.forced:
             return Outcome(before, time.monotonic() - began, reused=True)
@@ -118,6 +130,34 @@ def _perform(job: Job, began: float, progress: Progress) -> Outcome:
         return Outcome(published, took, reused=True)
     reproduced = None if before is None else _digests(before) == _digests(published)
     return Outcome(published, took, reproduced=reproduced)
+
+
+@contextmanager
+def _held(catalog: Catalog, job: Job, waits: Callable[[str], None]) -> Iterator[Check]:
+    """Hold the artifact's name, and yield the check that it is still held."""
+    said = ""
+    with ExitStack() as stack:
+        while True:
+            try:
+                timeout = LOOK_AGAIN_S if said else QUIET_S
+                check = stack.enter_context(catalog.lock(job.stage, job.fingerprint, timeout=timeout))
+                break
+            except LockTimeoutError:
+                if (text := _holder(catalog, job)) != said:
+                    waits(said := text)
+        if said:
+            waits("")
+        yield check
+
+
+def _holder(catalog: Catalog, job: Job) -> str:
+    run = at_work_on(all_runs(catalog), job.stage, job.fingerprint, but=job.run_id)
+    if run:
+        return "waits for " + whom(run, run["stages"][job.stage]["started_at"])
+    return (
+        f"waits for another process that holds locks/{job.stage}-{job.fingerprint}.lock; no run that is at work names "
+        "this stage, so it may be the end of a run that was killed; `agentrl runs` lists the newest"
+    )
 
 
 def _digests(manifest: Manifest) -> dict[str, str]:
@@ -156,7 +196,7 @@ def _run(
         created_at=datetime.now(UTC),
         duration_s=round(duration, 3),
         buffer_version=buffer.version,
-        metrics=context.metrics,
+        metrics={k: redacted(v) if isinstance(v, str) else v for k, v in context.metrics.items()},
         environment=_environment(job.config),
     )
 

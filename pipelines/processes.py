@@ -13,7 +13,7 @@ import time
 import psutil
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_SWEEP_S = 5.0
+_SWEEP_S = 2.0
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -40,7 +40,7 @@ def end(guard: subprocess.Popen[bytes], grace_s: float = 2.0) -> None:
         time.sleep(0.02)
     _send([*tree, *descendants(guard.pid)], signal.SIGKILL)
     try:
-        guard.wait(grace_s)
+        guard.wait(_SWEEP_S)
     except subprocess.TimeoutExpired:  # for instance because it was stopped
         _send(descendants(guard.pid), signal.SIGKILL)
         guard.kill()

@@ -1,9 +1,12 @@
-"""Runs that were: listing them, showing one, comparing two."""
+"""Runs that were: their true state, listing them, showing one, comparing two."""
 
 import os
 import socket
-from datetime import datetime
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import psutil
 
 from datastore.catalog import Catalog
 from pipelines.plan import differences
@@ -12,31 +15,93 @@ from schemas.manifest import Manifest
 
 Run = dict[str, Any]
 
+HEARTBEAT_S = 10.0
+"""A run at work writes its record at least this often."""
+
+SILENT = timedelta(seconds=60)
+"""A run of another machine is gone if its record is older than the store's newest record by more than this."""
+
+CLOCK_SLACK = timedelta(minutes=10)
+"""How far the local clock may be from the store's. If nobody writes records there is no other clock to go by."""
+
+
+def this_process() -> dict[str, Any]:
+    """What a record says about the process of its run. A pid alone may be given to another process later."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "process_started": psutil.Process().create_time(),
+        "pid_namespace": _pid_namespace(),
+    }
+
+
+def _pid_namespace() -> str:
+    """Two containers may have one host name and the same pids. Empty if the system has no such namespaces."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
 
 def all_runs(catalog: Catalog) -> list[Run]:
-    """Newest first. A run whose process is gone without a word is ``killed``."""
-    runs = [_with_true_state(run) for run in catalog.runs()]
+    """Newest first. A run whose process is gone without a word is ``killed``, and ``gone`` says how that is known."""
+    found = catalog.runs()
+    written = dict(catalog.place.listing("runs")) if any(run["state"] == "running" for run in found) else {}
+    runs = [_with_true_state(run, written) for run in found]
     return sorted(runs, key=lambda run: run["run_id"], reverse=True)
 
 
-def _with_true_state(run: Run) -> Run:
-    if run["state"] == "running" and run["host"] == socket.gethostname() and not _lives(run["pid"]):
-        stages = {
-            name: {**stage, "status": "killed"} if stage["status"] == "running" else stage
-            for name, stage in run["stages"].items()
-        }
-        return {**run, "state": "killed", "stages": stages}
-    return run
+def _with_true_state(run: Run, written: dict[str, datetime]) -> Run:
+    """``written`` is when each record was last written, by the store's clock."""
+    if run["state"] != "running" or not (gone := _gone(run, written)):
+        return run
+    stages = {
+        name: {**stage, "status": "killed"} if stage["status"] in ("running", "waiting") else stage
+        for name, stage in run["stages"].items()
+    }
+    return {**run, "state": "killed", "stages": stages, "gone": gone}
 
 
-def _lives(pid: int) -> bool:
+def _gone(run: Run, written: dict[str, datetime]) -> str:
+    """Why a run that says ``running`` is not; empty if it is."""
+    here = run["host"] == socket.gethostname() and run.get("pid_namespace", _pid_namespace()) == _pid_namespace()
+    if here and (same := _is_same_process(run)) is not None:
+        return "" if same else f"process {run['pid']} of {run['host']} is gone"
+    last = written.get(f"runs/{run['run_id']}.json")
+    if last is None:
+        return ""
+    silent = max(max(written.values()) - last, datetime.now(UTC) - last - CLOCK_SLACK)
+    return f"{run['host']} has not written the record since {last:%Y-%m-%d %H:%M:%S} UTC" if silent > SILENT else ""
+
+
+def _is_same_process(run: Run) -> bool | None:
+    """Whether a run of this machine lives. None if its pid is taken by what started at another time: by another
+    process, or by itself if the clock was set since. Then its heartbeat decides."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        started = psutil.Process(run["pid"]).create_time()
+    except psutil.NoSuchProcess:
         return False
-    except PermissionError:
-        return True
-    return True
+    return True if abs(started - run.get("process_started", started)) < 1.0 else None
+
+
+def at_work_on(runs: Iterable[Run], stage: str, fingerprint: str, but: str) -> Run | None:
+    """The run that is at work on an artifact and is not ``but``, the oldest if there are several."""
+    found = (
+        run
+        for run in runs
+        if run["run_id"] != but
+        and run["stages"].get(stage, {}).get("fingerprint") == fingerprint
+        and run["stages"][stage]["status"] == "running"
+    )
+    return min(found, key=lambda run: run["stages"][stage].get("started_at", ""), default=None)
+
+
+def whom(run: Run, since: str) -> str:
+    """A run that others wait for, and what can be done about it."""
+    return (
+        f"run {run['run_id']} (host {run['host']}, pid {run['pid']}), at work since {local_time(since)}; "
+        f"wait for it, or end it there: kill {run['pid']}"
+    )
 
 
 def find_run(catalog: Catalog, text: str) -> Run:

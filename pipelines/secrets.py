@@ -1,7 +1,12 @@
-"""What must not be echoed: values that a user gave on the command line for something that is named like a secret."""
+"""What must not be echoed: values that a user gave on the command line for something that is named like a secret, and
+values of secrets in whatever a stage prints, raises or measures."""
 
+import io
+import json
+import os
 import re
 from collections.abc import Sequence
+from urllib.parse import quote
 
 _NAME = re.compile(r"(^|[_-])(api_?key|key|token|secret|password|passwd|credentials?|auth|authorization)($|[_-])", re.I)
 _REFERENCE = re.compile(r"\$\{\w+\}")
@@ -24,3 +29,38 @@ def shown_setting(setting: str) -> str:
     dotted, equals, value = setting.partition("=")
     hidden = equals and names_a_secret(dotted.split(".")) and not is_reference(value.strip("'\" "))
     return f"{dotted}={HIDDEN}" if hidden else setting
+
+
+MIN_LENGTH = 6
+"""Shorter values are found in any text and protect nothing."""
+
+_revealed: set[str] = set()
+
+
+def revealed(value: str) -> str:
+    """Note that a value is a secret, for :func:`redacted`, and return it."""
+    _revealed.add(value)
+    return value
+
+
+def redacted(text: str) -> str:
+    """A text with ``***`` for each secret: what a stage of this process revealed, and the value of each environment
+    variable that is named like a secret; as it is, and quoted for an URL, JSON or Python."""
+    values = _revealed | {value for name, value in os.environ.items() if names_a_secret([name])}
+    for value in sorted(values, key=len, reverse=True):
+        if len(value) >= MIN_LENGTH:
+            for form in {value, quote(value), quote(value, safe=""), json.dumps(value)[1:-1], repr(value)[1:-1]}:
+                text = text.replace(form, HIDDEN)
+    return text
+
+
+class RedactedStream(io.TextIOWrapper):
+    """Text goes to a descriptor without the values of secrets. A value that is written in two pieces is not seen."""
+
+    def __init__(self, descriptor: int) -> None:
+        raw = os.fdopen(descriptor, "wb", closefd=False)
+        super().__init__(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+    def write(self, text: str) -> int:
+        super().write(redacted(text))
+        return len(text)

@@ -29,6 +29,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from pipelines.handles import SELECTION_SCHEMA, Handle, Model, Pairs, Report, Table, Tasks, Trajectories
+from pipelines.secrets import revealed
 from schemas.arrow import to_table
 from schemas.manifest import Kind
 from schemas.pair import PAIR_SCHEMA, Pair
@@ -82,11 +83,14 @@ Secret = Annotated[str, AfterValidator(_check_secret), "secret"]
 
 
 def reveal(secret: str) -> str:
-    """The value that a :data:`Secret` field stands for. Raises LookupError where the variable is not set."""
+    """The value that a :data:`Secret` field stands for. Raises LookupError if the variable is not set.
+
+    What the stage prints through Python, raises or measures shows ``***`` instead of it.
+    """
     name = _check_secret(secret)[2:-1]
     if name not in os.environ:
         raise LookupError(f"environment variable {name} is not set; export it before the run")
-    return os.environ[name]
+    return revealed(os.environ[name])
 
 
 def markers(info: FieldInfo) -> Iterator[Any]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.processes import descendants, end, split_off_guard
+from pipelines.secrets import RedactedStream, redacted
 
 if TYPE_CHECKING:
     from pipelines.execute import Job, Outcome
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 OnProgress = Callable[[str, int, int | None, Mapping[str, float | int | str]], None]
 """Called with the stage's name, what is done, the total or None, and metrics."""
 
+OnWait = Callable[[str, str], None]
+"""Called with the stage's name and for whom it waits; the empty text once it does not."""
+
 POLL_S = 0.1
+GRACE_S = 2.0
 PROGRESS_S = 0.1
 
 
@@ -112,6 +117,7 @@ class Workers:
     """The workers of one run. Thread-safe; as many stages run at once as threads call :meth:`run`."""
 
     on_progress: OnProgress
+    on_wait: OnWait = lambda stage, text: None
     _idle: list[_Process] = field(default_factory=list)
     _busy: dict[str, _Running] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -142,6 +148,8 @@ class Workers:
                 kind, value = "died", None
             if kind == "progress":
                 self.on_progress(stage, *value)
+            elif kind == "waits":
+                self.on_wait(stage, value)
             running.said.put((kind, value))
 
     def run(
@@ -188,11 +196,19 @@ class Workers:
     def close(self) -> None:
         """End all workers, also those in the middle of a stage."""
         with self._lock:
-            processes = [*self._idle, *(running.process for running in self._busy.values())]
+            idle, busy = list(self._idle), [running.process for running in self._busy.values()]
             self._idle.clear()
-        for process in processes:
-            with contextlib.suppress(OSError):
-                end(process.popen)
+        ends = [threading.Thread(target=end, args=(one.popen, GRACE_S)) for one in busy]
+        ends += [threading.Thread(target=end, args=(one.popen, 0.0)) for one in idle]  # there is nothing to finish
+        for thread in ends:
+            thread.start()
+        for thread in ends:
+            thread.join()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether any stage runs now."""
+        return bool(self._busy)
 
 
 def _death(code: int) -> str:
@@ -219,6 +235,7 @@ def main() -> None:
         os.set_inheritable(descriptor, False)
     split_off_guard(alive, (jobs, replies))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` is heard
+    sys.stdout, sys.stderr = RedactedStream(1), RedactedStream(2)
     connection = _TwoPipes(jobs, replies)
     from pipelines import execute, library
 
@@ -231,6 +248,9 @@ def main() -> None:
         last = time.monotonic()
         connection.send_bytes(pickle.dumps(("progress", (done, total, metrics))))
 
+    def waits(text: str) -> None:
+        connection.send_bytes(pickle.dumps(("waits", text)))
+
     while True:
         try:
             log, folders, packed = pickle.loads(connection.recv_bytes())
@@ -241,7 +261,7 @@ def main() -> None:
         library.search_in(folders)
         result: Outcome | str
         try:
-            result = execute.perform(pickle.loads(packed), progress)
+            result = execute.perform(pickle.loads(packed), progress, waits)
         except Exception as error:
             result = _one_line(error)
             with contextlib.suppress(OSError):  # the disk may be full, which is what there is to say then
@@ -252,7 +272,7 @@ def main() -> None:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = redacted(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 

@@ -4,7 +4,6 @@ A field's Arrow type follows from its annotation; ``Annotated[int, pa.int32()]``
 default width. A field whose annotation admits ``None`` is nullable, every other is not.
 """
 
-import json
 import types
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -14,6 +13,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import pyarrow as pa
 from pydantic import AfterValidator, BaseModel
 
+from schemas.json_text import loads
+
 Row = TypeVar("Row", bound=BaseModel)
 
 VERSION_KEY = b"agentrl.schema_version"
@@ -21,9 +22,9 @@ VERSION_KEY = b"agentrl.schema_version"
 
 def _check_json(text: str) -> str:
     try:
-        json.loads(text)
+        loads(text)
     except ValueError as error:
-        raise ValueError(f"is not JSON ({error}); write it with json.dumps") from None
+        raise ValueError(f"is not JSON ({str(error)[:200]}); write it with json.dumps") from None
     return text
 
 

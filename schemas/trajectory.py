@@ -4,7 +4,6 @@ Scalars that people filter by come first, so that Parquet statistics serve them;
 and are read only when asked for.
 """
 
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -13,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.arrow import Float32, Int32, Json, arrow_schema
+from schemas.json_text import loads
 
 TRAJECTORY_VERSION = 2
 
@@ -52,7 +52,7 @@ class ToolCall(BaseModel):
     arguments: Json
 
     def parsed(self) -> dict[str, Any]:
-        return json.loads(self.arguments)
+        return loads(self.arguments)
 
 
 class Message(BaseModel):

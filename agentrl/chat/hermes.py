@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 
+from schemas.json_text import loads
 from schemas.trajectory import Message, Role, ToolCall
 
 _THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
@@ -25,7 +26,7 @@ def parse_assistant(text: str) -> Parsed:
     calls = []
     for number, raw in enumerate(_CALL.findall(rest)):
         try:
-            call = json.loads(raw)
+            call = loads(raw)
             calls.append(ToolCall(id=f"call_{number}", name=call["name"], arguments=json.dumps(call["arguments"])))
         except (ValueError, KeyError, TypeError) as error:
             return Parsed(

@@ -23,7 +23,9 @@ def compact(store: Store = "store", as_json: Json = False) -> None:
 @app.command()
 def vacuum(
     store: Store = "store",
-    retention_hours: Annotated[float, typer.Option(min=0, help="Keep all versions younger than this")] = 168.0,
+    retention_hours: Annotated[
+        float, typer.Option(min=0, help="Keep all versions younger than this; 0: the newest alone")
+    ] = 168.0,
     yes: Annotated[bool, typer.Option("--yes", help="Remove; without it only list")] = False,
     as_json: Json = False,
 ) -> None:
@@ -40,28 +42,43 @@ def vacuum(
 @app.command()
 def check(
     store: Store = "store",
-    drop: Annotated[bool, typer.Option("--drop", help="Take missing and corrupt files out of the table")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Restore rows from old files, and keep doubled rows once")
+    ] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Repair, then take out files that cannot be restored")] = False,
+    accept_losses: Annotated[
+        bool, typer.Option("--accept-losses", help="Rows that are lost fail no check any more")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find missing or corrupt files, broken rows and orphans, and say what to do. Exit code 1 where there are any."""
+    """Find what is wrong with files, rows, log and artifacts, and say what to do. Exit code 1 if anything is."""
     from dataclasses import asdict
 
-    from datastore.upkeep import check as run
-    from datastore.upkeep import drop_unreadable
+    from datastore import upkeep
 
     buffer = _buffer(store)
-    if drop:
-        dropped = drop_unreadable(buffer)
+    if repair or drop:
+        done = upkeep.repair(buffer, drop=drop)
         typer.echo(
-            f"{len(dropped.files)} files taken out; {len(dropped.shards)} shards can be appended again", err=True
+            f"{done.restored} rows restored, {done.once} doubled rows taken out, {done.set_aside} set aside in "
+            f"quarantine; {len(done.dropped)} files dropped, {done.lost} rows LOST, {len(done.shards)} shards can be "
+            f"appended again; {len(done.damaged)} damaged files stay",
+            err=True,
         )
-    findings = [asdict(one) for one in run(buffer)]
+    if accept_losses:
+        for one in upkeep.accept_losses(buffer):
+            typer.echo(f"accepted: {one.what}", err=True)
+    findings = [asdict(one) for one in upkeep.check(buffer)]
     if as_json:
         _print_json(findings)
     else:
-        for one in findings:
-            typer.echo(f"{one['kind']}: {one['what']}\n    {one['advice']}")
-        typer.echo(f"{len(findings)} findings" if findings else "all files, rows and artifacts are sound")
+        for finding in findings:
+            typer.echo(f"{finding['kind']}: {finding['what']}\n    {finding['advice']}")
+        lost = [] if findings else upkeep.losses(buffer)
+        for loss in lost:
+            typer.echo(f"lost, and accepted: {loss.what}")
+        good = "nothing else is wrong" if lost else "all files, rows and artifacts are sound"
+        typer.echo(f"{len(findings)} findings" if findings else good)
     if findings:
         raise typer.Exit(1)
 

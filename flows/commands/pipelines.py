@@ -17,7 +17,10 @@ def run(
     choice: Choice,
     store: Store = "store",
     jobs: Annotated[int, typer.Option(min=1, help="Stages that may run at once")] = 1,
-    prefect: Annotated[bool, typer.Option("--prefect/--no-prefect", help="Without: no retries, limits, slots")] = True,
+    prefect: Annotated[
+        bool | None,
+        typer.Option("--prefect/--no-prefect", help="Default: if a stage needs it (retries, limits, slots, pools)"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run what is not cached. With nothing to do it says so and starts nothing."""
@@ -31,12 +34,17 @@ def run(
 def plan(source: Source, choice: Choice, store: Store = "store", as_json: Json = False) -> None:
     """Say what a run would do, stage by stage, and why."""
     made, _ = planned(source, store, choice, as_json)
+    from flows.run import choose_engine
+
+    engine = choose_engine(made, None)
     if as_json:
-        say_json(made.to_json())
+        say_json({**made.to_json(), "engine": "prefect" if engine.prefect else "none"})
         return
     from flows.show import print_plan
 
     print_plan(console(), made)
+    if engine.prefect and made.to_run:
+        say(f"a run starts Prefect ({engine.reason})")
 
 
 @command(app)

@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from store_rows import Make, build
@@ -20,11 +21,14 @@ def make() -> Make:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """A moto server on loopback, in a process of its own: native clients may hold this one's interpreter lock."""
-    with socket.socket() as probe:
+    """moto's S3 on loopback with atomic conditional puts, in a process of its own: native clients may hold this one's
+    interpreter lock."""
+    with socket.socket() as probe, socket.socket() as other:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        other.bind(("127.0.0.1", 0))
+        port, faulty = probe.getsockname()[1], other.getsockname()[1]
+    server_file = Path(__file__).parents[1] / "faults/s3_server.py"
+    command = [sys.executable, str(server_file), str(port), str(faulty), "0"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         for _ in range(200):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):

@@ -75,7 +75,7 @@ def test_an_error_of_the_iterator_leaves_the_table_as_it_was(tmp_path: Path, mak
 
     def broken():  # type: ignore[no-untyped-def]
         for i in range(3000):
-            yield make(i)
+            yield make(i + 1)
         raise RuntimeError("engine died")
 
     with pytest.raises(RuntimeError, match="engine died"):

@@ -145,7 +145,16 @@ def test_upkeep(filled: str) -> None:
     assert result.exit_code == 1
     assert "missing" in result.output
     assert "0 findings" not in result.output
-    assert "1 files taken out" in runner.invoke(app, ["buffer", "check", "--drop", "--store", filled]).output
+    dropped = runner.invoke(app, ["buffer", "check", "--drop", "--store", filled])
+    assert dropped.exit_code == 1
+    assert "1 files dropped, 12 rows LOST" in dropped.output
+    assert "sound" not in dropped.output
+    again = runner.invoke(app, ["buffer", "check", "--store", filled])
+    assert again.exit_code == 1
+    assert "lost: 12 rows dropped" in again.output
+    accepted = ask("check", "--accept-losses", "--store", filled)
+    assert "lost, and accepted: 12 rows" in accepted
+    assert "sound" not in accepted
 
 
 def test_quarantine(filled: str) -> None:

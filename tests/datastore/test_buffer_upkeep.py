@@ -13,7 +13,7 @@ from store_rows import FP, build
 
 from datastore import Catalog, TrajectoryBuffer
 from datastore.errors import OlderSchemaError
-from datastore.upkeep import check, compact, drop_unreadable, migrate, vacuum
+from datastore.upkeep import check, compact, migrate, repair, vacuum
 from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
 from schemas.trajectory import TRAJECTORY_VERSION
 
@@ -78,7 +78,8 @@ def test_vacuum_keeps_what_artifacts_need(tmp_path: Path) -> None:
     assert len(data_files(tmp_path)) == 4
     assert buffer.scan(pinned).select(pl.len()).collect().item() == 60
     assert buffer.scan().select(pl.len()).collect().item() == 61
-    Catalog(tmp_path).remove("keep", "k1")
+    catalog = Catalog(tmp_path)
+    catalog.remove(next(iter(catalog.all())))
     assert len(vacuum(buffer, retention_hours=0, dry_run=False)) == 3
     assert buffer.digest(ids)
     assert check(buffer) == []
@@ -112,8 +113,8 @@ def test_damaged_files_are_found_and_their_shards_can_be_appended_again(tmp_path
     assert "check --drop" in findings[0].advice
     assert findings[-1].kind == "manifest"
     assert "20 rows" in findings[-1].advice
-    dropped = drop_unreadable(buffer)
-    assert dropped.files == [victim.name]
+    dropped = repair(buffer, drop=True)
+    assert dropped.dropped == [victim.name]
     assert len(dropped.shards) == 1
     shard = int(dropped.shards[0].split("/")[1])
     assert not buffer.has(FP, shard)
@@ -126,25 +127,16 @@ def test_damaged_files_are_found_and_their_shards_can_be_appended_again(tmp_path
 
 
 def test_a_corrupt_commit_is_named(tmp_path: Path) -> None:
-    buffer = fill(tmp_path, 3)
+    fill(tmp_path, 3)
     commit = sorted((tmp_path / "trajectories/_delta_log").glob("*.json"))[-1]
-    whole = commit.read_bytes()
-    commit.write_bytes(whole[: len(whole) // 2])
-    [finding] = check(TrajectoryBuffer(tmp_path))
-    assert finding.kind == "log"
-    assert finding.what.endswith(commit.name)
-    assert "remove it" in finding.advice
-    commit.unlink()  # what the advice says
-    assert len(TrajectoryBuffer(tmp_path).ids(FP)) == 40
-    buffer.append([build(i) for i in range(40, 60)], stage="rollout", fingerprint=FP, shard=2)
-    assert len(buffer.ids(FP)) == 60
-
-
-def test_doubled_ids_and_broken_rows_are_found(tmp_path: Path) -> None:
-    buffer = fill(tmp_path, 1)
-    buffer.append([build(3)], stage="rollout", fingerprint=FP, shard=5)
-    kinds = [one.kind for one in check(buffer)]
-    assert kinds == ["doubled"]
+    before = sorted((tmp_path / "trajectories/_delta_log").glob("*.json"))[-2]
+    whole = before.read_bytes()
+    before.write_bytes(whole[: len(whole) // 2])
+    [fault] = check(TrajectoryBuffer(tmp_path))
+    assert (fault.kind, before.name in fault.what) == ("log", True)
+    assert "others build on what it held" in fault.advice
+    assert commit.exists()
+    assert before.exists()  # only a newest commit is ever set aside
 
 
 def test_readers_see_whole_versions_during_upkeep(tmp_path: Path) -> None:

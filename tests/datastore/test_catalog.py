@@ -96,10 +96,11 @@ def test_listing_tags_removal(store: str) -> None:
 def test_runs(store: str) -> None:
     catalog = Catalog(store)
     assert catalog.runs() == []
-    catalog.write_run({"run_id": "2026-a", "state": "running"})
-    catalog.write_run({"run_id": "2026-a", "state": "done"})
-    catalog.write_run({"run_id": "2026-b", "state": "running"})
-    assert catalog.run("2026-a") == {"run_id": "2026-a", "state": "done"}
+    more = {"host": "here", "pid": 1, "stages": {"a": {"status": "ran", "fingerprint": "f", "rows": {}}}}
+    catalog.write_run({"run_id": "2026-a", "state": "running", **more})
+    catalog.write_run({"run_id": "2026-a", "state": "done", **more})
+    catalog.write_run({"run_id": "2026-b", "state": "running", **more})
+    assert catalog.run("2026-a") == {"run_id": "2026-a", "state": "done", **more}
     assert catalog.run("none") is None
     assert [one["run_id"] for one in catalog.runs()] == ["2026-a", "2026-b"]
 

@@ -128,6 +128,24 @@ def test_a_holder_that_died_on_this_machine_is_replaced_at_once(s3_store: str) -
         assert time.monotonic() - began < 10
 
 
+def test_who_waits_is_told_for_whom(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "QUIET_SECONDS", 0.3)
+    one, two = Catalog(store), Catalog(store)
+    release = threading.Event()
+
+    def keep() -> None:
+        with two.lock("a", "b"):
+            release.wait(2)
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    time.sleep(0.5)
+    with pytest.warns(UserWarning, match=r"waiting: .*a-b.lock is held by"), one.lock("a", "b"):
+        thread.join()
+    with pytest.raises(LockTimeoutError, match="mine"), one.lock("a", "c"):  # an error of the caller's is the caller's
+        raise LockTimeoutError("mine")
+
+
 def test_a_lost_lease_is_noticed_at_once(s3_store: str) -> None:
     catalog = Catalog(s3_store)
     with catalog.lock("expert", "f1") as check:
@@ -306,12 +324,22 @@ def test_a_file_uri_is_decoded_and_a_path_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stray", ["runs/x.json", "tags/x.json"])
-@pytest.mark.parametrize("body", [b"", b'{"run_', b"[]", b"{}", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b'{"run_',
+        b"[]",
+        b"{}",
+        b'{"run_id": "x", "state": "completed", "host": "h", "pid": 1, "stages": {"a": []}}',
+        b"[" * 100_000,
+    ],
+)
 def test_a_broken_record_is_named_and_passed_over(stray: str, body: bytes, store: str) -> None:
     catalog = Catalog(store)
     published = catalog.publish(manifest("one"), fill(catalog, "one"))
     catalog.tag("best", "expert", "f1")
-    catalog.write_run({"run_id": "2026-a", "state": "completed"})
+    catalog.write_run({"run_id": "2026-a", "state": "completed", "host": "here", "pid": 1, "stages": {}})
     catalog.place.write(stray, body)
     with pytest.warns(UserWarning, match=rf"{stray} is damaged and passed over"):
         assert (len(catalog.runs()), list(catalog.tags())) == (1, ["best"])
@@ -327,7 +355,7 @@ def test_strays_are_named_and_left_alone(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     published = catalog.publish(manifest("one"), fill(catalog, "one"))
     catalog.tag("best", "expert", "f1")
-    catalog.write_run({"run_id": "2026-a", "state": "completed"})
+    catalog.write_run({"run_id": "2026-a", "state": "completed", "host": "here", "pid": 1, "stages": {}})
     for folder in ("artifacts", "artifacts/expert", "runs", "tags"):
         (tmp_path / folder / "notes.txt").write_text("mine")
         (tmp_path / folder / "my folder").mkdir()

@@ -18,7 +18,7 @@ from diary import ROWS, Diary, shards
 from store_rows import FP, build
 
 from datastore import Catalog, TrajectoryBuffer
-from datastore.errors import StoreError
+from datastore.errors import NoBufferError, StoreError
 from schemas.trajectory import Trajectory
 
 PATIENCE = 8
@@ -52,6 +52,9 @@ class Actor:
             try:
                 act()
                 failures = -1
+            except NoBufferError:
+                if shards(self.folder, "acknowledged"):
+                    self.diary.say("violation", text="there is no buffer any more")
             except (StoreError, OSError) as error:
                 self.diary.say("error", type=type(error).__name__, text=str(error)[:500])
             except Exception:
@@ -88,8 +91,7 @@ class Actor:
     def collect(self) -> None:
         from pipelines.gc import collect
 
-        garbage = collect(Catalog(self.store), 1)
-        self.diary.say("collected", artifacts=len(garbage.artifacts))
+        self.diary.say("collected", artifacts=len(collect(Catalog(self.store), 1).artifacts))
 
     def read(self) -> None:
         """Shards are whole or absent, rows are there once, and what was acknowledged before is there."""
@@ -133,8 +135,8 @@ class Actor:
 
 ROLES: dict[str, tuple[Callable[[Actor], None], float]] = {
     "appender": (Actor.append, 0.1),
-    "compactor": (Actor.compact, 0.5),
-    "vacuumer": (Actor.vacuum, 0.5),
+    "compactor": (Actor.compact, 0.3),
+    "vacuumer": (Actor.vacuum, 0.3),
     "reader": (Actor.read, 0.2),
     "collector": (Actor.collect, 1.0),
 }

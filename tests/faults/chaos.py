@@ -45,7 +45,7 @@ class Troupe:
     seed: int
     env: dict[str, str]
     pids: dict[tuple[str, int], int] = field(default_factory=dict)
-    paused: dict[tuple[str, int], float] = field(default_factory=dict)
+    paused: dict[int, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Troupe:
         self.counts["started"] += 1
         arguments = [role, self.store, str(self.diaries), str(number), f"{self.seed}{self.counts['started']:04d}"]
         if role == "run":
-            arguments += ["storm.yaml", "--no-prefect", "--set", f"seed={self.generation}"]
+            arguments += ["storm.yaml", "--set", f"seed={self.generation}", *["--no-prefect"][number:]]
         assert self.nursery.stdin
         assert self.nursery.stdout
         self.nursery.stdin.write(json.dumps(arguments) + "\n")
@@ -80,36 +80,50 @@ class Troupe:
         for role, count in CAST.items():
             for number in range(count):
                 if not psutil.pid_exists(self.pids.get((role, number), -1)):
-                    self.paused.pop((role, number), None)
                     self.begin(role, number)
 
     def strike(self) -> None:
-        """Something befalls one of them."""
-        who = self.random.choice(list(self.pids))
+        """Something befalls one of them, or a process that it has started."""
+        role, number = self.random.choice(list(self.pids))
+        if role == "run" and self.random.random() < 0.5:  # a run takes its time, and some shall come to their end
+            return
+        pid = self.random.choice([self.pids[role, number], *_children(self.pids[role, number])])
         what = self.random.choices([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], [5, 3, 2])[0]
-        if who not in self.paused and self.send(who, what):
+        if pid not in self.paused and send(pid, what):
             self.counts[what.name] += 1
             if what is signal.SIGSTOP:
-                self.paused[who] = time.monotonic() + self.random.choice([0.3, 1, 3, 8])
+                self.paused[pid] = time.monotonic() + self.random.choice([0.3, 1, 2, 6])
 
     def resume(self) -> None:
         """Let those go on whose pause is over."""
-        for who, until in list(self.paused.items()):
+        for pid, until in list(self.paused.items()):
             if time.monotonic() >= until:
-                del self.paused[who]
-                self.send(who, signal.SIGCONT)
-
-    def send(self, who: tuple[str, int], what: signal.Signals) -> bool:
-        try:
-            os.kill(self.pids[who], what)
-        except ProcessLookupError:
-            return False
-        return True
+                del self.paused[pid]
+                send(pid, signal.SIGCONT)
 
     def end(self) -> None:
-        for who in self.pids:
-            self.send(who, signal.SIGKILL)
+        """Kill the cast. What its members have started must end by itself."""
+        for pid in self.pids.values():
+            send(pid, signal.SIGKILL)
+        for pid in self.paused:
+            send(pid, signal.SIGCONT)
         self.nursery.communicate()
+
+
+def send(pid: int, what: signal.Signals) -> bool:
+    """Whether there was a process to send the signal to."""
+    try:
+        os.kill(pid, what)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [one.pid for one in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 def rage(troupe: Troupe, seconds: float) -> None:

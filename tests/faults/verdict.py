@@ -21,6 +21,7 @@ from diary import ROWS, shards
 from store_rows import FP
 
 from datastore import Catalog, TrajectoryBuffer, upkeep
+from pipelines.runs import all_runs
 
 
 def counts(store: str) -> Counter[int]:
@@ -78,6 +79,12 @@ def different(store: str, plain: str, wanted: set[int]) -> Iterator[str]:
             yield f"artifact {artifact} holds {mine.get(artifact)}, undisturbed {digests}"
 
 
+def at_work(store: str) -> Iterator[str]:
+    """Runs that are said to be at work, though all were killed."""
+    if running := [run["run_id"] for run in all_runs(Catalog(store)) if run["state"] == "running"]:
+        yield f"{len(running)} runs that were killed count as running, such as {running[0]}"
+
+
 def leftovers(store: str) -> Iterator[str]:
     """What still lies about when everything unneeded was thrown away."""
     catalog = Catalog(store)
@@ -97,12 +104,13 @@ def leftovers(store: str) -> Iterator[str]:
 
 def tidy(store: str) -> Iterable[str]:
     """Throw away what nothing needs."""
+    from datastore import leftovers
     from pipelines.gc import collect
 
-    upkeep.APPEND_GRACE = timedelta(0)  # nobody else is at work
-    buffer, catalog = TrajectoryBuffer(store), Catalog(store)
+    upkeep.APPEND_GRACE = leftovers.GRACE = timedelta(0)  # nobody else is at work
+    buffer = TrajectoryBuffer(store)
     upkeep.compact(buffer)
-    collect(catalog, 0)
+    collect(Catalog(store), 0)
     upkeep.vacuum(buffer, retention_hours=0, dry_run=False)
     return ()
 
@@ -112,6 +120,7 @@ def judge(store: str, plain: str, diaries: Path, seed: int) -> Iterator[str]:
     steps: list[Callable[[], Iterable[str]]] = [
         lambda: kept(store, acknowledged),
         lambda: unsound(store, {"orphan"}),  # what killed appends had written
+        lambda: at_work(store),
         lambda: finish(store, started, seed),
         lambda: finish(plain, started, seed),
         lambda: kept(store, started),

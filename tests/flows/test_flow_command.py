@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,64 @@ def test_json_everywhere(project: Project) -> None:
     assert json.loads(agentrl("show", "b", "--json").stdout)["metrics"] == {"total": 10.0}
     assert json.loads(agentrl("lineage", "c", "--json").stdout)["inputs"][0]["stage"] == "b"
     assert json.loads(agentrl("schema", "pipeline").stdout)["title"] == "PipelineSpec"
+
+
+def test_prefect_runs_only_where_something_needs_it(project: Project) -> None:
+    """It is not even imported if nothing does; what runs the stages is in the plan, the output and the record."""
+    project.write(PIPELINE)
+    code = (
+        "import sys, flows.cli; sys.argv = ['agentrl', 'run', 'pipeline.yaml', '--jobs', '2']\n"
+        "try: flows.cli.main()\n"
+        "except SystemExit as error: assert not error.code, error.code\n"
+        "assert 'prefect' not in sys.modules"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "3 stages to run, 0 cached; without Prefect (no stage needs it)" in done.stdout
+    record = json.loads(agentrl("show", "last", "--json").stdout)
+    assert (record["engine"], record["state"]) == ("none", "completed")
+    needy = PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: 0.1}, execution: {retries: 2, timeout_s: 9}}")
+    project.write(needy)
+    assert "a run starts Prefect (c: retries, timeout_s)" in agentrl("plan", "pipeline.yaml").stdout
+    assert json.loads(agentrl("plan", "pipeline.yaml", "--json").stdout)["engine"] == "prefect"
+    without = run(project, text=needy)
+    assert without.returncode == 0
+    assert "--no-prefect: what stages ask of Prefect does not apply (c: retries, timeout_s)" in without.stdout
+    assert "without Prefect (--no-prefect)" in without.stdout
+
+
+def test_a_run_that_waits_for_another_says_for_whom(project: Project) -> None:
+    project.write(PIPELINE)
+    slow = start("--set", "stages.c.with.sleep=60")
+    assert slow.stdout
+    while "c: started" not in slow.stdout.readline():
+        pass
+    waits = start("--set", "stages.c.with.sleep=60")
+    assert waits.stdout
+    lines = [""]
+    while "waits for run" not in lines[-1] and waits.poll() is None:
+        lines.append(waits.stdout.readline().rstrip())
+    for process in (waits, slow):
+        process.terminate()
+        process.communicate(timeout=60)
+    assert f"(host {socket.gethostname()}, pid {slow.pid}), at work since" in lines[-1], lines
+    assert lines[-1].endswith(f"or end it there: kill {slow.pid}")
+
+
+def test_a_stage_with_two_inputs_waits_for_both_and_others_run_beside_it(project: Project) -> None:
+    text = """
+        name: toy
+        stages:
+          a: {uses: "toy:numbers"}
+          x: {uses: "toy:trouble", inputs: {table: a}, matrix: {sleep: [1.5, 1.55]}}
+          s: {uses: "toy:add", inputs: {tables: x}}
+    """
+    assert run(project, "--jobs", "2", text=text).returncode == 0
+    stages = json.loads(agentrl("show", "last", "--json").stdout)["stages"]
+    began = {name: datetime.fromisoformat(stage["started_at"]).timestamp() for name, stage in stages.items()}
+    assert abs(began["x-1.5"] - began["x-1.55"]) < 1.0
+    assert began["s"] >= max(began["x-1.5"] + stages["x-1.5"]["duration_s"], began["x-1.55"] + 1.55)
 
 
 def test_diff_names_config_inputs_metrics_and_rows(project: Project) -> None:

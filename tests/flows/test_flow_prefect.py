@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from toy_project import Project
 
@@ -42,7 +43,7 @@ def agentrl(*arguments: str, **env: str) -> tuple[int, str]:
 
 def run(project: Project, text: str, *arguments: str) -> tuple[int, str]:
     project.write(text)
-    return agentrl("run", "pipeline.yaml", *arguments)
+    return agentrl("run", "pipeline.yaml", "--prefect", *arguments)
 
 
 def last(project: Project) -> dict[str, Any]:
@@ -62,11 +63,10 @@ def wait_for(process: "subprocess.Popen[str]", text: str) -> str:
 def ours() -> list[str]:
     """Command lines of workers and servers of runs that were started in the current directory."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in psutil.process_iter():
         try:
-            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            here = os.readlink(process / "cwd") == os.getcwd()
-        except OSError:
+            line, here = " ".join(process.cmdline()), process.cwd() == os.getcwd()
+        except psutil.Error:
             continue
         if here and ("-m pipelines.worker" in line or "-m flows.server" in line):
             found.append(line)
@@ -162,7 +162,7 @@ def test_ctrl_c_in_the_middle_of_a_stage_and_in_a_wait_for_a_retry(project: Proj
     waiting = PIPELINE.replace("with: {sleep: 0}}", "with: {error: x}, execution: {retries: 1, retry_delay_s: 60}}")
     for text, moment in ((slow, "c: started"), (waiting, "1 more tries")):
         project.write(text)
-        process = start("run", "pipeline.yaml")
+        process = start("run", "pipeline.yaml", "--prefect")
         wait_for(process, moment)
         time.sleep(1)
         process.send_signal(signal.SIGINT)
@@ -207,13 +207,80 @@ def test_the_prefect_database_may_be_deleted_between_runs(project: Project) -> N
     assert "1 stages ran, 2 were cached" in output
 
 
+def test_simultaneous_first_runs_on_a_fresh_store_take_turns_to_start_prefect(project: Project) -> None:
+    for number in range(6):
+        project.write(
+            PIPELINE.replace("name: toy", f"name: toy{number}").replace("n: 5", f"n: {number}"), f"{number}.yaml"
+        )
+    runs = [start("run", f"{number}.yaml", "--prefect") for number in range(6)]
+    outputs = [process.communicate(timeout=400)[0] for process in runs]
+    assert [process.returncode for process in runs] == [0] * 6, outputs
+    assert any("waits for another run that starts Prefect on this store" in output for output in outputs)
+    assert all("3 stages ran" in output for output in outputs)
+    database = sqlite3.connect(project.folder / "store" / "prefect" / "prefect.db")
+    assert database.execute("select count(*) from flow_run where state_type = 'COMPLETED'").fetchone() == (6,)
+
+
+@pytest.mark.parametrize("name", ["a b ü 🦊 \"q\" 's' [x] {y} %20 #h ?q=1 & $HOME ;", "%(here)s 100%"])
+def test_a_folder_of_any_name_holds_pipeline_and_store(
+    project: Project, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write(PIPELINE)
+    folder = project.folder / name
+    folder.mkdir()
+    for item in (project.folder / project.package, project.folder / "pipeline.yaml"):
+        item.rename(folder / item.name)
+    monkeypatch.chdir(folder)
+    code, output = agentrl("run", "pipeline.yaml", "--prefect")
+    assert code == 0, output
+    assert "3 stages ran, 0 were cached" in output
+    assert (folder / "store" / "prefect" / "prefect.db").is_file()
+    assert "everything is up to date" in agentrl("run", "pipeline.yaml", "--prefect")[1]
+
+
 def test_two_runs_at_once_share_a_store(project: Project) -> None:
     project.write(PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: 2}}"))
-    both = [start("run", "pipeline.yaml", "--json") for _ in range(2)]
+    both = [start("run", "pipeline.yaml", "--prefect", "--json") for _ in range(2)]
     records = [json.loads(process.communicate(timeout=120)[0]) for process in both]
     assert [record["state"] for record in records] == ["completed"] * 2
     for name in "abc":
         assert sorted(record["stages"][name]["status"] for record in records) == ["ran", "reused"], records
+
+
+SLOTTED = PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: %s}, execution: {concurrency: [gpu]}}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_waits_for_a_slot_says_for_whom_and_ends_at_once(project: Project, number: signal.Signals) -> None:
+    project.write(SLOTTED % 600)
+    first = start("run", "pipeline.yaml")
+    try:
+        wait_for(first, "c: started")
+        holder = last(project)
+        second = start("run", "pipeline.yaml", "--set", "stages.c.with.sleep=0.1")
+        seen = wait_for(second, "waits for slot gpu")
+        assert f"held by run {holder['run_id']} (host {holder['host']}, pid {first.pid})" in seen
+        assert f"kill {first.pid}" in seen
+        waiting = last(project)["stages"]["c"]
+        assert (waiting["status"], waiting["slots"]) == ("waiting", ["gpu"])
+        time.sleep(0.5)
+        began = time.monotonic()
+        second.send_signal(number)
+        output = second.communicate(timeout=30)[0]
+        assert time.monotonic() - began < 5.0  # 1 s on an idle machine; it was 8 s and more
+        assert second.returncode == 130
+        assert "cancelled; nothing is half done" in output
+        assert "Traceback" not in output
+        assert last(project)["state"] == "cancelled"
+        third = start("run", "pipeline.yaml", "--set", "stages.c.with.sleep=0.1")
+        wait_for(third, "waits for slot gpu")
+        first.kill()  # the slot of a run that is gone is free
+        assert third.communicate(timeout=30)[0].count("done in") == 1
+        assert third.returncode == 0
+    finally:
+        first.kill()
+        first.wait()
+    assert _gone()
 
 
 def test_a_stage_in_another_pool_needs_a_server_that_is_there(project: Project) -> None:

@@ -149,6 +149,43 @@ def test_a_daemon_that_forked_twice_ends_with_its_stage(project: Project, error:
         workers.close()
 
 
+def test_a_secret_in_an_exception_a_print_or_a_metric_is_not_kept(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = 'sk-1234 "quoted" + more'
+    monkeypatch.setenv("JUDGE", secret)  # its name says nothing, its field does
+    monkeypatch.setenv("OTHER_TOKEN", "tok-987654321")  # its name does, and no field holds it
+    project.edit(
+        "stages",
+        "    return context.table(table.table())\n\n\nclass Loose",
+        "    from pipelines.stage import reveal\n    from urllib.parse import quote\n    import logging, sys\n"
+        "    value = reveal(config.key)\n    context.metrics['url'] = 'https://x/?key=' + quote(value)\n"
+        "    print('stdout', value, os.environ['OTHER_TOKEN'])\n    logging.warning('logged %r', value)\n"
+        "    if config.base == 'fail':\n        raise ValueError(f'no answer from https://{value}@host')\n"
+        "    return context.table(table.table())\n\n\nclass Loose",
+    )
+    project.edit("stages", 'Annotated[str | None, External("model")]', "str | None")
+    text = (
+        'name: p\nstages:\n  a: {uses: "toy:numbers"}\n'
+        '  o: {uses: "toy:outside", inputs: {table: a}, with: {key: "${JUDGE}", base: %s}}'
+    )
+    project.run(text % "fine", _until_a())
+    workers = Workers(lambda *_: None)
+    log = project.folder / "log"
+    try:
+        for base in ("fine", "fail"):
+            plan = project.plan(text % base)
+            with contextlib.suppress(StageError):
+                outcome = workers.run(job_of(plan.steps["o"], plan, "r"), log)
+    finally:
+        workers.close()
+    assert outcome.manifest.metrics["url"] == "https://x/?key=***"
+    assert "no answer from https://***@host" in log.read_text()
+    kept = [path for path in project.folder.rglob("*") if path.is_file()]
+    for form in ("sk-1234", "tok-987654321"):
+        assert not [path for path in kept if form.encode() in path.read_bytes()]
+
+
 RUN = """
 import sys
 from pathlib import Path

@@ -1,0 +1,131 @@
+"""One commit of the buffer's table, written by us: durable, verified against the very version that it follows, and
+known to be in the log or not, whatever interrupts it.
+
+The file of a commit is created under the next free number, or not at all. So what was true of the version before is
+true when the commit happens: nothing that another writer does can come in between. delta-rs checks less (two
+compactions may remove the same files), and leaves it to the system when a commit reaches the disk.
+"""
+
+import json
+import random
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datastore.errors import CorruptError, StoreError
+from datastore.log import LOG, commit_key
+from datastore.marks import death
+from datastore.places import LocalPlace, S3Place, sync_folder
+from datastore.table import BufferTable
+from datastore.writer import Action, FileWriter
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+CHECKPOINT_EVERY = 50
+"""Commits from one checkpoint to the next: how many files of the log are read to open the table, at most."""
+
+
+def commit(
+    to: BufferTable,
+    files: FileWriter | None,
+    build: "Callable[[DeltaTable], Sequence[Action]]",
+    operation: str,
+    info: dict[str, Any],
+) -> int:
+    """Write one commit and give its version.
+
+    ``build`` gives the actions for a commit that follows the version it is called with, or raises if they must not
+    follow it. It is called again if another commit comes first. ``files`` are those that the commit adds: an outcome
+    that is not known keeps them.
+    """
+    mark = uuid.uuid4().hex
+    while True:
+        with to.following() as table:
+            if files is not None and table.transaction_version(death(files.id)) is not None:
+                raise StoreError(
+                    "a vacuum took this writer for dead, since its mark was not renewed, and removed its files; "
+                    "nothing was committed, do it again"
+                )
+            version = table.version() + 1
+            try:
+                actions = list(build(table))
+            except CorruptError:
+                if to.open().version() < version:
+                    raise
+                continue  # what could not be read may have left the table
+        said = {"timestamp": int(time.time() * 1000), "operation": operation, "operationParameters": {}, "commit": mark}
+        # commitInfo comes last: a file that was cut short lacks it
+        lines = [json.dumps(one, ensure_ascii=False) for one in [*actions, {"commitInfo": said | info}]]
+        if _create(to.place, version, "\n".join(lines).encode(), files):
+            break
+        time.sleep(random.uniform(0, 0.01))
+    if version % CHECKPOINT_EVERY == 0:
+        _checkpoint(to)
+    return version
+
+
+def _create(place: LocalPlace | S3Place, version: int, body: bytes, files: FileWriter | None) -> bool:
+    """Whether the log has this commit under this version; after an error it is asked, and asked to take it again."""
+    key = commit_key(version)
+    outcome: bool | None = None
+    try:
+        if files is not None:
+            files.committed = None
+        try:
+            # False also if the answer to a put was lost, and the client has put it twice
+            outcome = place.put_if(key, body, None) is not None or place.read(key) == body
+        except BaseException as error:
+            outcome = _settle(place, key, body)
+            if outcome and isinstance(error, Exception):
+                return True
+            if isinstance(error, Exception):
+                raise StoreError(f"commit {version} of {place.uri} failed, the table is as it was: {error}") from error
+            raise
+    finally:
+        if files is not None:
+            files.committed = outcome
+    return outcome
+
+
+def _settle(place: LocalPlace | S3Place, key: str, body: bytes) -> bool:
+    """Whether a commit is in the log, after an error that does not tell. On S3 a put may still be on its way: that is
+    settled only if the number is taken, so it is put again."""
+    try:
+        found = place.read(key)
+        if found is None and not isinstance(place, LocalPlace):
+            return place.put_if(key, body, None) is not None or place.read(key) == body
+        if found == body and isinstance(place, LocalPlace):
+            sync_folder((place.root / key).parent)
+    except Exception as error:
+        raise StoreError(
+            f"nobody knows whether {place.uri}/{key} was committed, since the store does not answer ({error}); its "
+            "files are kept. Do it again: what is in the table already is not done twice"
+        ) from error
+    return found == body
+
+
+def _checkpoint(to: BufferTable) -> None:
+    """Sum the log up to now in one file. Without it everything works, only slower, so an error is a warning."""
+    try:
+        to.open().create_checkpoint()
+        if isinstance(to.place, LocalPlace):
+            for name in ("*.checkpoint*.parquet", "_last_checkpoint"):  # the hint after what it points at
+                for path in sorted((to.place.root / LOG).glob(name))[-1:]:
+                    _sync(path)
+                sync_folder(to.place.root / LOG)
+    except Exception as error:
+        warnings.warn(f"no checkpoint of the log of {to.uri} could be written: {error}", stacklevel=2)
+
+
+def _sync(path: Path) -> None:
+    import os
+
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,166 @@
+"""Checks: everything that is wrong with the table, with what to do."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from datastore import log
+from datastore.catalog import Catalog
+from datastore.errors import CorruptError, StoreError
+from datastore.marks import marks, writer_of
+from datastore.table import schema_version
+from datastore.uniqueness import hashes, ids_of
+from datastore.upkeep.common import live_files, read_parts
+from datastore.upkeep.losses import losses
+from datastore.upkeep.retention import stored_files
+from datastore.validation import conform, validate
+from schemas.trajectory import TRAJECTORY_VERSION
+
+if TYPE_CHECKING:
+    from datastore.buffer import TrajectoryBuffer
+
+_REPAIR = (
+    "restore it from a backup; else `agentrl buffer check --repair` looks for its rows in old files, and "
+    "`agentrl buffer check --drop` gives up what is not there"
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``kind``: missing, corrupt, rows, doubled, orphan, log, schema, lost or manifest. ``advice`` is the next step."""
+
+    kind: str
+    what: str
+    advice: str
+
+
+def check(buffer: "TrajectoryBuffer") -> list[Fault]:
+    """An empty list if all files are there and readable, all rows keep the contract, no id is there twice, nothing was
+    lost that nobody knows of, and each artifact finds the rows that it names."""
+    try:
+        table = buffer.table()
+    except CorruptError as error:
+        return [_broken_log(buffer, str(error))]
+    stored = dict(stored_files(buffer))
+    live = list(live_files(table))
+    old = schema_version(table) < TRAJECTORY_VERSION
+    findings = []
+    ids: dict[str, np.ndarray] = {}
+    for name in live:
+        if name not in stored:
+            findings.append(Fault("missing", name, _REPAIR))
+        elif not old:
+            findings += _check_file(buffer, name, ids)
+    if findings:  # a compaction and a vacuum may have come and gone meanwhile
+        now = live_files(buffer.table())
+        findings = [one for one in findings if one.kind not in ("missing", "corrupt") or one.what in now]
+    if old:
+        advice = "run `agentrl buffer migrate`; until then rows can be read, and neither checked nor appended"
+        findings.insert(0, Fault("schema", f"schema_version {schema_version(table)}", advice))
+    else:
+        findings += _doubled(buffer, ids)
+    try:
+        commits = log.read(buffer.place)
+    except CorruptError as error:
+        return [*findings, _broken_log(buffer, str(error))]
+    findings += _orphans(buffer, stored, commits)
+    findings += [
+        Fault("lost", one.what, "make the rows again, and `agentrl buffer check --accept-losses` if that cannot be")
+        for one in losses(buffer, commits)
+        if not one.accepted
+    ]
+    return findings if old else findings + _check_manifests(buffer, ids)
+
+
+def _broken_log(buffer: "TrajectoryBuffer", reason: str) -> Fault:
+    """Which commit of the log cannot be read."""
+    advice = "restore it from a backup: it is not the newest commit, so others build on what it held"
+    for version in log.versions(buffer.place):
+        try:
+            log.parse(version, buffer.place.read(log.commit_key(version)) or b"")
+        except log.TornError as error:
+            return Fault("log", log.commit_key(version), f"this commit is corrupt ({error}): {advice}")
+    return Fault("log", log.LOG, f"the log cannot be read: {reason}; restore it from a backup")
+
+
+def _check_file(buffer: "TrajectoryBuffer", name: str, ids: dict[str, np.ndarray]) -> list[Fault]:
+    findings = []
+    found: list[np.ndarray] = []
+    try:
+        for part in read_parts(buffer, name):
+            rows = conform(part)
+            findings += [
+                Fault("rows", f"{one.trajectory_id} in {name}", f"{one.field} {one.reason}; leave it out by its id")
+                for one in validate(rows)
+            ]
+            found.append(hashes(rows["trajectory_id"].to_pylist()))
+        ids[name] = np.concatenate([np.zeros(0, np.uint64), *found])
+    except (pa.ArrowException, OSError, StoreError) as error:
+        findings.append(Fault("corrupt", name, f"cannot be read ({str(error).splitlines()[0][:99]}); {_REPAIR}"))
+    return findings
+
+
+def doubled_ids(ids: dict[str, np.ndarray]) -> np.ndarray:
+    """Hashes that are there more than once, sorted."""
+    every = np.sort(np.concatenate([np.zeros(0, np.uint64), *ids.values()]))
+    return np.unique(every[1:][every[1:] == every[:-1]])
+
+
+def _doubled(buffer: "TrajectoryBuffer", ids: dict[str, np.ndarray]) -> list[Fault]:
+    twice = doubled_ids(ids)
+    first: dict[str, str] = {}
+    pairs: Counter[tuple[str, str]] = Counter()
+    examples: dict[tuple[str, str], str] = {}
+    for name in ids if len(twice) else ():
+        if not np.isin(ids[name], twice).any():
+            continue
+        names = ids_of(buffer.place, name)
+        for row in np.flatnonzero(np.isin(ids[name], twice)).tolist():
+            if names[row] in first:
+                pair = (first[names[row]], name)
+                pairs[pair] += 1
+                examples.setdefault(pair, names[row])
+            first.setdefault(names[row], name)
+    advice = "`agentrl buffer check --repair` keeps equal rows once, and sets others aside in quarantine"
+    return [
+        Fault("doubled", f"{count} ids of {later} are in {one} too, such as {examples[one, later]}", advice)
+        for (one, later), count in pairs.items()
+    ]
+
+
+def _orphans(buffer: "TrajectoryBuffer", stored: Iterable[str], commits: list[log.Commit]) -> list[Fault]:
+    known = {name for commit in commits for name in commit.adds}
+    writing = {one.writer for one in marks(buffer.place)}
+    advice = "left by a writer that was killed; `agentrl buffer vacuum` removes it"
+    return [
+        Fault("orphan", name, advice) for name in sorted(stored) if name not in known and writer_of(name) not in writing
+    ]
+
+
+def _check_manifests(buffer: "TrajectoryBuffer", ids: dict[str, np.ndarray]) -> list[Fault]:
+    catalog = Catalog(buffer.store)
+    every = np.sort(np.concatenate([np.zeros(0, np.uint64), *ids.values()]))
+    findings = []
+    for manifest in catalog.all():
+        stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
+        for output in manifest.outputs.values():
+            if output.kind != "trajectories":
+                continue
+            try:
+                named = pq.read_table(catalog.local(manifest, output.path), columns=["trajectory_id"])
+            except (StoreError, OSError, pa.ArrowException) as error:
+                findings.append(Fault("manifest", f"{stage}/{fingerprint}", f"run {stage} again: {error}"))
+                continue
+            asked = named["trajectory_id"].to_pylist()
+            lost = np.flatnonzero(~np.isin(hashes(asked), every))
+            if len(lost):
+                advice = (
+                    f"names {len(lost)} rows that are not in the buffer, such as {asked[lost[0]]}; run {stage} again"
+                )
+                findings.append(Fault("manifest", f"{stage}/{fingerprint}", advice))
+    return findings

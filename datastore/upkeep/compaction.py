@@ -1,0 +1,106 @@
+"""Compaction: small files are merged, no row changes, and old versions stay readable until ``vacuum``.
+
+What is small, is small by bytes and by rows. Each group of small files becomes one file, so every round leaves fewer
+files, and it ends when no two small ones are left.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from datastore.commit import commit
+from datastore.errors import StoreError
+from datastore.table import schema_version
+from datastore.uniqueness import bounds
+from datastore.upkeep.common import alone, live_files, read_parts
+from datastore.writer import FILE_BYTES, FILE_ROWS, Action, FileWriter, removal
+from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from datastore.buffer import TrajectoryBuffer
+
+GOAL_BYTES = 32 * 2**20
+"""A group is complete with so many stored bytes, or :data:`FILE_ROWS`; a file with less than half of both is small."""
+
+
+class SourcesGoneError(StoreError):
+    """Another commit took files out of the table that this one meant to replace."""
+
+
+def compact(buffer: "TrajectoryBuffer") -> dict[str, int]:
+    """Merge small files, until no two are left. Gives the number of files before and after, and the version.
+
+    Appends may go on meanwhile. A second compaction waits for the first one, and finds nothing left to do.
+    """
+    before = len(live_files(buffer.table()))
+    with alone(buffer):
+        buffer.committed.ensure()
+        while groups := _groups(buffer.table()):
+            try:
+                _merge(buffer, groups)
+            except SourcesGoneError:
+                continue  # by an upkeep that ran in spite of the lock; look again at what is left
+        table = buffer.table()
+        return {"files_before": before, "files_after": len(live_files(table)), "version": table.version()}
+
+
+def _groups(table: "DeltaTable") -> list[list[str]]:
+    """Small files, by their least id, that are to become one file each."""
+    files = live_files(table)
+    least = {name: low for name, (low, _) in bounds(table).items()}
+    small = [name for name, (rows, size) in files.items() if rows < FILE_ROWS // 2 and size < GOAL_BYTES // 2]
+    groups: list[list[str]] = []
+    rows = size = 0
+    for name in sorted(small, key=lambda name: (least[name], name)):
+        if not groups or rows >= FILE_ROWS or size >= GOAL_BYTES:
+            groups.append([])
+            rows = size = 0
+        groups[-1].append(name)
+        rows, size = rows + files[name][0], size + files[name][1]
+    return [group for group in groups if len(group) > 1]
+
+
+def _merge(buffer: "TrajectoryBuffer", groups: list[list[str]]) -> None:
+    with FileWriter(buffer.place, data_change=False) as files:
+        adds = [files.write_one(_sorted(buffer, group)) for group in groups]
+        gone = [name for group in groups for name in group]
+        replace(buffer, files, adds, gone, "OPTIMIZE", {"upkeep": "compact"})
+
+
+def replace(
+    buffer: "TrajectoryBuffer",
+    files: FileWriter | None,
+    actions: Sequence[Action],
+    gone: Sequence[str],
+    operation: str,
+    info: dict[str, str],
+) -> int:
+    """Commit ``actions`` and take the files ``gone`` out, if each of them is live in the version that is followed."""
+
+    def build(table: "DeltaTable") -> Sequence[Action]:
+        live = live_files(table)
+        if missing := [name for name in gone if name not in live]:
+            raise SourcesGoneError(f"{missing[0]} left the table meanwhile, nothing was changed; do it again")
+        if schema_version(table) != TRAJECTORY_VERSION and not any("metaData" in one for one in actions):
+            raise StoreError("the table's schema changed meanwhile, nothing was changed; do it again")
+        return [*actions, *(removal(name, live[name][1]) for name in gone)]
+
+    return commit(buffer.committed, files, build, operation, info)
+
+
+def _sorted(buffer: "TrajectoryBuffer", names: list[str]) -> Iterator[pa.Table]:
+    """Rows of some files, a bounded number of bytes at a time, each stretch sorted by id."""
+    held: list[pa.Table] = []
+    size = 0
+    for name in names:
+        for part in read_parts(buffer, name):
+            held.append(part.cast(TRAJECTORY_SCHEMA))
+            size += part.nbytes
+            if size >= FILE_BYTES:
+                yield pa.concat_tables(held).sort_by("trajectory_id")
+                held, size = [], 0
+    if held:
+        yield pa.concat_tables(held).sort_by("trajectory_id")

@@ -1,0 +1,97 @@
+"""Rows that are in the table more than once, as two compactions at once or two appends of one id left them in earlier
+versions: equal ones are kept once, and of others the first."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from datastore import log
+from datastore.buffer import VOLATILE
+from datastore.ingest import Quarantine
+from datastore.uniqueness import hashes, ids_of
+from datastore.upkeep.checks import doubled_ids
+from datastore.upkeep.common import live_files, read_parts
+from datastore.upkeep.compaction import replace
+from datastore.validation import BadField
+from datastore.writer import FileWriter
+from schemas.trajectory import TRAJECTORY_SCHEMA
+
+if TYPE_CHECKING:
+    from datastore.buffer import TrajectoryBuffer
+
+
+def keep_once(buffer: "TrajectoryBuffer") -> tuple[int, int]:
+    """Take out rows whose id is in the table before. Gives how many were equal to the row that stays, apart from when
+    and by which run they were made, and how many differed, which go to quarantine."""
+    table = buffer.table()
+    live = live_files(table)
+    age = {name: commit.version for commit in log.read(buffer.place) for name in commit.adds}
+    names = sorted(live, key=lambda name: (age.get(name, 0), name))
+    ids = {name: hashes(ids_of(buffer.place, name)) for name in names}
+    twice = doubled_ids(ids)
+    if not len(twice):
+        return 0, 0
+    with FileWriter(buffer.place, data_change=False) as files:
+        sieve = _Sieve(buffer, twice, Quarantine(buffer.place, f"doubled-{table.version()}"))
+        adds, gone = [], []
+        try:
+            for name in names:
+                if not np.isin(ids[name], twice).any():
+                    continue
+                kept = [part for part in sieve.parts(name) if part.num_rows]
+                if sum(part.num_rows for part in kept) == live[name][0]:
+                    continue
+                gone.append(name)
+                if kept:
+                    adds.append(files.write_one(kept))
+            sieve.quarantine.publish()
+        finally:
+            sieve.quarantine.discard()
+        said = {"upkeep": "keep once", "once": str(sieve.equal), "set_aside": str(sieve.different)}
+        replace(buffer, files, adds, gone, "DELETE", said)
+    return sieve.equal, sieve.different
+
+
+class _Sieve:
+    """Lets a row pass if its id did not before."""
+
+    def __init__(self, buffer: "TrajectoryBuffer", twice: np.ndarray, quarantine: Quarantine) -> None:
+        self.quarantine = quarantine
+        self.equal = self.different = 0
+        self._buffer = buffer
+        self._twice = twice
+        self._first: dict[str, int] = {}
+
+    def parts(self, name: str) -> Iterator[pa.Table]:
+        for part in read_parts(self._buffer, name):
+            rows = part.cast(TRAJECTORY_SCHEMA)
+            ids = rows["trajectory_id"].to_pylist()
+            suspects = np.flatnonzero(np.isin(hashes(ids), self._twice))
+            stays = np.ones(len(ids), dtype=bool)
+            problems = []
+            content = _content(rows.take(pa.array(suspects)))
+            for row, digest in zip(suspects.tolist(), content, strict=True):
+                if ids[row] not in self._first:
+                    self._first[ids[row]] = digest
+                    continue
+                stays[row] = False
+                if self._first[ids[row]] == digest:
+                    self.equal += 1
+                else:
+                    self.different += 1
+                    reason = "is the id of another row, appended before"
+                    problems.append(BadField(row, ids[row], "trajectory_id", reason))
+            if problems:
+                self.quarantine.add(rows.take(pa.array([one.row for one in problems])), problems)
+            yield rows.filter(pa.array(stays))
+
+
+def _content(rows: pa.Table) -> list[int]:
+    """A hash of each row's content."""
+    frame = pl.from_arrow(rows.drop_columns(list(VOLATILE)))
+    assert isinstance(frame, pl.DataFrame)
+    low, high = (frame.hash_rows(seed).to_list() for seed in (1, 2))
+    return [one << 64 | other for one, other in zip(low, high, strict=True)]

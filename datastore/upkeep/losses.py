@@ -1,0 +1,78 @@
+"""Rows that are lost for good: the log remembers them, `check` names them until somebody accepts the loss."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from datastore.append import is_appended
+from datastore.log import ASIDE, Commit, read
+
+if TYPE_CHECKING:
+    from datastore.buffer import TrajectoryBuffer
+
+FOLDER = "losses"
+_TORN = re.compile(rf"{ASIDE}/(\d{{20}})\.json\..*")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """``rows`` is None where nobody knows how many; ``accepted``: somebody has said that they know of it."""
+
+    name: str
+    what: str
+    rows: int | None
+    accepted: bool
+
+
+def losses(buffer: "TrajectoryBuffer", commits: Sequence[Commit] | None = None) -> list[Loss]:
+    """What was lost and not made again. A dropped shard that was appended again is no loss any more."""
+    table = buffer.table()
+    accepted = {key.rpartition("/")[2].removesuffix(".json") for key in buffer.place.keys(FOLDER)}
+    known = read(buffer.place) if commits is None else commits
+    rows_of = {name: _rows(add) for commit in known for name, add in commit.adds.items()}
+    found = []
+    for commit in known:
+        if commit.info.get("upkeep") != "drop":
+            continue
+        by_shard = _by_shard(commit, rows_of)
+        lost = {
+            shard: rows
+            for shard, rows in by_shard.items()
+            if not shard or not is_appended(table.transaction_version(shard))
+        }
+        if lost:
+            name = f"version-{commit.version}"
+            when = f"{commit.time:%Y-%m-%d}" if commit.time else "once"
+            shards = f", of the shards {', '.join(filter(None, lost))}" if any(lost) else ""
+            what = f"{sum(lost.values())} rows dropped by version {commit.version} ({when}){shards}"
+            found.append(Loss(name, what, sum(lost.values()), name in accepted))
+    for key in sorted(buffer.place.keys(ASIDE)):
+        if match := _TORN.fullmatch(key):
+            name = key.rpartition("/")[2]
+            what = f"commit {int(match[1])}, found torn and set aside as {key}, with what it held"
+            found.append(Loss(name, what, None, name in accepted))
+    return found
+
+
+def _by_shard(commit: Commit, rows_of: dict[str, int]) -> dict[str, int]:
+    """Rows lost by shard; "" for those that belong to none that can be appended again."""
+    if "lost" in commit.info:
+        return {str(shard): int(rows) for shard, rows in json.loads(commit.info["lost"]).items()}
+    rows = sum(rows_of.get(name, 0) for name in commit.removes)  # as earlier versions dropped
+    return {next(iter(commit.transactions), ""): rows}
+
+
+def _rows(add: dict[str, Any]) -> int:
+    return int(json.loads(add.get("stats") or "{}").get("numRecords") or 0)
+
+
+def accept_losses(buffer: "TrajectoryBuffer") -> list[Loss]:
+    """Say that all losses are known of. They stay on record, and fail a check no more. Gives those accepted now."""
+    new = [one for one in losses(buffer) if not one.accepted]
+    for one in new:
+        body = {"what": one.what, "rows": one.rows, "accepted_at": datetime.now(UTC).isoformat()}
+        buffer.place.write(f"{FOLDER}/{one.name}.json", json.dumps(body).encode())
+    return new

@@ -1,0 +1,182 @@
+"""Repair: rows of damaged files are restored from the files they were merged from, and rows that are there twice kept
+once. Nothing is given up unless ``drop`` asks for it, and what is given up is counted and remembered."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from datastore import log
+from datastore.errors import OlderSchemaError, StoreError
+from datastore.table import schema_version
+from datastore.uniqueness import hashes, ids_of
+from datastore.upkeep.common import alone, live_files, read_parts
+from datastore.upkeep.compaction import replace
+from datastore.upkeep.doubles import keep_once
+from datastore.upkeep.migration import upgrade
+from datastore.writer import Action, FileWriter
+from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION
+
+if TYPE_CHECKING:
+    from datastore.buffer import TrajectoryBuffer
+
+
+@dataclass
+class Repaired:
+    """What was done. ``damaged``: files that stay in the table although they cannot be read, since that would be a
+    loss. ``lost``: rows that were given up; those of ``shards`` (fingerprint/number) can be appended again."""
+
+    restored: int = 0
+    once: int = 0
+    set_aside: int = 0
+    damaged: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    lost: int = 0
+    shards: list[str] = field(default_factory=list)
+
+
+def repair(buffer: "TrajectoryBuffer", drop: bool = False) -> Repaired:
+    """Restore what can be, and keep rows once that are there twice; of rows with one id and different content the
+    first stays, the others go to ``quarantine/``.
+
+    ``drop`` then takes out what cannot be restored. If such a file is as its append wrote it, its whole shard goes, and
+    its stage may append it again.
+    """
+    table = buffer.table()
+    if (found := schema_version(table)) < TRAJECTORY_VERSION:
+        raise OlderSchemaError(buffer.uri, found, TRAJECTORY_VERSION)
+    done = Repaired()
+    with alone(buffer):
+        damaged = [name for name in live_files(buffer.table()) if not _readable(buffer, name)]
+        if damaged:
+            commits = log.read(buffer.place)
+            for names in _groups(damaged, commits):
+                if not _restore(buffer, names, commits, drop, done):
+                    done.damaged += names
+        if done.damaged and drop:
+            _drop(buffer, set(done.damaged), log.read(buffer.place), done)
+        if not done.damaged:
+            done.once, done.set_aside = keep_once(buffer)
+    return done
+
+
+def _readable(buffer: "TrajectoryBuffer", name: str) -> bool:
+    try:
+        for _ in read_parts(buffer, name):
+            pass
+    except (pa.ArrowException, OSError, StoreError):
+        return False
+    return True
+
+
+# restoring
+
+
+def _groups(damaged: list[str], commits: list[log.Commit]) -> list[list[str]]:
+    """Damaged files by the commit that added them: they were made from the same files."""
+    groups = [[name for name in damaged if name in commit.adds] for commit in reversed(commits)]
+    placed: set[str] = set()
+    for group in groups:
+        group[:] = [name for name in group if name not in placed]
+        placed.update(group)
+    return [group for group in groups if group]
+
+
+def _restore(
+    buffer: "TrajectoryBuffer", names: list[str], commits: list[log.Commit], drop: bool, done: Repaired
+) -> bool:
+    """Put rows of old files in place of damaged ones; True if those are out of the table. Without ``drop`` they stay
+    unless all of their rows are found."""
+    sources = [name for name in _ancestors(set(names), commits) if _readable(buffer, name)]
+    if not sources:
+        return False
+    live = live_files(buffer.table())
+    expected = sum(live[name][0] for name in names)
+    present = [hashes(ids_of(buffer.place, name)) for name in live if _has_ids(buffer, name)]
+    with FileWriter(buffer.place, data_change=False) as files:
+        counted = _Missing(buffer, np.concatenate([np.zeros(0, np.uint64), *present]))
+        adds = files.write(counted.batches(sources))
+        short = max(0, expected - counted.rows)
+        if not counted.rows or (short and not drop):
+            return False
+        said = {"upkeep": "drop" if short else "restore", "files": json.dumps(names), "rows": str(counted.rows)}
+        if short:
+            said["lost"] = json.dumps({"": short})
+        replace(buffer, files, adds, names, "RESTORE", said)
+    done.restored += counted.rows
+    done.lost += short
+    if short:
+        done.dropped += names
+    return True
+
+
+def _has_ids(buffer: "TrajectoryBuffer", name: str) -> bool:
+    try:
+        ids_of(buffer.place, name)
+    except (pa.ArrowException, OSError):
+        return False
+    return True
+
+
+def _ancestors(names: set[str], commits: list[log.Commit]) -> list[str]:
+    """Files whose rows went into these, by compactions and migrations, the newest first."""
+    wanted, found = set(names), []
+    for commit in reversed(commits):
+        if commit.info.get("upkeep") not in (None, "drop") and wanted & set(commit.adds):
+            found += sorted(commit.removes)
+            wanted |= commit.removes
+    return list(dict.fromkeys(found))
+
+
+class _Missing:
+    """Rows of old files whose ids are in no readable live file, each once."""
+
+    def __init__(self, buffer: "TrajectoryBuffer", present: np.ndarray) -> None:
+        self._buffer = buffer
+        self._present = present
+        self.rows = 0
+
+    def batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        for name in names:
+            found: list[np.ndarray] = []
+            for part in read_parts(self._buffer, name):
+                ids = hashes(part["trajectory_id"].to_pylist())
+                new = ~np.isin(ids, self._present)
+                if new.any():
+                    rows = part.filter(pa.array(new))
+                    current = rows.schema.names == TRAJECTORY_SCHEMA.names
+                    rows = rows.cast(TRAJECTORY_SCHEMA) if current else upgrade(rows)
+                    self.rows += rows.num_rows
+                    yield from rows.to_batches()
+                    found.append(ids[new])
+            self._present = np.concatenate([self._present, *found])
+
+
+# dropping
+
+
+def _drop(buffer: "TrajectoryBuffer", gone: set[str], commits: list[log.Commit], done: Repaired) -> None:
+    table = buffer.table()
+    live = live_files(table)
+    lost: dict[str, int] = {}
+    transactions: list[Action] = []
+    whole: set[str] = set()
+    for commit in commits:
+        for shard in commit.transactions:
+            if "upkeep" not in commit.info and set(commit.adds) & gone and set(commit.adds) <= set(live):
+                whole |= set(commit.adds)
+                lost[shard] = sum(live[name][0] for name in commit.adds)
+                number = (table.transaction_version(shard) or 0) + 1
+                transactions.append({"txn": {"appId": shard, "version": number}})
+    if rest := sum(live[name][0] for name in gone - whole):
+        lost[""] = rest
+    names = sorted(gone | whole)
+    said = {"upkeep": "drop", "files": json.dumps(names), "lost": json.dumps(lost)}
+    replace(buffer, None, transactions, names, "DELETE", said)
+    done.damaged = []
+    done.dropped += names
+    done.lost += sum(lost.values())
+    done.shards += sorted(filter(None, lost))

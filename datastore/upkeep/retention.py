@@ -1,0 +1,123 @@
+"""Vacuum: which files nobody can need any more.
+
+The order of looking makes it safe beside writers: first the files, then the marks of writers, and the log last. A file
+that was there at the first look has a writer with a mark at the second, or is in the log at the third, or is dead.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from datastore import log
+from datastore.catalog import Catalog
+from datastore.commit import commit
+from datastore.errors import StoreError
+from datastore.leftovers import leftovers, remove
+from datastore.marks import FOLDER as MARKS
+from datastore.marks import Mark, clock, death, key_of, marks, writer_of
+from datastore.upkeep.common import alone
+from datastore.writer import FOLDER
+
+if TYPE_CHECKING:
+    from datastore.buffer import TrajectoryBuffer
+
+DEFAULT_RETENTION_HOURS = 168
+MAX_RETENTION_HOURS = 24 * 36500
+GRACE = timedelta(hours=1)
+"""How long a file stays at least that no commit names and no living writer owns."""
+
+
+def vacuum(
+    buffer: "TrajectoryBuffer", *, retention_hours: float = DEFAULT_RETENTION_HOURS, dry_run: bool = True
+) -> list[str]:
+    """Remove files that no version needs which an artifact points at, or which is younger than ``retention_hours``.
+
+    Kept are: all files of the newest version, of each version that a manifest names as its ``buffer_version``, and of
+    each version younger than the retention; all files of a living writer, however old; and for :data:`GRACE` files
+    that no commit names. Leftovers of dead writers (temporary files, rows on their way to quarantine) go too. Gives
+    the names; with ``dry_run`` nothing is removed.
+    """
+    if not retention_hours >= 0:
+        raise StoreError(f"retention_hours {retention_hours} is not 0 or more; 0 keeps only what artifacts need")
+    retention = timedelta(hours=min(retention_hours, MAX_RETENTION_HOURS))
+    buffer.table()  # raises where there is none, before a lock or a mark is written
+    with alone(buffer), clock(buffer.place) as now:
+        stored = dict(stored_files(buffer))
+        living, dead = _writers(buffer, now)
+        pinned = {one.buffer_version for one in Catalog(buffer.store).all() if one.buffer_version is not None}
+        if dead and not dry_run:
+            _declare_dead(buffer, dead)
+        buffer.table()  # mends a torn log
+        commits = log.read(buffer.place)
+        if commits[0].version > 0:
+            raise StoreError(
+                f"the log of {buffer.uri} begins with commit {commits[0].version}: the commits before it are gone, so "
+                "nobody knows which files old versions need; nothing was removed. Restore them from a backup"
+            )
+        lives = log.lives(commits)
+        wanted = _wanted(commits, pinned, now - retention if retention else None)
+
+        def dies(name: str, modified: datetime) -> bool:
+            if name in lives:
+                return not any(_held(stretch, wanted) for stretch in lives[name])
+            return writer_of(name) not in living and modified < now - max(GRACE, retention)
+
+        gone = {f"{FOLDER}/{name}": name for name, modified in sorted(stored.items()) if dies(name, modified)}
+        spent = _spent(buffer)
+        if not dry_run:
+            for key in gone:
+                buffer.place.delete(key)
+            remove(spent)
+        return [*gone.values(), *map(str, spent)]
+
+
+def stored_files(buffer: "TrajectoryBuffer") -> Iterator[tuple[str, datetime]]:
+    """Data files that lie in the table's folder, and when they were written."""
+    for key, modified in buffer.place.listing(FOLDER):
+        name = key.removeprefix(f"{FOLDER}/")
+        if not name.startswith("_delta_log/") and name.endswith(".parquet"):
+            yield name, modified
+
+
+def _spent(buffer: "TrajectoryBuffer") -> list[Path]:
+    """Temporary files of dead writers on this machine: of the table, its log and marks, and of quarantine."""
+    folders = (FOLDER, "_delta_log", MARKS)
+    return [
+        path for path in leftovers(buffer.place) if path.parent.name in folders or path.name.startswith("quarantine-")
+    ]
+
+
+def _writers(buffer: "TrajectoryBuffer", now: datetime) -> tuple[set[str], list[Mark]]:
+    """Ids of the writers that live, and the marks of those that are dead."""
+    found = marks(buffer.place)
+    dead = [one for one in found if not one.alive(buffer.place.working_folder(), now)]
+    return {one.writer for one in found} - {one.writer for one in dead}, dead
+
+
+def _declare_dead(buffer: "TrajectoryBuffer", dead: list[Mark]) -> None:
+    """Commit that these writers are dead. From here on a commit of theirs is refused, should one of them wake."""
+    deaths = [{"txn": {"appId": death(one.writer), "version": 0}} for one in dead]
+    commit(buffer.committed, None, lambda _: deaths, "WRITE", {"upkeep": f"declare {len(dead)} writers dead"})
+    for one in dead:
+        buffer.place.delete(key_of(one.writer))
+
+
+def _wanted(commits: list[log.Commit], pinned: set[int], limit: datetime | None) -> list[int]:
+    """Versions to keep whole. One was the newest until the commit after it; a commit without a time counts as young."""
+    wanted = {commits[-1].version, *pinned}
+    if limit is not None:
+        for one, following in pairwise(commits):
+            if following.time is None or following.time >= limit:
+                wanted.add(one.version)
+    return sorted(wanted)
+
+
+def _held(stretch: tuple[int, int | None], wanted: list[int]) -> bool:
+    """Whether one of the sorted versions lies in the stretch."""
+    from bisect import bisect_left
+
+    first, end = stretch
+    position = bisect_left(wanted, first)
+    return position < len(wanted) and (end is None or wanted[position] < end)

@@ -1,0 +1,84 @@
+"""Slots for scarce resources, which stages name under ``execution.concurrency`` and hold while they run.
+
+The Prefect server keeps how many there are, one if nobody said otherwise. A server that stays also keeps who holds
+them, by leases that a dead run loses after ``LEASE_S``. The server of a single run knows nothing of other runs, so
+there a slot is a lock in the store, which is free at once when its holder dies.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.concurrency.sync import concurrency
+
+from datastore.errors import LockTimeoutError
+from datastore.lease import hold
+from flows.session import Session, Stopped
+from pipelines.plan import Step
+from pipelines.runs import all_runs, whom
+
+LEASE_S = 60.0
+POLL_S = 0.3
+
+
+class Slots:
+    """The slots that stages of a plan name; those that the server lacks are made, with room for one."""
+
+    def __init__(self, session: Session, own_server: bool) -> None:
+        self.session, self.own_server = session, own_server
+        self.room: dict[str, int] = {}
+        names = sorted({name for step in session.plan.to_run for name in step.node.execution.concurrency})
+        if not names:
+            return
+        with get_client(sync_client=True) as client:
+            known = {limit.name: limit.limit for limit in client.read_global_concurrency_limits()}
+            for name in names:
+                if name not in known:
+                    client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
+                self.room[name] = known.get(name, 1)
+
+    @contextmanager
+    def held(self, step: Step) -> Iterator[None]:
+        """Hold what a stage names, always in the same order. Raises Stopped if the run ends while it waits."""
+        with ExitStack() as stack:
+            for name in sorted(step.node.execution.concurrency):
+                take = self._of_the_store if self.own_server else self._of_the_server
+                self._wait(step, name, stack, take)
+            yield
+
+    def _wait(self, step: Step, name: str, stack: ExitStack, take: Callable[..., AbstractContextManager[None]]) -> None:
+        said = False
+        while not self.session.stopping.is_set():
+            try:
+                stack.enter_context(take(name))
+                return
+            except (LockTimeoutError, TimeoutError):
+                if not said:
+                    self.session.waits(step.name, self._whom(name))
+                said = True
+            self.session.stopping.wait(POLL_S)
+        raise Stopped(step.name)
+
+    @contextmanager
+    def _of_the_store(self, name: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            for number in range(self.room[name]):
+                try:
+                    stack.enter_context(hold(self.session.catalog.place, f"locks/slot-{name}-{number}.lock", 0))
+                    break
+                except LockTimeoutError:
+                    continue
+            else:
+                raise LockTimeoutError(f"no slot {name} is free")
+            yield
+
+    def _of_the_server(self, name: str) -> AbstractContextManager[None]:
+        return concurrency(name, occupy=1, timeout_seconds=1.0, lease_duration=LEASE_S)
+
+    def _whom(self, slot: str) -> str:
+        for run in all_runs(self.session.catalog):
+            for stage in run["stages"].values():
+                if stage["status"] == "running" and slot in stage.get("slots", ()):
+                    return f"waits for slot {slot}, held by " + whom(run, stage["started_at"])
+        return f"waits for slot {slot}, which no run of this store holds; `prefect gcl inspect {slot}` says who does"

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from datastore.errors import InvalidRowsError, NoBufferError, StoreError
 from datastore.formats import detect, named
+from datastore.formats.labels import AS_SOURCE, CHECKED_ROWS, Labels, labelled
 from datastore.formats.notes import Notes
-from datastore.formats.rows import batched, number
+from datastore.formats.rows import batched
 from datastore.formats.source import Source
 from schemas.trajectory import Trajectory
 
@@ -25,28 +26,9 @@ if TYPE_CHECKING:
 SUFFIXES = frozenset({".json", ".jsonl", ".ndjson", ".traj", ".parquet", ".eval", ".gz"})
 """Files of a folder that are looked at."""
 LOCK = "locks/import.lock"
-CHECKED_ROWS = 512
 
 CheckTokens = Callable[[Trajectory], str | None]
 """What is wrong with a row's tokens, None if nothing is."""
-
-
-@dataclass(frozen=True)
-class Labels:
-    """What an import says of all its rows, over what their source says; None leaves the source's word.
-
-    ``reward`` names a component, or a field of the source's record by its dotted path; a row without it is unscored.
-    ``success`` is a SQL expression over ``reward``, the other scalar columns and the components by name; where it is
-    null a row is unscored. ``tokenizer`` is the fingerprint of the tokenizer that made the ids.
-    """
-
-    env: str | None = None
-    split: str | None = None
-    policy: str | None = None
-    task_prefix: str | None = None
-    reward: str | None = None
-    success: str | None = None
-    tokenizer: str | None = None
 
 
 @dataclass
@@ -102,7 +84,7 @@ def import_paths(
     format: str | None = None,
     *,
     stage: str = "import",
-    labels: Labels = Labels(),
+    labels: Labels = AS_SOURCE,
     on_error: "OnError" = "raise",
     dry_run: bool = False,
     check_tokens: CheckTokens | None = None,
@@ -142,7 +124,7 @@ def reading(
     format: str | None = None,
     *,
     stage: str = "import",
-    labels: Labels = Labels(),
+    labels: Labels = AS_SOURCE,
     on_error: "OnError" = "raise",
     check_tokens: CheckTokens | None = None,
 ) -> "Iterator[Reading]":
@@ -209,7 +191,7 @@ class Reading:
         StoreError if there are none."""
         for file in self.files:
             before = self.result.rows
-            for row in _labelled(self._own(file, name), self.labels):
+            for row in labelled(self._own(file, name), self.labels):
                 self.result.count(row)
                 yield row
             rows = self.result.rows - before
@@ -348,65 +330,6 @@ def _fingerprints(buffer: "TrajectoryBuffer", stage: str) -> set[str]:
     except NoBufferError:
         return set()
     return set(rows["fingerprint"])
-
-
-def _labelled(rows: Iterable[tuple[Trajectory, Any]], labels: Labels) -> Iterator[Trajectory]:
-    if labels.reward is not None:
-        rows = ((_rewarded(row, record, labels.reward), record) for row, record in rows)
-    plain = (row for row, _ in rows)
-    return plain if labels.success is None else _judged(plain, labels.success)
-
-
-def _rewarded(row: Trajectory, record: Any, name: str) -> Trajectory:
-    """The row with a component, or a field of the record by its dotted path, as its reward."""
-    value = next((part.value for part in row.reward_components if part.name == name), None)
-    if value is None:
-        for key in name.split("."):
-            record = record.get(key) if isinstance(record, dict) else None
-        value = number(record)
-    return row.model_copy(update={"reward": value})
-
-
-def _judged(rows: Iterable[Trajectory], expression: str) -> Iterator[Trajectory]:
-    """Rows whose success is what a SQL expression over their scalars and components says."""
-    import polars as pl
-
-    try:
-        judge = pl.sql_expr(expression)
-    except pl.exceptions.PolarsError as error:
-        raise StoreError(f"--success {expression!r} is no SQL expression: {error}") from None
-    scalars: tuple[str, ...] = (
-        "reward",
-        "env",
-        "split",
-        "policy",
-        "agent",
-        "termination",
-        "n_steps",
-        "n_tokens",
-        "n_tool_calls",
-    )
-    scalars += ("n_tool_errors", "level", "sample_index")
-    wanted = judge.meta.root_names()
-    for part in batched(rows, CHECKED_ROWS):
-        parts = [{one.name: one.value for one in row.reward_components} for row in part]
-        names = [*scalars, *(name for name in wanted if name not in scalars and any(name in one for one in parts))]
-        frame = pl.DataFrame(
-            {
-                name: [getattr(row, name) for row in part] if name in scalars else [one.get(name) for one in parts]
-                for name in names
-            },
-            strict=False,
-        )
-        try:
-            verdicts = frame.select(judge.cast(pl.Boolean).alias("success"))["success"].to_list()
-        except pl.exceptions.PolarsError as error:
-            reason = str(error).splitlines()[0]
-            raise StoreError(f"--success {expression!r}: {reason}; names are {', '.join(frame.columns)}") from None
-        if len(verdicts) == 1:
-            verdicts *= len(part)
-        for row, verdict in zip(part, verdicts, strict=True):
-            yield row.model_copy(update={"success": verdict})
 
 
 def _set_aside(buffer: "TrajectoryBuffer", name: str, notes: Notes) -> None:

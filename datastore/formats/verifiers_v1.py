@@ -6,7 +6,7 @@ true of the mask; every path to a leaf is a row, a segment of one episode. The r
 weight`` of ``rewards``; a reward that is None was not scored, and a trace without any is unscored. ``rewards`` and
 ``metrics`` are components (a metric has weight 0). A reward is no success: give ``--success "reward >= 1"`` or the
 like. ``agent`` gives name, model (policy) and ``trainable``: a trace that is not trained (a judge, a fixed
-opponent) is tagged ``not-trained``. ``stop_condition`` and ``errors`` give the end.
+opponent) is tagged ``not-trained``. ``stop_condition``, and ``errors`` of a trace that is not ``ok``, give the end.
 
 Carries token ids, mask, log-probs and all message spans exactly, also without spans. What has no place goes under
 ``info.agentrl``. Not carried: stage, run, fingerprint and time, which are the importer's; others' ``calls``,
@@ -164,7 +164,7 @@ def _row(
     assert agent is not None
     task = trace.get("task") or episode.get("task") or {}
     stop = termination(STOPS, trace.get("stop_condition"), source.notes)
-    if trace.get("errors") and not extra:
+    if trace.get("errors") and not trace.get("ok"):
         stop = Termination.INFRA_ERROR
     env = episode.get("env") or {}
     return make_row(

@@ -1,0 +1,48 @@
+"""Alpaca, JSON Lines or a JSON array: ``{"instruction", "input", "output", "system", "history"}``. Read only.
+
+``instruction`` and ``input`` are one user message, joined by a line; ``history`` is a list of earlier (user,
+assistant) turns, ``system`` the system message. ``chosen`` and ``rejected`` instead of ``output`` (LLaMA-Factory)
+are two rows of one task, a success with reward 1 and a failure with 0; ``kto_tag`` is the success. Cannot carry:
+calls, tokens.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from datastore.formats.messages import text_of
+from datastore.formats.rows import make_row
+from datastore.formats.source import Source, each
+from schemas.trajectory import Trajectory
+
+_KNOWN = frozenset({"instruction", "input", "output", "system", "history", "chosen", "rejected", "kto_tag"})
+
+
+def fits(head: Any) -> int:
+    if not isinstance(head, dict) or not isinstance(head.get("instruction"), str):
+        return 0
+    return 3 if "output" in head or {"chosen", "rejected"} <= head.keys() else 0
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+        source.notes.rest(line, _KNOWN)
+        opening = [{"role": "system", "content": line["system"]}] if line.get("system") else []
+        for asked, said in line.get("history") or []:
+            opening += [{"role": "user", "content": text_of(asked)}, {"role": "assistant", "content": text_of(said)}]
+        asked = "\n".join(part for part in (line["instruction"], line.get("input") or "") if part)
+        opening.append({"role": "user", "content": asked})
+        label = line.get("kto_tag")
+        sides = [("output", label if isinstance(label, bool) else None)]
+        if "output" not in line:
+            sides = [("chosen", True), ("rejected", False)]
+        for index, (key, success) in enumerate(sides):
+            yield make_row(
+                [*opening, {"role": "assistant", "content": text_of(line[key])}],
+                source="alpaca",
+                task_content=[line.get("system"), line.get("history"), asked],
+                sample_index=index,
+                success=success,
+                reward=float(bool(success)) if len(sides) == 2 else None,
+            )
+
+    return each(source, source.records(), convert)

@@ -1,0 +1,99 @@
+"""Claude Code sessions, JSON Lines: ``~/.claude/projects/<project>/<session>.jsonl``. Read only.
+
+A session is a row. Lines of type ``user`` and ``assistant`` hold messages of the Anthropic API; lines of one
+``message.id`` are pieces of one message. After a ``compact_boundary`` a new segment of the same episode begins, and
+each subagent (``isSidechain``, by ``agentId``) is a segment with the agent ``subagent``. ``message.model`` is the
+policy, ``tool_result`` with ``is_error`` a tool error. A message of the model ``<synthetic>`` was made by the
+program; the row that ends in an API error (``isApiErrorMessage``) is an ``infra_error``. Rows are unscored.
+
+Cannot carry: the system prompt and tool schemas (not in the file), ``toolUseResult``, usage, signatures. Lines of
+other types (``summary``, ``system``, ``file-history-snapshot``, ``progress``) are counted by type. A session that
+was rewound has its abandoned lines in the file too; they stay, in the file's order.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from datastore.formats.anthropic import from_blocks
+from datastore.formats.rows import make_row
+from datastore.formats.source import Source, each
+from schemas.trajectory import Termination, Trajectory
+
+_KNOWN = frozenset(
+    {"type", "message", "uuid", "parentUuid", "timestamp", "sessionId", "isSidechain", "agentId", "requestId", "cwd"}
+    | {"version", "userType", "gitBranch", "isApiErrorMessage", "subtype", "logicalParentUuid", "slug"}
+)
+_KNOWN_MESSAGE = frozenset(
+    {
+        "role",
+        "content",
+        "id",
+        "type",
+        "model",
+        "stop_reason",
+        "stop_sequence",
+        "usage",
+        "container",
+        "context_management",
+    }
+)
+
+
+def fits(head: Any) -> int:
+    if not isinstance(head, dict) or "type" not in head:
+        return 0
+    if head["type"] in ("user", "assistant") and isinstance(head.get("message"), dict) and "sessionId" in head:
+        return 3
+    others = ("summary", "file-history-snapshot", "queue-operation", "system", "progress")
+    return 2 if head["type"] in others and {"leafUuid", "messageId", "sessionId"} & head.keys() else 0
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    parts: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    compacted: dict[tuple[str, str], int] = {}
+    for line in source.records():
+        if not isinstance(line, dict):
+            source.notes.refuse(source.place, f"is a {type(line).__name__}, an object is needed")
+            continue
+        agent = str(line.get("agentId") or "subagent") if line.get("isSidechain") else ""
+        key = (str(line.get("sessionId")), agent)
+        if line.get("subtype") == "compact_boundary":
+            compacted[key] = compacted.get(key, 0) + 1
+        if line.get("type") not in ("user", "assistant") or not isinstance(line.get("message"), dict):
+            source.notes.ignored[f"lines of type {line.get('type')}"] += 1
+            continue
+        source.notes.rest(line, _KNOWN)
+        parts.setdefault((*key, compacted.get(key, 0)), []).append(line)
+    segments: dict[str, int] = {}
+    for (session, agent, _), lines in parts.items():
+        segment = segments[session] = segments.get(session, -1) + 1
+        yield from each(source, [lines], lambda one, s=session, a=agent, n=segment: [_row(source, one, s, a, n)])  # type: ignore[misc]
+
+
+def _row(source: Source, lines: list[dict[str, Any]], session: str, agent: str, segment: int) -> Trajectory:
+    chat: list[dict[str, Any]] = []
+    last = None
+    for line in lines:
+        message = line["message"]
+        source.notes.rest(message, _KNOWN_MESSAGE, "message.")
+        content = message.get("content")
+        blocks = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+        if message.get("id") and message.get("id") == last:
+            chat[-1]["content"] += blocks
+        else:
+            chat.append({"role": message.get("role") or line["type"], "content": list(blocks)})
+        last = message.get("id")
+    messages, errors = from_blocks(chat, source.notes)
+    models = [line["message"].get("model") for line in lines]
+    failed = bool(lines[-1].get("isApiErrorMessage"))
+    return make_row(
+        messages,
+        source="claude-code",
+        trajectory_id=f"{session}-{segment}",
+        episode_id=session,
+        segment=segment,
+        agent="subagent" if agent else None,
+        policy=next((one for one in models if one and one != "<synthetic>"), None),
+        n_tool_errors=errors,
+        termination=Termination.INFRA_ERROR if failed else None,
+    )

@@ -1,0 +1,69 @@
+"""mini-swe-agent ``.traj.json``: a document with ``info``, ``messages`` and ``trajectory_format``; before version 1
+a bare list of messages. Read only.
+
+``messages`` are OpenAI chat, with calls from version 2 on, and otherwise with commands in code blocks, which stay
+text as the model saw it. ``info.exit_status`` is the end (``Submitted``, ``LimitsExceeded``, ``TimeExceeded``, or
+the name of an exception, an ``infra_error``), ``info.submission`` the final state, ``info.config.model.model_name``
+the policy, ``instance_id`` or the file's name the task. The message of role ``exit``, or the last one if it is
+empty, only repeats them. Whether the submission is right is not in the file: rows are unscored. Not carried:
+``extra`` (costs, raw responses, parsed actions), ``model_stats``.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from datastore.formats.chat import is_chat
+from datastore.formats.messages import from_chat
+from datastore.formats.rows import make_row
+from datastore.formats.source import Source, each
+from schemas.trajectory import Termination, Trajectory
+
+_EXITS = {
+    "Submitted": Termination.ANSWERED,
+    "LimitsExceeded": Termination.MAX_STEPS,
+    "TimeExceeded": Termination.TIME_LIMIT,
+    "RepeatedFormatError": Termination.FORMAT_ERROR,
+    "FormatError": Termination.FORMAT_ERROR,
+    "UserInterruption": Termination.CANCELLED,
+    "KeyboardInterrupt": Termination.CANCELLED,
+    "ContextWindowExceededError": Termination.MAX_CONTEXT,
+}
+_KNOWN = frozenset({"info", "messages", "trajectory_format", "instance_id"})
+_KNOWN_INFO = frozenset({"exit_status", "submission", "config"})
+
+
+def fits(source: Source) -> int:
+    head = source.head
+    if isinstance(head, dict) and str(head.get("trajectory_format", "")).startswith("mini-swe-agent"):
+        return 3
+    bare = source.kind == "array" and is_chat([head]) and "".join(source.path.suffixes[-2:]) == ".traj.json"
+    return 2 if bare else 0
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    def convert(document: Any) -> Iterator[Trajectory]:
+        if isinstance(document, list):
+            document = {"messages": document}
+        source.notes.rest(document, _KNOWN)
+        info = document.get("info") or {}
+        source.notes.rest(info, _KNOWN_INFO, "info.")
+        status = info.get("exit_status")
+        model = ((info.get("config") or {}).get("model") or {}).get("model_name")
+        yield make_row(
+            from_chat(_spoken(document["messages"]), source.notes),
+            source="mini-swe-agent",
+            task=document.get("instance_id") or source.path.name.split(".")[0],
+            policy=model,
+            termination=_EXITS.get(status, Termination.INFRA_ERROR) if status else None,
+            final_state=json.dumps({"submission": info["submission"]}) if info.get("submission") else None,
+        )
+
+    return each(source, [source.document()], convert)
+
+
+def _spoken(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages that the model saw, or that it said."""
+    kept = [{k: v for k, v in one.items() if k != "extra"} for one in messages if one["role"] != "exit"]
+    last = kept[-1] if kept else {}
+    return kept[:-1] if last.get("role") == "user" and not last.get("content") else kept

@@ -1,0 +1,211 @@
+"""OpenHands: ``output.jsonl`` of an evaluation (a line per instance, with ``history``), and a list of events, as a
+JSON array or as JSON Lines. Events of version 0 (``action``, ``observation``) and of the software agent SDK
+(``kind``). Read only.
+
+The model's own message in ``tool_call_metadata.model_response`` is the assistant message, once for all its calls;
+an action without it is a call by the action's name, with ``thought`` as text. An observation answers the call of
+its ``tool_call_id`` or ``cause``; one of kind ``error`` is a tool error. ``finish`` is an answer.
+``metadata.llm_config.model`` is the policy, ``test_result.git_patch`` the final state, ``report.resolved`` or
+``success`` the success (otherwise unscored). An ``error`` of the instance gives the end. Actions and observations
+of the program (``recall``, changes of state, condensation) are counted. Not carried: ``metrics``, ``extras``,
+``instance``.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from datastore.formats.messages import from_chat, json_text, text_of
+from datastore.formats.rows import make_row
+from datastore.formats.source import Source, each
+from schemas.trajectory import Termination, Trajectory
+
+_KNOWN = frozenset(
+    {"instance_id", "history", "metadata", "test_result", "error", "report", "success", "instruction", "resolved"}
+)
+_PROGRAM = frozenset({"recall", "change_agent_state", "agent_state_changed", "null", "condensation", "pause", "resume"})
+_KINDS = frozenset({"MessageEvent", "ActionEvent", "ObservationEvent", "SystemPromptEvent", "AgentErrorEvent"})
+
+
+def _is_event(one: Any) -> bool:
+    if not isinstance(one, dict):
+        return False
+    old = ("action" in one and ("args" in one or "source" in one)) or ("observation" in one and "content" in one)
+    return one.get("kind") in _KINDS or (old and "history" not in one)
+
+
+def fits(head: Any) -> int:
+    if _is_event(head):
+        return 2
+    if not isinstance(head, dict) or not isinstance(head.get("history"), list) or "trajectory" in head:
+        return 0
+    first = head["history"][0] if head["history"] else None
+    first = first[0] if isinstance(first, list) and first else first
+    return 3 if isinstance(first, dict) and ({"action", "observation"} & first.keys() or first.get("kind")) else 0
+
+
+def read(source: Source) -> Iterator[Trajectory]:
+    if _is_event(source.head):
+        events = [one for one in source.records() if isinstance(one, dict)]
+        return each(source, [events], lambda found: [_row(source, found, {})])
+
+    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+        source.notes.rest(line, _KNOWN)
+        pairs = line["history"]
+        events = [event for pair in pairs for event in (pair if isinstance(pair, list) else [pair])]
+        yield _row(source, events, line)
+
+    return each(source, source.records(), convert)
+
+
+def _row(source: Source, events: list[dict[str, Any]], line: dict[str, Any]) -> Trajectory:
+    talk = _Talk(source)
+    for event in events:
+        talk.add(event)
+    issue = line.get("issue") or {}
+    task = line.get("instance_id") or (f"{issue['repo']}-{issue['number']}" if "number" in issue else None)
+    report = line.get("report") or (line.get("test_result") or {}).get("report") or {}
+    solved = report.get("resolved", line.get("resolved", line.get("success")))
+    patch = (line.get("test_result") or {}).get("git_patch") or line.get("git_patch")
+    return make_row(
+        from_chat(talk.chat, source.notes),
+        source="openhands",
+        task=task,
+        policy=((line.get("metadata") or {}).get("llm_config") or {}).get("model"),
+        success=solved if isinstance(solved, bool) else None,
+        reward=float(solved) if isinstance(solved, bool) else None,
+        final_state=json.dumps({"git_patch": patch}) if patch else None,
+        tools=json_text(talk.tools),
+        termination=_end(line.get("error")) or (Termination.ANSWERED if talk.finished else None),
+        n_tool_errors=talk.errors,
+    )
+
+
+def _end(error: Any) -> Termination | None:
+    if not error:
+        return None
+    text = str(error).lower()
+    for word, end in (
+        ("iteration", Termination.MAX_STEPS),
+        ("timeout", Termination.TIME_LIMIT),
+        ("context", "max_context"),
+    ):
+        if word in text:
+            return Termination(end)
+    return Termination.INFRA_ERROR
+
+
+class _Talk:
+    """The conversation of a list of events."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.chat: list[dict[str, Any]] = []
+        self.tools: list[Any] = []
+        self.errors = 0
+        self.finished = False
+        self._responses: set[str] = set()
+        self._calls: dict[Any, str] = {}
+
+    def add(self, event: dict[str, Any]) -> None:
+        kind = event.get("kind")
+        if kind in _KINDS:
+            self._sdk(event, str(kind))
+        elif event.get("action") in _PROGRAM or event.get("observation") in _PROGRAM or kind:
+            name = kind or event.get("action") or event.get("observation")
+            self.source.notes.ignored[f"events of kind {name}"] += 1
+        elif isinstance(event.get("action"), str):
+            self._action(event)
+        elif isinstance(event.get("observation"), str):
+            self._observation(event)
+        else:
+            raise KeyError("action")
+
+    def _action(self, event: dict[str, Any]) -> None:
+        name, args = event["action"], event.get("args")
+        args = args if isinstance(args, dict) else {k: v for k, v in event.items() if k not in _EVENT}
+        content = args.get("content")
+        if name == "system":
+            self.chat.append({"role": "system", "content": content})
+            self.tools = args.get("tools") or []
+            return
+        meta = event.get("tool_call_metadata") or {}
+        if name == "message" and not meta:
+            user = event.get("source", "user" if not self.chat else "agent") == "user"
+            self.chat.append({"role": "user" if user else "assistant", "content": content or event.get("message")})
+            return
+        self.finished = self.finished or name == "finish"
+        if meta:
+            self._response(meta, event)
+            return
+        identity = f"call_{event.get('id', len(self.chat))}"
+        plain = {k: v for k, v in args.items() if k != "thought" and v is not None}
+        call = {"id": identity, "function": {"name": name, "arguments": plain}}
+        self.chat.append({"role": "assistant", "content": args.get("thought") or "", "tool_calls": [call]})
+        self._calls[event.get("id", "last")] = identity
+
+    def _response(self, meta: dict[str, Any], event: dict[str, Any]) -> None:
+        """The model's message, at the first of its calls."""
+        response = meta.get("model_response") or {}
+        key = str(response.get("id") or meta.get("tool_call_id"))
+        self._calls[event.get("id")] = str(meta.get("tool_call_id"))
+        if key in self._responses:
+            return
+        self._responses.add(key)
+        choices = response.get("choices") or []
+        message = choices[0].get("message") if choices else None
+        if not message:
+            function = {"name": meta.get("function_name"), "arguments": event.get("args") or {}}
+            message = {"content": "", "tool_calls": [{"id": meta.get("tool_call_id"), "function": function}]}
+        wanted = ("content", "tool_calls", "reasoning_content")
+        self.chat.append({"role": "assistant", **{name: message[name] for name in wanted if message.get(name)}})
+
+    def _observation(self, event: dict[str, Any]) -> None:
+        meta = event.get("tool_call_metadata") or {}
+        identity = meta.get("tool_call_id") or self._calls.get(event.get("cause", "last"))
+        error = event["observation"] == "error" or event.get("success") is False
+        self.errors += error
+        content = text_of(event.get("content"))
+        if identity is None and event.get("cause") is None and "id" in event:
+            self.source.notes.ignored[f"events of kind {event['observation']}"] += 1
+            return
+        self.chat.append({"role": "tool", "content": content, "tool_call_id": identity})
+
+    def _sdk(self, event: dict[str, Any], kind: str) -> None:
+        if kind == "SystemPromptEvent":
+            self.chat.append({"role": "system", "content": _text(event.get("system_prompt"))})
+            self.tools = event.get("tools") or []
+        elif kind == "MessageEvent":
+            said = event.get("llm_message") or {}
+            role = said.get("role") or ("assistant" if event.get("source") == "agent" else "user")
+            self.chat.append({"role": role, "content": _text(said.get("content"))})
+        elif kind == "ActionEvent":
+            self._sdk_action(event)
+        else:
+            observation = event.get("observation") or {}
+            failed = kind == "AgentErrorEvent" or bool(observation.get("is_error"))
+            self.errors += failed
+            content = event.get("error") or observation.get("content") or observation.get("output")
+            answer = {"role": "tool", "content": _text(content), "tool_call_id": event.get("tool_call_id")}
+            self.chat.append(answer | {"name": event.get("tool_name")})
+
+    def _sdk_action(self, event: dict[str, Any]) -> None:
+        self.finished = self.finished or event.get("tool_name") == "finish"
+        call = event.get("tool_call") or {}
+        name = call.get("name") or event.get("tool_name")
+        arguments = call.get("arguments", event.get("action") or {})
+        one = {"id": event.get("tool_call_id"), "function": {"name": name, "arguments": arguments}}
+        response = event.get("llm_response_id")
+        if response and response in self._responses and self.chat[-1].get("tool_calls"):
+            self.chat[-1]["tool_calls"].append(one)
+            return
+        self._responses.add(str(response))
+        said = {"role": "assistant", "content": _text(event.get("thought")), "tool_calls": [one]}
+        self.chat.append(said | {"reasoning_content": event.get("reasoning_content")})
+
+
+_EVENT = frozenset({"id", "timestamp", "source", "message", "action", "cause", "llm_metrics", "is_confirmed"})
+
+
+def _text(content: Any) -> str:
+    return text_of([content] if isinstance(content, dict) else content)

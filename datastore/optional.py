@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from datastore.errors import StoreError
+from schemas.installation import install_hint
 
 
 def optional(module: str, extra: str) -> Any:
@@ -12,4 +13,4 @@ def optional(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError:
         package = module.split(".")[0]
-        raise StoreError(f"this needs {package}, which is not installed: pip install 'agentrl[{extra}]'") from None
+        raise StoreError(f"this needs {package}, which is not installed: {install_hint(extra)}") from None

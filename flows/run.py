@@ -26,6 +26,7 @@ from flows.session import Session
 from flows.terminal import console
 from pipelines.execute import Outcome
 from pipelines.plan import Plan, Status, Step
+from schemas.installation import missing
 from schemas.manifest import Kind, Manifest
 
 OK, FAILED, BLOCKED, CANCELLED = 0, 1, 2, 130
@@ -108,6 +109,13 @@ def _problems(plan: Plan, prefect: bool) -> list[str]:
             _ = TrajectoryBuffer(plan.store).version
         except StoreError as error:  # for instance written by a newer agentrl
             found.append(f"error: {error}")
+    if plan.to_run and prefect and (why := missing("prefect", "prefect")):
+        found.append(f"error: {why} (or run with --no-prefect: no retries, limits, slots, pools)")
+    needs = {(package, extra) for step in plan.to_run for package, extra in step.node.stage.requires.items()}
+    for package, extra in sorted(needs):
+        if why := missing(package, extra):
+            names = ", ".join(step.name for step in plan.to_run if package in step.node.stage.requires)
+            found.append(f"error: stage {names}: {why} (or leave it out, e.g. with --until)")
     elsewhere = [step for step in plan.to_run if step.node.execution.pool]
     if elsewhere and prefect and not users_server():
         names = ", ".join(f"{step.name} ({step.node.execution.pool})" for step in elsewhere)

@@ -7,6 +7,7 @@ from rich.table import Table
 from flows.server import prepare, users_server
 from flows.terminal import console, say, say_json
 from pipelines.plan import Plan
+from schemas.installation import missing
 
 VERBS = ("list", "pause", "resume", "delete")
 
@@ -25,6 +26,8 @@ def _reachable() -> str | None:
     """None, or why the server cannot be used."""
     if not users_server():
         return NO_SERVER
+    if why := missing("prefect", "prefect"):
+        return f"error: schedules need Prefect; {why}"
     prepare()
     from prefect.client.orchestration import get_client
 

@@ -34,6 +34,7 @@ from pipelines.plan import Plan, Step
 from pipelines.runs import all_runs, at_work_on, whom
 from pipelines.secrets import redacted
 from pipelines.stage import Context, Progress, Stage, no_progress
+from schemas.installation import DISTRIBUTION
 from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
 
 QUIET_S, LOOK_AGAIN_S = 1.0, 10.0
@@ -244,7 +245,7 @@ def _seed(ingredients: Ingredients) -> None:
 
 def _environment(config: BaseModel) -> dict[str, str]:
     try:
-        ours = version("agentrl")
+        ours = version(DISTRIBUTION)
     except PackageNotFoundError:
         ours = "source"
     described = {"agentrl": ours, "python": platform.python_version(), "machine": platform.machine()}

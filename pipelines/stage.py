@@ -212,6 +212,7 @@ class Stage:
     config: type[BaseModel]
     inputs: dict[str, Input]
     outputs: dict[str, Kind]
+    requires: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, context: Context, config: BaseModel, **inputs: Any) -> dict[str, Handle]:
         """Run the function and return its outputs by name.
@@ -250,8 +251,12 @@ def _outputs(annotation: Any) -> dict[str, Kind]:
     return {name: hint.kind for name, hint in hints.items()}
 
 
-def stage(name: str, *, version: int | str) -> Callable[[Callable[..., Any]], Stage]:
+def stage(
+    name: str, *, version: int | str, requires: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., Any]], Stage]:
     """Declare a function as a stage. Raise ``version`` when its results change for reasons that its code does not show.
+
+    ``requires`` is what the stage cannot do without, package -> our extra that has it: no run starts without it.
 
     Raises TypeError at import where the signature is not that of a stage.
     """
@@ -266,6 +271,7 @@ def stage(name: str, *, version: int | str) -> Callable[[Callable[..., Any]], St
             config=hints[config.name],
             inputs={p.name: _input(p.name, hints[p.name], p.default) for p in inputs},
             outputs=_outputs(hints["return"]),
+            requires=requires or {},
         )
 
     return declare

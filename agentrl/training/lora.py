@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.models.policy import Policy
 from agentrl.training.optimizer import LoRA
+from schemas.installation import install_hint
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +18,7 @@ def add_lora(policy: Policy, config: LoRA) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
-        raise ValueError("lora needs PEFT: pip install 'agentrl[lora]'") from None
+        raise ValueError(f"lora needs PEFT: {install_hint('lora')}") from None
     targets = config.targets if isinstance(config.targets, str) else list(config.targets)
     if targets == "all-linear":
         targets = _linear_names(policy.model)

@@ -5,6 +5,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
+from schemas.installation import install_hint
+
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 Send = Callable[[dict[str, float]], None]
 
@@ -31,7 +33,8 @@ def _open(tracker: Tracker, name: str, folder: Path, stack: ExitStack) -> Send:
     try:
         return {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}[tracker](name, folder, stack)
     except ImportError:
-        raise ValueError(f"track: {tracker} is not installed; pip install {tracker}, or leave it out") from None
+        hint = install_hint("trackers")
+        raise ValueError(f"track: {tracker} is not installed; {hint}, or leave it out") from None
 
 
 def _tensorboard(name: str, folder: Path, stack: ExitStack) -> Send:

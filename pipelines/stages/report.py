@@ -21,7 +21,7 @@ class ReportConfig(StageConfig):
     examples: int = Field(2, ge=0, description="trajectories shown of each selection given as examples")
 
 
-@stage("report.training", version=1)
+@stage("report.training", version=1, requires={"matplotlib": "report"})
 def training_report(
     context: Context,
     config: ReportConfig,

@@ -24,8 +24,9 @@ from agentrl.algorithms.ipo import IPO
 from agentrl.algorithms.kto import KTO
 from agentrl.algorithms.policy_gradient import KL, PolicyGradient
 from agentrl.training.batch import Batch
+from schemas.installation import install_hint
 
-trl = pytest.importorskip("trl", reason="pip install 'agentrl[parity]'")
+trl = pytest.importorskip("trl", reason=install_hint("parity"))
 
 ROWS, TOKENS = 6, 11
 

@@ -1,0 +1,44 @@
+"""What to install for a package that the lean base lacks. Learning and data tools both ask here, since both know only
+``schemas``."""
+
+import importlib.util
+import shlex
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+DISTRIBUTION = "agentrl-engine"
+"""What this is called among installed packages; ``agentrl`` on the package index is another project."""
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; it is not imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ImportError:
+        return False
+
+
+def install_hint(extra: str) -> str:
+    """The command that installs an extra.
+
+    In a checkout it is that of the README, with our pins. Elsewhere it names the extra's own requirements, so that it
+    works though we are on no package index.
+    """
+    if (_ROOT / "pyproject.toml").is_file() and (_ROOT / "constraints.txt").is_file():
+        here = Path.cwd() == _ROOT
+        pins, source = ("constraints.txt", ".") if here else (str(_ROOT / "constraints.txt"), str(_ROOT))
+        return shlex.join(["pip", "install", "-c", pins, "-e", f"{source}[{extra}]"])
+    try:
+        lines = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:
+        lines = []
+    quoted = (f'extra == "{extra}"', f"extra == '{extra}'")
+    wanted = [line.partition(";")[0].strip() for line in lines if line.rstrip().endswith(quoted)]
+    return shlex.join(["pip", "install", *wanted]) if wanted else f"install the extra {extra!r} of {DISTRIBUTION}"
+
+
+def missing(package: str, extra: str) -> str:
+    """Empty if a package is installed, else what an error says about it."""
+    return "" if is_installed(package) else f"{package} is not installed: {install_hint(extra)}"

@@ -48,7 +48,7 @@ Location = Annotated[Path, typer.Argument(help="File or folder")]
 
 
 @dataclasses.dataclass
-class Source:
+class PipelineOptions:
     """A pipeline as it is asked for."""
 
     file: File
@@ -57,7 +57,7 @@ class Source:
 
 
 @dataclasses.dataclass
-class Choice:
+class PlanOptions:
     """Which of its stages may run."""
 
     only: Only = None

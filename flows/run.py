@@ -36,7 +36,7 @@ PATIENCE_S, PATIENCE_IDLE_S = 8.0, 0.5
 
 
 @dataclass(frozen=True)
-class Engine:
+class Orchestration:
     """What runs the stages of a plan, and why. ``ignored`` is what stages ask for and will not get."""
 
     prefect: bool
@@ -44,19 +44,19 @@ class Engine:
     ignored: str = ""
 
 
-def choose_engine(plan: Plan, wanted: bool | None) -> Engine:
+def choose_engine(plan: Plan, wanted: bool | None) -> Orchestration:
     """Prefect if the user wants it, if a stage that is to run needs it, or if the user has a Prefect server."""
     needs = [f"{step.name}: {', '.join(what)}" for step in plan.to_run if (what := needs_prefect(step))]
     text = "; ".join(needs[:3]) + (f"; and {len(needs) - 3} more stages" if len(needs) > 3 else "")
     if wanted is False:
-        return Engine(False, "--no-prefect", text)
+        return Orchestration(False, "--no-prefect", text)
     if wanted:
-        return Engine(True, "--prefect")
+        return Orchestration(True, "--prefect")
     if needs:
-        return Engine(True, text)
+        return Orchestration(True, text)
     if users_server():
-        return Engine(True, "a Prefect server is named")
-    return Engine(False, "no stage needs it")
+        return Orchestration(True, "a Prefect server is named")
+    return Orchestration(False, "no stage needs it")
 
 
 def needs_prefect(step: Step) -> list[str]:

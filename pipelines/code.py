@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipelines.source import Source, Statement, Target
+from pipelines.source import SourceFile, Statement, Target
 
 OUR_PACKAGES = ("schemas", "datastore", "agentrl", "pipelines", "flows")
 
@@ -79,7 +79,7 @@ class CodeGraph:
         self._ours = Path(__file__).resolve().parent.parent
         self._folders = list(dict.fromkeys(folder.resolve() for folder in folders))
         self._roots: dict[str, Path | None] = dict.fromkeys(OUR_PACKAGES, self._ours)
-        self._sources: dict[str, Source | None] = {}
+        self._sources: dict[str, SourceFile | None] = {}
         self._listed: dict[Path, set[str]] = {}
 
     def track(self, module: str) -> None:
@@ -109,11 +109,11 @@ class CodeGraph:
                 return file, root
         return None
 
-    def source(self, name: str) -> Source | None:
+    def source(self, name: str) -> SourceFile | None:
         """The source of a module; None if it is neither ours nor the user's."""
         if name not in self._sources:
             located = self._locate(name)
-            self._sources[name] = Source.read(name, *located) if located else None
+            self._sources[name] = SourceFile.read(name, *located) if located else None
         return self._sources[name]
 
     def reach(self, starts: Collection[Start], idle: Collection[str] = ()) -> Reached:
@@ -137,7 +137,7 @@ class CodeGraph:
                 reached.code |= self._data(source, frozenset().union(*(s.texts for s in taken.values())))
         return reached
 
-    def _data(self, source: Source, texts: frozenset[str]) -> dict[str, str]:
+    def _data(self, source: SourceFile, texts: frozenset[str]) -> dict[str, str]:
         """Digests of data files that a module's texts name. Of the root itself, only files count."""
         found: dict[str, str] = {}
         for folder in {source.file.parent, source.file.parent.parent} - {source.root.parent}:
@@ -227,7 +227,7 @@ class _Walk:
             return True
         return False
 
-    def _enter(self, source: Source) -> None:
+    def _enter(self, source: SourceFile) -> None:
         """Importing a module runs its packages and its own top-level acts, and imports what it imports."""
         if source.name in self.taken:
             return
@@ -243,7 +243,7 @@ class _Walk:
     def _is_ours(self, module: str) -> bool:
         return self.graph.source(module) is not None
 
-    def _name(self, source: Source, name: str) -> None:
+    def _name(self, source: SourceFile, name: str) -> None:
         if name in source.bindings:
             self._take(source, source.bindings[name], self.fields.get((source.name, name), frozenset()))
         elif self._is_ours(f"{source.name}.{name}"):
@@ -253,14 +253,14 @@ class _Walk:
             if "__getattr__" in source.bindings:
                 self._take(source, range(len(source.nodes)))
 
-    def _take(self, source: Source, numbers: Iterable[int], without: Collection[str] = frozenset()) -> None:
+    def _take(self, source: SourceFile, numbers: Iterable[int], without: Collection[str] = frozenset()) -> None:
         taken = self.taken[source.name]
         for number in numbers:
             if number not in taken:
                 taken[number] = source.statement(number, without)
                 self.todo += [(target, source.name) for target in self._references(source, taken[number])]
 
-    def _references(self, source: Source, statement: Statement) -> Iterator[Target]:
+    def _references(self, source: SourceFile, statement: Statement) -> Iterator[Target]:
         imports = source.imports | statement.imports
         for target in statement.imports.values():
             yield Target(target.module, None) if target.name is None else target

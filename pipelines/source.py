@@ -57,7 +57,7 @@ class _Docless(ast.NodeTransformer):
 
 
 @dataclass
-class Source:
+class SourceFile:
     """One source file. ``bindings``: name -> numbers of the statements that bind it; ``acts``: those that do more than
     bind names, and so count for all who import the module; ``stars``: modules imported with ``*``."""
 
@@ -71,7 +71,7 @@ class Source:
     _statements: dict[tuple[int, frozenset[str]], Statement] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, name: str, file: Path, root: Path) -> "Source":
+    def read(cls, name: str, file: Path, root: Path) -> "SourceFile":
         """Raises LookupError with a message for the user if the file is not Python."""
         try:
             tree = ast.parse(file.read_bytes())

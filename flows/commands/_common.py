@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from flows.options import Choice, Source
+from flows.options import PipelineOptions, PlanOptions
 from flows.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def fail(message: str, code: int = BAD_INPUT) -> typer.Exit:
     return typer.Exit(code)
 
 
-def load_pipeline(source: Source, as_json: bool = False) -> "Pipeline":
+def load_pipeline(source: PipelineOptions, as_json: bool = False) -> "Pipeline":
     """The pipeline, or exit code 2 with all its problems."""
     from pipelines.load import load
     from pipelines.problems import SpecError
@@ -48,7 +48,7 @@ def bad_pipeline(error: "SpecError", as_json: bool) -> typer.Exit:
     return fail("\n".join([first, *(f"  {problem}" for problem in error.problems if count > 1)]))
 
 
-def planned(source: Source, store: str, choice: Choice, as_json: bool) -> "tuple[Plan, Catalog]":
+def planned(source: PipelineOptions, store: str, choice: PlanOptions, as_json: bool) -> "tuple[Plan, Catalog]":
     from pipelines.plan import Selection as Stages
     from pipelines.plan import make_plan
     from pipelines.problems import SpecError

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from flows.commands._common import fail, load_pipeline, planned
-from flows.options import Choice, Json, Profile, Settings, Source, Store, command
+from flows.options import Json, PipelineOptions, PlanOptions, Profile, Settings, Store, command
 from flows.terminal import console, say, say_json
 
 app = typer.Typer()
@@ -13,8 +13,8 @@ app = typer.Typer()
 
 @command(app)
 def run(
-    source: Source,
-    choice: Choice,
+    source: PipelineOptions,
+    choice: PlanOptions,
     store: Store = "store",
     jobs: Annotated[int, typer.Option(min=1, help="Stages that may run at once")] = 1,
     prefect: Annotated[
@@ -31,7 +31,7 @@ def run(
 
 
 @command(app)
-def plan(source: Source, choice: Choice, store: Store = "store", as_json: Json = False) -> None:
+def plan(source: PipelineOptions, choice: PlanOptions, store: Store = "store", as_json: Json = False) -> None:
     """Say what a run would do, stage by stage, and why."""
     made, _ = planned(source, store, choice, as_json)
     from flows.run import choose_engine
@@ -48,7 +48,7 @@ def plan(source: Source, choice: Choice, store: Store = "store", as_json: Json =
 
 
 @command(app)
-def validate(source: Source, as_json: Json = False) -> None:
+def validate(source: PipelineOptions, as_json: Json = False) -> None:
     """Check a pipeline file and report every problem with its line."""
     pipeline = load_pipeline(source, as_json)
     if as_json:
@@ -58,9 +58,9 @@ def validate(source: Source, as_json: Json = False) -> None:
 
 
 @command(app)
-def status(source: Source, store: Store = "store", as_json: Json = False) -> None:
+def status(source: PipelineOptions, store: Store = "store", as_json: Json = False) -> None:
     """Say where a pipeline stands: what is cached since when, what is at work now, how its last run ended."""
-    made, catalog = planned(source, store, Choice(), as_json)
+    made, catalog = planned(source, store, PlanOptions(), as_json)
     from flows.show import print_status
     from pipelines.runs import all_runs
 
@@ -90,7 +90,7 @@ def schedule(
         raise typer.Exit(schedules.manage(file, name, as_json))
     if not cron:
         raise fail('error: say when, e.g. --cron "0 2 * * *"')
-    made, _ = planned(Source(file, profile, settings), store, Choice(), as_json)
+    made, _ = planned(PipelineOptions(file, profile, settings), store, PlanOptions(), as_json)
     raise typer.Exit(schedules.create(made, name or profile or "default", cron, timezone, pool, as_json))
 
 

@@ -1,0 +1,60 @@
+"""The house keeps its order: small modules, one meaning per class name, algorithms by name, and no import too many."""
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from agentrl.algorithms import ALGORITHMS
+from agentrl.environments import ENVIRONMENTS
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("schemas", "datastore", "agentrl", "pipelines", "flows")
+MODULES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def test_modules_stay_below_400_lines() -> None:
+    modules = (ROOT / "agentrl").rglob("*.py")
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
+def test_a_class_name_means_one_thing() -> None:
+    homes = defaultdict(list)
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+@pytest.mark.parametrize(("name", "path"), ALGORITHMS.items())
+def test_the_name_of_an_algorithm_is_its_type(name: str, path: str) -> None:
+    module, _, attribute = path.partition(":")
+    assert getattr(import_module(module), attribute)().type == name
+
+
+@pytest.mark.parametrize(("name", "path"), ENVIRONMENTS.items())
+def test_the_name_of_an_environment_is_its_own(name: str, path: str) -> None:
+    module, _, attribute = path.partition(":")
+    assert getattr(import_module(module), attribute).name == name
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("agentrl.training.launch", ("prefect", "datastore", "pipelines", "flows", "polars", "deltalake")),
+        ("agentrl.online.loop", ("prefect", "datastore", "pipelines", "flows", "polars", "deltalake")),
+        ("agentrl.algorithms", ("torch", "transformers", "prefect", "datastore")),
+        ("pipelines.library", ("torch", "transformers", "prefect")),
+    ],
+)
+def test_an_import_brings_nothing_that_it_does_not_need(module: str, absent: tuple[str, ...]) -> None:
+    """The packages are made impossible to import, as on a node where they are not installed."""
+    block = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import {module}"
+    done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

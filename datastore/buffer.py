@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 FILL = ("stage", "fingerprint", "run_id")
-VOLATILE = ("created_at", "run_id")
+VOLATILE = ("created_at", "run_id", "fingerprint", "policy")
 """Columns that differ between two runs of the same stage, and so are left out of digests."""
+
+IDS = ("trajectory_id", "episode_id", "group_id", "parent_id")
+"""Columns that may hold the fingerprint of the stage run that made a row."""
 
 
 class TrajectoryBuffer:
@@ -312,9 +315,10 @@ class TrajectoryBuffer:
         return self.get_many([trajectory_id])[0]
 
     def digest(self, ids: Sequence[str]) -> str:
-        """Content digest of these rows, in this order, whatever the files they lie in, when and by which run."""
+        """Content digest of these rows, in this order, whatever the files they lie in, when and by which run. An id
+        counts without the fingerprint in it, so that equal rows of two attempts have equal digests."""
         columns = [name for name in TRAJECTORY_SCHEMA.names if name not in VOLATILE]
-        hasher = TableHasher()
+        hasher = TableHasher(IDS)
         hasher.update(self.read([], columns))
         for start in range(0, len(ids), 2 * BATCH_ROWS):
             hasher.update(self.read(ids[start : start + 2 * BATCH_ROWS], columns))

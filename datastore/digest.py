@@ -5,11 +5,13 @@ chunks or string width. BLAKE2b with 16 bytes, which no accident collides.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from schemas.trajectory import FINGERPRINT_IN_ID
 
 BATCH_ROWS = 4096
 
@@ -50,9 +52,11 @@ def _is_text(arrow_type: pa.DataType) -> bool:
 
 
 class TableHasher:
-    """Digest of a table fed batch by batch; how the rows are cut into batches does not matter."""
+    """Digest of a table fed batch by batch; how the rows are cut into batches does not matter. In ``renamed`` columns
+    (``None``: in all) ids of trajectories count without the fingerprint in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, renamed: Collection[str] | None = ()) -> None:
+        self._renamed = renamed
         self._streams: dict[str, hashlib.blake2b] = {}
         self._rows = 0
 
@@ -79,6 +83,8 @@ class TableHasher:
             self._stream(path + "\0lengths", lengths.to_numpy(zero_copy_only=False))
             self._feed(path + "\0item", array.flatten())
         elif _is_text(array.type):
+            if self._renamed is None or path.partition("\0")[0] in self._renamed:
+                array = _without_fingerprints(array)
             wide = array.cast(pa.large_binary()).fill_null(b"")
             lengths = pc.binary_length(wide).cast(pa.int64()).to_numpy(zero_copy_only=False)
             self._stream(path + "\0lengths", lengths)
@@ -100,6 +106,12 @@ class TableHasher:
         return total.hexdigest()
 
 
+def _without_fingerprints(array: pa.Array) -> pa.Array:
+    if not pa.types.is_string(array.type) and not pa.types.is_large_string(array.type):
+        return array
+    return pc.replace_substring_regex(array, FINGERPRINT_IN_ID, r"-*-\1")
+
+
 def _plain(array: pa.Array) -> pa.Array:
     """A primitive array without nulls, in a type that numpy holds flat."""
     if pa.types.is_boolean(array.type):
@@ -111,14 +123,14 @@ def _plain(array: pa.Array) -> pa.Array:
     return array.fill_null(0)
 
 
-def table_digest(batches: Iterable[pa.RecordBatch | pa.Table]) -> str:
-    hasher = TableHasher()
+def table_digest(batches: Iterable[pa.RecordBatch | pa.Table], renamed: Collection[str] | None = ()) -> str:
+    hasher = TableHasher(renamed)
     for batch in batches:
         hasher.update(batch)
     return hasher.hexdigest()
 
 
-def parquet_digest(path: Path) -> str:
+def parquet_digest(path: Path, renamed: Collection[str] | None = ()) -> str:
     """Digest of the rows of one Parquet file, read a few thousand at a time. An empty table still has its columns."""
     import pyarrow.parquet as pq
 
@@ -127,7 +139,7 @@ def parquet_digest(path: Path) -> str:
             yield pa.RecordBatch.from_pylist([], schema=file.schema_arrow)
             yield from file.iter_batches(batch_size=BATCH_ROWS)
 
-    return table_digest(batches())
+    return table_digest(batches(), renamed)
 
 
 def file_digest(path: Path) -> str:

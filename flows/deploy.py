@@ -24,7 +24,7 @@ from flows.display import Lines
 from flows.flow import run_stages
 from flows.session import Session
 from flows.slots import Slots
-from pipelines.execute import Outcome
+from pipelines.execute import Outcome, same_content
 from pipelines.load import load
 from pipelines.plan import Plan, Selection, Status, Step, make_plan
 from pipelines.problems import did_you_mean
@@ -43,6 +43,7 @@ def run_pipeline(
     profile: str | None = None,
     settings: list[str] | None = None,
     only: list[str] | None = None,
+    force: bool = False,
     jobs: int = 1,
     pool: str | None = None,
 ) -> None:
@@ -52,7 +53,7 @@ def run_pipeline(
     """
     catalog = Catalog(store)
     pipeline = load(file, profile=profile, settings=settings or ())
-    plan = make_plan(pipeline, catalog, store, Selection(only=tuple(only or ())))
+    plan = make_plan(pipeline, catalog, store, Selection(only=tuple(only or ()), force=force))
     log = cast(logging.Logger, get_run_logger())
     if blocked := plan.having(Status.BLOCKED):
         raise ValueError("; ".join(f"stage {step.name} is blocked: {'; '.join(step.reasons)}" for step in blocked))
@@ -200,7 +201,11 @@ def run_in_pool(session: Session, step: Step) -> Outcome:
         name = deploy(session.plan, f"stages-{pool}", pool)
     except LookupError as error:
         raise StageError(step.name, str(error.args[0]), session.log(step.name)) from None
-    parameters = {**_run_parameters(session.plan, pool), "only": [step.name]}
+    job = session.job(step.name)
+    before = session.catalog.manifest(step.name, job.fingerprint)
+    if before and not job.forced:
+        return Outcome(before, reused=True)
+    parameters = {**_run_parameters(session.plan, pool), "only": [step.name], "force": job.forced}
     started = cast(FlowRun, run_deployment(name, parameters=parameters, timeout=0, flow_run_name=step.name))
     try:
         ended = _wait(session, started)
@@ -208,7 +213,7 @@ def run_in_pool(session: Session, step: Step) -> Outcome:
         with suppress(Exception), get_client(sync_client=True) as client:
             client.set_flow_run_state(started.id, Cancelling(), force=False)
         raise
-    manifest = session.catalog.manifest(step.name, step.fingerprint)
+    manifest = session.catalog.manifest(step.name, job.fingerprint)
     state = ended.state
     if state is None or not state.is_completed():
         cause = f"in pool {pool}: {state.name if state else 'unknown'}: {state.message if state else ''}"
@@ -216,7 +221,9 @@ def run_in_pool(session: Session, step: Step) -> Outcome:
     if manifest is None:
         cause = f"pool {pool} published another fingerprint; code, models or packages differ between here and there"
         raise StageError(step.name, cause, session.log(step.name))
-    return Outcome(manifest)
+    if before and manifest.made_again == before.made_again:
+        raise StageError(step.name, f"pool {pool} did not make it again", session.log(step.name))
+    return Outcome(manifest, reproduced=same_content(before, manifest))
 
 
 def _run_parameters(plan: Plan, pool: str) -> dict[str, Any]:

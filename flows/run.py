@@ -212,8 +212,10 @@ def _report(session: Session, out: Console, cancelled: bool) -> None:
     left = [step.name for step in plan.to_run if step.name not in ran]
     if not left:
         _results(out, plan, session.catalog, session.manifests())
+        reused = sum(stages[name]["status"] == "reused" for name in ran)
+        cached_stages = len(plan.having(Status.CACHED)) + reused
         out.print(
-            f"run {session.run_id}: {len(ran)} stages ran, {len(plan.having(Status.CACHED))} were cached",
+            f"run {session.run_id}: {len(ran) - reused} stages ran, {cached_stages} were cached",
             markup=False,
             highlight=False,
         )

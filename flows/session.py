@@ -166,8 +166,8 @@ class Session:
         if name not in self._began:
             self._began[name] = time.monotonic()
             self.display.stage_started(name)
-            started = datetime.now(UTC)
-            self._stage(name, status="running", started_at=started, log=str(self.log(name)), waits_for=None)
+            known = {"fingerprint": self.job(name).fingerprint, "log": str(self.log(name)), "waits_for": None}
+            self._stage(name, status="running", started_at=datetime.now(UTC), **known)
         return self._began[name]
 
     def waits(self, name: str, text: str) -> None:
@@ -224,7 +224,9 @@ class Session:
             rows={output: record.rows for output, record in manifest.outputs.items()},
             reproduced=outcome.reproduced,
         )
-        text = "made by another run meanwhile" if outcome.reused else f"done in {seconds(took)}"
+        as_before = self.plan.steps[name].may_be_reused
+        reused = "re-used, what it reads came out as before" if as_before else "made by another run meanwhile"
+        text = reused if outcome.reused else f"done in {seconds(took)}"
         if outcome.reproduced is not None:
             text += ", same content as before" if outcome.reproduced else ", content DIFFERS from before"
         self.display.stage_ended(name, text, ok=True)
@@ -242,5 +244,6 @@ class Session:
 
     def manifests(self) -> dict[str, Manifest]:
         """Of every stage of the pipeline whose artifact is there now."""
-        found = ((s.name, self.catalog.manifest(s.name, s.fingerprint)) for s in self.plan.steps.values())
+        known = (step for step in self.plan.steps.values() if step.fingerprint)
+        found = ((step.name, self.catalog.manifest(step.name, step.fingerprint)) for step in known)
         return {name: manifest for name, manifest in found if manifest}

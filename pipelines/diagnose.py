@@ -50,7 +50,7 @@ def _case(
     rollouts: list[dict[str, Any]] = []
     sample: list[dict[str, Any]] = []
     if any(output.kind is Kind.TRAJECTORIES for output in manifest.outputs.values()):
-        ids = buffer.ids(manifest.fingerprint)
+        ids = buffer.ids(manifest.row_fingerprint)
         columns = [*LIGHT, "tags", "source", "policy_version", "sampling"]
         rows = buffer.read(ids, columns).to_pylist() if ids else []
         # What was not sampled at temperature 1 as training sees it is no symptom of training.

@@ -30,7 +30,7 @@ from datastore.leftovers import abandoned_attempts
 from pipelines import library
 from pipelines.fingerprint import outside_fields
 from pipelines.handles import HANDLES, Handle, Trajectories
-from pipelines.plan import Plan, Step
+from pipelines.plan import Plan, Step, settle
 from pipelines.runs import all_runs, at_work_on, whom
 from pipelines.secrets import redacted
 from pipelines.stage import Context, Progress, Stage, no_progress
@@ -72,6 +72,8 @@ class Outcome:
 
 
 def job_of(step: Step, plan: Plan, run_id: str) -> Job:
+    """What runs a step. All that it reads must be there: only then its fingerprint is known."""
+    settle(step, plan, Catalog(plan.store))
     function = step.node.stage.function
     return Job(
         store=plan.store,
@@ -121,7 +123,8 @@ def _perform(job: Job, began: float, progress: Progress, waits: Callable[[str], 
             catalog.remove_attempt(left)
         folder = catalog.staging(job.stage, job.fingerprint)
         try:
-            manifest = _run(job, stage, inputs, folder, catalog, buffer, progress)
+            made_again = before.made_again + 1 if before else 0
+            manifest = _run(job, stage, inputs, folder, made_again, catalog, buffer, progress)
             published = catalog.publish(manifest, folder, instead_of=before, check=check)
         except BaseException:
             catalog.discard(job.stage, job.fingerprint, folder)
@@ -129,8 +132,7 @@ def _perform(job: Job, began: float, progress: Progress, waits: Callable[[str], 
     took = time.monotonic() - began
     if published.attempt != folder.name:  # somebody published meanwhile
         return Outcome(published, took, reused=True)
-    reproduced = None if before is None else _digests(before) == _digests(published)
-    return Outcome(published, took, reproduced=reproduced)
+    return Outcome(published, took, reproduced=same_content(before, published))
 
 
 @contextmanager
@@ -161,8 +163,12 @@ def _holder(catalog: Catalog, job: Job) -> str:
     )
 
 
-def _digests(manifest: Manifest) -> dict[str, str]:
-    return {name: output.digest for name, output in manifest.outputs.items()}
+def same_content(before: Manifest | None, now: Manifest) -> bool | None:
+    """Whether a forced run gave what was there. None if nothing was."""
+    if before is None:
+        return None
+    digests = [{name: output.digest for name, output in one.outputs.items()} for one in (before, now)]
+    return digests[0] == digests[1]
 
 
 def _run(
@@ -170,6 +176,7 @@ def _run(
     stage: Stage,
     inputs: Mapping[str, Any],
     folder: Path,
+    made_again: int,
     catalog: Catalog,
     buffer: TrajectoryBuffer,
     progress: Progress,
@@ -183,7 +190,7 @@ def _run(
         folder=folder,
         scratch=catalog.scratch(job.stage, job.fingerprint),
         progress=progress,
-        forced=job.forced,
+        made_again=made_again,
     )
     _seed(job.ingredients)
     started = time.monotonic()
@@ -194,6 +201,7 @@ def _run(
         ingredients=job.ingredients,
         outputs={name: _record(handle, folder, buffer) for name, handle in handles.items()},
         run_id=job.run_id,
+        made_again=made_again,
         created_at=datetime.now(UTC),
         duration_s=round(duration, 3),
         buffer_version=buffer.version,
@@ -220,12 +228,15 @@ def open_output(record: InputRecord, catalog: Catalog, buffer: TrajectoryBuffer)
 
 
 def _record(handle: Handle, folder: Path, buffer: TrajectoryBuffer) -> OutputRecord:
-    """Path, rows and digest of an output. A selection's digest covers the rows that it selects."""
+    """Path, rows and digest of an output. A selection's digest covers the rows that it selects. Ids in tables count
+    without the fingerprint in them, so that what is made again with equal content has an equal digest."""
     if not handle.path.is_relative_to(folder):
         raise ValueError(f"output {handle.output!r} lies at {handle.path}; write it below context.folder")
     if isinstance(handle, Trajectories):
         both = buffer.digest(handle.ids()) if handle.selection().num_rows else "none"
-        content = hashlib.blake2b((both + parquet_digest(handle.path)).encode(), digest_size=16).hexdigest()
+        content = hashlib.blake2b((both + parquet_digest(handle.path, None)).encode(), digest_size=16).hexdigest()
+    elif handle.path.suffix == ".parquet":
+        content = parquet_digest(handle.path, None)
     else:
         content = digest(handle.path)
     rows = pq.read_metadata(handle.path).num_rows if handle.path.suffix == ".parquet" else None

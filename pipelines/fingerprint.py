@@ -1,7 +1,7 @@
 """The fingerprint of a stage: a hash of everything that its result depends on.
 
 It covers the stage's name in the pipeline (which enters trajectory ids), the declared name and version, the config, the
-seed, the fingerprints of the inputs, the content of models, tokenizers and files outside the store, the code that the
+seed, the content of the inputs, the content of models, tokenizers and files outside the store, the code that the
 stage can reach with this config in our packages and the user's (:mod:`pipelines.code`), what it chooses by name or acts
 in (:mod:`pipelines.choices`), and the versions of packages of others which that code uses.
 
@@ -162,7 +162,11 @@ class Fingerprinter:
         self._versions: dict[str, str] = {}
 
     def ingredients(
-        self, node: Node, inputs: Mapping[str, list[InputRecord]], flowing: Collection[Chosen] = ()
+        self,
+        node: Node,
+        inputs: Mapping[str, list[InputRecord]],
+        flowing: Collection[Chosen] = (),
+        pipeline: str = "",
     ) -> Ingredients:
         """All that enters the fingerprint of one stage, given its inputs and what was chosen for their content.
 
@@ -173,6 +177,7 @@ class Fingerprinter:
         packages = {name: self._version(name) for name in sorted(reached.packages) if _counts(name, reached)}
         return Ingredients(
             scheme=SCHEME,
+            pipeline=pipeline,
             stage=node.name,
             uses=node.stage.name,
             uses_version=node.stage.version,
@@ -261,5 +266,9 @@ def _public(version: str) -> str:
 
 def fingerprint(ingredients: Ingredients) -> str:
     """32 hexadecimal digits."""
-    text = json.dumps(ingredients.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    content = ingredients.model_dump(mode="json", exclude={"pipeline"})
+    for records in content["inputs"].values():
+        for record in records:
+            del record["fingerprint"]  # equal content by another way is equal
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -63,7 +63,8 @@ def _needed(catalog: Catalog, runs: Iterable[Run], manifests: dict[Artifact, Man
     """Artifacts that these runs, a tag or a command named, and all that those were made from."""
     todo: list[Artifact] = list(catalog.tags().values())
     todo += [name for name, manifest in manifests.items() if manifest.run_id == BY_COMMAND]
-    todo += [(name, stage["fingerprint"]) for run in runs for name, stage in run["stages"].items()]
+    # a stage has no fingerprint yet if the run ended before its inputs were made
+    todo += [(name, one["fingerprint"]) for run in runs for name, one in run["stages"].items() if one["fingerprint"]]
     found: set[Artifact] = set()
     while todo:
         name = todo.pop()

@@ -10,7 +10,7 @@ from typing import Any
 from datastore.catalog import Catalog
 from pipelines.code import CodeGraph
 from pipelines.fingerprint import Fingerprinter, UnhashableError, fingerprint
-from pipelines.load import Node, Pipeline
+from pipelines.load import Edge, Node, Pipeline
 from pipelines.problems import Origin, Problem, SpecError, did_you_mean
 from pipelines.secrets import shown_setting
 from schemas.manifest import Ingredients, InputRecord, Manifest
@@ -59,7 +59,8 @@ class Selection:
 
 @dataclass
 class Step:
-    """One stage of a plan. ``manifest`` is the artifact that is already there."""
+    """One stage of a plan. ``manifest`` is the artifact that is already there. ``fingerprint`` is empty as long as an
+    input is still to be made, see :func:`settle`; the stage ``may_be_reused`` if that comes out as it was."""
 
     node: Node
     fingerprint: str
@@ -68,6 +69,7 @@ class Step:
     reasons: list[str] = field(default_factory=list)
     manifest: Manifest | None = None
     forced: bool = False
+    may_be_reused: bool = False
 
     @property
     def name(self) -> str:
@@ -79,7 +81,8 @@ class Step:
             "uses": self.node.stage.name,
             "status": str(self.status),
             "reasons": self.reasons,
-            "fingerprint": self.fingerprint,
+            "may_be_reused": self.may_be_reused,
+            "fingerprint": self.fingerprint or None,
             "inputs": {name: [".".join(edge) for edge in edges] for name, edges in self.node.inputs.items()},
             "created_at": self.manifest.created_at.isoformat() if self.manifest else None,
             "duration_s": self.manifest.duration_s if self.manifest else None,
@@ -137,45 +140,70 @@ def make_plan(pipeline: Pipeline, catalog: Catalog, store: str, selection: Selec
     for node in pipeline.nodes.values():
         if any(name not in plan.steps for name in node.upstream):
             continue  # what it reads has a problem already
-        inputs = {
-            name: [InputRecord(stage=s, output=o, fingerprint=plan.steps[s].fingerprint) for s, o in edges]
-            for name, edges in node.inputs.items()
-        }
+        inputs = {name: [_record(edge, plan) for edge in edges] for name, edges in node.inputs.items()}
         try:
-            ingredients = fingerprinter.ingredients(node, inputs, pipeline.flowing(node.name))
+            flowing = pipeline.flowing(node.name)
+            ingredients = fingerprinter.ingredients(node, inputs, flowing, pipeline.name)
         except (UnhashableError, LookupError) as error:
             message = str(error.args[0])
             problems.append(Problem(f"stage {node.name}: with.{message}", Origin(str(pipeline.path), None)))
             continue
-        digest = fingerprint(ingredients)
-        manifest = catalog.manifest(node.name, digest)
-        step = Step(node, digest, ingredients, Status.CACHED if manifest else Status.RUN, manifest=manifest)
-        if not manifest:
-            step.reasons = _reasons(step, catalog)
-        plan.steps[node.name] = step
+        plan.steps[node.name] = _decided(node, ingredients, plan, chosen, catalog)
     if problems:
         raise SpecError(problems)
-    _select(plan, chosen)
     return plan
 
 
-def _select(plan: Plan, chosen: Collection[str]) -> None:
-    """Turn 'not cached' into run, skipped or blocked."""
-    for step in plan.steps.values():
-        if step.name in chosen and plan.selection.force and step.status is Status.CACHED:
-            step.status, step.forced, step.reasons = Status.RUN, True, ["--force"]
-        if step.status is Status.CACHED:
-            continue
-        if step.name not in chosen:
-            step.status = Status.SKIPPED
-            continue
-        unmet = [plan.steps[name] for name in step.node.upstream if plan.steps[name].status not in _AVAILABLE]
-        if unmet:
-            step.status = Status.BLOCKED
-            step.reasons = [_unmet(other, plan) for other in unmet]
+def _record(edge: Edge, plan: Plan) -> InputRecord:
+    """What is known of an input: its content only if it is there and stays as it is."""
+    step = plan.steps[edge.stage]
+    digest = step.manifest.outputs[edge.output].digest if step.manifest and step.status is Status.CACHED else ""
+    return InputRecord(stage=edge.stage, output=edge.output, fingerprint=step.fingerprint, digest=digest)
 
 
-_AVAILABLE = (Status.CACHED, Status.RUN)
+def _decided(node: Node, ingredients: Ingredients, plan: Plan, chosen: Collection[str], catalog: Catalog) -> Step:
+    """Whether a stage runs. The fingerprint of a stage whose inputs are made in this run is known only then."""
+    step = Step(node, "", ingredients, Status.RUN)
+    changing = [plan.steps[name] for name in node.upstream if plan.steps[name].status is not Status.CACHED]
+    if not changing:
+        step.fingerprint = fingerprint(ingredients)
+        step.manifest = catalog.manifest(node.name, step.fingerprint)
+    selected, force = node.name in chosen, plan.selection.force
+    if step.manifest and not (selected and force):
+        step.status = Status.CACHED
+        return step
+    step.forced = selected and force
+    step.reasons = ["--force"] if step.manifest else _reasons(step, changing, catalog)
+    unmet = [other for other in changing if other.status is not Status.RUN]
+    if not selected:
+        step.status = Status.SKIPPED
+    elif unmet:
+        step.status = Status.BLOCKED
+        step.reasons = [_unmet(other, plan) for other in unmet]
+    return step
+
+
+def settle(step: Step, plan: Plan, catalog: Catalog) -> None:
+    """Give a step its fingerprint, now that everything that it reads is there.
+
+    Raises LookupError if something is not.
+    """
+    if step.fingerprint:
+        return
+    inputs: dict[str, list[InputRecord]] = {}
+    for name, edges in step.node.inputs.items():
+        inputs[name] = []
+        for edge in edges:
+            before = plan.steps[edge.stage]
+            manifest = catalog.manifest(edge.stage, before.fingerprint) if before.fingerprint else None
+            if manifest is None:
+                raise LookupError(f"input {edge.stage} of stage {step.name} is not there; run it first")
+            digest = manifest.outputs[edge.output].digest
+            inputs[name].append(
+                InputRecord(stage=edge.stage, output=edge.output, fingerprint=manifest.fingerprint, digest=digest)
+            )
+    step.ingredients = step.ingredients.model_copy(update={"inputs": inputs})
+    step.fingerprint = fingerprint(step.ingredients)
 
 
 def _unmet(other: Step, plan: Plan) -> str:
@@ -186,14 +214,25 @@ def _unmet(other: Step, plan: Plan) -> str:
     )
 
 
-def _reasons(step: Step, catalog: Catalog) -> list[str]:
-    """Why a stage is not cached: what differs from its newest artifact."""
-    earlier = catalog.manifests(step.name)
-    return differences(earlier[0].ingredients, step.ingredients) if earlier else ["never ran"]
+def _reasons(step: Step, changing: list[Step], catalog: Catalog) -> list[str]:
+    """Why a stage is not known to be cached: what differs from the newest artifact that this pipeline made. If that is
+    only that inputs are made again, the step may be re-used."""
+    pipeline = step.ingredients.pipeline
+    earlier = [one for one in catalog.manifests(step.name) if one.ingredients.pipeline == pipeline]
+    if not earlier:
+        return ["never ran"]
+    again = [
+        f"input {other.name} is {'made again' if other.status is Status.RUN else 'out of date'}" for other in changing
+    ]
+    unlike = [differences(one.ingredients, step.ingredients) for one in earlier]
+    if again and not step.forced and [] in unlike:
+        step.may_be_reused = True
+        return [*again, "may be re-used if their content is equal"]
+    return [*unlike[0], *again] or ["inputs, code and config are as before, and the artifact is gone"]
 
 
 def differences(old: Ingredients, new: Ingredients) -> list[str]:
-    """What differs between two sets of ingredients, one line for each."""
+    """What differs between two sets of ingredients, one line for each. Content that is not made yet does not count."""
     if old.scheme != new.scheme:
         return [f"fingerprint scheme {old.scheme} -> {new.scheme}"]
     found = []
@@ -209,7 +248,7 @@ def differences(old: Ingredients, new: Ingredients) -> list[str]:
     found += [f"version of {line}" for line in _changes(old.choices, new.choices)]
     found += [f"code {line}" for line in _keys(old.code, new.code, " changed", " added", " no longer used")]
     found += [f"package {line}" for line in _changes(old.packages, new.packages)]
-    return found or ["ingredients differ"]
+    return found
 
 
 def _input_changes(old: Ingredients, new: Ingredients) -> list[str]:
@@ -221,7 +260,7 @@ def _input_changes(old: Ingredients, new: Ingredients) -> list[str]:
             found.append(f"input {name} {', '.join(edges_before) or 'none'} -> {', '.join(edges_after) or 'none'}")
             continue
         pairs = zip(before, after, strict=True)
-        found += [f"input {new_.stage} changed" for old_, new_ in pairs if old_.fingerprint != new_.fingerprint]
+        found += [f"input {new_.stage} changed" for old_, new_ in pairs if old_.digest != new_.digest and new_.digest]
     return list(dict.fromkeys(found))
 
 

@@ -144,7 +144,7 @@ def diff_runs(catalog: Catalog, a: Run, b: Run) -> dict[str, dict[str, Any]]:
         if name not in a["stages"] or name not in b["stages"]:
             found[name] = {"only_in": (a if name in a["stages"] else b)["run_id"]}
             continue
-        left, right = (catalog.manifest(name, run["stages"][name]["fingerprint"]) for run in (a, b))
+        left, right = (_manifest(catalog, name, run) for run in (a, b))
         if a["stages"][name]["fingerprint"] == b["stages"][name]["fingerprint"]:
             continue
         if left is None or right is None:
@@ -158,6 +158,11 @@ def diff_runs(catalog: Catalog, a: Run, b: Run) -> dict[str, dict[str, Any]]:
             "rows": _differing(_rows(left), _rows(right)),
         }
     return found
+
+
+def _manifest(catalog: Catalog, stage: str, run: Run) -> Manifest | None:
+    fingerprint = run["stages"][stage]["fingerprint"]  # empty if the run ended before its inputs were made
+    return catalog.manifest(stage, fingerprint) if fingerprint else None
 
 
 def _rows(manifest: Manifest) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from schemas.arrow import to_table
 from schemas.manifest import Kind
 from schemas.pair import PAIR_SCHEMA, Pair
 from schemas.task import TASK_SCHEMA, Task
-from schemas.trajectory import Trajectory, trajectory_id
+from schemas.trajectory import Trajectory, row_fingerprint, trajectory_id
 
 if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
@@ -120,6 +120,7 @@ class Context:
 
     ``folder`` becomes the artifact when the stage returns; ``scratch`` survives a kill, so that a resumed run finds
     its checkpoints there, and is removed once the artifact is published. ``metrics`` end up in the manifest.
+    ``made_again`` counts how often that happened by ``--force``, each time with rows of its own in the buffer.
     """
 
     stage: str
@@ -131,7 +132,7 @@ class Context:
     scratch: Path
     progress: Progress = no_progress
     metrics: dict[str, float | int | str | None] = field(default_factory=dict)
-    forced: bool = False
+    made_again: int = 0
 
     def _origin(self, output: str) -> dict[str, str]:
         return {"stage": self.stage, "output": output, "fingerprint": self.fingerprint}
@@ -142,26 +143,33 @@ class Context:
         return path
 
     def trajectory_id(self, number: int) -> str:
-        return trajectory_id(self.stage, self.fingerprint, number)
+        return trajectory_id(self.stage, self.fingerprint, number, self.made_again)
+
+    def row_ids(self) -> list[str]:
+        """Ids of all rows that this stage run has in the buffer, sorted."""
+        return self.buffer.ids(self._row_fingerprint)
+
+    @property
+    def _row_fingerprint(self) -> str:
+        return row_fingerprint(self.fingerprint, self.made_again)
 
     def has_shard(self, shard: int) -> bool:
-        """Whether the rows of this shard are already in the buffer, from this run or one that was killed.
-
-        A forced run computes them again; what the buffer holds stays as it is.
-        """
-        return not self.forced and self.buffer.has(self.fingerprint, shard)
+        """Whether the rows of this shard are already in the buffer, from this run or one that was killed."""
+        return self.buffer.has(self._row_fingerprint, shard)
 
     def append(self, trajectories: Iterable[Trajectory], shard: int = 0) -> None:
-        """Append rows to the buffer; a shard that is already there is left as it is."""
-        self.buffer.append(
-            trajectories, stage=self.stage, fingerprint=self.fingerprint, shard=shard, run_id=self.run_id
-        )
+        """Append rows to the buffer, with this stage run's lineage, also if they are copies of another's rows; a shard
+        that is already there is left as it is."""
+        fingerprint = self._row_fingerprint
+        lineage = {"stage": self.stage, "fingerprint": fingerprint, "run_id": self.run_id}
+        rows = (row.model_copy(update=lineage) for row in trajectories)
+        self.buffer.append(rows, stage=self.stage, fingerprint=fingerprint, shard=shard, run_id=self.run_id)
 
     def select(
         self, ids: Sequence[str] | None = None, weights: Sequence[float] | None = None, name: str = "trajectories"
     ) -> Trajectories:
         """An output that selects rows of the buffer: all that this stage run appended, unless ``ids`` are given."""
-        chosen = self.buffer.ids(self.fingerprint) if ids is None else list(ids)
+        chosen = self.row_ids() if ids is None else list(ids)
         table = pa.table(
             {"trajectory_id": chosen, "weight": [1.0] * len(chosen) if weights is None else list(weights)},
             schema=SELECTION_SCHEMA,

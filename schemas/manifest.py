@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from schemas.trajectory import row_fingerprint
+
 MANIFEST_VERSION = 2
 
 
@@ -34,19 +36,24 @@ class OutputRecord(BaseModel):
 
 
 class InputRecord(BaseModel):
+    """One output that a stage reads. ``digest`` is over its content; empty as long as that is not made."""
+
     model_config = ConfigDict(extra="forbid")
 
     stage: str
     output: str
     fingerprint: str
+    digest: str = ""
 
 
 class Ingredients(BaseModel):
-    """All that enters the fingerprint, kept apart so that a plan can say which of them changed."""
+    """All that enters the fingerprint, kept apart so that a plan can say which of them changed. ``pipeline``, and the
+    fingerprints of the inputs, only say where things come from; they do not enter."""
 
     model_config = ConfigDict(extra="forbid")
 
     scheme: int
+    pipeline: str = ""
     stage: str
     uses: str
     uses_version: str
@@ -64,6 +71,7 @@ class Manifest(BaseModel):
 
     ``attempt`` names the folder, beside the manifest, that holds the outputs: each try at a stage writes to a folder of
     its own, and the manifest says whose counts. It is empty in manifests of version 1, whose outputs lie beside them.
+    ``made_again`` counts how often it was made again by ``--force``, each time with rows of its own in the buffer.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -74,8 +82,14 @@ class Manifest(BaseModel):
     ingredients: Ingredients
     outputs: dict[str, OutputRecord]
     run_id: str
+    made_again: int = 0
     created_at: datetime
     duration_s: float
     buffer_version: int | None = None
     metrics: dict[str, float | int | str | None] = {}
     environment: dict[str, str] = {}
+
+    @property
+    def row_fingerprint(self) -> str:
+        """What its rows in the buffer carry as their fingerprint."""
+        return row_fingerprint(self.fingerprint, self.made_again)

@@ -172,6 +172,17 @@ NOT_TRAINED = "not-trained"
 """Tag of a row that no stage trains on, such as a judge's or a simulated user's."""
 
 
-def trajectory_id(stage: str, fingerprint: str, number: int) -> str:
-    """``<stage>-<fingerprint8>-<number>``: readable, sequential within one stage run, the same on every re-run."""
-    return f"{stage}-{fingerprint[:8]}-{number:06d}"
+def row_fingerprint(fingerprint: str, made_again: int) -> str:
+    """What the rows of a stage run carry as their fingerprint: the stage's own, and if it was ``made_again`` by
+    ``--force``, a point and how often."""
+    return f"{fingerprint}.{made_again}" if made_again else fingerprint
+
+
+def trajectory_id(stage: str, fingerprint: str, number: int, made_again: int = 0) -> str:
+    """``<stage>-<fingerprint8>-<number>``: readable, sequential within one stage run, the same on every re-run. If the
+    stage was ``made_again``, a point and how often stand before the number."""
+    return f"{stage}-{row_fingerprint(fingerprint[:8], made_again)}-{number:06d}"
+
+
+FINGERPRINT_IN_ID = r"-[0-9a-f]{8}(?:\.[0-9]+)?-([0-9]{6,})"
+"""The part of an id that differs if the same rows are made again, by ``--force`` or after an edit."""

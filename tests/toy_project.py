@@ -4,7 +4,7 @@ import itertools
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,7 @@ class Project:
 
     folder: Path
     package: str
+    reused: set[str] = field(default_factory=set)
 
     @property
     def store(self) -> str:
@@ -164,9 +165,11 @@ class Project:
         return make_plan(self.load(text, **options), self.catalog, self.store, selection)
 
     def run(self, text: str | None = None, selection: Selection | None = None, **options: Any) -> dict[str, Outcome]:
-        """Run what the plan says, in this process."""
+        """Run what the plan says, in this process. What came out as before is in ``reused``, and not in the answer."""
         plan = self.plan(text, selection, **options)
-        return {step.name: perform(job_of(step, plan, "test-run")) for step in plan.to_run}
+        outcomes = {step.name: perform(job_of(step, plan, "test-run")) for step in plan.to_run}
+        self.reused = {name for name, outcome in outcomes.items() if outcome.reused}
+        return {name: outcome for name, outcome in outcomes.items() if not outcome.reused}
 
 
 def make_project(folder: Path) -> Project:

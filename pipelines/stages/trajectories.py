@@ -180,5 +180,5 @@ def rationalize(
 
 
 def _of_source(context: Context, source: str) -> list[str]:
-    table = context.buffer.read(context.buffer.ids(context.fingerprint), ["trajectory_id", "source"])
+    table = context.buffer.read(context.row_ids(), ["trajectory_id", "source"])
     return [row["trajectory_id"] for row in table.to_pylist() if row["source"] == source]

@@ -7,8 +7,11 @@ import sys
 import pytest
 from toy_project import Project
 
+from datastore.buffer import TrajectoryBuffer
+from pipelines.execute import Outcome, open_output
 from pipelines.plan import Selection
 from pipelines.problems import SpecError
+from schemas.manifest import InputRecord
 
 PIPELINE = """
     name: p
@@ -20,8 +23,13 @@ PIPELINE = """
 """
 
 
-def statuses(project: Project, selection: Selection | None = None, **options: object) -> dict[str, str]:
-    plan = project.plan(PIPELINE, selection, **options)
+MAYBE = "may be re-used if their content is equal"
+
+
+def statuses(
+    project: Project, selection: Selection | None = None, text: str = PIPELINE, **options: object
+) -> dict[str, str]:
+    plan = project.plan(text, selection, **options)
     return {step.name: str(step.status) for step in plan.steps.values()}
 
 
@@ -40,8 +48,12 @@ def test_first_everything_runs_then_nothing(project: Project) -> None:
 def test_reasons_name_the_key_the_module_the_input(project: Project) -> None:
     project.run(PIPELINE)
     assert reasons(project, "a", settings=["stages.a.with.n=6"]) == ["config n: 5 -> 6"]
-    assert reasons(project, "b", settings=["stages.a.with.n=6"]) == ["input a changed"]
-    assert reasons(project, "c", settings=["stages.a.with.n=6"]) == ["input a changed", "input b changed"]
+    assert reasons(project, "b", settings=["stages.a.with.n=6"]) == ["input a is made again", MAYBE]
+    assert reasons(project, "c", settings=["stages.a.with.n=6"]) == [
+        "input a is made again",
+        "input b is made again",
+        MAYBE,
+    ]
     assert reasons(project, "a", settings=["seed=3"]) == ["seed 0 -> 3"]
     assert reasons(project, "a", settings=["stages.a.with.names.x=3"]) == [
         "config names: {} -> unset",
@@ -55,6 +67,9 @@ def test_reasons_name_the_key_the_module_the_input(project: Project) -> None:
     )
     project.edit("deeper", "return a + b", "return b + a")
     assert reasons(project, "b") == [f"code {project.package}/deeper.py changed"]
+    project.edit("deeper", "return b + a", "return a + b")
+    project.run(PIPELINE, Selection(only=("a",)), settings=["stages.a.with.n=6"])
+    assert reasons(project, "b", settings=["stages.a.with.n=6"]) == ["input a changed"]
 
 
 def test_an_external_file_is_a_reason(project: Project) -> None:
@@ -102,6 +117,127 @@ def test_force_says_whether_the_result_is_the_same(project: Project) -> None:
     assert set(outcomes) == {"b"}
     assert outcomes["b"].reproduced is True
     assert statuses(project) == dict.fromkeys("abcd", "cached")
+
+
+def test_equal_content_of_an_input_cuts_off_and_other_content_does_not(project: Project) -> None:
+    project.run(PIPELINE)
+    project.edit("stages", "config.factor * number for number", "number * config.factor for number")
+    assert reasons(project, "b")[-1] == MAYBE
+    assert set(project.run(PIPELINE)) == {"a", "d"}
+    assert project.reused == {"b", "c"}
+    assert statuses(project) == dict.fromkeys("abcd", "cached")
+    assert set(project.run(PIPELINE, settings=["stages.a.with.n=6"])) == {"a", "b", "c"}
+
+
+DRAW = """
+
+
+class Draw(StageConfig):
+    rows: int = 2
+
+
+@stage("toy.draw", version=1)
+def draw(context: Context, config: Draw) -> Trajectories:
+    value = float(open("value" + ".txt").read())
+    rows = []
+    for number in range(config.rows):
+        name = context.trajectory_id(number)
+        task = {"task_id": "t", "env": "e", "split": "train", "prompt": "p", "messages": []}
+        more = {"source": "policy", "reward": value, "success": True, "termination": "answered"}
+        rows.append(Trajectory(trajectory_id=name, episode_id=name, **task, **more))
+    if not context.has_shard(0):
+        context.append(rows)
+    return context.select()
+
+
+@stage("toy.rewards", version=1)
+def rewards(context: Context, config: Sum, trajectories: Trajectories) -> Table:
+    return context.table(trajectories.table(["trajectory_id", "reward"]))
+
+
+@stage("toy.copy", version=1)
+def copy(context: Context, config: Sum, trajectories: Trajectories) -> Trajectories:
+    rows = trajectories.read()
+    context.append([r.model_copy(update={"trajectory_id": context.trajectory_id(n)}) for n, r in enumerate(rows)])
+    return context.select()
+"""
+
+DRAWN = """
+    name: p
+    stages:
+      draw: {uses: "toy:draw"}
+      rewards: {uses: "toy:rewards", inputs: {trajectories: draw}}
+      total: {uses: "toy:rewards", inputs: {trajectories: draw}, with: {power: 2}}
+"""
+
+
+@pytest.fixture
+def drawing(project: Project) -> Project:
+    """A stage whose rows depend on a file that no fingerprint knows."""
+    source = project.source("stages")
+    source.write_text(source.read_text() + "\n\nfrom schemas.trajectory import Trajectory\n" + DRAW)
+    value(project, 0.25)
+    return project
+
+
+def value(project: Project, number: float) -> None:
+    (project.folder / "value.txt").write_text(str(number))
+
+
+def drawn(outcome: Outcome, project: Project) -> list[str]:
+    return open_output(
+        InputRecord(stage="draw", output="trajectories", fingerprint=outcome.manifest.fingerprint),
+        project.catalog,
+        TrajectoryBuffer(project.store),
+    ).ids()
+
+
+def test_a_forced_stage_makes_new_rows_and_says_whether_they_are_the_same(drawing: Project) -> None:
+    force = Selection(only=("draw",), force=True)
+    first = drawing.run(DRAWN)["draw"]
+    before = drawn(first, drawing)
+    again = drawing.run(DRAWN, force)["draw"]
+    assert again.reproduced is True
+    after = drawn(again, drawing)
+    assert not set(before) & set(after)
+    buffer = TrajectoryBuffer(drawing.store)
+    assert [row.trajectory_id for row in buffer.get_many(before)] == before, "rows of before stay"
+    assert {row.fingerprint for row in buffer.get_many(after)} == {f"{again.manifest.fingerprint}.1"}
+    assert statuses(drawing, text=DRAWN) == dict.fromkeys(["draw", "rewards", "total"], "cached")
+
+
+def test_other_content_of_a_forced_stage_is_said_and_runs_what_reads_it(drawing: Project) -> None:
+    drawing.run(DRAWN)
+    value(drawing, 0.75)
+    plan = drawing.plan(DRAWN, Selection(until=("rewards",), first=("draw",)))
+    assert {str(step.status) for step in plan.steps.values()} == {"cached"}
+    outcome = drawing.run(DRAWN, Selection(only=("draw",), force=True))["draw"]
+    assert outcome.reproduced is False
+    buffer = TrajectoryBuffer(drawing.store)
+    assert {row.reward for row in buffer.get_many(drawn(outcome, drawing))} == {0.75}
+    assert statuses(drawing, text=DRAWN) == {"draw": "cached", "rewards": "run", "total": "run"}
+    assert reasons(drawing, "rewards", DRAWN) == ["input draw changed"]
+    assert set(drawing.run(DRAWN)) == {"rewards", "total"}
+    value(drawing, 0.25)
+    assert drawing.run(DRAWN, Selection(only=("draw",), force=True))["draw"].manifest.made_again == 2
+    assert statuses(drawing, text=DRAWN)["rewards"] == "cached", "the content of the first time is back"
+
+
+def test_copied_rows_get_the_lineage_of_the_stage_that_appends_them(drawing: Project) -> None:
+    text = DRAWN + '      copy: {uses: "toy:copy", inputs: {trajectories: draw}}\n'
+    outcomes = drawing.run(text)
+    fingerprint = outcomes["copy"].manifest.fingerprint
+    rows = TrajectoryBuffer(drawing.store).get_many(TrajectoryBuffer(drawing.store).ids(fingerprint))
+    assert [(row.stage, row.fingerprint) for row in rows] == [("copy", fingerprint)] * 2
+
+
+def test_two_pipelines_do_not_give_each_others_reasons(project: Project) -> None:
+    other = PIPELINE.replace("name: p", "name: q").replace("n: 5", "n: 7")
+    project.run(PIPELINE)
+    assert reasons(project, "a", other) == ["never ran"]
+    project.run(other)
+    assert reasons(project, "a", settings=["stages.a.with.n=6"]) == ["config n: 5 -> 6"]
+    assert reasons(project, "a", other, settings=["stages.a.with.n=6"]) == ["config n: 7 -> 6"]
 
 
 def test_unknown_names_in_a_selection(project: Project) -> None:

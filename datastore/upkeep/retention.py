@@ -62,7 +62,8 @@ def vacuum(
         def dies(name: str, modified: datetime) -> bool:
             if name in lives:
                 return not any(_held(stretch, wanted) for stretch in lives[name])
-            return writer_of(name) not in living and modified < now - max(GRACE, retention)
+            age = now - modified
+            return writer_of(name) not in living and age > GRACE and age >= retention
 
         gone = {f"{FOLDER}/{name}": name for name, modified in sorted(stored.items()) if dies(name, modified)}
         spent = _spent(buffer)

@@ -148,3 +148,20 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 
     # 48,000 more rows are 120 MiB of Arrow data; ids of the append are all that may stay
     assert peak(96_000) < peak(48_000) + 80
+
+
+@pytest.mark.slow
+def test_rows_of_a_million_tokens_are_bounded_by_bytes(tmp_path: Path) -> None:
+    code = (
+        "import resource; from datastore import TrajectoryBuffer; from datastore.upkeep import compact;"
+        "from store_rows import build; n = 1_000_000;"
+        "row = lambda i: build(i, input_ids=[j % 50_000 for j in range(n)], n_tokens=n, n_action_tokens=0,"
+        " action_mask=[False] * n, logprobs=[float('nan')] * n, messages=[]);"
+        f"b = TrajectoryBuffer({str(tmp_path)!r});"
+        "b.append((row(i) for i in range(60)), stage='s', fingerprint='f');"
+        "[b.append([row(60 + i)], stage='s', fingerprint='f', shard=1 + i) for i in range(4)]; compact(b);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert int(done.stdout) < 1536  # MiB

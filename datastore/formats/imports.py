@@ -98,6 +98,7 @@ def import_paths(
     error the table stays as it was.
     """
     from datastore.lease import hold
+    from datastore.upkeep.forgetting import IMPORT_RUN
 
     with reading(paths, format, stage=stage, labels=labels, on_error=on_error, check_tokens=check_tokens) as found:
         found.result.dry_run = dry_run
@@ -109,7 +110,7 @@ def import_paths(
             found.leave_out_known(buffer)
             if found.files:
                 fingerprint = found.result.fingerprint = found.fingerprint(buffer.version)
-                run_id = f"import-{fingerprint[:16]}"
+                run_id = f"{IMPORT_RUN}{fingerprint[:16]}"
                 rows = found.rows(fingerprint[:16])
                 done = buffer.append(rows, stage=stage, fingerprint=fingerprint, run_id=run_id, on_error=on_error)
                 found.result.version, found.result.quarantined = done.version, done.quarantined

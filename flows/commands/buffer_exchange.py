@@ -97,6 +97,25 @@ def _some(names: list[str]) -> str:
 
 
 @command(app)
+def forget(
+    fingerprint: Annotated[str, typer.Argument(help="Of an import or of one of its files, or the beginning of it")],
+    store: Store = "store",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Undo an import: its rows leave the buffer, unless an artifact reads them. It can be imported again."""
+    from dataclasses import asdict
+
+    from datastore.upkeep import forget as run
+
+    done = run(open_buffer(store), fingerprint, dry_run=dry_run)
+    if as_json:
+        say_json(asdict(done) | {"dry_run": dry_run})
+    else:
+        say(f"{done.rows} rows of import {done.fingerprint} {'would go' if dry_run else 'are gone'}")
+
+
+@command(app)
 def export(
     path: Location,
     format: Format,

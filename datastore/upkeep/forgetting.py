@@ -1,0 +1,99 @@
+"""Forgetting: the rows of one import leave the table, and no other row does. Old versions stay readable until
+``vacuum``, and the same files can be imported again."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from datastore.catalog import Catalog
+from datastore.errors import StoreError
+from datastore.uniqueness import ids_of
+from datastore.upkeep.common import alone, live_files, read_parts
+from datastore.upkeep.compaction import replace
+from datastore.writer import FileWriter
+from schemas.trajectory import TRAJECTORY_SCHEMA
+
+if TYPE_CHECKING:
+    from datastore.buffer import TrajectoryBuffer
+
+IMPORT_RUN = "import-"
+"""``run_id`` of imported rows begins so, and goes on with the first half of the import's fingerprint."""
+SHORTEST = 6
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """``fingerprint`` is that of the import, or of the file."""
+
+    fingerprint: str
+    rows: int
+    version: int
+
+
+def forget(buffer: "TrajectoryBuffer", fingerprint: str, *, dry_run: bool = False) -> Forgotten:
+    """Take the rows of an import, or of one of its files, out of the table; the beginning of the fingerprint is enough.
+
+    Raises StoreError if it stands for no import or for several, and if an artifact reads one of the rows.
+    """
+    with alone(buffer):
+        name, ids = _rows(buffer, fingerprint)
+        _refuse_read(buffer, ids)
+        if dry_run:
+            return Forgotten(name, len(ids), buffer.table().version())
+        gone, adds = [], []
+        live = live_files(buffer.table())
+        with FileWriter(buffer.place, data_change=False) as files:
+            for file in live:
+                if ids.isdisjoint(ids_of(buffer.place, file)):
+                    continue
+                gone.append(file)
+                kept = [part for part in _kept(buffer, file, ids) if part.num_rows]
+                if kept:
+                    adds.append(files.write_one(kept))
+            said = {"upkeep": "forget", "forgotten": name, "rows": str(len(ids))}
+            version = replace(buffer, files, adds, gone, "DELETE", said)
+        return Forgotten(name, len(ids), version)
+
+
+def _rows(buffer: "TrajectoryBuffer", text: str) -> tuple[str, set[str]]:
+    """What a fingerprint stands for, and the ids of its rows."""
+    if len(text) < SHORTEST:
+        raise StoreError(f"fingerprint {text!r} is too short; give at least {SHORTEST} characters of it")
+    imported = buffer.scan().select("trajectory_id", "fingerprint", "run_id")
+    rows = imported.filter(pl.col("run_id").str.starts_with(IMPORT_RUN)).collect()
+    for column, wanted in (("run_id", IMPORT_RUN + text[:16]), ("fingerprint", text)):
+        found = rows.filter(pl.col(column).str.starts_with(wanted))
+        names = sorted(set(found[column]))
+        if len(names) > 1:
+            raise StoreError(f"{text!r} stands for {len(names)} imports: {', '.join(names[:5])}; give more of it")
+        if names:
+            return names[0].removeprefix(IMPORT_RUN), set(found["trajectory_id"])
+    raise StoreError(f"no import has the fingerprint {text!r}; `agentrl buffer import` prints it, and so does history")
+
+
+def _refuse_read(buffer: "TrajectoryBuffer", ids: set[str]) -> None:
+    """Raise if an artifact of the catalog names one of the rows."""
+    catalog = Catalog(buffer.store)
+    readers = []
+    for manifest in catalog.all():
+        for output in manifest.outputs.values():
+            if output.kind == "trajectories":
+                named = pq.read_table(catalog.local(manifest, output.path), columns=["trajectory_id"])
+                if not ids.isdisjoint(named["trajectory_id"].to_pylist()):
+                    readers.append(f"{manifest.ingredients.stage}/{manifest.fingerprint[:8]}")
+    if readers:
+        raise StoreError(
+            f"{len(readers)} artifacts read rows of this import: {', '.join(sorted(set(readers))[:5])}; remove them "
+            "first (`agentrl gc` takes what no tag and no run keeps)"
+        )
+
+
+def _kept(buffer: "TrajectoryBuffer", file: str, ids: set[str]) -> Iterator[pa.Table]:
+    for part in read_parts(buffer, file):
+        rows = part.cast(TRAJECTORY_SCHEMA)
+        stays = [one not in ids for one in rows["trajectory_id"].to_pylist()]
+        yield rows.filter(pa.array(stays))

@@ -7,6 +7,7 @@ Prints one line for each figure: the figure, the target, and `met` or `MISSED`. 
 
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -125,16 +126,31 @@ def _stages_of_a_run(file: str = "chain.yaml", env: dict[str, str] | None = None
 
 def _fresh(file: str) -> float:
     shutil.rmtree("store", ignore_errors=True)
-    return agentrl("run", file, "--store", "store")
+    return agentrl("run", file, "--prefect", "--store", "store")
 
 
 def _again(file: str, env: dict[str, str] | None = None) -> float:
     """Every stage runs, on a store that is there; a new seed makes them all new."""
     _again.seed += 1
-    return agentrl("run", file, "--store", "store", "--set", f"seed={_again.seed}", env=env)
+    return agentrl("run", file, "--prefect", "--store", "store", "--set", f"seed={_again.seed}", env=env)
 
 
 _again.seed = 0  # type: ignore[attr-defined]
+
+
+def cpu() -> None:
+    """CPU seconds of a run of one trivial stage, with all processes that it starts and waits for."""
+    Path("one.yaml").write_text(chain(1).replace("name: chain", "name: one"))
+    found: dict[str, list[float]] = {"--prefect": [], "--no-prefect": []}
+    for number in range(REPEATS + 1):
+        for option, seconds in found.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            agentrl("run", "one.yaml", option, "--store", "cpu", "--set", f"seed={10 * number + len(option)}")
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    with_prefect, without = (statistics.median(seconds[1:]) for seconds in found.values())
+    figure("CPU seconds of a run of one trivial stage, with Prefect", with_prefect, "s")
+    figure("CPU seconds of the same run, which needs no Prefect", without, "s", 5.0)
 
 
 @contextmanager
@@ -231,6 +247,7 @@ def main() -> None:
         figure("agentrl --help", median(None, "--help"), "s", 0.5)
         Path("trivial_stages.py").write_text(STAGE_SOURCE)
         nothing = orchestration()
+        cpu()
         running_server()
         planning()
         if not SMALL:

@@ -27,6 +27,9 @@ PATIENCE = 8
 LEASE_SECONDS = 4.0
 """Short, so that a process that the storm has stopped loses its lease."""
 
+CHECKPOINT_EVERY = 10
+"""Often, so that checkpoints are cut off, too."""
+
 
 def rows(shard: int) -> list[Trajectory]:
     return [build(number) for number in range(shard * ROWS, (shard + 1) * ROWS)]
@@ -148,9 +151,11 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
+    import datastore.commit
     import datastore.lease
 
     datastore.lease.LEASE_SECONDS = LEASE_SECONDS
+    datastore.commit.CHECKPOINT_EVERY = CHECKPOINT_EVERY
     role, store, folder, number, seed = sys.argv[1:6]
     actor = Actor(store, Path(folder), f"{role}-{number}", int(number), int(seed))
     if role == "run":

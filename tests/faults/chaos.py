@@ -126,14 +126,14 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def rage(troupe: Troupe, seconds: float) -> None:
-    """The storm itself. At its end every actor is killed."""
+def rage(troupe: Troupe, seconds: float, pace: float) -> None:
+    """The storm itself. At its end every actor is killed. ``pace`` stretches the time from strike to strike."""
     until = time.monotonic() + seconds
     try:
         while time.monotonic() < until:
             troupe.keep_going()
             troupe.resume()
-            time.sleep(troupe.random.uniform(0.1, 1.0))
+            time.sleep(troupe.random.uniform(0.1, 1.0) * pace)
             troupe.strike()
     finally:
         troupe.end()

@@ -25,6 +25,10 @@ from diary import ROWS, entries
 from mishaps import VARIABLE
 
 
+PACE = {"local": 1.0, "s3": 2.5}
+"""Actors take longer on S3, and shall come to the end of what they do now and then."""
+
+
 @dataclass
 class Storm:
     """What a storm did and what it found. ``rows`` are those that were acknowledged."""
@@ -52,7 +56,7 @@ def storm(place: str, seed: int, seconds: float, folder: Path) -> Storm:
     start = time.monotonic()
     with _store(place, seed, folder) as (store, calm, rough, line_faults):
         troupe = Troupe(store, folder, seed, environment(folder, rough))
-        rage(troupe, seconds)
+        rage(troupe, seconds, PACE[place])
         left = survivors(folder, patience_s=10)
         faults = [f"process {one.pid} outlives the storm: {' '.join(one.cmdline())[:200]}" for one in left]
         for process in left:

@@ -21,6 +21,7 @@ from diary import ROWS, shards
 from store_rows import FP
 
 from datastore import Catalog, TrajectoryBuffer, upkeep
+from datastore.upkeep import retention
 from pipelines.runs import all_runs
 
 
@@ -96,18 +97,18 @@ def leftovers(store: str) -> Iterator[str]:
         strays += [str(path) for path in (root / folder).glob("*")]
     known = {f"artifacts/{one.ingredients.stage}/{one.fingerprint}" for one in catalog.all()}
     strays += [key for key in place.keys("artifacts") if "/".join(key.split("/")[:3]) not in known]
-    live = set(upkeep._data_files(TrajectoryBuffer(store).table()))
-    strays += [name for name, _ in upkeep._stored_files(TrajectoryBuffer(store)) if name not in live]
+    live = {name.rpartition("/")[2] for name in TrajectoryBuffer(store).table().file_uris()}
+    strays += [name for name, _ in retention.stored_files(TrajectoryBuffer(store)) if name not in live]
     if strays:
         yield f"{len(strays)} strays, such as {sorted(set(strays))[:5]}"
 
 
 def tidy(store: str) -> Iterable[str]:
     """Throw away what nothing needs."""
-    from datastore import leftovers
+    from datastore import leftovers, marks
     from pipelines.gc import collect
 
-    upkeep.APPEND_GRACE = leftovers.GRACE = timedelta(0)  # nobody else is at work
+    retention.GRACE = marks.STALE = leftovers.GRACE = timedelta(0)  # nobody else is at work
     buffer = TrajectoryBuffer(store)
     upkeep.compact(buffer)
     collect(Catalog(store), 0)

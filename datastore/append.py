@@ -47,15 +47,15 @@ def append(
         if is_appended(table.transaction_version(name)):
             return AppendResult(table.version(), 0, skipped=True)
         checked_files = known.follow(table)
+
+    def refuse_if_appended() -> None:
+        with to.following() as table:
+            if is_appended(table.transaction_version(name)):
+                raise _AlreadyThereError
+
     with FileWriter(place) as files:
         label = f"{lineage['stage']}-{lineage['fingerprint'][:8]}-{shard}"
-        checked = Ingest(rows, lineage, on_error, place, label, known)
-        try:
-            adds = files.write(checked.batches())
-        except Exception as error:
-            if error is checked.error and not isinstance(error, OSError):
-                raise
-            raise StoreError(f"append to {to.uri} failed, the table is as it was: {error}") from error
+        checked = Ingest(rows, lineage, on_error, place, label, known, refuse_if_appended)
 
         def build(table: "DeltaTable") -> Sequence[Action]:
             before = table.transaction_version(name)
@@ -66,12 +66,23 @@ def append(
             return [*adds, {"txn": {"appId": name, "version": 0 if before is None else before + 1}}]
 
         try:
+            adds = _write(to, files, checked)
             info = lineage | {"shard": str(shard), "rows": str(checked.rows)}
             version = commit(to, files, build, "WRITE", info)
         except _AlreadyThereError:
             with to.following() as table:
                 return AppendResult(table.version(), 0, skipped=True)
     return AppendResult(version, checked.rows, skipped=False, quarantined=checked.quarantined)
+
+
+def _write(to: BufferTable, files: FileWriter, checked: Ingest) -> list[Action]:
+    """Add actions of the rows' files."""
+    try:
+        return files.write(checked.batches())
+    except Exception as error:
+        if error is checked.error and not isinstance(error, OSError):
+            raise
+        raise StoreError(f"append to {to.uri} failed, the table is as it was: {error}") from error
 
 
 def _refuse_clashes(known: KnownIds, checked: Ingest, new: frozenset[str]) -> None:

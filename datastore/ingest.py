@@ -1,6 +1,6 @@
 """Rows on their way into the table: any source becomes a stream of checked record batches, never held as a whole."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -36,8 +36,10 @@ class Ingest:
         place: Place,
         name: str,
         known: KnownIds,
+        on_clash: Callable[[], None],
     ) -> None:
-        """``known``: the ids that are in the table already."""
+        """``known``: the ids that are in the table already. ``on_clash`` is called before rows are refused because
+        their ids are; what it raises goes on to the caller of :meth:`batches`."""
         self.source = source
         self.fill = fill
         self.rows = 0
@@ -46,6 +48,7 @@ class Ingest:
         self._seen: set[str] = set()
         self._set_aside: set[str] = set()
         self._known = known
+        self._on_clash = on_clash
         self._read = 0
         self._quarantine = Quarantine(place, name) if on_error == "quarantine" else None
 
@@ -114,6 +117,8 @@ class Ingest:
         """Rows whose id is in the table already."""
         names = table["trajectory_id"].to_pylist()
         clashes = self._known.clashes_now({name for name in names if name})
+        if clashes:
+            self._on_clash()
         return [
             BadField(first + row, name, "trajectory_id", f"is in the buffer already ({clashes[name]})")
             for row, name in enumerate(names)

@@ -33,25 +33,31 @@ class SourcesGoneError(StoreError):
 def compact(buffer: "TrajectoryBuffer") -> dict[str, int]:
     """Merge small files, until no two are left. Gives the number of files before and after, and the version.
 
-    Appends may go on meanwhile. A second compaction waits for the first one, and finds nothing left to do.
+    Appends may go on meanwhile; what they add is left to the next compaction, so that this one comes to an end. A
+    second compaction waits for the first one, and finds nothing left to do.
     """
     before = len(live_files(buffer.table()))
     with alone(buffer):
         buffer.committed.ensure()
-        while groups := _groups(buffer.table()):
+        mine = set(live_files(buffer.table()))
+        while groups := _groups(buffer.table(), mine):
             try:
-                _merge(buffer, groups)
+                mine |= _merge(buffer, groups)
             except SourcesGoneError:
                 continue  # by an upkeep that ran in spite of the lock; look again at what is left
         table = buffer.table()
         return {"files_before": before, "files_after": len(live_files(table)), "version": table.version()}
 
 
-def _groups(table: "DeltaTable") -> list[list[str]]:
-    """Small files, by their least id, that are to become one file each."""
+def _groups(table: "DeltaTable", among: set[str]) -> list[list[str]]:
+    """Small ones of these files, by their least id, that are to become one file each."""
     files = live_files(table)
     least = {name: low for name, (low, _) in bounds(table).items()}
-    small = [name for name, (rows, size) in files.items() if rows < FILE_ROWS // 2 and size < GOAL_BYTES // 2]
+    small = [
+        name
+        for name, (rows, size) in files.items()
+        if name in among and rows < FILE_ROWS // 2 and size < GOAL_BYTES // 2
+    ]
     groups: list[list[str]] = []
     rows = size = 0
     for name in sorted(small, key=lambda name: (least[name], name)):
@@ -63,11 +69,13 @@ def _groups(table: "DeltaTable") -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _merge(buffer: "TrajectoryBuffer", groups: list[list[str]]) -> None:
+def _merge(buffer: "TrajectoryBuffer", groups: list[list[str]]) -> set[str]:
+    """Give the names of the files that now stand for the groups."""
     with FileWriter(buffer.place, data_change=False) as files:
         adds = [files.write_one(_sorted(buffer, group)) for group in groups]
         gone = [name for group in groups for name in group]
         replace(buffer, files, adds, gone, "OPTIMIZE", {"upkeep": "compact"})
+        return set(files.names)
 
 
 def replace(

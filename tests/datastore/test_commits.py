@@ -18,6 +18,7 @@ import datastore.commit
 from datastore import StoreError, TrajectoryBuffer
 from datastore.errors import InvalidRowsError
 from datastore.places import LocalPlace, S3Place
+from datastore.uniqueness import KnownIds
 from datastore.upkeep import accept_losses, check, compact, migrate, vacuum
 from datastore.upkeep.compaction import _merge
 
@@ -163,10 +164,10 @@ def test_two_compactions_at_once_double_no_row(store: str, monkeypatch: pytest.M
     ready = threading.Barrier(3)
     merge = _merge
 
-    def together(*arguments: Any) -> None:
+    def together(*arguments: Any) -> set[str]:
         with suppress(threading.BrokenBarrierError):
             ready.wait(5)  # all have chosen the same files
-        merge(*arguments)
+        return merge(*arguments)
 
     monkeypatch.setattr("datastore.upkeep.compaction._merge", together)
     threads = [threading.Thread(target=compact, args=(TrajectoryBuffer(store),)) for _ in range(3)]
@@ -189,6 +190,21 @@ def test_processes_that_compact_at_once_double_no_row(store: str) -> None:
     assert [process.wait(60) for process in started] == [0, 0, 0]
     assert count(store) == 60
     assert check(TrajectoryBuffer(store)) == []
+
+
+def test_compaction_comes_to_an_end_while_others_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = fill(tmp_path, 2)
+    merge, shards = _merge, iter(range(100, 150))
+
+    def and_appends(*arguments: Any) -> set[str]:
+        made = merge(*arguments)
+        for shard in (next(shards), next(shards)):
+            buffer.append([build(shard)], stage="rollout", fingerprint=FP, shard=shard)
+        return made
+
+    monkeypatch.setattr("datastore.upkeep.compaction._merge", and_appends)
+    assert compact(buffer)["files_after"] == 3
+    assert count(tmp_path) == 42
 
 
 def test_compaction_converges_whatever_the_size_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +280,29 @@ def test_an_id_that_two_append_at_once_goes_in_once(store: str) -> None:
     assert any("by another process" in str(one) or "already" in str(one) for one in outcomes)
     assert count(store) == 21
     assert check(TrajectoryBuffer(store)) == []
+
+
+def test_a_shard_that_a_twin_appends_while_it_is_checked_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the version that the append began with is gone, so it looks at the newest one, which has its rows."""
+    buffer = fill(tmp_path, 2)
+    late, twin = TrajectoryBuffer(tmp_path), TrajectoryBuffer(tmp_path)
+    look = KnownIds.clashes_now
+
+    def after_the_twin(known: KnownIds, ids: Any) -> dict[str, str]:
+        monkeypatch.setattr(KnownIds, "clashes_now", look)
+        twin.append([build(10), build(900)], stage="rollout", fingerprint="f2", shard=7, on_error="quarantine")
+        compact(buffer)
+        assert vacuum(buffer, retention_hours=0, dry_run=False)
+        return look(known, ids)
+
+    monkeypatch.setattr(KnownIds, "clashes_now", after_the_twin)
+    rows = [build(10), build(900)]
+    assert late.append(rows, stage="rollout", fingerprint="f2", shard=7, on_error="quarantine").skipped
+    assert late.quarantined().height == 1  # the twin's
+    assert count(tmp_path) == 41
+    assert check(TrajectoryBuffer(tmp_path)) == []
 
 
 # power loss

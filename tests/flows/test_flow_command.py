@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -309,3 +310,25 @@ def test_a_damaged_manifest_is_one_line_of_warning(project: Project) -> None:
     assert done.stderr.startswith("warning: ")
     assert "corrupt" in done.stderr
     assert "1 stages ran, 2 were cached" in run(project).stdout
+
+
+@pytest.mark.parametrize("limit", [0, 1500])
+def test_a_full_disk_ends_the_run_with_one_line_and_code_1(project: Project, limit: int) -> None:
+    """Files may not grow beyond ``limit`` bytes: not even the record fits, or the record does and artifacts do not."""
+    project.write(PIPELINE)
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli",
+        "run",
+        "pipeline.yaml",
+        "--no-prefect",
+        "--set",
+        "stages.a.with.n=9000",
+    ]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"}
+    full = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # noqa: E731
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, preexec_fn=full, timeout=120)
+    assert done.returncode == 1, done
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "File too large" in done.stdout + done.stderr

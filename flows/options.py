@@ -32,7 +32,7 @@ Settings = Annotated[list[str] | None, typer.Option("--set", help="stages.dpo.wi
 Only = Annotated[list[str] | None, typer.Option(help="Only this stage, from cached inputs; may be repeated")]
 From = Annotated[list[str] | None, typer.Option("--from", help="This stage and all after it")]
 Until = Annotated[list[str] | None, typer.Option(help="This stage and all before it")]
-Force = Annotated[bool, typer.Option("--force", help="Run what is selected though it is cached")]
+Force = Annotated[bool, typer.Option("--force", help="Though it is there: run what is cached, replace what is written")]
 Artifact = Annotated[str, typer.Argument(help="TAG, STAGE (its newest) or STAGE/FINGERPRINT")]
 Run = Annotated[str, typer.Argument(help="A run: its id, the beginning of it, or last")]
 

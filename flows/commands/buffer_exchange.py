@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands._common import open_buffer
-from flows.options import DryRun, Format, Json, Location, Rows, Store, command
+from flows.options import DryRun, Force, Format, Json, Location, Rows, Store, command
 from flows.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def export(
     path: Location,
     format: Format,
     rows: Rows,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is at the path")] = False,
+    force: Force = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

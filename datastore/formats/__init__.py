@@ -56,8 +56,17 @@ class Format:
 
 
 def _head(fits: Callable[[Any], int]) -> Fits:
-    """By the first record alone."""
-    return lambda source: fits(source.head) if source.kind in ("lines", "array", "document", "parquet") else 0
+    """By the first record alone. What is of no shape that the format looks for does not fit."""
+
+    def guarded(source: Source) -> int:
+        if source.kind not in ("lines", "array", "document", "parquet"):
+            return 0
+        try:
+            return fits(source.head)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return 0
+
+    return guarded
 
 
 _SPANS = frozenset({"spans of assistant messages", "spans of other messages"})

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from datastore.formats.notes import Notes
+from schemas.json_text import loads
 from schemas.trajectory import Message, Role
 
 ROLES = {
@@ -39,7 +40,7 @@ def json_text(value: Any) -> str:
     string, so that what the model wrote is kept."""
     if isinstance(value, str):
         try:
-            json.loads(value)
+            loads(value)
         except (ValueError, RecursionError):
             return json.dumps(value, ensure_ascii=False)
         return value
@@ -73,7 +74,7 @@ def _part_text(part: Any) -> str | None:
 
 def call(one: Any, fallback_id: str = "") -> dict[str, Any]:
     """A call from any of the spellings: OpenAI's, flat, or either as JSON text. Raises KeyError without a name."""
-    one = json.loads(one) if isinstance(one, str) else one
+    one = loads(one) if isinstance(one, str) else one
     function = one.get("function")
     if not isinstance(function, dict):
         function = one

@@ -20,6 +20,7 @@ from datastore.formats.files import write_lines
 from datastore.formats.messages import ROLES, call, json_text
 from datastore.formats.rows import make_row
 from datastore.formats.source import Source, each
+from schemas.json_text import loads
 from schemas.trajectory import Message, Role, Trajectory
 
 _KNOWN = frozenset({"conversations", "system", "tools", "chosen", "rejected", "kto_tag"})
@@ -79,7 +80,7 @@ def _messages(line: dict[str, Any], turns: list[dict[str, Any]], source: Source)
         source.notes.rest(turn, _KNOWN_TURN, "conversations.")
         kind, value = turn["from"], turn["value"]
         if kind == "function_call":
-            found = json.loads(value)
+            found = loads(value)
             calls = found if isinstance(found, list) else [found]
             pending = [call(one, f"call_{len(messages)}_{i}") for i, one in enumerate(calls)]
             messages.append({"role": "assistant", "content": "", "tool_calls": pending})

@@ -23,6 +23,7 @@ from datastore.formats.files import file_name
 from datastore.formats.messages import from_chat, json_text, split_prompt, text_of, to_chat
 from datastore.formats.rows import carried, make_row, termination
 from datastore.formats.source import Source, each
+from schemas.json_text import loads
 from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 _EXITS = {
@@ -85,7 +86,7 @@ def read(source: Source) -> Iterator[Trajectory]:
 
 def _model(document: dict[str, Any]) -> str | None:
     config = document.get("replay_config")
-    config = json.loads(config) if isinstance(config, str) else config
+    config = loads(config) if isinstance(config, str) else config
     try:
         return str(config["agent"]["model"]["name"])  # type: ignore[index]
     except (KeyError, TypeError):

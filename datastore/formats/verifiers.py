@@ -22,6 +22,7 @@ from datastore.formats.files import write_lines
 from datastore.formats.messages import from_chat, json_text, split_prompt, to_chat
 from datastore.formats.rows import carried, components, finite, make_row, number, termination
 from datastore.formats.source import Source, each
+from schemas.json_text import loads
 from schemas.trajectory import Role, Termination, Trajectory
 
 STOPS = {
@@ -144,7 +145,7 @@ def read(source: Source) -> Iterator[Trajectory]:
 def _rows(line: dict[str, Any], source: Source) -> Iterator[Trajectory]:
     notes = source.notes
     info = line.get("info") or {}
-    info = json.loads(info) if isinstance(info, str) else info
+    info = loads(info) if isinstance(info, str) else info
     extra = dict(info.get("agentrl") or {})
     own = extra.pop("tokens", None)
     metrics = {name: value for name, value in line.items() if name not in _STANDARD and number(value) is not None}

@@ -4,23 +4,22 @@ from typing import Annotated
 
 import typer
 
-from flows.commands._common import open_buffer as _buffer
-from flows.commands._common import print_rows as _print_rows
-from flows.options import Json, Store
-from flows.terminal import say_json as _print_json
+from flows.commands._common import open_buffer, print_rows
+from flows.options import Json, Store, command
+from flows.terminal import say, say_json
 
 app = typer.Typer()
 
 
-@app.command()
+@command(app)
 def compact(store: Store = "store", as_json: Json = False) -> None:
     """Merge small files. No row changes, and old versions stay readable."""
     from datastore.upkeep import compact as run
 
-    _print_rows([dict(run(_buffer(store)))], as_json)
+    print_rows([dict(run(open_buffer(store)))], as_json)
 
 
-@app.command()
+@command(app)
 def vacuum(
     store: Store = "store",
     retention_hours: Annotated[
@@ -32,14 +31,14 @@ def vacuum(
     """Remove files that no artifact and no recent version needs."""
     from datastore.upkeep import vacuum as run
 
-    dead = run(_buffer(store), retention_hours=retention_hours, dry_run=not yes)
+    dead = run(open_buffer(store), retention_hours=retention_hours, dry_run=not yes)
     if as_json:
-        _print_json({"removed": yes, "files": dead})
+        say_json({"removed": yes, "files": dead})
     else:
-        typer.echo(f"{len(dead)} files {'removed' if yes else 'can go; --yes removes them'}")
+        say(f"{len(dead)} files {'removed' if yes else 'can go; --yes removes them'}")
 
 
-@app.command()
+@command(app)
 def check(
     store: Store = "store",
     repair: Annotated[
@@ -56,36 +55,36 @@ def check(
 
     from datastore import upkeep
 
-    buffer = _buffer(store)
+    buffer = open_buffer(store)
     if repair or drop:
         done = upkeep.repair(buffer, drop=drop)
-        typer.echo(
+        say(
             f"{done.restored} rows restored, {done.once} doubled rows taken out, {done.set_aside} set aside in "
             f"quarantine; {len(done.dropped)} files dropped, {done.lost} rows LOST, {len(done.shards)} shards can be "
             f"appended again; {len(done.damaged)} damaged files stay",
-            err=True,
+            stderr=True,
         )
     if accept_losses:
         for one in upkeep.accept_losses(buffer):
-            typer.echo(f"accepted: {one.what}", err=True)
+            say(f"accepted: {one.what}", stderr=True)
     findings = [asdict(one) for one in upkeep.check(buffer)]
     if as_json:
-        _print_json(findings)
+        say_json(findings)
     else:
         for finding in findings:
-            typer.echo(f"{finding['kind']}: {finding['what']}\n    {finding['advice']}")
+            say(f"{finding['kind']}: {finding['what']}\n    {finding['advice']}")
         lost = [] if findings else upkeep.losses(buffer)
         for loss in lost:
-            typer.echo(f"lost, and accepted: {loss.what}")
+            say(f"lost, and accepted: {loss.what}")
         good = "nothing else is wrong" if lost else "all files, rows and artifacts are sound"
-        typer.echo(f"{len(findings)} findings" if findings else good)
+        say(f"{len(findings)} findings" if findings else good)
     if findings:
         raise typer.Exit(1)
 
 
-@app.command()
+@command(app)
 def migrate(store: Store = "store", as_json: Json = False) -> None:
     """Bring a table of an older schema to this one."""
     from datastore.upkeep import migrate as run
 
-    _print_rows([dict(run(_buffer(store)))], as_json)
+    print_rows([dict(run(open_buffer(store)))], as_json)

@@ -43,7 +43,9 @@ Selection = Annotated[str | None, typer.Option(help="A selection: TAG, the STAGE
 Embedder = Annotated[str, typer.Option(help="sentence-transformers model or path, or the embedded default")]
 Name = Annotated[str, typer.Option(help="Name of the selection in the catalog")]
 Best = Annotated[int, typer.Option("--k", "-k", min=1, help="How many, best first")]
-Format = Annotated[str, typer.Option("--format", "-f", help="See docs/formats.md")]
+_FORMAT = typer.Option("--format", "-f", help="See docs/formats.md; an import finds each file's own")
+Format = Annotated[str, _FORMAT]
+AnyFormat = Annotated[str | None, _FORMAT]
 Location = Annotated[Path, typer.Argument(help="File or folder")]
 
 

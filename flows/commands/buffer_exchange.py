@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands._common import open_buffer
-from flows.options import DryRun, Force, Format, Json, Location, Rows, Store, command
+from flows.options import AnyFormat, DryRun, Force, Format, Json, Location, Rows, Store, command
 from flows.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ app = typer.Typer()
 
 SHOWN = 8
 """Files, keys and records of each kind that are printed; ``--json`` has them all."""
-
-AnyFormat = Annotated[str | None, typer.Option("--format", "-f", help="Instead of the one that each file shows itself")]
 
 
 @command(app, "import")

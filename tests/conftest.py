@@ -2,12 +2,13 @@
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from toy_project import project
 
 __all__ = ["project"]
 
 # CI judges a change, so it draws the same examples each time; everywhere else new ones are looked for.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+_patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault
+settings.register_profile("here", _patient)
+settings.register_profile("ci", _patient, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")

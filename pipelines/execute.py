@@ -28,6 +28,7 @@ from datastore.errors import LeaseLostError, LockTimeoutError
 from datastore.lease import Check
 from datastore.leftovers import abandoned_attempts
 from pipelines import library
+from pipelines.external import pinned
 from pipelines.fingerprint import outside_fields
 from pipelines.handles import HANDLES, Handle, Trajectories
 from pipelines.plan import Plan, Step, settle
@@ -194,7 +195,7 @@ def _run(
     )
     _seed(job.ingredients)
     started = time.monotonic()
-    handles = stage(context, job.config, **inputs)
+    handles = stage(context, pinned(job.config, job.ingredients.externals), **inputs)
     duration = time.monotonic() - started
     return Manifest(
         fingerprint=job.fingerprint,

@@ -5,15 +5,18 @@ Digests of large files are remembered by size and time of change, in ``$XDG_CACH
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from datastore.digest import digest
-from pipelines.fields import Key, leaves
+from pipelines.fields import Key, dotted, leaves, replaced
 from pipelines.problems import did_you_mean
 from pipelines.stage import External
+
+C = TypeVar("C", bound=BaseModel)
 
 TOKENIZER_FILES = (
     "tokenizer*", "*.tiktoken", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
@@ -66,10 +69,40 @@ def outside(config: BaseModel) -> Iterator[tuple[Key, External, str]]:
             yield key, external, str(value)
 
 
-def _cached_revision(name: str) -> str | None:
+def pinned(config: C, hashed: Mapping[str, str]) -> C:
+    """The config with the very content that was ``hashed`` (label -> digest): a name on the Hugging Face hub becomes
+    the local folder of that revision, so that nothing newer is loaded.
+
+    Raises LookupError if what lies outside changed since, or is not on this machine.
+    """
+
+    def swap(key: Key, marks: tuple[Any, ...], value: Any) -> Any:
+        external = next((mark for mark in marks if isinstance(mark, External)), None)
+        if not external or value is None:
+            return value
+        name, before = str(value), hashed[f"{external.what} {dotted(key)}"]
+        if external_digest(name, external.what) != before:
+            raise LookupError(f"{external.what} {name!r} of with.{dotted(key)} changed since the plan; run again")
+        if before.rpartition("@")[0] != name:
+            return value
+        folder = _hub_folder(name) / "snapshots" / before.rpartition("@")[2]
+        if not folder.is_dir():
+            raise LookupError(
+                f"{name!r} is not whole in the Hugging Face cache, no {folder}; fetch it: hf download {name}"
+            )
+        return type(value)(folder)
+
+    return replaced(config, swap)
+
+
+def _hub_folder(name: str) -> Path:
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache/huggingface"))
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    reference = hub / f"models--{name.replace('/', '--')}" / "refs" / "main"
+    return hub / f"models--{name.replace('/', '--')}"
+
+
+def _cached_revision(name: str) -> str | None:
+    reference = _hub_folder(name) / "refs" / "main"
     return reference.read_text().strip() if reference.is_file() else None
 
 

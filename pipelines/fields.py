@@ -1,6 +1,6 @@
 """Walking over a config: its values with their keys and marks, and the models that it is made of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pipelines.stage import markers
 
 Key = tuple[str | int, ...]
+Swap = Callable[[Key, tuple[Any, ...], Any], Any]
 
 
 def leaves(value: Any, key: Key = (), marks: tuple[Any, ...] = ()) -> Iterator[tuple[Key, tuple[Any, ...], Any]]:
@@ -37,6 +38,20 @@ def models(value: Any) -> Iterator[BaseModel]:
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
             yield from models(item)
+
+
+def replaced(value: Any, swap: Swap, key: Key = (), marks: tuple[Any, ...] = ()) -> Any:
+    """A copy of a config in which ``swap`` (key, markers, value) says what stands in each place that :func:`leaves`
+    yields."""
+    if isinstance(value, BaseModel):
+        infos = type(value).model_fields.items()
+        now = {name: replaced(getattr(value, name), swap, (*key, name), tuple(markers(info))) for name, info in infos}
+        return value.model_copy(update=now)
+    if isinstance(value, Mapping):
+        return {name: replaced(item, swap, (*key, name), marks) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(replaced(item, swap, (*key, number), marks) for number, item in enumerate(value))
+    return swap(key, marks, value)
 
 
 def dotted(key: Key) -> str:

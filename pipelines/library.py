@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from agentrl.declared import declared, is_stage
+from pipelines.code import OUR_PACKAGES
 from pipelines.problems import did_you_mean
 from pipelines.stage import Stage
 
@@ -28,7 +29,11 @@ def builtin_stages() -> dict[str, Stage]:
 
 
 def search_in(folders: Iterable[Path]) -> None:
-    """Let the user's modules be found in these folders, before anything that is installed."""
+    """Let the user's modules be found in these folders, before anything that is installed; except for our own packages,
+    which are imported first, so that a module of the same name cannot stand in for them."""
+    for name in OUR_PACKAGES:
+        if name not in sys.modules and importlib.util.find_spec(name):
+            importlib.import_module(name)
     for folder in reversed([str(folder.resolve()) for folder in folders]):
         if folder in sys.path:
             sys.path.remove(folder)
@@ -46,7 +51,22 @@ def resolve(uses: str) -> Stage:
             return stages[uses]
         hint = did_you_mean(uses, stages) or f"; the library has: {', '.join(sorted(stages)) or 'none'}"
         raise LookupError(f"there is no stage {uses!r} in the library{hint} (write your own as module:function)")
+    top = uses.partition(":")[0].partition(".")[0]
+    if top in OUR_PACKAGES and (shadow := _beside(top)):
+        raise LookupError(f"{shadow} has the name of a package of agentrl's, and is never imported; rename it")
     found = declared(uses, "stage", is_stage)
     if not isinstance(found, Stage):
         raise LookupError(f"{uses!r} is not a stage; declare the function with @stage(name, version=1)")
     return found
+
+
+def _beside(package: str) -> Path | None:
+    """A module of the user's with the name of one of our packages, where modules are searched first."""
+    ours = Path(__file__).resolve().parent.parent
+    for folder in map(Path, sys.path):
+        if folder.resolve() == ours:
+            return None
+        for path in (folder / f"{package}.py", folder / package / "__init__.py"):
+            if path.is_file():
+                return path
+    return None

@@ -33,6 +33,9 @@ OnProgress = Callable[[str, int, int | None, Mapping[str, float | int | str]], N
 OnWait = Callable[[str, str], None]
 """Called with the stage's name and for whom it waits; the empty text once it does not."""
 
+OURS = str(Path(__file__).resolve().parent.parent)
+"""The folder of our packages. It comes first when a worker starts: no module of the user's is taken for one of ours."""
+
 POLL_S = 0.1
 GRACE_S = 2.0
 PROGRESS_S = 0.1
@@ -75,13 +78,13 @@ def _start(env: Mapping[str, str], log: Path) -> _Process:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         popen = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.worker", *map(str, inherited)],
+            [sys.executable, "-P", "-m", "pipelines.worker", *map(str, inherited)],
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **env},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [OURS, *sys.path])), **env},
         )
     for descriptor in inherited:
         os.close(descriptor)

@@ -13,11 +13,13 @@ import pytest
 
 from datastore.catalog import Catalog
 from pipelines.code import CARRIERS, LOADERS, USED_IF_SET, CodeGraph
+from pipelines.execute import job_of
 from pipelines.fingerprint import NO_EFFECT, Fingerprinter, fingerprint
 from pipelines.library import builtin_stages
 from pipelines.load import Pipeline, load
 from pipelines.plan import make_plan
 from pipelines.problems import SpecError
+from pipelines.worker import Workers
 
 ENVIRONMENT = '''
 """An environment of one's own: the first of some numbers."""
@@ -153,13 +155,13 @@ def test_another_environment_of_the_same_file_is_not_followed(folder: Path, tmp_
 def test_an_unknown_environment_is_named_with_the_list_and_the_rule(tmp_path: Path, fresh_imports: None) -> None:
     for env, expected in (
         ("lokup", r"no environment 'lokup'; did you mean 'lookup'\?; ours: lookup.*module:Class"),
-        ("my_env:Mined", r"module 'my_env' has no class 'Mined'; did you mean 'Mine'"),
+        ("my_env:Mined", r"module 'my_env': 'Mined' is not in its source: no environment.*did you mean 'Mine'"),
         ("my_envs:Mine", "module 'my_envs' of environment 'my_envs:Mine' cannot be imported: there is no such module"),
         ("my_broken:Mine", r"my_broken.*cannot be imported: ZeroDivisionError"),
-        ("my_rules:is_right", "'my_rules:is_right' is a function; environment takes the name of a class"),
+        ("my_rules:is_right", "'is_right' is not declared as environment"),
     ):
         path = write(tmp_path, tmp_path, env)
-        (tmp_path / "my_broken.py").write_text("1 / 0\n")
+        (tmp_path / "my_broken.py").write_text("class Mine:\n    def tasks(self): ...\n\n\n1 / 0\n")
         with pytest.raises(SpecError, match=expected) as error:
             load(str(path))
         assert "p.yaml:4: stages.tasks.with.env" in str(error.value)
@@ -251,3 +253,39 @@ def test_the_tables_name_what_exists() -> None:
 def _has(model: type, path: list[str]) -> bool:
     fields = getattr(model, "model_fields", {})
     return path[0] in fields and (len(path) == 1 or _has(fields[path[0]].annotation, path[1:]))
+
+
+SHADOW = """
+from pipelines.handles import Table
+from pipelines.stage import Context, StageConfig, stage
+import pyarrow as pa
+
+
+class Config(StageConfig):
+    n: int = 1
+
+
+@stage("my.stage", version=1)
+def run(context: Context, config: Config) -> Table:
+    return context.table(pa.table({"x": [config.n]}))
+"""
+
+
+def test_modules_named_as_our_packages_do_not_shadow_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_imports: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_stage.py").write_text(SHADOW)
+    for name in ("schemas", "flows", "pipelines", "agentrl", "datastore"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('this is not ours')\n")
+    (tmp_path / "p.yaml").write_text('name: p\nstages: {a: {uses: "my_stage:run"}}\n')
+    plan = make_plan(load("p.yaml"), Catalog(tmp_path / "store"), str(tmp_path / "store"))
+    workers = Workers(lambda *_: None)
+    try:
+        outcome = workers.run(job_of(plan.steps["a"], plan, "r"), tmp_path / "log")
+    finally:
+        workers.close()
+    assert outcome.manifest.outputs["table"].rows == 1
+    (tmp_path / "p.yaml").write_text('name: p\nstages: {a: {uses: "schemas:run"}}\n')
+    with pytest.raises(SpecError, match=r"schemas\.py has the name of a package of agentrl's.*rename it"):
+        load("p.yaml")

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from hypothesis import given
@@ -9,10 +10,12 @@ from hypothesis import strategies as st
 from toy_project import Project
 
 from datastore.catalog import Catalog
-from pipelines.fingerprint import UnhashableError, canonical, fingerprint
+from pipelines.external import pinned
+from pipelines.fingerprint import UnhashableError, _installed_version, canonical, fingerprint, outside_fields
 from pipelines.load import load
 from pipelines.plan import make_plan
 from pipelines.problems import SpecError
+from pipelines.stage import External, StageConfig
 
 PIPELINE = """
     name: p
@@ -225,3 +228,65 @@ stages:
     store = str(tmp_path / "store")
     plan = make_plan(load(str(tmp_path / "p.yaml")), Catalog(store), store)
     assert {"peft", "deepspeed"} & set(plan.steps["next"].ingredients.packages) == entering
+
+
+class Judge(StageConfig):
+    model: Annotated[str, External("model")] | None = None
+
+
+class Judges(StageConfig):
+    base: Annotated[str, External("model")] | None = None
+    judges: tuple[Judge, ...] = ()
+    more: dict[str, Annotated[str, External("file")]] | None = None
+
+
+def test_what_lies_outside_is_found_in_lists_models_and_mappings(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "weights").write_text("1")
+    (tmp_path / "f").write_text("1")
+    name = str(tmp_path / "m")
+    config = Judges(judges=(Judge(), Judge(model=name)), more={"x": str(tmp_path / "f")})
+    assert outside_fields(config) == {"judges.1.model": name, "more.x": str(tmp_path / "f")}
+
+
+def test_a_name_on_the_hub_is_loaded_at_the_revision_that_was_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--org--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    hashed = {"model base": "org/name@abc", "model judges.0.model": "org/name@abc"}
+    config = Judges(base="org/name", judges=(Judge(model="org/name"),))
+    with pytest.raises(LookupError, match=r"not whole in the Hugging Face cache.*hf download org/name"):
+        pinned(config, hashed)
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    now = pinned(config, hashed)
+    assert now.base == now.judges[0].model == str(folder / "snapshots" / "abc")
+    (folder / "refs" / "main").write_text("def")
+    with pytest.raises(LookupError, match=r"model 'org/name' of with.base changed since the plan; run again"):
+        pinned(config, hashed)
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [("2.13.0+cpu", "2.13.0+cu130", True), ("2.13.0", "2.14.0", False)])
+def test_a_local_part_of_a_version_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, one: str, other: str, same: bool
+) -> None:
+    versions = []
+    for version in (one, other):
+        monkeypatch.setattr("importlib.metadata.version", lambda _, version=version: version)
+        versions.append(_installed_version("torch"))
+    assert (versions[0] == versions[1]) is same
+
+
+def test_polars_counts_where_it_computes(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("""
+name: p
+stages:
+  tasks: {uses: tasks.generate, with: {env: lookup, train: 4, dev: 1, heldout: 1}}
+  expert: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}}
+  curate: {uses: trajectories.curate, inputs: {trajectories: expert}, with: {rules: [{rule: keep}]}}
+""")
+    store = str(tmp_path / "store")
+    steps = make_plan(load(str(tmp_path / "p.yaml")), Catalog(store), store).steps
+    assert [name for name, step in steps.items() if "polars" in step.ingredients.packages] == ["curate"]

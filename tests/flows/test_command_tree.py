@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from toy_project import make_project
 
 from flows import cli
 
@@ -120,3 +121,31 @@ def test_stages_lists_the_library_with_an_example_each(capsys: Any) -> None:
         assert f"uses: {name}" in capsys.readouterr().out
     assert cli.call(["stages", "train.stf"]) == 2
     assert "did you mean 'train.sft'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a b", "ü-ß", "\U0001f600", 'it\'s "quoted"', "[x]{y}(z)", "%20", "#a?b&c=d", "-rf"])
+def test_pipeline_files_lie_in_folders_of_any_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    made = make_project(folder)
+    path = made.write("name: p\nstages: {a: {uses: 'toy:numbers'}, b: {uses: 'toy:add', inputs: {tables: a}}}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (folder / "child.yaml").write_text("name: c\nextends: pipeline.yaml\n")
+    for file in (path, folder / "child.yaml"):
+        assert cli.call(["validate", str(file)]) == 0
+        assert cli.call(["plan", str(file), "--store", str(folder / "store"), "--json"]) == 0
+    assert str(path) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("store", ["/dev/full/store", "/proc/nowhere/store", "/dev/null"])
+def test_a_store_that_cannot_be_written_is_one_line(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    assert cli.call(["buffer", "import", "rows.jsonl", "--store", store]) in (1, 2)
+    assert cli.call(["run", "quickstart", "--no-prefect", "--store", store]) in (1, 2)
+    assert "Traceback" not in capsys.readouterr().err

@@ -19,6 +19,7 @@ from pipelines.document import Document, Key, find, read, with_profile, with_set
 from pipelines.expand import Draft, Expanded, expand
 from pipelines.external import missing, outside
 from pipelines.problems import Problem, SpecError, did_you_mean
+from pipelines.readiness import missing_packages
 from pipelines.secrets import is_reference, names_a_secret
 from pipelines.stage import Stage, markers
 from schemas.manifest import Kind
@@ -190,6 +191,9 @@ def _config(loader: _Loader, draft: Draft, stage: Stage) -> BaseModel | None:
             chosen(kind, name)
         except LookupError as error:
             loader.problem((*draft.key, "with"), str(error.args[0]), key)
+    here = draft.spec.execution.pool is None  # a work pool has packages of its own
+    for key, message in missing_packages(config) if here else ():
+        loader.problem((*draft.key, "with"), message, key)
     return config
 
 

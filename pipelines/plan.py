@@ -12,6 +12,7 @@ from pipelines.code import CodeGraph
 from pipelines.fingerprint import Fingerprinter, UnhashableError, fingerprint
 from pipelines.load import Edge, Node, Pipeline
 from pipelines.problems import Origin, Problem, SpecError, did_you_mean
+from pipelines.readiness import store_problem
 from pipelines.secrets import shown_setting
 from schemas.manifest import Ingredients, InputRecord, Manifest
 
@@ -134,6 +135,8 @@ def make_plan(pipeline: Pipeline, catalog: Catalog, store: str, selection: Selec
     """
     selection = selection or Selection()
     chosen = selection.names(pipeline)
+    if problem := store_problem(store, write=False):
+        raise SpecError([Problem(problem, Origin("--store", None))])
     fingerprinter = Fingerprinter(CodeGraph(pipeline.folders))
     plan = Plan(pipeline, store, selection, {})
     problems: list[Problem] = []
@@ -149,6 +152,8 @@ def make_plan(pipeline: Pipeline, catalog: Catalog, store: str, selection: Selec
             problems.append(Problem(f"stage {node.name}: with.{message}", Origin(str(pipeline.path), None)))
             continue
         plan.steps[node.name] = _decided(node, ingredients, plan, chosen, catalog)
+    if plan.to_run and (problem := store_problem(store, write=True)):
+        problems.append(Problem(problem, Origin("--store", None)))
     if problems:
         raise SpecError(problems)
     return plan

@@ -4,11 +4,12 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
 from pipelines.handles import Model, Trajectories
+from pipelines.readiness import lacks_template
 from pipelines.stage import External, StageConfig
 from schemas.trajectory import NOT_TRAINED
 
@@ -32,6 +33,13 @@ class ModelConfig(StageConfig):
         if (self.init is None) == (self.path is None):
             raise ValueError("set exactly one of init (tiny) and path (a Hugging Face model folder or name)")
         return self
+
+    @field_validator("path")
+    @classmethod
+    def _has_a_template(cls, path: str | None) -> str | None:
+        if path and lacks_template(Path(path).expanduser()):
+            raise ValueError("its tokenizer has no chat_template; save one with it, or use a chat model")
+        return path
 
 
 def load_policy(model: Model) -> "Policy":

@@ -160,6 +160,8 @@ def _matrix(draft: Draft, expanded: Expanded) -> Iterator[Draft]:
             raise ValueError(f"{key} has no values")
         if key.startswith("inputs."):
             values = [variant for value in values for variant in expanded.variants.get(str(value), [value])]
+        if key == "seed" and not all(type(value) is int for value in values):
+            raise ValueError(f"seed takes whole numbers, not {values}; a config field of that name is with.seed")
         if key.count(".") > MAX_DEPTH:
             raise ValueError(f"a key of {key.count('.') + 1} parts; at most {MAX_DEPTH} are allowed")
         axes.append([(key, value) for value in values])
@@ -171,8 +173,11 @@ def _matrix(draft: Draft, expanded: Expanded) -> Iterator[Draft]:
         if name in seen:
             raise ValueError(f"two combinations are called {name!r}; values must differ")
         seen.add(name)
-        inputs, config = dict(draft.spec.inputs), dict(draft.spec.with_)
+        inputs, config, seed = dict(draft.spec.inputs), dict(draft.spec.with_), draft.spec.seed
         for key, value in combination:
+            if key == "seed":
+                seed = value
+                continue
             if key.startswith("inputs."):
                 inputs[key.removeprefix("inputs.")] = value
                 continue
@@ -180,7 +185,9 @@ def _matrix(draft: Draft, expanded: Expanded) -> Iterator[Draft]:
             for part in reversed(key.removeprefix("with.").split(".")):
                 nested = {part: nested}
             config = merge(config, nested)
-        yield replace(draft, name=name, spec=draft.spec.model_copy(update={"inputs": inputs, "with_": config}))
+        yield replace(
+            draft, name=name, spec=draft.spec.model_copy(update={"inputs": inputs, "with_": config, "seed": seed})
+        )
 
 
 def _label(value: Any) -> str:

@@ -39,7 +39,7 @@ class StageSpec(_Strict):
     with_: dict[str, Any] = Field({}, alias="with", description="Config of the stage, checked by its own model")
     seed: int | None = Field(None, description="Seed of this stage; None takes the pipeline's")
     matrix: dict[str, list[Any]] = Field(
-        {}, description="One copy of the stage per combination. Keys: a config key, or inputs.NAME"
+        {}, description="One copy of the stage per combination. Keys: a config key, inputs.NAME, or seed"
     )
     execution: Execution = Execution()
 

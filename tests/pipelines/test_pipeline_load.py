@@ -197,6 +197,18 @@ def test_problem_of_an_inherited_line_names_the_base_file(project: Project) -> N
     assert found.startswith("base.yaml:5: stages.a.with.n")
 
 
+def test_matrix_takes_seeds(project: Project) -> None:
+    pipeline = project.load('name: p\nstages: {a: {uses: "toy:numbers", seed: 9, matrix: {seed: [0, 3], n: [2]}}}')
+    assert {name: (node.seed, node.config.n) for name, node in pipeline.nodes.items()} == {
+        "a-0-2": (0, 2),
+        "a-3-2": (3, 2),
+    }
+    with pytest.raises(
+        SpecError, match=r"seed takes whole numbers, not \['x'\]; a config field of that name is with.seed"
+    ):
+        project.load('name: p\nstages: {a: {uses: "toy:numbers", matrix: {seed: [x]}}}')
+
+
 def test_matrix_makes_one_stage_per_combination(project: Project) -> None:
     pipeline = project.load("""
         name: p

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import pyarrow as pa
 from pydantic import AfterValidator, BaseModel
 
-from schemas.json_text import loads
+from schemas.json_text import is_json, loads
 
 Row = TypeVar("Row", bound=BaseModel)
 
@@ -21,6 +21,8 @@ VERSION_KEY = b"agentrl.schema_version"
 
 
 def _check_json(text: str) -> str:
+    if is_json(text):
+        return text
     try:
         loads(text)
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import lru_cache
 from typing import Any
 
 MAX_DEPTH = 100
@@ -18,6 +19,16 @@ def loads(text: str | bytes) -> Any:
     if found > MAX_DEPTH:
         raise ValueError(f"is nested {found:,} levels deep; at most {MAX_DEPTH} are allowed")
     return json.loads(text)
+
+
+@lru_cache(maxsize=128)
+def is_json(text: str) -> bool:
+    """Whether :func:`loads` reads a text. Rows share their tools and sampling, so the last answers are kept."""
+    try:
+        loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def depth(text: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from datastore.formats.notes import Notes
-from schemas.json_text import loads
+from schemas.json_text import is_json
 from schemas.trajectory import Message, Role
 
 ROLES = {
@@ -25,6 +25,7 @@ ROLES = {
     "function": "tool",
     "observation": "tool",
 }
+_PLAIN = {"system": "system", "user": "user", "assistant": "assistant"}
 _TEXT = ("text", "input_text", "output_text")
 _REASONING = ("reasoning", "thinking")
 _CALL = ("tool_call", "function_call")
@@ -38,11 +39,7 @@ _KNOWN_CALL = frozenset({"id", "type", "function", "name", "arguments", "index",
 def json_text(value: Any) -> str:
     """Arguments and tools as JSON text: text that is JSON stays as it is, byte for byte; other text becomes a JSON
     string, so that what the model wrote is kept."""
-    if isinstance(value, str):
-        try:
-            loads(value)
-        except (ValueError, RecursionError):
-            return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and is_json(value):
         return value
     return json.dumps(value, ensure_ascii=False)
 
@@ -74,7 +71,7 @@ def _part_text(part: Any) -> str | None:
 
 def call(one: Any, fallback_id: str = "") -> dict[str, Any]:
     """A call from any of the spellings: OpenAI's, flat, or either as JSON text. Raises KeyError without a name."""
-    one = loads(one) if isinstance(one, str) else one
+    one = json.loads(one) if isinstance(one, str) else one
     function = one.get("function")
     if not isinstance(function, dict):
         function = one
@@ -90,10 +87,13 @@ def from_chat(chat: Iterable[Mapping[str, Any]], notes: Notes) -> list[dict[str,
     messages: list[dict[str, Any]] = []
     unanswered: list[dict[str, Any]] = []
     for one in chat:
+        if len(one) == 2 and type(text := one.get("content")) is str and (role := _PLAIN.get(str(one["role"]))):
+            messages.append({"role": role, "content": text, "tool_calls": []})  # most messages are no more than this
+            continue
         if not one.keys() <= _KNOWN:
             notes.rest(one, _KNOWN, "messages.")
         message = _from_one(one, len(messages))
-        if "tool_calls" in message:
+        if message["tool_calls"]:
             unanswered = list(message["tool_calls"])
         elif message["role"] == "tool":
             _answer(message, unanswered)
@@ -104,7 +104,7 @@ def from_chat(chat: Iterable[Mapping[str, Any]], notes: Notes) -> list[dict[str,
 def _from_one(one: Mapping[str, Any], number: int) -> dict[str, Any]:
     role = one["role"]
     content = one.get("content")
-    message: dict[str, Any] = {"role": ROLES.get(role, role)}
+    message: dict[str, Any] = {"role": ROLES.get(role, role), "tool_calls": []}
     reasoning = one.get("reasoning_content") or one.get("reasoning") or one.get("thinking")
     calls = [call(each) for each in one.get("tool_calls") or []]
     if one.get("function_call"):

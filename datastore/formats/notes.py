@@ -38,6 +38,8 @@ class Notes:
 
     def rest(self, one: Mapping[str, Any], known: AbstractSet[str], prefix: str = "") -> None:
         """Count the keys of ``one`` that are not ``known`` and hold something: None, false, "", [] and {} do not."""
+        if one.keys() <= known:
+            return
         for key in one.keys() - known:
             value = one[key]
             if value or (value == 0 and value is not False):

@@ -58,6 +58,11 @@ def make_row(
         "reward": None,
         "success": None,
         "termination": _termination(messages),
+        "reward_components": (),  # given, since the model copies a default for every row
+        "tags": (),
+        "input_ids": (),
+        "action_mask": (),
+        "logprobs": (),
     }
     for name, value in fields.items():
         if value is not None:
@@ -70,7 +75,9 @@ def make_row(
         values["logprobs"] = [math.nan if one is None else one for one in values.get("logprobs", ())]
     values["messages"] = messages
     values["n_steps"] = sum([one["role"] == "assistant" for one in messages])
-    values["n_tool_calls"] = sum([len(one["tool_calls"]) for one in messages if "tool_calls" in one])
+    for one in messages:
+        one.setdefault("tool_calls", [])
+    values["n_tool_calls"] = sum([len(one["tool_calls"]) for one in messages])
     values["n_tokens"] = len(mask)
     values["n_action_tokens"] = sum(mask)
     return Trajectory.model_validate(values)

@@ -26,7 +26,10 @@ stages:
   expert: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}, with: {coverage: 1.0, noise: 0.5}}
   kept: {uses: trajectories.reject, inputs: {trajectories: expert}, with: {keep: 1}}
 """
-CAST = {"appender": 4, "compactor": 2, "vacuumer": 1, "reader": 2, "collector": 1, "run": 2}
+CAST = {
+    "local": {"appender": 4, "compactor": 2, "vacuumer": 1, "reader": 2, "collector": 1, "run": 2},
+    "s3": {"appender": 3, "compactor": 2, "vacuumer": 1, "reader": 1, "collector": 1, "run": 2},
+}
 
 
 def environment(folder: Path, extra: dict[str, str]) -> dict[str, str]:
@@ -40,6 +43,7 @@ def environment(folder: Path, extra: dict[str, str]) -> dict[str, str]:
 class Troupe:
     """The processes at work on one store."""
 
+    place: str
     store: str
     folder: Path
     seed: int
@@ -77,7 +81,7 @@ class Troupe:
 
     def keep_going(self) -> None:
         """Start who is not at work."""
-        for role, count in CAST.items():
+        for role, count in CAST[self.place].items():
             for number in range(count):
                 if not psutil.pid_exists(self.pids.get((role, number), -1)):
                     self.begin(role, number)

@@ -24,7 +24,7 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-DELAY_S = 0.5
+DELAY_S = 0.3
 FAULTS = {"delay": 0.01, "refuse": 0.01, "swallow": 0.005, "cut": 0.005}
 """Shares of the requests at the faulty door."""
 

@@ -24,6 +24,7 @@ from chaos import HERE, Troupe, environment, rage, survivors
 from diary import ROWS, entries
 from mishaps import VARIABLE
 
+
 PACE = {"local": 1.0, "s3": 2.5}
 """Actors take longer on S3, and shall come to the end of what they do now and then."""
 
@@ -54,7 +55,7 @@ def storm(place: str, seed: int, seconds: float, folder: Path) -> Storm:
     """Let a storm rage for ``seconds`` over a new store under ``folder``."""
     start = time.monotonic()
     with _store(place, seed, folder) as (store, calm, rough, line_faults):
-        troupe = Troupe(store, folder, seed, environment(folder, rough))
+        troupe = Troupe(place, store, folder, seed, environment(folder, rough))
         rage(troupe, seconds, PACE[place])
         left = survivors(folder, patience_s=10)
         faults = [f"process {one.pid} outlives the storm: {' '.join(one.cmdline())[:200]}" for one in left]

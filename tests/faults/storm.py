@@ -24,7 +24,6 @@ from chaos import HERE, Troupe, environment, rage, survivors
 from diary import ROWS, entries
 from mishaps import VARIABLE
 
-
 PACE = {"local": 1.0, "s3": 2.5}
 """Actors take longer on S3, and shall come to the end of what they do now and then."""
 

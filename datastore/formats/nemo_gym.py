@@ -5,6 +5,7 @@ The items are those of ``openai-responses``. ``reward`` is a number and no succe
 components (booleans as 0 and 1). Output items with ``prompt_token_ids``, ``generation_token_ids`` and
 ``generation_log_probs`` (a training rollout) give exact tokens. ``agent_ref.name`` is the agent, ``response.model``
 the policy, ``_ng_rollout_index`` the sample. The environment's other keys are counted.
+A response whose output is a list of transitions (Aviary) gives its last one, which holds the whole conversation.
 """
 
 from collections.abc import Iterator
@@ -35,9 +36,12 @@ def read(source: Source) -> Iterator[Trajectory]:
         source.notes.rest(one, _KNOWN | metrics.keys())
         agent = one.get("agent_ref")
         task = one.get("id", one.get("_ng_task_index"))
-        output = (one.get("response") or {}).get("output") or []
+        asked, output = one["responses_create_params"], (one.get("response") or {}).get("output") or []
+        if output and isinstance(output[-1], list):
+            source.notes.remark("rollouts of transitions: the last one holds the conversation")
+            asked, output = {**asked, "input": []}, output[-1]
         row = response_row(
-            one["responses_create_params"],
+            asked,
             {**(one.get("response") or {}), "output": [_plain(item) for item in output]},
             source.notes,
             source="nemo-gym",
@@ -48,7 +52,7 @@ def read(source: Source) -> Iterator[Trajectory]:
             reward=number(one.get("reward")),
             reward_components=components(metrics),
         )
-        yield _with_tokens(row, one, source)
+        yield _with_tokens(row, output, source)
 
     return each(source, source.records(), convert)
 
@@ -57,9 +61,9 @@ def _plain(item: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in item.items() if key not in _TOKENS}
 
 
-def _with_tokens(row: Trajectory, one: dict[str, Any], source: Source) -> Trajectory:
+def _with_tokens(row: Trajectory, output: list[dict[str, Any]], source: Source) -> Trajectory:
     """The row with the tokens of its output items, if each prompt continues what came before."""
-    items = [item for item in (one["response"] or {}).get("output") or [] if item.get("generation_token_ids")]
+    items = [item for item in output if item.get("generation_token_ids")]
     if not items:
         return row
     columns: dict[str, list[Any]] = {"input_ids": [], "action_mask": [], "logprobs": []}

@@ -1,12 +1,16 @@
 """verl's Parquet files.
 
-- ``verl-sft``: ``messages`` (arguments of calls as JSON text), ``tools`` (JSON text), ``enable_thinking``. Carries
+- ``verl-sft``: ``messages`` (arguments of calls as JSON text), ``tools``, ``enable_thinking``. ``tools`` is a list of
+  schemas, as verl's own dataset class wants it, if all rows share theirs, and missing if they have none. Tools that
+  differ from row to row, or whose parameters differ in kind, are JSON text, since one Arrow type would put nulls into
+  them; verl reads such a file by a ``custom_cls``. Carries
   text, reasoning and calls; cannot carry tokens, log-probs, outcome, identity or lineage. Streams in row groups.
 - RL prompts are tasks, not trajectories: :func:`write_tasks` and :func:`read_tasks` give ``data_source`` (env),
   ``prompt``, ``ability`` (env), ``reward_model`` {``style``: rule, ``ground_truth``}, ``extra_info`` {``split``,
   ``index``, ``task_id``, ``level``, ``verifier``, ``tools``, ``metadata``}.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,11 +63,35 @@ def fits(source: Source) -> int:
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:
     count = 0
+    offered: set[str] = set()
     with pq.ParquetWriter(path, _SFT, compression="zstd") as writer:
         for part in batched(rows, 1024):
             writer.write_table(pa.Table.from_pylist([_line(row) for row in part], schema=_SFT))
             count += len(part)
+            if len(offered) < 2:
+                offered |= {row.tools for row in part}
+    if len(offered) == 1:
+        _with_native_tools(path, json.loads(offered.pop()))
     return count
+
+
+def _with_native_tools(path: Path, tools: list[Any]) -> None:
+    """Put the tools that all rows share in the place of their text, if Arrow gives them back as they are."""
+    try:
+        column = pa.array([tools])
+    except pa.ArrowException:
+        return
+    if tools and column.to_pylist() != [tools]:
+        return
+    fields = [field for field in _SFT if field.name != "tools"]
+    schema = pa.schema([*fields, ("tools", column.type)] if tools else fields)
+    native = path.with_name(f"{path.name}.native")
+    with pq.ParquetFile(path) as file, pq.ParquetWriter(native, schema, compression="zstd") as writer:
+        for batch in file.iter_batches(1024):
+            columns = [batch[field.name] for field in fields]
+            shared = [pa.array([tools] * batch.num_rows, column.type)] if tools else []
+            writer.write_batch(pa.RecordBatch.from_arrays([*columns, *shared], schema=schema))
+    native.replace(path)
 
 
 def _line(row: Trajectory) -> dict[str, Any]:

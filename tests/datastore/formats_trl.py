@@ -5,14 +5,11 @@ from pathlib import Path
 from typing import Any
 
 
-def train(name: str, path: Path, folder: Path) -> float:
-    """Train one step and return how far the weights moved."""
-    import torch
-    from datasets import load_dataset
+def tokenizer_of_bytes() -> Any:
+    """A tokenizer of single characters, with a chat template that renders calls."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
-    torch.manual_seed(0)
     vocabulary = {chr(i): i for i in range(256)} | {"<pad>": 256, "<eos>": 257}
     bare = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="?"))
     bare.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -22,6 +19,17 @@ def train(name: str, path: Path, folder: Path) -> float:
         "{% for c in m.get('tool_calls') or [] %}{{ c['function']['name'] }}{{ c['function']['arguments'] | tojson }}"
         "{% endfor %}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
     )
+    return tokenizer
+
+
+def train(name: str, path: Path, folder: Path) -> float:
+    """Train one step and return how far the weights moved."""
+    import torch
+    from datasets import load_dataset
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = tokenizer_of_bytes()
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=258, **sizes)).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")

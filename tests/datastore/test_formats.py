@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from format_rows import KINDS, hard, spoken, user
+from format_rows import KINDS, LOOK, hard, spoken, user
 from format_rows import said as says
 from store_rows import build
 
@@ -177,11 +177,30 @@ def test_verl_sft_keeps_to_the_documented_schema(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     table = pq.read_table(out("verl-sft", KINDS["tools"], tmp_path))
-    assert table.schema.names == ["messages", "tools", "enable_thinking"]
+    assert set(table.schema.names) == {"messages", "tools", "enable_thinking"}
     [messages] = table["messages"].to_pylist()
     assert [one["role"] for one in messages] == ["user", "assistant", "tool", "assistant"]
     assert json.loads(messages[1]["tool_calls"][0]["function"]["arguments"]) == {"place": "here"}
-    assert json.loads(table["tools"][0].as_py())[0]["function"]["name"] == "look"
+    assert table["tools"].to_pylist() == [json.loads(LOOK)]
+    bare = pq.read_table(out("verl-sft", KINDS["text"], tmp_path))
+    assert bare.schema.names == ["messages", "enable_thinking"]  # verl takes a text for tools if the column is there
+    mixed = pq.read_table(out("verl-sft", KINDS["tokens"], tmp_path))
+    assert [json.loads(text) for text in mixed["tools"].to_pylist()] == [
+        json.loads(row.tools) for row in KINDS["tokens"]
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["text", "tools", "reasoning"])
+def test_verl_loads_what_is_exported(kind: str, tmp_path: Path) -> None:
+    """In verl's own dataset class, if it is installed: it cannot be beside this project's transformers."""
+    pytest.importorskip("verl")
+    from formats_trl import tokenizer_of_bytes
+    from formats_verl import load
+
+    item = load(out("verl-sft", KINDS[kind], tmp_path), tokenizer_of_bytes())
+    assert item["input_ids"].shape == item["loss_mask"].shape
+    assert item["loss_mask"].sum() > 0
 
 
 def test_datasets_in_memory() -> None:

@@ -539,6 +539,15 @@ def test_nemo_gym(tmp_path: Path) -> None:
     assert (row.input_ids, row.action_mask, row.logprobs[2]) == ([1, 2, 3], [False, False, True], -0.5)
     assert [(part.name, part.value) for part in row.reward_components] == [("accuracy", 1.0)]
     assert read.notes.ignored == {"verifier_metadata": 1}
+    steps = [
+        [*asked["input"], said],
+        [*asked["input"], said, {"type": "message", "role": "user", "content": "and?"}, said],
+    ]
+    turns = record | {"response": {"output": steps, "contains_transitions": True}}
+    assert [m.role.value for m in Read(tmp_path, "nemo-gym", [turns], ".jsonl").row.messages] == [
+        "user",
+        "assistant",
+    ] * 2
 
 
 SAMPLE: dict[str, Any] = {

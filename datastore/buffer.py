@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from datastore import log
 from datastore.append import AppendResult, append, is_appended, transaction
+from datastore.content import CONTENT, STORED_SCHEMA, combined, contents
 from datastore.delta_paths import data_files, scan_table
-from datastore.digest import TableHasher
 from datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError
 from datastore.ingest import BATCH_ROWS, OnError, Rows
 from datastore.lookup import Lookup
@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 FILL = ("stage", "fingerprint", "run_id")
-VOLATILE = ("created_at", "run_id", "fingerprint", "policy")
-"""Columns that differ between two runs of the same stage, and so are left out of digests."""
-
-IDS = ("trajectory_id", "episode_id", "group_id", "parent_id")
-"""Columns that may hold the fingerprint of the stage run that made a row."""
+DIGEST_ROWS = 2**20
 
 
 class TrajectoryBuffer:
@@ -266,6 +262,9 @@ class TrajectoryBuffer:
             near = difflib.get_close_matches(unknown[0], TRAJECTORY_SCHEMA.names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
+        return self._read(ids, wanted)
+
+    def _read(self, ids: Sequence[str], wanted: list[str]) -> pa.Table:
         schema = _columns(wanted)
         if not ids:
             return schema.empty_table()
@@ -317,13 +316,14 @@ class TrajectoryBuffer:
     def digest(self, ids: Sequence[str]) -> str:
         """Content digest of these rows, in this order, whatever the files they lie in, when and by which run. An id
         counts without the fingerprint in it, so that equal rows of two attempts have equal digests."""
-        columns = [name for name in TRAJECTORY_SCHEMA.names if name not in VOLATILE]
-        hasher = TableHasher(IDS)
-        hasher.update(self.read([], columns))
-        for start in range(0, len(ids), 2 * BATCH_ROWS):
-            hasher.update(self.read(ids[start : start + 2 * BATCH_ROWS], columns))
-        return hasher.hexdigest()
+        with self._table.following() as table:
+            stored = schema_version(table) == TRAJECTORY_VERSION
+        if stored:
+            parts = (ids[start : start + DIGEST_ROWS] for start in range(0, len(ids), DIGEST_ROWS))
+            return combined(self._read(part, [CONTENT])[CONTENT] for part in parts)
+        parts = (ids[start : start + 2 * BATCH_ROWS] for start in range(0, len(ids), 2 * BATCH_ROWS))
+        return combined(contents(self.read(part)) for part in parts)
 
 
 def _columns(names: Sequence[str]) -> pa.Schema:
-    return pa.schema([TRAJECTORY_SCHEMA.field(name) for name in names], metadata=TRAJECTORY_SCHEMA.metadata)
+    return pa.schema([STORED_SCHEMA.field(name) for name in names], metadata=TRAJECTORY_SCHEMA.metadata)

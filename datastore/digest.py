@@ -20,24 +20,24 @@ def _hasher() -> "hashlib.blake2b":
     return hashlib.blake2b(digest_size=16)
 
 
-def _type_name(arrow_type: pa.DataType) -> str:
+def type_name(arrow_type: pa.DataType) -> str:
     """The type's name without what storage may change: offset width, dictionary encoding, nullability."""
     if pa.types.is_dictionary(arrow_type):
-        return _type_name(arrow_type.value_type)
+        return type_name(arrow_type.value_type)
     if pa.types.is_struct(arrow_type):
-        return "struct<" + ",".join(f"{field.name}:{_type_name(field.type)}" for field in arrow_type) + ">"
-    if _is_list(arrow_type):
-        return f"list<{_type_name(arrow_type.value_type)}>"
-    if _is_text(arrow_type):
+        return "struct<" + ",".join(f"{field.name}:{type_name(field.type)}" for field in arrow_type) + ">"
+    if is_list(arrow_type):
+        return f"list<{type_name(arrow_type.value_type)}>"
+    if is_text(arrow_type):
         return "string" if "string" in str(arrow_type) else "binary"
     return str(arrow_type)
 
 
-def _is_list(arrow_type: pa.DataType) -> bool:
+def is_list(arrow_type: pa.DataType) -> bool:
     return pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type)
 
 
-def _is_text(arrow_type: pa.DataType) -> bool:
+def is_text(arrow_type: pa.DataType) -> bool:
     return any(
         check(arrow_type)
         for check in (
@@ -65,7 +65,7 @@ class TableHasher:
         for part in batches:
             self._rows += part.num_rows
             for field, column in zip(part.schema, part.columns, strict=True):
-                self._feed(f"{field.name}\0{_type_name(field.type)}", column)
+                self._feed(f"{field.name}\0{type_name(field.type)}", column)
 
     def _stream(self, path: str, data: object) -> None:
         self._streams.setdefault(path, _hasher()).update(data)  # type: ignore[arg-type]
@@ -78,13 +78,13 @@ class TableHasher:
         if pa.types.is_struct(array.type):
             for field, child in zip(array.type, array.flatten(), strict=True):
                 self._feed(f"{path}\0{field.name}", child)
-        elif _is_list(array.type):
+        elif is_list(array.type):
             lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
             self._stream(path + "\0lengths", lengths.to_numpy(zero_copy_only=False))
             self._feed(path + "\0item", array.flatten())
-        elif _is_text(array.type):
+        elif is_text(array.type):
             if self._renamed is None or path.partition("\0")[0] in self._renamed:
-                array = _without_fingerprints(array)
+                array = without_fingerprints(array)
             wide = array.cast(pa.large_binary()).fill_null(b"")
             lengths = pc.binary_length(wide).cast(pa.int64()).to_numpy(zero_copy_only=False)
             self._stream(path + "\0lengths", lengths)
@@ -96,7 +96,7 @@ class TableHasher:
         elif pa.types.is_null(array.type):
             pass
         else:
-            self._stream(path + "\0values", _plain(array).to_numpy(zero_copy_only=False))
+            self._stream(path + "\0values", plain(array).to_numpy(zero_copy_only=False))
 
     def hexdigest(self) -> str:
         total = _hasher()
@@ -106,13 +106,13 @@ class TableHasher:
         return total.hexdigest()
 
 
-def _without_fingerprints(array: pa.Array) -> pa.Array:
+def without_fingerprints(array: pa.Array) -> pa.Array:
     if not pa.types.is_string(array.type) and not pa.types.is_large_string(array.type):
         return array
     return pc.replace_substring_regex(array, FINGERPRINT_IN_ID, r"-*-\1")
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def plain(array: pa.Array) -> pa.Array:
     """A primitive array without nulls, in a type that numpy holds flat."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())

@@ -9,12 +9,13 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from datastore.content import STORED_SCHEMA
 from datastore.delta_paths import opened_as
 from datastore.errors import CorruptError, NewerSchemaError, NoBufferError, OlderSchemaError, StoreError
 from datastore.log import commit_key, is_torn, mend
 from datastore.places import LocalPlace, S3Place, storage_options
 from datastore.writer import FOLDER, SCALARS, Action
-from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION
+from schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -145,7 +146,7 @@ def metadata(table_id: str, configuration: dict[str, Any]) -> Action:
             "name": None,
             "description": "agentrl trajectory buffer",
             "format": {"provider": "parquet", "options": {}},
-            "schemaString": Schema.from_arrow(TRAJECTORY_SCHEMA).to_json(),
+            "schemaString": Schema.from_arrow(STORED_SCHEMA).to_json(),
             "partitionColumns": [],
             "createdTime": _now(),
             "configuration": configuration | PROPERTIES,

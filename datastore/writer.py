@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from datastore.content import STORED_SCHEMA
 from datastore.errors import StoreError
 from datastore.marks import Marked, new_writer
 from datastore.places import LocalPlace, S3Place
@@ -58,7 +59,7 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
 
 _COMPRESSION = {
     leaf: "zstd" if field.name in HEAVY_COLUMNS else "lz4"
-    for field in TRAJECTORY_SCHEMA
+    for field in STORED_SCHEMA
     for leaf in _leaves(field.name, field.type)
 }
 
@@ -156,7 +157,7 @@ def write_parquet(tables: Iterable[pa.Table], sink: Any) -> dict[str, Any]:
     statistics = _Statistics()
     with pq.ParquetWriter(
         sink,
-        TRAJECTORY_SCHEMA,
+        STORED_SCHEMA,
         compression=_COMPRESSION,
         use_dictionary=_REPEATING,
         use_byte_stream_split=_SPLIT,

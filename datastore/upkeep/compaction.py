@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from datastore.commit import commit
+from datastore.content import STORED_SCHEMA
 from datastore.errors import StoreError
 from datastore.table import schema_version
 from datastore.uniqueness import bounds
 from datastore.upkeep.common import alone, live_files, read_parts
 from datastore.writer import FILE_BYTES, FILE_ROWS, Action, FileWriter, removal
-from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION
+from schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -105,7 +106,7 @@ def _sorted(buffer: "TrajectoryBuffer", names: list[str]) -> Iterator[pa.Table]:
     size = 0
     for name in names:
         for part in read_parts(buffer, name):
-            held.append(part.cast(TRAJECTORY_SCHEMA))
+            held.append(part.cast(STORED_SCHEMA))
             size += part.nbytes
             if size >= FILE_BYTES:
                 yield pa.concat_tables(held).sort_by("trajectory_id")

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from datastore import log
-from datastore.buffer import VOLATILE
+from datastore.content import CONTENT, STORED_SCHEMA
 from datastore.ingest import Quarantine
 from datastore.uniqueness import hashes, ids_of
 from datastore.upkeep.checks import doubled_ids
@@ -17,7 +16,6 @@ from datastore.upkeep.common import live_files, read_parts
 from datastore.upkeep.compaction import replace
 from datastore.validation import BadField
 from datastore.writer import FileWriter
-from schemas.trajectory import TRAJECTORY_SCHEMA
 
 if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
@@ -63,16 +61,16 @@ class _Sieve:
         self.equal = self.different = 0
         self._buffer = buffer
         self._twice = twice
-        self._first: dict[str, int] = {}
+        self._first: dict[str, bytes] = {}
 
     def parts(self, name: str) -> Iterator[pa.Table]:
         for part in read_parts(self._buffer, name):
-            rows = part.cast(TRAJECTORY_SCHEMA)
+            rows = part.cast(STORED_SCHEMA)
             ids = rows["trajectory_id"].to_pylist()
             suspects = np.flatnonzero(np.isin(hashes(ids), self._twice))
             stays = np.ones(len(ids), dtype=bool)
             problems = []
-            content = _content(rows.take(pa.array(suspects)))
+            content = rows[CONTENT].take(pa.array(suspects)).to_pylist()
             for row, digest in zip(suspects.tolist(), content, strict=True):
                 if ids[row] not in self._first:
                     self._first[ids[row]] = digest
@@ -85,13 +83,6 @@ class _Sieve:
                     reason = "is the id of another row, appended before"
                     problems.append(BadField(row, ids[row], "trajectory_id", reason))
             if problems:
-                self.quarantine.add(rows.take(pa.array([one.row for one in problems])), problems)
+                twice = rows.take(pa.array([one.row for one in problems])).drop_columns([CONTENT])
+                self.quarantine.add(twice, problems)
             yield rows.filter(pa.array(stays))
-
-
-def _content(rows: pa.Table) -> list[int]:
-    """A hash of each row's content."""
-    frame = pl.from_arrow(rows.drop_columns(list(VOLATILE)))
-    assert isinstance(frame, pl.DataFrame)
-    low, high = (frame.hash_rows(seed).to_list() for seed in (1, 2))
-    return [one << 64 | other for one, other in zip(low, high, strict=True)]

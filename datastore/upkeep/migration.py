@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from datastore.content import with_content
 from datastore.errors import StoreError
 from datastore.table import metadata, schema_version
 from datastore.upkeep.common import alone, live_files, read_parts
@@ -44,7 +45,7 @@ def _upgraded(buffer: "TrajectoryBuffer", names: list[str]) -> Iterator[pa.Recor
 
 
 def upgrade(table: pa.Table) -> pa.Table:
-    """Rows of an older schema with the columns and values that they have in this one."""
+    """Rows of an older schema with the columns and values that they have in this one, as they are stored."""
     from schemas.trajectory import Trajectory
 
     columns = []
@@ -58,4 +59,4 @@ def upgrade(table: pa.Table) -> pa.Table:
         ) == "PydanticUndefined":
             raise StoreError(f"old rows lack {field.name!r}, which has no default; this schema cannot be migrated")
         columns.append(pa.array([default] * table.num_rows, field.type))
-    return pa.Table.from_arrays(columns, schema=LENIENT_SCHEMA).cast(TRAJECTORY_SCHEMA)
+    return with_content(pa.Table.from_arrays(columns, schema=LENIENT_SCHEMA).cast(TRAJECTORY_SCHEMA))

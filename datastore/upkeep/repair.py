@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from datastore import log
+from datastore.content import STORED_SCHEMA
 from datastore.errors import OlderSchemaError, StoreError
 from datastore.table import schema_version
 from datastore.uniqueness import hashes, ids_of
@@ -18,7 +19,7 @@ from datastore.upkeep.compaction import replace
 from datastore.upkeep.doubles import keep_once
 from datastore.upkeep.migration import upgrade
 from datastore.writer import Action, FileWriter
-from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION
+from schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
@@ -147,8 +148,8 @@ class _Missing:
                 new = ~np.isin(ids, self._present)
                 if new.any():
                     rows = part.filter(pa.array(new))
-                    current = rows.schema.names == TRAJECTORY_SCHEMA.names
-                    rows = rows.cast(TRAJECTORY_SCHEMA) if current else upgrade(rows)
+                    current = rows.schema.names == STORED_SCHEMA.names
+                    rows = rows.cast(STORED_SCHEMA) if current else upgrade(rows)
                     self.rows += rows.num_rows
                     yield from rows.to_batches()
                     found.append(ids[new])

@@ -1,0 +1,132 @@
+"""Content digests of rows: computed at append, stored, and all that a selection's digest reads."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from store_rows import FP, Make, build
+
+from datastore import TrajectoryBuffer
+from datastore.content import CONTENT, VOLATILE, contents
+from datastore.upkeep import compact, migrate
+from schemas.arrow import to_table
+from schemas.trajectory import TRAJECTORY_SCHEMA, Message, ToolCall, Trajectory, trajectory_id
+
+OTHER = "fedcba9876543210"
+
+
+def digests(rows: list[Trajectory]) -> list[bytes]:
+    found: list[bytes] = contents(to_table(rows, TRAJECTORY_SCHEMA)).to_pylist()
+    return found
+
+
+def test_a_selections_digest_reads_no_content(tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    buffer.append([make(i) for i in range(300)], stage="s", fingerprint=FP)
+    columns: set[str] = set()
+    read = pq.ParquetFile.read_row_groups
+
+    def watched(self: pq.ParquetFile, *args: Any, **options: Any) -> pa.Table:
+        columns.update(options["columns"])
+        return read(self, *args, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", watched)
+    buffer.digest(buffer.ids(FP))
+    assert columns == {"trajectory_id", CONTENT}
+
+
+def test_the_digest_follows_content_and_order(tmp_path: Path, make: Make) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    again = [make(i, fingerprint=OTHER, run_id="friday", policy="other") for i in range(9)]
+    buffer.append([make(i) for i in range(9)], stage="s", fingerprint=FP, run_id="monday")
+    buffer.append(again, stage="s", fingerprint=OTHER)
+    ids, others = buffer.ids(FP), buffer.ids(OTHER)
+    assert ids != others
+    assert buffer.digest(ids) == buffer.digest(others)
+    assert len({buffer.digest(ids), buffer.digest(ids[::-1]), buffer.digest(ids[1:]), buffer.digest(ids + ids[:1])}) == 4
+    digest = buffer.digest(ids)
+    compact(buffer)
+    assert TrajectoryBuffer(tmp_path).digest(ids) == digest
+
+
+def test_the_digest_is_stored_and_in_no_view(tmp_path: Path, make: Make) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    rows = [make(i) for i in range(3)]
+    buffer.append(rows, stage="s", fingerprint=FP)
+    stored = pa.table(buffer.table().to_pyarrow_table()) if hasattr(buffer.table(), "to_pyarrow_table") else None
+    assert stored is not None and stored.schema.names == [*TRAJECTORY_SCHEMA.names, CONTENT]
+    assert set(stored[CONTENT].to_pylist()) == set(digests([row.model_copy(update={"stage": "s"}) for row in rows]))
+    assert CONTENT not in buffer.sql("select * from trajectories").columns
+    assert buffer.read(buffer.ids(FP)).schema.names == TRAJECTORY_SCHEMA.names
+
+
+def test_an_older_table_has_the_digests_that_it_takes_to_this_one(tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parent / "old_store_version_1", tmp_path, dirs_exist_ok=True)
+    buffer = TrajectoryBuffer(tmp_path)
+    ids = sorted(buffer.scan().select("trajectory_id").collect()["trajectory_id"])
+    before = buffer.digest(ids)
+    migrate(buffer)
+    assert buffer.digest(ids) == before
+
+
+@given(st.lists(st.integers(0, 50), max_size=12), st.integers(0, 11), st.integers(0, 12))
+def test_a_rows_digest_does_not_depend_on_its_neighbours(numbers: list[int], start: int, length: int) -> None:
+    rows = [build(n, input_ids=list(range(n)), tags=["x"] * (n % 3), messages=messages(n)) for n in numbers]
+    table = to_table(rows, TRAJECTORY_SCHEMA)
+    alone = [digests([row])[0] for row in rows]
+    assert contents(table).to_pylist() == alone
+    assert contents(table.slice(start, length)).to_pylist() == alone[start : start + length]
+    assert contents(pa.concat_tables([table.slice(start), table])).to_pylist() == alone[start:] + alone
+
+
+def messages(number: int) -> list[Message]:
+    calls = [ToolCall(id=f"c{i}", name="find", arguments="{}") for i in range(number % 4)]
+    return [
+        Message(role="assistant", content="x" * (number % 3), tool_calls=calls[i:], reasoning=None if i % 2 else "")
+        for i in range(number % 5)
+    ]
+
+
+CHANGES: dict[str, list[Any]] = {
+    "reward": [None, 0.0, 1.0],
+    "success": [None, False, True],
+    "group_id": [None, "", "g"],
+    "tags": [[], [""], ["", ""], ["ab"], ["a", "b"]],
+    "level": [0, 1],
+    "messages": [
+        [],
+        [Message(role="user", content="a")],
+        [Message(role="user", content="a"), Message(role="user")],
+        [Message(role="user"), Message(role="user", content="a")],
+        [Message(role="user", content="a", reasoning="")],
+        [Message(role="user", content="", reasoning="a")],
+    ],
+    "input_ids": [[], [0], [0, 0], [1]],
+    "action_mask": [[], [False], [True]],
+    "logprobs": [[], [float("nan")], [0.0]],
+    "prompt": ["", "a"],
+    "final_state": ["", "a"],
+}
+
+
+def test_each_difference_is_one_of_content() -> None:
+    for name, values in CHANGES.items():
+        rows = [build(1).model_copy(update={name: value}) for value in values]
+        assert len(set(digests(rows))) == len(values), name
+    swapped = [build(1).model_copy(update={"prompt": a, "final_state": b}) for a, b in (("ab", "c"), ("a", "bc"))]
+    assert len(set(digests(swapped))) == 2
+
+
+def test_what_differs_between_two_runs_does_not_count() -> None:
+    one = build(1, created_at="2026-01-01T00:00:00Z", run_id="monday", policy="p/1", parent_id=trajectory_id("a", FP, 1))
+    two = one.model_copy(update={"run_id": "friday", "policy": "p/2", "fingerprint": OTHER})
+    two = two.model_copy(update={"created_at": build(1).created_at, "parent_id": trajectory_id("a", OTHER, 1)})
+    assert {name for name in VOLATILE if getattr(one, name) != getattr(two, name)} == {*VOLATILE} - {"fingerprint"} | (
+        {"fingerprint"} if one.fingerprint != two.fingerprint else set()
+    )
+    assert digests([one]) == digests([two])

@@ -1,8 +1,8 @@
 """Content digests of rows: computed once, when a row is appended, and stored beside it in a column of the table.
 
-A digest is over a row's values, whatever the batch it came in, its file, string width or row group. It leaves out what
-two runs of one stage differ in, so a selection's digest, made of its rows' digests in order, says whether its content is
-the same. BLAKE2b with 16 bytes, which no accident collides.
+A digest is over a row's values, whatever batch, file or row group it lies in. It leaves out what two runs of one stage
+differ in. A selection's digest is made of its rows' digests in their order, and nothing else of the rows is read.
+BLAKE2b with 16 bytes, which no accident collides.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def contents(table: pa.Table) -> pa.ChunkedArray:
 
 
 def _digests(batch: pa.RecordBatch) -> pa.Array:
-    """Each row's bytes, of all columns, are laid out in a row, behind how many there are of each; then hashed at once."""
+    """The bytes of a row's columns, behind how many there are of each, are brought together and hashed at once."""
     rows = np.arange(batch.num_rows + 1, dtype=np.int64)
     pieces: list[pa.Array] = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -91,7 +91,9 @@ def _cut(array: pa.Array, bounds: np.ndarray) -> pa.Array:
 
 def _binary(offsets: np.ndarray, data: pa.Buffer | None) -> pa.Array:
     where = pa.py_buffer(np.ascontiguousarray(offsets, dtype=np.int64))
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, [None, where, data or pa.py_buffer(b"")])
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(offsets) - 1, [None, where, data or pa.py_buffer(b"")]
+    )
 
 
 def _offsets(array: pa.Array) -> np.ndarray:

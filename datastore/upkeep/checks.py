@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from datastore import log
 from datastore.catalog import Catalog
+from datastore.content import CONTENT, contents
 from datastore.errors import CorruptError, StoreError
 from datastore.marks import marks, writer_of
 from datastore.table import schema_version
@@ -93,7 +95,12 @@ def _check_file(buffer: "TrajectoryBuffer", name: str, ids: dict[str, np.ndarray
     found: list[np.ndarray] = []
     try:
         for part in read_parts(buffer, name):
-            rows = conform(part)
+            if CONTENT not in part.schema.names:
+                raise StoreError(f"lacks the column {CONTENT}")
+            rows = conform(part.drop_columns([CONTENT]))
+            changed = rows.filter(pc.not_equal(contents(rows), part[CONTENT]))["trajectory_id"].to_pylist()
+            advice = f"is not what was appended; {_REPAIR}"
+            findings += [Fault("rows", f"{one} in {name}", advice) for one in changed]
             findings += [
                 Fault("rows", f"{one.trajectory_id} in {name}", f"{one.field} {one.reason}; leave it out by its id")
                 for one in validate(rows)

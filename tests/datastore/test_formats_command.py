@@ -127,3 +127,29 @@ def test_forget_keeps_what_an_artifact_reads(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="1 artifacts read rows of this import: chosen/"):
         forget(buffer, found.fingerprint)
     assert count(buffer) == 2
+
+
+def test_tokens_are_checked_against_the_tokenizer_that_is_named(tmp_path: Path) -> None:
+    from agentrl.models.policy import tokenizer_fingerprint
+    from agentrl.models.tiny import train_tokenizer
+
+    tokenizer = train_tokenizer(["where is Ann", "she is in Rome"], 300)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    asked, said = (tokenizer.encode(text, add_special_tokens=False) for text in ("where is Ann", "she is in Rome"))
+
+    def document(name: str, answer: str) -> Path:
+        metrics = {"prompt_token_ids": asked, "completion_token_ids": said}
+        steps = [
+            {"step_id": 1, "source": "user", "message": "where is Ann"},
+            {"step_id": 2, "source": "agent", "message": answer, "metrics": metrics},
+        ]
+        path = tmp_path / name
+        path.write_text(json.dumps({"schema_version": "ATIF-v1.7", "agent": {"name": "x"}, "steps": steps}))
+        return path
+
+    store, folder = str(tmp_path / "store"), str(tmp_path / "tokenizer")
+    ask("import", str(document("a.json", "she is in Rome")), "--store", store, "--tokenizer", folder)
+    rows = TrajectoryBuffer(store).sql("select tokenizer, n_action_tokens from trajectories").rows()
+    assert rows == [(tokenizer_fingerprint(tokenizer), len(said))]
+    with pytest.raises(StoreError, match="says 'nobody knows', and its tokens decode to"):
+        ask("import", str(document("b.json", "nobody knows")), "--store", store, "--tokenizer", folder)

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datastore.catalog import Catalog
+from datastore.content import STORED_SCHEMA
 from datastore.errors import StoreError
 from datastore.uniqueness import ids_of
 from datastore.upkeep.common import alone, live_files, read_parts
 from datastore.upkeep.compaction import replace
 from datastore.writer import FileWriter
-from schemas.trajectory import TRAJECTORY_SCHEMA
 
 if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
@@ -94,6 +94,6 @@ def _refuse_read(buffer: "TrajectoryBuffer", ids: set[str]) -> None:
 
 def _kept(buffer: "TrajectoryBuffer", file: str, ids: set[str]) -> Iterator[pa.Table]:
     for part in read_parts(buffer, file):
-        rows = part.cast(TRAJECTORY_SCHEMA)
+        rows = part.cast(STORED_SCHEMA)
         stays = [one not in ids for one in rows["trajectory_id"].to_pylist()]
         yield rows.filter(pa.array(stays))

@@ -21,7 +21,7 @@ class Scored(NamedTuple):
 
 
 def score_one(row: Trajectory, per_tool_call: float) -> float:
-    return max(0.0, row.reward - per_tool_call * row.n_tool_calls)
+    return max(0.0, row.scored_reward() - per_tool_call * row.n_tool_calls)
 
 
 @stage("my_project.score", version=1)

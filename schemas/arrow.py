@@ -1,7 +1,7 @@
 """Arrow schemas derived from pydantic models, so that each table has one definition.
 
 A field's Arrow type follows from its annotation; ``Annotated[int, pa.int32()]`` overrides the
-default width. A field whose annotation admits ``None`` is nullable, every other is not.
+default width. A field is nullable if its annotation admits ``None``.
 """
 
 import types

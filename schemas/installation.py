@@ -1,5 +1,5 @@
-"""What to install for a package that the lean base lacks. Learning and data tools both ask here, since both know only
-``schemas``."""
+"""What to install if an optional package is missing. It is in ``schemas``, because the learning code and the data tools
+both need it and import nothing else in common."""
 
 import importlib.util
 import shlex
@@ -23,8 +23,8 @@ def is_installed(package: str) -> bool:
 def install_hint(extra: str) -> str:
     """The command that installs an extra.
 
-    In a checkout it is that of the README, with our pins. Elsewhere it names the extra's own requirements, so that it
-    works though we are on no package index.
+    In a checkout it is the command of the README, with our pins. Elsewhere it lists the requirements of the extra,
+    because this distribution is on no package index.
     """
     if (_ROOT / "pyproject.toml").is_file() and (_ROOT / "constraints.txt").is_file():
         here = Path.cwd() == _ROOT

@@ -1,4 +1,4 @@
-"""JSON from anybody: read within a depth that every reader and writer after this one survives."""
+"""JSON that others wrote, read only up to a depth that every later reader and writer can handle."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 MAX_DEPTH = 100
-"""Objects and lists inside one another. Python's own reader and writer fail at some hundreds."""
+"""Greatest depth of nested objects and lists. Python's own reader and writer fail at some hundreds."""
 
 _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
@@ -33,7 +33,7 @@ def is_json(text: str) -> bool:
 
 def depth(text: str) -> int:
     """How deep objects and lists are nested, without reading the text."""
-    if text.count("[") + text.count("{") <= MAX_DEPTH:  # the common case, at the speed of a search
+    if text.count("[") + text.count("{") <= MAX_DEPTH:  # the common case, as fast as a search
         return 0
     here = deepest = 0
     for found in _STRUCTURE.finditer(text):

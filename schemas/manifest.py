@@ -36,7 +36,7 @@ class OutputRecord(BaseModel):
 
 
 class InputRecord(BaseModel):
-    """One output that a stage reads. ``digest`` is over its content; empty as long as that is not made."""
+    """One output that a stage reads. ``digest`` is over its content; it is empty until that is made."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,8 +47,8 @@ class InputRecord(BaseModel):
 
 
 class Ingredients(BaseModel):
-    """All that enters the fingerprint, kept apart so that a plan can say which of them changed. ``pipeline``, and the
-    fingerprints of the inputs, only say where things come from; they do not enter."""
+    """All that enters the fingerprint, in separate fields, so that a plan can say which of them changed. ``pipeline``
+    and the fingerprints of the inputs only record the origin; they do not enter."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -70,8 +70,8 @@ class Manifest(BaseModel):
     """One artifact. ``buffer_version`` is the Delta version up to which its buffer rows are visible.
 
     ``attempt`` names the folder, beside the manifest, that holds the outputs: each try at a stage writes to a folder of
-    its own, and the manifest says whose counts. It is empty in manifests of version 1, whose outputs lie beside them.
-    ``made_again`` counts how often it was made again by ``--force``, each time with rows of its own in the buffer.
+    its own, and the manifest says which try counts. It is empty in manifests of version 1, whose outputs lie beside
+    them. ``made_again`` counts how often ``--force`` made the artifact again, each time with new rows in the buffer.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -91,5 +91,5 @@ class Manifest(BaseModel):
 
     @property
     def row_fingerprint(self) -> str:
-        """What its rows in the buffer carry as their fingerprint."""
+        """The ``fingerprint`` column of the artifact's rows in the buffer."""
         return row_fingerprint(self.fingerprint, self.made_again)

@@ -17,8 +17,8 @@ class PairKind(StrEnum):
 class Pair(BaseModel):
     """Both sides' tokens and loss masks. The first ``shared_prefix`` tokens are equal on both sides.
 
-    A mask is true on the action tokens that the loss covers: of the whole trajectory, or for ``kind == step`` of
-    the differing step alone. Tool output is false on both sides.
+    A mask is true for the action tokens that the loss covers: those of the whole trajectory, or for ``kind == step``
+    only those of the first step that differs. Tool output is false on both sides.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -19,7 +19,7 @@ class _Strict(BaseModel):
 class Execution(_Strict):
     """Where and how a stage runs. Nothing here enters the fingerprint."""
 
-    pool: str | None = Field(None, description="Prefect work pool; None runs the stage in the process of the flow")
+    pool: str | None = Field(None, description="Prefect work pool; None runs the stage on the machine of the run")
     gpus: int = Field(0, ge=0, description="GPUs of the stage's process; above 0 it gets a process of its own")
     concurrency: list[Name] = Field([], description="Global concurrency slots that are held while the stage runs")
     retries: int = Field(0, ge=0, le=100, description="How often a failed stage is tried again")
@@ -34,7 +34,7 @@ class StageSpec(_Strict):
     uses: str = Field(description="A stage of the library (train.sft) or of yours (my_project.stages:score)")
     inputs: dict[str, Edges] = Field(
         {},
-        description="Edges: input name -> stage or stage.output; a list, or a pattern as star-*, where many are taken",
+        description="Edges: input -> stage or stage.output; a list or a pattern (star-*) if the input takes several",
     )
     with_: dict[str, Any] = Field({}, alias="with", description="Config of the stage, checked by its own model")
     seed: int | None = Field(None, description="Seed of this stage; None takes the pipeline's")

@@ -1,4 +1,4 @@
-"""A row of a training table: what a trainer needs to know of one sequence, and nothing of where it came from."""
+"""A row of a training table: what a trainer needs to know of one sequence. It says nothing of its origin."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,7 +12,7 @@ class TrainingRow(BaseModel):
 
     ``weights`` is the per-token weight of the loss: for supervised training how much a token counts, for policy
     gradients its advantage. Only tokens with ``mask`` true are trained on. Rows of one ``unit`` (the two sides of a
-    pair) always share a batch; ``label`` is 1 for the preferred side, -1 for the other, 0 where there are no sides.
+    pair) always share a batch; ``label`` is 1 for the preferred side, -1 for the other, 0 if there are no sides.
     """
 
     model_config = ConfigDict(extra="forbid")

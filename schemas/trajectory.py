@@ -1,7 +1,7 @@
 """A trajectory: one contiguous token sequence of an episode, with everything needed to train on it again.
 
-Scalars that people filter by come first, so that Parquet statistics serve them; heavy columns come last
-and are read only when asked for.
+Scalars that people filter by come first, and Parquet statistics speed these filters up. Heavy columns come last and are
+read only if a query names them.
 """
 
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ class RewardComponent(BaseModel):
 
 class Trajectory(BaseModel):
     """One row of the buffer. Token columns are aligned: ``logprobs[t]`` is the behaviour policy's log-probability of
-    ``input_ids[t]`` where ``action_mask[t]``, NaN elsewhere. They are written as sampled, never rebuilt from text;
+    ``input_ids[t]`` if ``action_mask[t]`` is true, else NaN. They are written as sampled, never rebuilt from text;
     rows imported without tokens have them empty."""
 
     model_config = ConfigDict(extra="forbid")
@@ -173,14 +173,14 @@ NOT_TRAINED = "not-trained"
 
 
 def row_fingerprint(fingerprint: str, made_again: int) -> str:
-    """What the rows of a stage run carry as their fingerprint: the stage's own, and if it was ``made_again`` by
-    ``--force``, a point and how often."""
+    """The ``fingerprint`` column of a stage run's rows: the stage's fingerprint, followed by a point and ``made_again``
+    if ``--force`` made them again."""
     return f"{fingerprint}.{made_again}" if made_again else fingerprint
 
 
 def trajectory_id(stage: str, fingerprint: str, number: int, made_again: int = 0) -> str:
     """``<stage>-<fingerprint8>-<number>``: readable, sequential within one stage run, the same on every re-run. If the
-    stage was ``made_again``, a point and how often stand before the number."""
+    stage was made again, a point and ``made_again`` come before the number."""
     return f"{stage}-{row_fingerprint(fingerprint[:8], made_again)}-{number:06d}"
 
 

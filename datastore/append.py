@@ -1,5 +1,6 @@
 """Appends: one commit each, idempotent by (fingerprint, shard), which the commit carries as Delta's application
-transaction, so that a stage that is killed and resumed neither loses nor doubles a row. No id is ever there twice."""
+transaction, so that a stage that is killed and resumed neither loses nor doubles a row. No id is ever in the table
+twice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class AppendResult:
 
 
 class _AlreadyThereError(Exception):
-    """The same shard, from another process, was faster."""
+    """Another process appended the same shard first."""
 
 
 def append(

@@ -1,8 +1,8 @@
 """Training batches from a selection of rows, in a seeded order that any reader can resume and that covers every row.
 
 The order of an epoch is a permutation of the selection drawn from (seed, epoch) alone. Reader ``rank`` of ``world``
-takes every ``world``-th batch of that one sequence: all readers together see each row exactly once per epoch, whatever
-their number, and a position is two numbers.
+takes every ``world``-th batch of that one sequence. So all readers together see each row exactly once per epoch,
+however many they are, and a position is two numbers: epoch and batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,7 +60,7 @@ class BufferBatches:
         if len(set(ids)) != len(ids):
             raise ValueError("the selection holds an id twice; each row is given once per epoch, use weights instead")
         self.buffer = buffer
-        self.ids = sorted(ids)  # so that the order depends on the selection's content alone
+        self.ids = sorted(ids)  # so that the order depends only on the selection's content
         self.batch_rows = batch_rows
         self.seed = seed
         self.epochs = epochs

@@ -1,4 +1,4 @@
-"""The trajectory buffer: one append-only Delta Lake table of everything that was ever rolled out or imported.
+"""The trajectory buffer: one append-only Delta Lake table of all trajectories that stages made or that were imported.
 
 Files are compressed Parquet with small row groups, so that one trajectory is read without reading its neighbours.
 """
@@ -55,22 +55,22 @@ class TrajectoryBuffer:
         self._scalars: ScalarColumns | None = None
 
     def __reduce__(self) -> tuple[type["TrajectoryBuffer"], tuple[str]]:
-        return TrajectoryBuffer, (self.store,)  # to other processes goes the place, not what was read of it
+        return TrajectoryBuffer, (self.store,)  # only the place is sent to other processes, not what was read from it
 
     # table
 
     def table(self, version: int | datetime | None = None) -> "DeltaTable":
-        """The Delta table at a version or a time. Raises where there is none, or a newer one than we can read."""
+        """The Delta table at a version or a time. Raises if there is none, or if it is newer than we can read."""
         return self._table.open(version)
 
     @property
     def committed(self) -> BufferTable:
-        """The table as commits follow it; upkeep writes through it."""
+        """The table, for commits; upkeep writes through it."""
         return self._table
 
     @property
     def version(self) -> int | None:
-        """Number of the newest commit; None where nothing was ever appended."""
+        """Number of the newest commit; None if nothing was ever appended."""
         try:
             with self._table.following() as table:
                 return table.version()
@@ -145,8 +145,8 @@ class TrajectoryBuffer:
         return self._current(version, lambda: sql.collect(views.views(self.scan(version)), query, unsafe=unsafe))
 
     def _current(self, version: int | datetime | None, ask: Callable[[], Answer]) -> Answer:
-        """What ``ask`` gives. A compaction and a vacuum may remove files between the look at the newest version and the
-        reading of it: then it is asked again."""
+        """What ``ask`` returns. If a compaction and a vacuum remove files between finding the newest version and
+        reading it, ``ask`` is called again."""
         from polars.exceptions import PolarsError
 
         while True:
@@ -158,7 +158,7 @@ class TrajectoryBuffer:
                     raise
 
     def diff(self, old: int | datetime, new: int | datetime | None = None) -> "pl.DataFrame":
-        """What lies between two versions, by stage run: rows ``added`` and ``removed``, by id."""
+        """The difference between two versions, by stage run: rows ``added`` and ``removed``, by id."""
         import polars as pl
 
         keys = ["stage", "fingerprint"]
@@ -230,7 +230,7 @@ class TrajectoryBuffer:
 
     def history(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits, newest first: version, time, operation, rows, and the stage run that made them."""
-        self.table()  # raises where there is none, and mends a torn log
+        self.table()  # raises if there is none, and mends a torn log
         commits = log.newest(self.place, limit) if limit else log.read(self.place)
         return [
             {
@@ -295,7 +295,8 @@ class TrajectoryBuffer:
             raise StoreError("several rows share one trajectory_id; `agentrl buffer check` lists them")
 
     def _near(self, name: str) -> list[str]:
-        """Existing ids like this one. Candidates share its longest prefix that exists, so this stays fast."""
+        """Existing ids that are similar to this one. Only ids that share its longest existing prefix are compared,
+        which is fast."""
         import polars as pl
 
         rows = self.scan().select("trajectory_id")
@@ -314,8 +315,9 @@ class TrajectoryBuffer:
         return self.get_many([trajectory_id])[0]
 
     def digest(self, ids: Sequence[str]) -> str:
-        """Content digest of these rows, in this order, whatever the files they lie in, when and by which run. An id
-        counts without the fingerprint in it, so that equal rows of two attempts have equal digests."""
+        """Content digest of these rows, in this order. It does not depend on the files that hold them, on the time, or
+        on the run. An id counts without the fingerprint in it, so that equal rows of two attempts have equal
+        digests."""
         with self._table.following() as table:
             stored = schema_version(table) == TRAJECTORY_VERSION
         if stored:

@@ -2,7 +2,7 @@
 
 ``artifacts/<stage>/<fingerprint>/<attempt>/`` holds the files of one try at a stage, and
 ``artifacts/<stage>/<fingerprint>/manifest.json`` says which try counts. It comes last, by a conditional put, so an
-artifact either is there whole or does not exist, and of several tries one wins. Questions never create anything.
+artifact either is there whole or does not exist, and of several tries one wins. Reading never creates anything.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ DAMAGED = "damaged"
 _RECORDS: dict[str, type[BaseModel]] = {"runs": RunRecord, "tags": TagRecord}
 
 COMPLETE = ".complete-"
-"""Begins the names of files that say that a download is whole."""
+"""Prefix of the files that mark a download as complete."""
 
 
 def _checked(field: str, name: str) -> str:
@@ -109,7 +109,8 @@ class Catalog:
         return folder
 
     def scratch(self, stage: str, fingerprint: str) -> Path:
-        """A local folder for an unfinished stage's checkpoints. It survives kills and goes at publishing."""
+        """A local folder for an unfinished stage's checkpoints. It survives kills and is removed when the artifact is
+        published."""
         folder = self._scratch(stage, fingerprint)
         make_folder(folder)
         return folder
@@ -163,7 +164,7 @@ class Catalog:
         return f"{self.folder(manifest.ingredients.stage, manifest.fingerprint)}/manifest.json"
 
     def _move_in(self, prefix: str, folder: Path) -> None:
-        """Make an attempt's files durable at their place. Nobody sees them before the manifest names them."""
+        """Make an attempt's files durable in the store. Nobody reads them before the manifest names them."""
         if isinstance(self.place, LocalPlace):
             sync_tree(folder)
             sync_folder(folder.parent)
@@ -234,13 +235,13 @@ class Catalog:
         return hold(self.place, f"locks/{stage}-{fingerprint}.lock", timeout)
 
     def lock_garbage(self, timeout: float = -1) -> AbstractContextManager[Check]:
-        """Keep ``gc`` from deciding what nobody needs, or a run from saying what it needs. Held for moments."""
+        """A lock that a run holds while it records what it needs, and ``gc`` while it decides what nobody needs."""
         return hold(self.place, "locks/gc.lock", timeout)
 
     # tags
 
     def tag(self, name: str, stage: str, fingerprint: str) -> None:
-        """Give an artifact a name of the user's choice; a tagged artifact is never garbage."""
+        """Give an artifact a name of the user's choice. ``gc`` never removes a tagged artifact."""
         if self.manifest(stage, fingerprint) is None:
             raise StoreError(f"cannot tag {stage}/{fingerprint}: no such artifact; `agentrl status` lists them")
         body = json.dumps({"stage": stage, "fingerprint": fingerprint}).encode()
@@ -270,7 +271,7 @@ class Catalog:
     # records: small JSON objects that people and power failures may damage
 
     def _records(self, folder: str) -> dict[str, dict[str, Any]]:
-        """Name -> content of the records of a folder. What cannot be read, or is none, is named in a warning."""
+        """Name -> content of the records of a folder. What cannot be read, or is no record, is named in a warning."""
         folders, files = self.place.children(folder)
         names = [one for one in files if one.endswith(".json")]
         self._say_strays(folder, [*folders, *(one for one in files if one not in names)])

@@ -88,7 +88,7 @@ class TableHasher:
             wide = array.cast(pa.large_binary()).fill_null(b"")
             lengths = pc.binary_length(wide).cast(pa.int64()).to_numpy(zero_copy_only=False)
             self._stream(path + "\0lengths", lengths)
-            self._stream(path + "\0bytes", b"")  # Arrow may or may not keep a buffer where all values are null
+            self._stream(path + "\0bytes", b"")  # Arrow may or may not keep a buffer if all values are null
             if data := wide.buffers()[2]:
                 start = pa.compute.binary_length(wide).sum().as_py() or 0
                 first = memoryview(wide.buffers()[1]).cast("q")[wide.offset]

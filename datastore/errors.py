@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 class StoreError(ValueError):
-    """What was asked of the store cannot be done, and why."""
+    """A request to the store cannot be fulfilled. The message says why."""
 
 
 class NoBufferError(StoreError):
@@ -76,4 +76,4 @@ class LockTimeoutError(StoreError):
 
 
 class LeaseLostError(StoreError):
-    """A lock on S3 was held, and somebody else has taken it over since."""
+    """A lock on S3 was held, and another process has taken it over since."""

@@ -1,9 +1,10 @@
-"""One holder at a time, among processes. Locally a file lock, which the system drops when its holder dies.
+"""Locks among processes. Locally a lock is a file lock, which the system drops when its holder dies.
 
-On S3 a lease: an object that its holder rewrites every few seconds. A waiter takes it over, by a conditional put, after
-the object stayed the same for ``LEASE_SECONDS`` of the waiter's own monotonic clock, so no two clocks are compared. A
-holder that was stopped for so long learns it from :func:`hold`'s check, because its own conditional put is refused. A
-holder that died on this machine is replaced at once: its file lock (:mod:`datastore.owners`) is free.
+On S3 it is a lease: an object that its holder rewrites every few seconds. A waiter takes it over, by a conditional put,
+after the object stayed the same for ``LEASE_SECONDS`` of the waiter's own monotonic clock, so no two clocks are
+compared. If a holder was stopped for so long, the check that :func:`hold` yields tells it, because its own conditional
+put is refused. If a holder died on this machine, it is replaced at once, because its file lock
+(:mod:`datastore.owners`) is free.
 """
 
 import json
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 LEASE_SECONDS = 60.0
 POLL_SECONDS = 0.2
 QUIET_SECONDS = 5.0
-"""Who waits longer is told for what."""
+"""After this many seconds of waiting, a warning says for what."""
 
 _seen: dict[str, tuple[str, float]] = {}
 """Leases of others that this process waits for, or waited for: their tags, and since when they are the same."""
@@ -41,8 +42,8 @@ Check = Callable[[], None]
 def hold(place: LocalPlace | S3Place, key: str, timeout: float = -1) -> Iterator[Check]:
     """Hold the lock ``key`` and yield the check that it is still held.
 
-    ``timeout`` in seconds; negative waits for ever, and says so after :data:`QUIET_SECONDS`; zero does not wait. Raises
-    LockTimeoutError after it.
+    ``timeout`` in seconds; negative waits for ever, with a warning after :data:`QUIET_SECONDS`; zero does not wait.
+    Raises LockTimeoutError when the time is over.
     """
     with ExitStack() as stack:
         if timeout < 0:
@@ -105,7 +106,7 @@ class _Lease:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "owner": owners.me(place.working_folder()),
-            "since": datetime.now(UTC).isoformat(timespec="seconds"),  # for people; nothing is decided by it
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),  # for people to read; the code does not use it
         }
 
     def acquire(self, timeout: float) -> None:
@@ -140,7 +141,7 @@ class _Lease:
         return owners.state(self._place.working_folder(), str(holder.get("owner"))) is owners.Owner.DEAD
 
     def renew(self) -> None:
-        """Say that we are here, and learn whether the lease is still ours. Raises LeaseLostError if it is not."""
+        """Renew the lease. Raises LeaseLostError if it is not ours any more."""
         with self._lock:
             if not self._lost:
                 taken = self._put(self._holder, self._tag)
@@ -179,7 +180,7 @@ class _Lease:
 
 
 def _holder(body: bytes) -> dict[str, Any]:
-    """Who holds a lease; empty if it was released. A body that cannot be read is somebody's until it is old."""
+    """Who holds a lease; empty if it was released. A lease whose body cannot be read counts as held until it is old."""
     try:
         found = json.loads(body)
     except ValueError:

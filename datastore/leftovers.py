@@ -1,7 +1,7 @@
 """What dead processes left behind: temporary files, half-moved folders, half-built and replaced artifacts.
 
-Names carry their owner (:mod:`datastore.owners`), so what somebody still works on is told from what nobody does. For a
-name without an owner of this machine (on S3, or written by an older version) its age decides, by the place's clock.
+Names carry their owner (:mod:`datastore.owners`), which tells whether somebody still works on something. If a name has
+no owner of this machine (on S3, or written by an older version), its age decides, by the place's clock.
 """
 
 import os
@@ -17,7 +17,7 @@ from datastore.places import TRASH, LocalPlace, S3Place
 from schemas.manifest import Manifest
 
 GRACE = timedelta(days=1)
-"""A leftover of an unknown owner goes when it is older."""
+"""A leftover of an unknown owner is removed once it is older than this."""
 
 _OTHERS = ("prefect", "logs")
 """Folders of the store that hold no names of ours."""
@@ -62,8 +62,8 @@ def old_downloads(place: LocalPlace | S3Place, manifests: Mapping[tuple[str, str
 def abandoned_attempts(catalog: Catalog, stage: str, fingerprint: str, counts: Manifest | None) -> list[str]:
     """Keys of attempts at an artifact that were never published and whose process is dead.
 
-    ``counts`` is the manifest that is published now, or None. The caller holds the artifact's lock. On S3 these are
-    the local halves alone: whether a process of another machine lives, nobody can tell before :data:`GRACE`.
+    ``counts`` is the manifest that is published now, or None. The caller holds the artifact's lock. On S3 the
+    list is empty, because nobody can tell whether a process of another machine lives.
     """
     if counts is not None or not isinstance(catalog.place, LocalPlace):
         return []
@@ -75,7 +75,7 @@ def unnamed_attempts(catalog: Catalog, at_work: bool) -> Iterator[str]:
     """Keys of attempts that no manifest names and nobody will publish: killed ones, and those that a forced run
     replaced. With ``at_work``, a run may still read the latter, so they stay.
 
-    What belongs to a manifest that cannot be read stays, too.
+    Attempts stay, too, if their manifest cannot be read.
     """
     place = catalog.place
     working = place.working_folder()
@@ -117,7 +117,7 @@ def _now(place: LocalPlace | S3Place) -> datetime:
 
 
 def _in_working(working: Path) -> Iterator[Path]:
-    """Whatever lies in the working folder and is not kept there for a next time."""
+    """Everything in the working folder that is not kept there for later use."""
     for path in working.glob("*"):
         if path.name in ("trash", "staging"):
             yield from path.iterdir()

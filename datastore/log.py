@@ -1,4 +1,4 @@
-"""The Delta log of the buffer's table: its commits as they were written, and what to do about one that is torn.
+"""The Delta log of the buffer's table: reading its commits, and setting a torn commit aside.
 
 The log is kept for ever, so it knows every file that was ever in the table and which commit took it out.
 """
@@ -22,7 +22,7 @@ from datastore.writer import FOLDER
 
 LOG = f"{FOLDER}/_delta_log"
 ASIDE = "aside"
-"""Folder of the store that takes what was torn. Nothing in it is ever read as part of the table."""
+"""Folder of the store for torn files. Nothing in it is ever read as part of the table."""
 
 _COMMIT = re.compile(rf"{LOG}/(\d{{20}})\.json")
 _REQUESTS = 16  # at once, on S3
@@ -44,7 +44,7 @@ class Commit:
 
     @property
     def time(self) -> datetime | None:
-        """By its writer's clock. None where the commit carries no time that makes sense."""
+        """By its writer's clock. None if the commit carries no valid time."""
         try:
             return datetime.fromtimestamp(self.info["timestamp"] / 1000, UTC)
         except (KeyError, TypeError, ValueError, OverflowError, OSError):
@@ -56,7 +56,7 @@ def commit_key(version: int) -> str:
 
 
 def parse(version: int, data: bytes) -> Commit:
-    """A commit from its file. Raises TornError where the file is empty, cut short or filled with something else."""
+    """A commit from its file. Raises TornError if the file is empty, cut short or filled with something else."""
     try:
         actions = [json.loads(line) for line in data.splitlines()]
         info = next(one["commitInfo"] for one in actions if "commitInfo" in one)
@@ -77,7 +77,7 @@ def versions(place: LocalPlace | S3Place) -> list[int]:
 
 
 def read(place: LocalPlace | S3Place, first: int = 0, last: int | None = None) -> list[Commit]:
-    """The commits ``first`` to ``last``, oldest first; each file is read once. Raises where one cannot be read."""
+    """The commits ``first`` to ``last``, oldest first; each file is read once. Raises if one cannot be read."""
     wanted = [one for one in versions(place) if one >= first and (last is None or one <= last)]
     return list(_read(place, wanted))
 
@@ -101,7 +101,8 @@ def _read(place: LocalPlace | S3Place, wanted: list[int]) -> Iterable[Commit]:
 
 
 def lives(commits: Iterable[Commit]) -> dict[str, list[tuple[int, int | None]]]:
-    """For each file the stretches of versions that hold it: from the first one to the one that no longer does."""
+    """For each file the ranges of versions that hold it, as (first version, first later version without it, or
+    None)."""
     found: dict[str, list[tuple[int, int | None]]] = {}
     for commit in commits:
         for name in commit.removes:
@@ -129,8 +130,8 @@ def is_torn(place: LocalPlace, version: int) -> bool:
 def mend(place: LocalPlace | S3Place) -> list[str]:
     """Set aside a newest commit and checkpoints that a power loss left empty or torn, and say so. Gives their names.
 
-    What goes aside was never acknowledged: an append is, after its commit is on the disk with all before it. A commit
-    that is torn and not the newest stays, for it may have held rows that others built on.
+    What is set aside was never acknowledged, because an append returns only after its commit and all earlier ones are
+    on the disk. A torn commit that is not the newest stays, because later commits may depend on its rows.
     """
     with hold(place, "locks/mend-trajectories.lock"):
         torn = _torn_checkpoints(place)

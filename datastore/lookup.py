@@ -1,6 +1,6 @@
 """Rows by id. Files are found by Delta's statistics, row groups by Parquet's, and only those are decoded.
 
-Footers and row-group bounds are kept between calls; files never change, so a footer that was read once stays true.
+Footers and row-group bounds are kept between calls; files never change, so a footer need not be read again.
 """
 
 import os
@@ -96,7 +96,7 @@ class Lookup:
             index = footer.schema.to_arrow_schema().names.index("trajectory_id")  # a scalar before all lists
             found = (footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups))
             known = [(one.min, one.max) if one and one.has_min_max else ("", chr(0x10FFFF)) for one in found]
-            file.groups, file.footer = known, footer  # the footer last: another thread may be looking
+            file.groups, file.footer = known, footer  # the footer last, because another thread may read this now
         return [number for number, (least, most) in enumerate(file.groups) if _hit(wanted, least, most)]
 
     @contextmanager

@@ -1,9 +1,9 @@
-"""Marks of writers: a small object for as long as a writer's files lie in the table's folder and in no commit.
+"""Marks of writers: a small object that exists as long as a writer's files are in the table's folder and in no commit.
 
 A file's name carries its writer's id, so that ``vacuum`` leaves the files of a living writer alone, however old they
 are. A writer of this machine is dead if its process is (:mod:`datastore.owners`). A writer of another machine renews
-its mark, and is dead if it did not for :data:`STALE`, by the clock of the store. That is a guess, and no guess may cost
-a row: ``vacuum`` first commits that the writer is dead, and a writer that is dead by the log can commit no more.
+its mark, and counts as dead if it has not for :data:`STALE`, by the clock of the store. That is a guess, which must not
+cost a row: ``vacuum`` first commits that the writer is dead, and a later commit of that writer is refused.
 """
 
 import json

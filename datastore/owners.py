@@ -1,9 +1,9 @@
-"""Who still works on what is unfinished.
+"""Which process works on an unfinished file or folder, and whether it still lives.
 
 Each process takes a random name and holds a file lock under it for as long as it lives; the system drops the lock when
-the process dies, however it dies. Temporary files and half-built folders carry their owner's name, so anybody can tell
-whether somebody will still finish them. Process numbers would not do: they are used again, and containers that share a
-store have the same ones.
+the process dies, however it dies. Temporary files and half-built folders carry their owner's name, so every process can
+tell whether they will still be finished. Process numbers would not do: they are used again, and are not unique among
+containers that share a store.
 """
 
 import fcntl
@@ -46,7 +46,7 @@ def me(working: Path) -> str:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             if _try(handle):
                 _mine[key] = (name, handle)
-            else:  # somebody looks at it right now
+            else:  # another process tests it right now
                 os.close(handle)
         return _mine[key][0]
 

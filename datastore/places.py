@@ -37,8 +37,8 @@ class Place(Protocol):
     def put_if(self, key: str, data: bytes, tag: str | None) -> str | None:
         """Create one object (``tag`` None), or replace the version of it that has this tag, and return the new tag.
 
-        None, and nothing changed, if somebody else was faster. If only one of several writers may win, ``data`` must
-        differ between them: after a lost answer, what is stored tells who won.
+        Returns None, and changes nothing, if another writer was faster. If only one of several writers may win,
+        ``data`` must differ between them, because after a lost answer only what is stored tells who won.
         """
 
     def keys(self, prefix: str) -> Iterator[str]:
@@ -115,7 +115,7 @@ class LocalPlace:
         return temporary
 
     def keys(self, prefix: str) -> Iterator[str]:
-        for folder, folders, files in os.walk(self.root / prefix):  # what vanishes meanwhile is passed over
+        for folder, folders, files in os.walk(self.root / prefix):  # what vanishes meanwhile is left out
             folders[:] = sorted(name for name in folders if not name.startswith(TRASH))
             for name in sorted(files):
                 if not name.endswith(".tmp"):
@@ -193,7 +193,7 @@ class S3Place:
             mode = "create" if tag is None else {"e_tag": tag}
             return str(obstore.put(self._store, key, data, mode=mode)["e_tag"])  # type: ignore[arg-type]
         except (errors.AlreadyExistsError, errors.PreconditionError, errors.NotFoundError, FileNotFoundError):
-            # also what a second try is told, if the first one was carried out and its answer was lost
+            # a second try is told the same if the first one succeeded and its answer was lost
             found = self.tagged(key)
             return found[1] if found and found[0] == data else None
 

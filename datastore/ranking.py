@@ -1,4 +1,4 @@
-"""Which of several trajectories of a task is the better one."""
+"""The order of trajectories of a task, from best to worst."""
 
 import polars as pl
 

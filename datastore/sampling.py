@@ -42,8 +42,8 @@ def _scored(rows: pl.DataFrame, column: str) -> pl.DataFrame:
 
 
 def uniform(rows: pl.DataFrame, n: int, seed: int = 0) -> Sample:
-    """Without replacement, every row alike. Leaves the distribution as it is in the buffer: what the policies that
-    filled it did, task by task as often as they did it."""
+    """Without replacement, every row with the same chance. The distribution stays as it is in the buffer: tasks count
+    as often as they were attempted."""
     rows = _check(rows, n)
     return _all(rows, np.random.default_rng(seed).permutation(rows.height)[:n])
 
@@ -62,8 +62,8 @@ def prioritized(
     """With replacement, P(i) = p_i^alpha / sum p^alpha (Schaul et al. 2015, proportional variant) with
     p = |priority| + 1e-6.
 
-    The weights (N P(i))^-beta, divided by their largest, undo the bias: in full at beta = 1, where the weighted mean
-    estimates the uniform one, in part below it.
+    The weights (N P(i))^-beta, divided by their largest, undo the bias: completely if beta is 1, since the weighted
+    mean then estimates the uniform one, and in part if beta is smaller.
     """
     rows = _check(rows, n)
     if priority not in rows.columns:
@@ -80,7 +80,8 @@ def prioritized(
 
 def recency(rows: pl.DataFrame, n: int, seed: int = 0, *, half_life: float = 1.0) -> Sample:
     """Without replacement; a row's chance halves with every ``half_life`` policy versions of age. Moves the
-    distribution towards the newest policy, so importance ratios stay near 1; old tasks fade."""
+    distribution towards the newest policy, so importance ratios stay near 1; tasks that only old policies tried become
+    rare."""
     rows = _check(rows, n)
     age = rows["policy_version"].max() - rows["policy_version"].to_numpy().astype(float)
     # Efraimidis and Spirakis (2006): the n largest of log(u) / w are a weighted draw without replacement
@@ -98,8 +99,9 @@ def diversity(rows: pl.DataFrame, n: int, seed: int = 0, *, by: str = "task_id")
 
 
 def curriculum(rows: pl.DataFrame, n: int, seed: int = 0, *, gate: float = 0.6) -> Sample:
-    """Uniform over the levels that are open: the lowest, and each next one while the success rate of the newest policy
-    version that tried the level before is at ``gate`` or more. Rows of closed levels have no chance at all."""
+    """Uniform over the levels that are open. The lowest level is open. The next one is open if the newest policy
+    version that tried the level before it has a success rate of ``gate`` or more. Rows of closed levels have no chance
+    at all."""
     rows = _scored(rows, "success")
     newest = rows.filter(pl.col("policy_version") == pl.col("policy_version").max().over("level"))
     rates = dict(newest.group_by("level").agg(pl.col("success").mean()).sort("level").iter_rows())

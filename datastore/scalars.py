@@ -1,6 +1,6 @@
-"""Scans of the buffer that leave whole scalar columns in memory, where the next query finds them.
+"""Scans of the buffer that keep whole scalar columns in memory for the next query.
 
-Data files never change, so a column that was read once stays true: after an append only the new files are read. Most
+Data files never change, so a column need not be read again: after an append only the new files are read. Most
 queries are over scalars, and opening Parquet footers is most of their time.
 """
 
@@ -14,7 +14,8 @@ from datastore.writer import SCALARS
 from schemas.trajectory import TRAJECTORY_SCHEMA
 
 LIMIT_BYTES = 2**29
-"""Columns stay in memory up to this total. When an eighth of it is left, queries over others stream from the files."""
+"""Bytes. Columns stay in memory up to this total. If less than an eighth of it is left, queries over other columns
+stream from the files."""
 BATCH_ROWS = 2048
 
 SCHEMA = pl.DataFrame(TRAJECTORY_SCHEMA.empty_table()).schema
@@ -33,8 +34,9 @@ class _Held:
 
 
 class ScalarColumns:
-    """Scalar columns of one table, in memory. Threads may share it: what is held is replaced as a whole, so that at
-    worst two of them read the same column. A lock would be held while Polars works, whose threads may come back here.
+    """Scalar columns of one table, in memory. Threads may share it: what is held is replaced as a whole, so the worst
+    case is that two of them read the same column. A lock could block for ever: Polars would work while it is held, and
+    its threads may call this again.
     """
 
     def __init__(self, storage_options: dict[str, str] | None) -> None:
@@ -42,8 +44,8 @@ class ScalarColumns:
         self._held = _Held()
 
     def get(self, files: Sequence[str], names: Sequence[str], read: bool) -> pl.DataFrame | None:
-        """These columns of these files, rows in one order for all columns. Those that are not in memory are read where
-        ``read`` says so and there is room; otherwise None."""
+        """These columns of these files, rows in one order for all columns. Columns that are not in memory are read if
+        ``read`` is true and there is room; otherwise returns None."""
         held = self._held
         if set(held.files) != set(files):
             if not read:
@@ -61,7 +63,7 @@ class ScalarColumns:
         return pl.DataFrame([found[name] for name in names])
 
     def _followed(self, held: _Held, files: Sequence[str]) -> _Held:
-        """The same columns of another file list: what an append added is read, all is forgotten if files are gone."""
+        """The same columns of another list of files. New files are read; if files are gone, all columns are dropped."""
         if not held.columns or not set(held.files) < set(files) or held.room < LIMIT_BYTES / 8:
             return _Held(tuple(files))
         known = set(held.files)
@@ -78,7 +80,7 @@ class ScalarColumns:
 
 def scan(files: Sequence[str], from_files: Callable[[], pl.LazyFrame], scalars: ScalarColumns) -> pl.LazyFrame:
     """All rows of a table version, lazily. Scalar columns come from ``scalars``; queries over others, and filters on
-    columns that are not in memory, go to ``from_files``, of which Delta's statistics skip what they can."""
+    columns that are not in memory, go to ``from_files``, which skips files by Delta's statistics."""
 
     def source(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None

@@ -1,4 +1,4 @@
-"""Polars SQL over given tables alone. Rules and filters come from others too, so a query that reads files is refused.
+"""Polars SQL over given tables only. Rules and filters may come from others, so a query that reads files is refused.
 
 Polars reads any file that a table function such as ``read_csv('...')`` names. No other syntax of its SQL leaves the
 tables that it is given (``COPY``, ``TABLE(...)`` and file names after ``from`` are errors), which a test asserts.
@@ -42,7 +42,7 @@ def execute(tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = Fa
 
 
 def collect(tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = False) -> pl.DataFrame:
-    """The answer. Raises StoreError as :func:`execute`, and if the query fails on the data."""
+    """The answer. Raises StoreError as :func:`execute` does, and if the query fails on the data."""
     found = execute(tables, query, unsafe=unsafe)
     try:
         return found.collect()
@@ -51,7 +51,7 @@ def collect(tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = Fa
 
 
 def check(query: str, unsafe: bool = False) -> None:
-    """Raise StoreError if a query reads files, or is so large or so deep that parsing it may not end well."""
+    """Raise StoreError if a query reads files, or is so large or so deep that parsing it may crash."""
     if len(query) > MAX_CHARACTERS:
         raise StoreError(f"the query has {len(query):,} characters; at most {MAX_CHARACTERS:,} are allowed")
     depth = deepest = 0
@@ -65,7 +65,7 @@ def check(query: str, unsafe: bool = False) -> None:
     if unsafe:
         return
     for found in _READER.finditer(query):
-        # with a comment in the query nobody but Polars' own parser knows what is called: refused as well
+        # comments are refused too: with one, only Polars' own parser knows which functions are called
         if _CALLED.match(query, found.end()) or _COMMENT.search(query):
             raise StoreError(
                 f"the query calls {found[0]}, which reads files: allowed are the tables of the buffer. "

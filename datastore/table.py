@@ -25,7 +25,7 @@ VERSION_PROPERTY = "agentrl.schema_version"
 PROPERTIES = {
     VERSION_PROPERTY: str(TRAJECTORY_VERSION),
     "delta.dataSkippingStatsColumns": ",".join(SCALARS),
-    # artifacts point at old versions for ever; `vacuum` decides by them what may go
+    # artifacts point at old versions, so `vacuum` decides which files may be removed
     "delta.logRetentionDuration": "interval 36500 days",
     "delta.deletedFileRetentionDuration": "interval 36500 days",
 }
@@ -43,7 +43,7 @@ class BufferTable:
         self._lock = threading.Lock()
 
     def open(self, version: int | datetime | None = None) -> "DeltaTable":
-        """The table at a version or a time. Raises where there is none, or a newer one than we can read.
+        """The table at a version or a time. Raises if there is none, or if it is newer than we can read.
 
         A newest commit or a checkpoint that a power loss left torn is set aside, with a warning.
         """
@@ -81,7 +81,7 @@ class BufferTable:
 
     @contextmanager
     def following(self) -> "Iterator[DeltaTable]":
-        """The newest version, for one thread at a time and within the block alone. Locally it is one handle, which
+        """The newest version, for one thread at a time and only within the block. Locally it is one handle, which
         reads only what was committed since the last time: opening a table takes longer than most look-ups."""
         from deltalake.exceptions import DeltaError
 
@@ -99,8 +99,8 @@ class BufferTable:
             yield self._newest
 
     def _birth(self, table: "DeltaTable | None") -> tuple[int, int] | None:
-        """What tells this table from one made in its place; None where that cannot be told, as on S3, or where the
-        newest commit that ``table`` knows is gone."""
+        """What distinguishes this table from a new one at the same place. None if that is not known, as on S3, or if
+        the newest commit that ``table`` knows is gone."""
         if table is None or not isinstance(self.place, LocalPlace):
             return None
         log = self.place.root / FOLDER / "_delta_log"
@@ -116,7 +116,8 @@ class BufferTable:
             raise NewerSchemaError(self.uri, found, TRAJECTORY_VERSION)
 
     def ensure(self) -> None:
-        """Create the table if there is none. Raises where its schema is older than ours: it takes no appends."""
+        """Create the table if there is none. Raises if its schema is older than ours, since it then takes no
+        appends."""
         try:
             with self.following() as table:
                 found = schema_version(table)

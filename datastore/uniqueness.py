@@ -1,7 +1,7 @@
-"""No id twice: which ids the table holds, asked before every append.
+"""Which ids the table holds. Every append asks, so that no id is in it twice.
 
-Delta's statistics say which files may hold an id; most appends end there, since ids begin with their stage run. Of a
-file that may, the ids are read once per process and kept as hashes of 8 bytes, up to :data:`LIMIT_IDS`.
+Delta's statistics say which files may hold an id. For most appends that is none, since ids begin with their stage run.
+If a file may hold one, its ids are read once per process and kept as hashes of 8 bytes, up to :data:`LIMIT_IDS`.
 """
 
 import threading
@@ -59,7 +59,7 @@ class KnownIds:
         self._lock = threading.RLock()
 
     def follow(self, table: "DeltaTable") -> frozenset[str]:
-        """Bring what is known to the table's version. Gives the names of the files that it holds."""
+        """Read what the table's version added. Returns the names of the files that it holds."""
         with self._lock:
             table_id = str(table.metadata().id)
             if table_id != self._table or table.version() < self._version:
@@ -115,7 +115,7 @@ class KnownIds:
 
 
 def bounds(table: "DeltaTable") -> dict[str, tuple[str, str]]:
-    """The least and the greatest id of each live file, open where the log does not say."""
+    """The least and the greatest id of each live file, open if the log does not say."""
     from urllib.parse import unquote
 
     actions = pa.table(table.get_add_actions(flatten=True))

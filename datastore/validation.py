@@ -1,7 +1,7 @@
 """The contract of a trajectory, checked on whole columns before anything is written.
 
-Each check answers with one boolean per row, so that a million rows cost seconds. The checks see Arrow data of any
-writer; rows that pydantic has built may still break them, since models can be changed after they were validated.
+Each check gives one boolean per row, so a million rows take seconds. The checks work on Arrow data from any writer.
+Rows that pydantic has built may still fail them, since models can be changed after they were validated.
 """
 
 import difflib
@@ -22,7 +22,7 @@ Mask = np.ndarray
 """One boolean per row."""
 
 Owner = Callable[[np.ndarray], np.ndarray]
-"""From positions in a flat column to the numbers of the rows that they belong to. Asked for what is broken alone."""
+"""From positions in a flat column to the numbers of the rows that they belong to. Called only for broken rows."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _checks(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
 
 
 def _nulls(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
-    """Nulls, at any depth, where the schema has none."""
+    """Nulls, at any depth, in columns that must not be null."""
 
     def visit(path: str, array: pa.Array, field: pa.Field, owner: Owner) -> Iterator[tuple[str, str, Mask]]:
         if not field.nullable and array.null_count:
@@ -236,7 +236,7 @@ def _is_json(text: str) -> bool:
 
 
 def _tokens(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
-    """Token columns are aligned, and log-probs stand where the policy sampled."""
+    """Token columns are aligned, and log-probs are numbers for sampled tokens and NaN for others."""
     mask_length, logprob_length = rows.lengths("action_mask"), rows.lengths("logprobs")
     uneven = mask_length != rows.ids_length
     yield "action_mask", "is not as long as input_ids", uneven

@@ -21,7 +21,7 @@ def _messages(trajectories: pl.LazyFrame) -> pl.LazyFrame:
 def steps(trajectories: pl.LazyFrame) -> pl.LazyFrame:
     """One row per assistant message: ``step`` from 0, its text, and the observations that answer it, joined by lines.
 
-    ``reward`` is the step's own, where the environment gives one. ``n_tokens`` is the length of what was sampled.
+    ``reward`` is the step's own, if the environment gives one. ``n_tokens`` is the length of what was sampled.
     """
     numbered = _messages(trajectories).with_columns(_STEP).filter(pl.col("step") >= 0)
     assistant, tool = pl.col("role") == "assistant", pl.col("role") == "tool"
@@ -42,7 +42,7 @@ def steps(trajectories: pl.LazyFrame) -> pl.LazyFrame:
 
 def tool_calls(trajectories: pl.LazyFrame) -> pl.LazyFrame:
     """One row per tool call: ``step``, ``call`` (its number in the step), ``name``, ``arguments`` (JSON) and the
-    observation that answers it by id; null where none does."""
+    observation that answers it by id; null if none does."""
     messages = _messages(trajectories).with_columns(_STEP)
     calls = (
         messages.filter(pl.col("role") == "assistant")

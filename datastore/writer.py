@@ -1,8 +1,8 @@
 """Parquet files of the buffer, written two at a time and committed together.
 
-Row groups are small and only scalar columns carry statistics. Text and tokens are compressed by ZSTD, tokens split by
-byte before, which makes them smaller and cheaper to write than a dictionary would. Scalars take LZ4: a row group holds
-so little of each that to start ZSTD costs more than to read it. A file becomes visible with the commit alone.
+Row groups are small and only scalar columns carry statistics. Text and tokens are compressed by ZSTD. Tokens are split
+by byte first, which makes them smaller and cheaper to write than a dictionary does. Scalars take LZ4: a row group holds
+so little of each column that starting ZSTD takes longer than reading it. A file becomes visible only with its commit.
 """
 
 import json
@@ -26,7 +26,7 @@ from schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA
 Action: TypeAlias = dict[str, Any]
 """One line of a Delta commit, such as ``{"add": {...}}``."""
 
-ROW_GROUP_ROWS = 96  # fewer make a look-up faster, and more a first scan: its cost is reading the footers
+ROW_GROUP_ROWS = 96  # fewer make a look-up faster; more make a first scan faster, since it mostly reads footers
 FILE_ROWS = 106 * ROW_GROUP_ROWS  # about ten thousand
 FILE_BYTES = 96 * 2**20  # of Arrow data; bounds memory
 GROUP_BYTES = 32 * 2**20  # of Arrow data in one row group: what a look-up of one row decodes at most
@@ -71,7 +71,7 @@ class FileWriter:
     """
 
     def __init__(self, place: LocalPlace | S3Place, data_change: bool = True) -> None:
-        """``data_change`` is false where the files only hold rows that the table has already."""
+        """``data_change`` is false if the files hold only rows that the table has already."""
         self._place = place
         self._data_change = data_change
         self.id = new_writer()

@@ -45,7 +45,7 @@ class Curated:
 
 @dataclass
 class _Work:
-    """What the rules share."""
+    """What the rules work on."""
 
     buffer: "TrajectoryBuffer"
     seed: int
@@ -83,7 +83,8 @@ def curate(
     version: int | None = None,
 ) -> Curated:
     """Narrow rows (default: the whole buffer) by rules. ``heldout`` holds prompts of held-out tasks, for
-    decontamination. Same buffer version (None: the newest), rules and seed, same selection. Every weight is 1."""
+    decontamination. The same buffer version (None: the newest), rules and seed give the same selection. Every weight is
+    1."""
     version = buffer.table().version() if version is None else version
     rows = buffer.scan(version).select(SCALARS).sort("trajectory_id").collect()
     if ids is not None:
@@ -106,7 +107,7 @@ def _describe(rule: r.Rule) -> str:
 
 
 def _where(rows: pl.DataFrame, where: str) -> pl.DataFrame:
-    """Rows for which a SQL expression holds."""
+    """Rows for which a SQL expression is true."""
     try:
         return sql.collect({"rows": rows.lazy()}, f"select * from rows where {where}")
     except StoreError as error:

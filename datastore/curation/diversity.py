@@ -21,7 +21,8 @@ def k_center(vectors: np.ndarray, n: int) -> list[int]:
 
 
 def cluster_balanced(vectors: np.ndarray, n: int, clusters: int, seed: int) -> list[int]:
-    """Rows in turn from k-means clusters, from each in the order given: small clusters are used up, large ones cut."""
+    """Take rows from k-means clusters in turn, from each in the order given: all rows of small clusters, the first of
+    large ones."""
     kmeans = optional("sklearn.cluster", "retrieval").KMeans
     distinct = len(np.unique(vectors, axis=0))
     labels = kmeans(min(clusters, distinct), n_init=1, random_state=seed).fit_predict(vectors)

@@ -1,4 +1,4 @@
-"""The rules of curation, as they stand in a pipeline file. Each is one thing; they apply in the order given."""
+"""The rules of curation, as they are written in a pipeline file. They apply in the order given."""
 
 from typing import Annotated, Literal
 
@@ -10,14 +10,14 @@ class _Rule(BaseModel):
 
 
 class Filter(_Rule):
-    """Keep rows for which a SQL expression over the scalar columns holds, as in ``success and n_steps <= 4``."""
+    """Keep rows for which a SQL expression over the scalar columns is true, as in ``success and n_steps <= 4``."""
 
     rule: Literal["filter"]
     where: str
 
 
 class Group(_Rule):
-    """Keep tasks for which a SQL expression over their trajectories holds, as in ``pass_rate between 0.2 and 0.8``.
+    """Keep tasks for which a SQL expression over their trajectories is true, as in ``pass_rate between 0.2 and 0.8``.
 
     Names: ``n``, ``pass_rate``, ``mean_reward``, ``best_reward``, ``worst_reward``, ``reward_std``, ``mean_steps``,
     ``env``, ``level``.
@@ -45,7 +45,8 @@ class Exact(_Rule):
 
 
 class Near(_Rule):
-    """Keep the first of rows whose actions resemble: Jaccard of word 3-grams, estimated by MinHash (Broder, 1997)."""
+    """Keep the first of rows whose actions are similar: Jaccard of word 3-grams, estimated by MinHash (Broder,
+    1997)."""
 
     rule: Literal["near_duplicates"]
     threshold: float = Field(0.8, gt=0, le=1)

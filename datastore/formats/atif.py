@@ -199,7 +199,8 @@ def _place(extra: dict[str, Any]) -> dict[str, Any]:
 def _tokens(
     sampled: list[tuple[list[int] | None, list[int], list[Any], int]], messages: list[dict[str, Any]], source: Source
 ) -> dict[str, Any]:
-    """Token columns from the steps, and spans of the messages that were sampled. Nothing where they are no sequence."""
+    """Token columns from the steps, and spans of the messages that were sampled. Nothing if they are not one
+    sequence."""
     ids: list[int] = []
     mask: list[bool] = []
     logprobs: list[Any] = []

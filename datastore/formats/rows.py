@@ -15,7 +15,7 @@ CARRIED = (
     *("env", "env_version", "split", "level", "prompt", "policy", "policy_version", "sampling", "reward", "success"),
     *("termination", "tags", "final_state", "tokenizer", "n_tool_errors", "reward_components"),
 )
-"""Columns that go through a format's free-form field, where it has one, under the key ``agentrl``."""
+"""Columns that go through a format's free-form field, if it has one, under the key ``agentrl``."""
 
 
 def carried(row: Trajectory) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def read_sft(source: Source) -> Iterator[Trajectory]:
 
 
 def _mask(line: dict[str, Any], length: int) -> list[bool]:
-    """From a mask, or from ``labels``, where -100 is not trained on."""
+    """From a mask, or from ``labels``, in which -100 marks what is not trained on."""
     for key in ("assistant_masks", "completion_mask"):
         if line.get(key):
             return [bool(one) for one in line[key]]

@@ -42,7 +42,7 @@ class LatentEmbedder:
 
     @classmethod
     def fit(cls, texts: Sequence[str], dimensions: int = DIMENSIONS, seed: int = 0) -> "LatentEmbedder":
-        """Fit on texts, on a seeded sample where there are very many."""
+        """Fit on texts, on a seeded sample if there are very many."""
         vectorizer = optional("sklearn.feature_extraction.text", "retrieval").TfidfVectorizer
         svd = optional("sklearn.decomposition", "retrieval").TruncatedSVD
         distinct = sorted(set(texts))

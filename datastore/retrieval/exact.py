@@ -14,8 +14,8 @@ def top(scores: np.ndarray, k: int, allowed: np.ndarray | None = None) -> np.nda
 
 
 def _bound(scores: np.ndarray, k: int) -> float:
-    """A score that ``k`` or a few more reach: the ``k``-th highest among the maxima of blocks, found many times faster
-    than by partitioning all scores."""
+    """A score that at least ``k`` positions reach, and few more: the ``k``-th highest among the maxima of blocks. This
+    is much faster than partitioning all scores."""
     if k >= len(scores):
         return -np.inf
     blocks = len(scores) // BLOCK
@@ -29,8 +29,8 @@ def nearest(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Positions and cosines of the ``k`` nearest of ``vectors`` [n, d] to ``query`` [d], float32 throughout.
 
-    ``allowed`` holds the positions that a filter leaves; only those are scored, so k true neighbours come back
-    whenever there are k.
+    ``allowed`` holds the positions that a filter leaves; only those are scored, so k neighbours are returned
+    if the filter leaves k.
     """
     if allowed is None:
         scores = vectors @ query

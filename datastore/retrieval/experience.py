@@ -25,7 +25,7 @@ class Demonstration:
 
 
 def estimate_tokens(text: str) -> int:
-    """Four characters a token: for budgets where no tokenizer is at hand."""
+    """About how many tokens a text has, at four characters a token: for budgets without a tokenizer."""
     return -(-len(text) // 4)
 
 
@@ -43,14 +43,14 @@ def experience(
 ) -> list[Demonstration]:
     """At most ``k`` successful runs of tasks like this one, best match first, within ``max_tokens`` in all.
 
-    Runs come from ``splits`` alone, one per task, and never from the task itself. A held-out split is refused: its
+    Runs come only from ``splits``, one per task, and never from the task itself. A held-out split is refused: its
     answers must not reach a policy that is measured on it. A run that does not fit is left out, and a shorter one after
     it may still go in.
     """
     if leaking := sorted(set(splits) & set(HELD_OUT)):
         raise ValueError(f"splits {leaking} are held out; demonstrations from them would leak answers, use train")
     allowed = pl.col("success") & pl.col("split").is_in(list(splits)) & (pl.col("prompt") != prompt)
-    allowed &= pl.col("source") != "negative"  # a refusal that was made up solves nothing
+    allowed &= pl.col("source") != "negative"  # an invented refusal solves nothing
     if task_id is not None:
         allowed &= pl.col("task_id") != task_id
     if where is not None:

@@ -101,7 +101,7 @@ class SearchIndex:
 
     def refresh(self, rebuild: bool = False) -> State:
         """Embed the prompts that are new since the last refresh. ``rebuild`` starts over, with a newly fitted default
-        embedder. Raises where the stored vectors are another model's: they cannot be compared."""
+        embedder. Raises if the stored vectors are another model's, which cannot be compared."""
         with hold(self.buffer.place, f"locks/{self.folder.replace('/', '-')}.lock"):
             if rebuild:
                 self.buffer.place.delete(self.folder)
@@ -237,7 +237,7 @@ class SearchIndex:
         if method == "lexical":
             scores = self._bm25().scores(text)
             best = top(scores, k, allowed)
-            best = best[scores[best] > 0]  # texts that share no word are no answer
+            best = best[scores[best] > 0]  # texts that share no word are not results
             return best, scores[best]
         if method == "dense":
             if not len(self._vectors):

@@ -7,7 +7,7 @@ import numpy as np
 from datastore.optional import optional
 
 WORD = r"(?u)\b\w+\b"
-"""Words of one letter count too: numbers and names of things are what tasks differ by."""
+"""Words of one letter count too, since tasks often differ only in numbers and names."""
 
 
 class Lexical:
@@ -24,7 +24,7 @@ class Lexical:
             self._index.index(tokens, show_progress=False)
 
     def scores(self, query: str) -> np.ndarray:
-        """float32 [texts]; zero where no word is shared."""
+        """float32 [texts]; zero if no word is shared."""
         if self._empty:
             return np.zeros(self._count, dtype=np.float32)
         options = {"token_pattern": WORD, "stopwords": None, "show_progress": False, "return_ids": False}

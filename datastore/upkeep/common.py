@@ -34,7 +34,7 @@ def alone(buffer: "TrajectoryBuffer") -> Iterator[None]:
 
 
 def live_files(table: "DeltaTable") -> dict[str, tuple[int, int]]:
-    """Live files with their rows and bytes, in the table's order. Rows are 0 where the log does not say."""
+    """Live files with their rows and bytes, in the table's order. Rows are 0 if the log does not say."""
     actions = pa.table(table.get_add_actions(flatten=True))
     names = (unquote(path) for path in actions["path"].to_pylist())
     rows = (count or 0 for count in actions["num_records"].to_pylist())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
 
 IMPORT_RUN = "import-"
-"""``run_id`` of imported rows begins so, and goes on with the first half of the import's fingerprint."""
+"""Prefix of the ``run_id`` of imported rows; the first half of the import's fingerprint follows."""
 SHORTEST = 6
 
 
@@ -35,7 +35,7 @@ class Forgotten:
 
 
 def forget(buffer: "TrajectoryBuffer", fingerprint: str, *, dry_run: bool = False) -> Forgotten:
-    """Take the rows of an import, or of one of its files, out of the table; the beginning of the fingerprint is enough.
+    """Remove the rows of an import, or of one of its files, from the table; the beginning of the fingerprint is enough.
 
     Raises StoreError if it stands for no import or for several, and if an artifact reads one of the rows.
     """

@@ -1,4 +1,4 @@
-"""Rows that are lost for good: the log remembers them, `check` names them until somebody accepts the loss."""
+"""Rows that are lost for good. The log has a record of them, and `check` names them until somebody accepts the loss."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _TORN = re.compile(rf"{ASIDE}/(\d{{20}})\.json\..*")
 
 @dataclass(frozen=True)
 class Loss:
-    """``rows`` is None where nobody knows how many; ``accepted``: somebody has said that they know of it."""
+    """``rows`` is None if the number is not known; ``accepted``: somebody has confirmed that they know of it."""
 
     name: str
     what: str
@@ -70,7 +70,7 @@ def _rows(add: dict[str, Any]) -> int:
 
 
 def accept_losses(buffer: "TrajectoryBuffer") -> list[Loss]:
-    """Say that all losses are known of. They stay on record, and fail a check no more. Gives those accepted now."""
+    """Accept all losses. They stay on record and fail no later check. Returns those accepted now."""
     new = [one for one in losses(buffer) if not one.accepted]
     for one in new:
         body = {"what": one.what, "rows": one.rows, "accepted_at": datetime.now(UTC).isoformat()}

@@ -1,4 +1,4 @@
-"""Migration: a table of an older schema takes this one, in one commit."""
+"""Migration: a table of an older schema gets the current one, in one commit."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
-"""Repair: rows of damaged files are restored from the files they were merged from, and rows that are there twice kept
-once. Nothing is given up unless ``drop`` asks for it, and what is given up is counted and remembered."""
+"""Repair: rows of damaged files are restored from the files they were merged from, and of rows that
+are there twice, one is kept. Rows are given up only with ``drop``; they are then counted and recorded."""
 
 import json
 from collections.abc import Iterator
@@ -40,11 +40,11 @@ class Repaired:
 
 
 def repair(buffer: "TrajectoryBuffer", drop: bool = False) -> Repaired:
-    """Restore what can be, and keep rows once that are there twice; of rows with one id and different content the
-    first stays, the others go to ``quarantine/``.
+    """Restore what can be restored. Of equal rows with one id, one is kept. Of different rows with one id, the first
+    stays and the others go to ``quarantine/``.
 
-    ``drop`` then takes out what cannot be restored. If such a file is as its append wrote it, its whole shard goes, and
-    its stage may append it again.
+    ``drop`` then removes files that cannot be restored. If such a file is still as its append wrote it, its whole shard
+    is removed, and its stage may append the shard again.
     """
     table = buffer.table()
     if (found := schema_version(table)) < TRAJECTORY_VERSION:
@@ -77,7 +77,7 @@ def _readable(buffer: "TrajectoryBuffer", name: str) -> bool:
 
 
 def _groups(damaged: list[str], commits: list[log.Commit]) -> list[list[str]]:
-    """Damaged files by the commit that added them: they were made from the same files."""
+    """Damaged files by the commit that added them, since files of one commit were made from the same files."""
     groups = [[name for name in damaged if name in commit.adds] for commit in reversed(commits)]
     placed: set[str] = set()
     for group in groups:
@@ -89,8 +89,8 @@ def _groups(damaged: list[str], commits: list[log.Commit]) -> list[list[str]]:
 def _restore(
     buffer: "TrajectoryBuffer", names: list[str], commits: list[log.Commit], drop: bool, done: Repaired
 ) -> bool:
-    """Put rows of old files in place of damaged ones; True if those are out of the table. Without ``drop`` they stay
-    unless all of their rows are found."""
+    """Replace damaged files by rows of old ones. Returns whether the damaged files are out of the table. Without
+    ``drop`` they stay unless all of their rows are found."""
     sources = [name for name in _ancestors(set(names), commits) if _readable(buffer, name)]
     if not sources:
         return False

@@ -1,7 +1,7 @@
-"""Vacuum: which files nobody can need any more.
+"""Vacuum: removing files that nobody can need any more.
 
-The order of looking makes it safe beside writers: first the files, then the marks of writers, and the log last. A file
-that was there at the first look has a writer with a mark at the second, or is in the log at the third, or is dead.
+The order of reading makes it safe beside writers: first the list of files, then the marks of writers, and the log last.
+If a file is in the list and is still needed, its writer has a mark, or the log names the file.
 """
 
 from collections.abc import Iterator
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 DEFAULT_RETENTION_HOURS = 168
 MAX_RETENTION_HOURS = 24 * 36500
 GRACE = timedelta(hours=1)
-"""How long a file stays at least that no commit names and no living writer owns."""
+"""Least age at which a file is removed if no commit names it and no living writer owns it."""
 
 
 def vacuum(
     buffer: "TrajectoryBuffer", *, retention_hours: float = DEFAULT_RETENTION_HOURS, dry_run: bool = True
 ) -> list[str]:
-    """Remove files that no version needs which an artifact points at, or which is younger than ``retention_hours``.
+    """Remove files that no kept version needs, and say which.
 
     Kept are: all files of the newest version, of each version that a manifest names as its ``buffer_version``, and of
     each version younger than the retention; all files of a living writer, however old; and for :data:`GRACE` files
-    that no commit names. Leftovers of dead writers (temporary files, rows on their way to quarantine) go too. Gives
-    the names; with ``dry_run`` nothing is removed.
+    that no commit names. Leftovers of dead writers (temporary files, rows on their way to quarantine) are removed
+    too. Returns the names; with ``dry_run`` nothing is removed.
     """
     if not retention_hours >= 0:
         raise StoreError(f"retention_hours {retention_hours} is not 0 or more; 0 keeps only what artifacts need")
     retention = timedelta(hours=min(retention_hours, MAX_RETENTION_HOURS))
-    buffer.table()  # raises where there is none, before a lock or a mark is written
+    buffer.table()  # raises if there is none, before a lock or a mark is written
     with alone(buffer), clock(buffer.place) as now:
         stored = dict(stored_files(buffer))
         living, dead = _writers(buffer, now)
@@ -98,7 +98,7 @@ def _writers(buffer: "TrajectoryBuffer", now: datetime) -> tuple[set[str], list[
 
 
 def _declare_dead(buffer: "TrajectoryBuffer", dead: list[Mark]) -> None:
-    """Commit that these writers are dead. From here on a commit of theirs is refused, should one of them wake."""
+    """Commit that these writers are dead. If one of them goes on after all, its commit is refused."""
     deaths = [{"txn": {"appId": death(one.writer), "version": 0}} for one in dead]
     commit(buffer.committed, None, lambda _: deaths, "WRITE", {"upkeep": f"declare {len(dead)} writers dead"})
     for one in dead:
@@ -116,7 +116,7 @@ def _wanted(commits: list[log.Commit], pinned: set[int], limit: datetime | None)
 
 
 def _held(stretch: tuple[int, int | None], wanted: list[int]) -> bool:
-    """Whether one of the sorted versions lies in the stretch."""
+    """Whether one of the sorted versions lies in the range."""
     from bisect import bisect_left
 
     first, end = stretch

@@ -1,5 +1,5 @@
 """What a config chooses by name: one of ours, or ``module:Class`` of the user's own. A choice is a boundary: the code
-of what is chosen belongs to the stage, that of what is not chosen does not."""
+of what is chosen belongs to the stage, and the code of what is not chosen does not."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

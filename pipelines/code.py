@@ -1,8 +1,8 @@
 """Which code a stage can reach with this config, by reading sources, not by importing them.
 
 The unit is one top-level statement: an edit of a helper concerns the stages that reach that helper, not all that import
-its module. Comments, docstrings and formatting do not count. A text in that code that names a data file, or a folder of
-data files, beside the module or one folder up brings their content in: templates, prompts.
+its module. Comments, docstrings and formatting do not count. If a string in that code names a data file or a folder of
+data files (templates, prompts) beside the module or one folder up, their content counts too.
 
 The walk starts at the stage's function, at the class of every model in its config, and at what the config chooses by
 name (:mod:`pipelines.choices`). It ends at explicit boundaries: the two tables below, and type positions
@@ -24,7 +24,7 @@ CARRIERS = frozenset(
     {
         "pipelines.stage",  # hands data to stages
         "pipelines.handles",
-        "agentrl.algorithms",  # tables of names: what a config chooses of them is followed by itself
+        "agentrl.algorithms",  # tables of names; what a config chooses from them is followed separately
         "agentrl.environments",
         "agentrl.training.trackers",  # shows metrics
     }
@@ -45,8 +45,8 @@ USED_IF_SET: Mapping[str, str] = {
 or another version of them changes nothing."""
 
 LOADERS: Mapping[Target, str] = {Target("agentrl.environments", "load_environment"): "environment"}
-"""Functions that look up by name what *data* chose: tasks name their environment. A stage that reaches one acts in what
-flows into it; ``pipelines.choices`` says what that is."""
+"""Functions that look up a name which stands in the *data*: tasks name their environment. A stage that reaches such a
+function uses what was chosen for its inputs; see ``pipelines.choices``."""
 
 WHOLE = "*"
 
@@ -160,7 +160,8 @@ class CodeGraph:
 
 
 def _elsewhere(top: str) -> Path | None:
-    """The folder of a package that can be imported and was not installed: its version would say nothing."""
+    """The folder of a package that can be imported but was not installed, so that its version would not tell of an
+    edit."""
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
@@ -209,7 +210,7 @@ class _Walk:
                 self._name(source, target.name)
 
     def _through(self, target: Target, origin: str) -> None:
-        """A closed package can still be the way to an open module below it."""
+        """A package that is not followed can still hold a module that is."""
         inner = f"{target.module}.{target.name}"
         if target.name and inner not in self.closed and self.graph.source(inner):
             self.todo.append((Target(inner, None), origin))
@@ -220,7 +221,7 @@ class _Walk:
             self.packages.setdefault(top, set()).add(origin)
 
     def _is_folder(self, target: Target) -> bool:
-        """A package without ``__init__``: the module that is imported from it is what counts."""
+        """For a package without ``__init__``, the module that is imported from it counts."""
         inner = f"{target.module}.{target.name}" if target.name else ""
         if inner and self.graph.source(inner):
             self.todo.append((Target(inner, None), target.module))

@@ -21,13 +21,13 @@ RECOMPUTED = 16
 """Rollouts of a stage whose log-probs are computed again."""
 
 SMALL_BYTES = 2 * 2**30
-"""Models up to this size are loaded for that without being asked to."""
+"""Bytes. Models up to this size are loaded for that by default."""
 
 
 def diagnose(store: str, run: dict[str, Any], recompute: bool = False) -> dict[str, list[Finding]]:
     """Findings of each stage of a run that sampled or trained, by its name; without a finding the list is empty.
 
-    Log-probs are computed again where the model that sampled is small and on this disk, or all with ``recompute``.
+    Log-probs are computed again if the model that sampled is small and on this disk; with ``recompute``, of any model.
     """
     catalog, buffer = Catalog(store), TrajectoryBuffer(store)
     manifests = {
@@ -53,7 +53,7 @@ def _case(
         ids = buffer.ids(manifest.row_fingerprint)
         columns = [*LIGHT, "tags", "source", "policy_version", "sampling"]
         rows = buffer.read(ids, columns).to_pylist() if ids else []
-        # What was not sampled at temperature 1 as training sees it is no symptom of training.
+        # Rollouts that were not sampled at temperature 1 say nothing about training.
         rollouts = [row for row in rows if row["source"] == "model" and "greedy" not in (row["tags"] or [])]
         rollouts = [row for row in rollouts if row["reward"] is not None and row["success"] is not None]
         every = max(1, len(rollouts) // SAMPLE)
@@ -75,13 +75,13 @@ def _is_plain(sampling: str) -> bool:
 def _logprobs(
     catalog: Catalog, manifest: Manifest, rows: list[dict[str, Any]], recompute: bool
 ) -> dict[str, list[float]]:
-    """Log-probs of rollouts under the model that the stage was given, by id; none where it is gone or too large."""
+    """Log-probs of rollouts under the model that the stage was given, by id; none if it is gone or too large."""
     models = manifest.ingredients.inputs.get("model", [])
     upstream = catalog.manifest(models[0].stage, models[0].fingerprint) if len(models) == 1 and rows else None
     if upstream is None:
         return {}
     if not (recompute or isinstance(catalog.place, LocalPlace)):
-        return {}  # nothing is downloaded without being asked for
+        return {}  # nothing is downloaded by default
     folder = catalog.local(upstream, upstream.outputs[models[0].output].path)
     if not recompute and sum(file.stat().st_size for file in folder.rglob("*")) > SMALL_BYTES:
         return {}

@@ -1,6 +1,6 @@
 """A pipeline file as text: YAML with the place of every key, files that extend others, profiles and ``--set``.
 
-Everything here works on plain values; what they mean is :mod:`pipelines.load`'s business.
+Everything here works on plain values; :mod:`pipelines.load` gives them their meaning.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +72,7 @@ def parse(text: str, path: Path) -> Document:
 
 
 def merge(base: Any, over: Any) -> Any:
-    """``over`` laid upon ``base``: mappings key by key, everything else replaced; null removes a key."""
+    """``base`` changed by ``over``: mappings are merged key by key, other values replaced; null removes a key."""
     if not (isinstance(base, dict) and isinstance(over, dict)):
         return over
     merged = dict(base)
@@ -130,7 +130,7 @@ def with_profile(document: Document, name: str) -> Document:
 
 
 def with_settings(document: Document, settings: Iterable[str]) -> Document:
-    """``stages.dpo.with.beta=0.3`` and the like, read as YAML values, laid upon the document.
+    """``stages.dpo.with.beta=0.3`` and the like, read as YAML values and merged into the document.
 
     Raises SpecError if a setting is not ``path=value`` or its path leads nowhere. No message repeats a value.
     """
@@ -159,7 +159,7 @@ def with_settings(document: Document, settings: Iterable[str]) -> Document:
 
 
 def _leads_nowhere(value: Mapping[str, Any], key: Key) -> str | None:
-    """A setting may add keys below a stage, but never a stage: that would be a misspelt name."""
+    """Refuse a setting that would add a stage, since its name must be misspelt. Keys below a stage may be added."""
     here: Any = value
     for depth, name in enumerate(key):
         if depth and key[depth - 1] == "stages" and isinstance(here, dict) and name not in here:

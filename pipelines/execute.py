@@ -1,6 +1,6 @@
 """Run one planned stage: inputs from the catalog, the function, outputs into the catalog, the manifest last.
 
-Needs no engine; :mod:`pipelines.worker` calls it in a process of its own, tests call it as it is.
+It needs no Prefect. :mod:`pipelines.worker` calls it in another process; tests call it directly.
 """
 
 import hashlib
@@ -39,12 +39,12 @@ from schemas.installation import DISTRIBUTION
 from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
 
 QUIET_S, LOOK_AGAIN_S = 1.0, 10.0
-"""Seconds to wait for another run before it is said, and between two looks at whom it is."""
+"""Seconds to wait for another run before a message says so, and seconds between two looks at which run it is."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that another process needs to run one stage. ``module`` and ``function`` name it where it is declared."""
+    """All that another process needs to run one stage. ``module`` and ``function`` say where it is declared."""
 
     store: str
     folders: tuple[Path, ...]
@@ -63,8 +63,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``reused``: another run published it meanwhile. ``reproduced``: whether a forced run gave what was there.
-    ``took_s``: seconds from inputs to publication, waiting for another run included."""
+    """``reused``: another run published it meanwhile. ``reproduced``: whether a forced run gave the content that was
+    there before. ``took_s``: seconds from inputs to publication, waiting for another run included."""
 
     manifest: Manifest
     took_s: float = 0.0
@@ -73,7 +73,8 @@ class Outcome:
 
 
 def job_of(step: Step, plan: Plan, run_id: str) -> Job:
-    """What runs a step. All that it reads must be there: only then its fingerprint is known."""
+    """The job that runs a step. All inputs of the step must be there, because its fingerprint depends on their
+    content."""
     settle(step, plan, Catalog(plan.store))
     function = step.node.stage.function
     return Job(
@@ -96,16 +97,16 @@ def no_wait(text: str) -> None:
 def perform(job: Job, progress: Progress = no_progress, waits: Callable[[str], None] = no_wait) -> Outcome:
     """Run a stage and publish what it made, unless that is published already.
 
-    Whoever else runs the same stage on the same store is waited for; ``waits`` is told for whom, and is told the empty
-    text once the wait is over. Whatever the stage raises goes through; then
-    nothing is published, what it appended to the buffer stays, and its scratch folder waits for the next try.
+    If another process runs the same stage on the same store, this one waits for it; ``waits`` is called with a text
+    that names the other one, and with the empty text when the wait is over. What the stage raises is raised here. Then
+    nothing is published, the rows that it appended stay in the buffer, and its scratch folder is kept for the next try.
     """
     began = time.monotonic()
     library.search_in(job.folders)
     while True:
         try:
             return _perform(job, began, progress, waits)
-        except LeaseLostError as error:  # whoever took over may have published; else it is made again
+        except LeaseLostError as error:  # the process that took over may have published; if not, it is made again
             warnings.warn(f"stage {job.stage} starts again: {error}", stacklevel=2)
 
 
@@ -165,7 +166,7 @@ def _holder(catalog: Catalog, job: Job) -> str:
 
 
 def same_content(before: Manifest | None, now: Manifest) -> bool | None:
-    """Whether a forced run gave what was there. None if nothing was."""
+    """Whether a forced run gave the content that was there before. None if nothing was there."""
     if before is None:
         return None
     digests = [{name: output.digest for name, output in one.outputs.items()} for one in (before, now)]
@@ -217,7 +218,7 @@ def _input(many: bool, records: list[InputRecord], catalog: Catalog, buffer: Tra
 
 
 def open_output(record: InputRecord, catalog: Catalog, buffer: TrajectoryBuffer) -> Handle:
-    """A handle on a published output. Raises LookupError where it is gone."""
+    """A handle on a published output. Raises LookupError if it is gone."""
     manifest = catalog.manifest(record.stage, record.fingerprint)
     if manifest is None:
         raise LookupError(f"artifact {record.stage}/{record.fingerprint} is gone; run stage {record.stage} again")
@@ -245,7 +246,7 @@ def _record(handle: Handle, folder: Path, buffer: TrajectoryBuffer) -> OutputRec
 
 
 def _seed(ingredients: Ingredients) -> None:
-    """Global generators start the same whatever ran in this process before."""
+    """Seed the global generators, so that earlier stages of this process have no effect."""
     random.seed(ingredients.seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(ingredients.seed % 2**32)

@@ -24,7 +24,7 @@ MAX_LABEL = 60
 
 @dataclass(frozen=True)
 class Draft:
-    """One stage under its final name, before its edges are looked up. ``key`` is where it stands in the file."""
+    """One stage under its final name, before its edges are looked up. ``key`` is its place in the file."""
 
     name: str
     spec: StageSpec

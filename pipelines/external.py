@@ -30,7 +30,7 @@ REMEMBER_BYTES = 16 * 2**20
 def external_digest(name: str, what: str) -> str:
     """Digest of a path, or of a Hugging Face name by the revision in the local cache.
 
-    Raises LookupError with a message for the user where it is not on this machine.
+    Raises LookupError with a message for the user if it is not on this machine.
     """
     path = Path(name).expanduser()
     if path.is_file():
@@ -50,7 +50,8 @@ def external_digest(name: str, what: str) -> str:
 
 
 def missing(name: str, what: str) -> str | None:
-    """Why ``name``, which can only be a path, cannot be used: nothing is there. None where it is, or may be a name."""
+    """The error for a ``name`` that can only be a path if nothing is there. None if something is, or if it may be a
+    name."""
     path = Path(name).expanduser()
     may_be_a_name = what != "file" and not name.startswith((".", "/", "~")) and name.count("/") <= 1
     if path.exists() or (may_be_a_name and (name.count("/") == 1 or _cached_revision(name))):

@@ -41,8 +41,8 @@ def models(value: Any) -> Iterator[BaseModel]:
 
 
 def replaced(value: Any, swap: Swap, key: Key = (), marks: tuple[Any, ...] = ()) -> Any:
-    """A copy of a config in which ``swap`` (key, markers, value) says what stands in each place that :func:`leaves`
-    yields."""
+    """A copy of a config in which each value that :func:`leaves` yields is replaced by ``swap(key, markers,
+    value)``."""
     if isinstance(value, BaseModel):
         infos = type(value).model_fields.items()
         now = {name: replaced(getattr(value, name), swap, (*key, name), tuple(markers(info))) for name, info in infos}

@@ -34,14 +34,14 @@ from pipelines.stage import External, markers
 from schemas.manifest import Ingredients, InputRecord
 
 SCHEME = 2
-"""Raised when this module, or what carries data to stages, changes what a fingerprint means."""
+"""Increase it if this module, or the code that carries data to stages, changes what a fingerprint means."""
 
 NO_EFFECT: Mapping[str, tuple[str, ...]] = {
     "*": ("log_every", "num_workers"),
     "train.*": (
-        "track",  # where metrics are shown too
-        "checkpoint_every",  # where a killed run goes on
-        "optimizer.micro_tokens",  # how a step is cut up to fit the memory
+        "track",  # sends metrics elsewhere too
+        "checkpoint_every",  # from where a killed run goes on
+        "optimizer.micro_tokens",  # how a step is divided to fit the memory
         "optimizer.gradient_checkpointing",
     ),
 }
@@ -86,7 +86,7 @@ class UnhashableError(ValueError):
 def canonical(value: Any, field: str = "config") -> Any:
     """A value as plain JSON data, equal for equal configs whatever their order of keys.
 
-    Raises UnhashableError naming the field where a value has no stable form.
+    Raises UnhashableError, with the field's name, if a value has no stable form.
     """
     if isinstance(value, enum.Enum):
         return canonical(value.value, field)
@@ -249,7 +249,7 @@ def _is_unset(config: Mapping[str, Any], field: str) -> bool:
 
 
 def _installed_version(package: str) -> str:
-    """Version of what provides a top-level package; ``absent`` where it is not installed."""
+    """Version of what provides a top-level package; ``absent`` if it is not installed."""
     try:
         return _public(importlib.metadata.version(_DISTRIBUTIONS.get(package, package)))
     except importlib.metadata.PackageNotFoundError:
@@ -269,6 +269,6 @@ def fingerprint(ingredients: Ingredients) -> str:
     content = ingredients.model_dump(mode="json", exclude={"pipeline"})
     for records in content["inputs"].values():
         for record in records:
-            del record["fingerprint"]  # equal content by another way is equal
+            del record["fingerprint"]  # only the content counts, not how it was made
     text = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

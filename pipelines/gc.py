@@ -1,4 +1,4 @@
-"""Freeing what nothing needs any more. Rows of the buffer are never touched."""
+"""Remove artifacts and leftovers that nothing needs any more. Rows of the buffer are never touched."""
 
 import warnings
 from collections.abc import Iterable
@@ -77,7 +77,7 @@ def _needed(catalog: Catalog, runs: Iterable[Run], manifests: dict[Artifact, Man
 
 
 def _old_scratch(catalog: Catalog, keep: set[Artifact]) -> Iterable[Path]:
-    """Checkpoints of stages that no kept run wants to go on with."""
+    """Checkpoints of stages that no kept run needs."""
     for folder in sorted((catalog.place.working_folder() / "scratch").glob("*/*")):
         artifact = (folder.parent.name, folder.name)
         if artifact not in keep and _is_free(catalog, *artifact):
@@ -95,7 +95,8 @@ def _is_free(catalog: Catalog, stage: str, fingerprint: str) -> bool:
 def collect(catalog: Catalog, keep_runs: int) -> Garbage:
     """Free it, and return what was freed. Damaged records are set aside, so that the next time they do not count.
 
-    What is needed is decided, and what is not loses its manifest, under the lock under which a run says what it needs.
+    A run records what it needs under a lock. The same lock is held here, from the decision what is needed until the
+    rest has lost its manifests.
     """
     with catalog.lock_garbage():
         garbage = find_garbage(catalog, keep_runs)
@@ -119,6 +120,6 @@ def collect(catalog: Catalog, keep_runs: int) -> Garbage:
         for key in garbage.attempts:
             catalog.remove_attempt(key)
     leftovers.remove(garbage.folders)
-    if not garbage.at_work and not garbage.damaged:  # else something of theirs may be left
+    if not garbage.at_work and not garbage.damaged:  # otherwise something of a dead owner may be left
         owners.forget_dead(catalog.place.working_folder())
     return garbage

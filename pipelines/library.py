@@ -29,8 +29,8 @@ def builtin_stages() -> dict[str, Stage]:
 
 
 def search_in(folders: Iterable[Path]) -> None:
-    """Let the user's modules be found in these folders, before anything that is installed; except for our own packages,
-    which are imported first, so that a module of the same name cannot stand in for them."""
+    """Let the user's modules be found in these folders, before anything that is installed. Our own packages are
+    imported first, so that a module of the same name cannot replace them."""
     for name in OUR_PACKAGES:
         if name not in sys.modules and importlib.util.find_spec(name):
             importlib.import_module(name)

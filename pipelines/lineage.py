@@ -15,7 +15,7 @@ Artifact = tuple[str, str]
 def find_artifact(catalog: Catalog, text: str) -> Manifest:
     """A tag, ``stage`` (its newest artifact) or ``stage/abcd`` (the beginning of a fingerprint).
 
-    Raises LookupError with a message for the user where there is none, or more than one.
+    Raises LookupError with a message for the user if there is none, or more than one.
     """
     tags = catalog.tags()
     stage, _, prefix = "/".join(tags[text]).partition("/") if text in tags else text.partition("/")
@@ -86,7 +86,7 @@ class Lineage:
 
 def lineage(catalog: Catalog, stage: str, fingerprint: str, known: dict[Artifact, Lineage] | None = None) -> Lineage:
     """What an artifact was made from, down to artifacts without inputs. Each manifest is read once; ``known`` holds
-    what was read before, and all that is read now."""
+    the manifests that were read before; those read now are added to it."""
     known = {} if known is None else known
     root = known.get((stage, fingerprint))
     if root is not None:

@@ -1,6 +1,6 @@
 """From a pipeline file to a pipeline that can be planned: every name resolved, every edge typed, every config checked.
 
-Nothing stops at the first problem: :class:`pipelines.problems.SpecError` carries all that were found.
+Loading does not stop at the first problem: :class:`pipelines.problems.SpecError` holds all that were found.
 """
 
 import graphlib
@@ -74,7 +74,7 @@ class Pipeline:
         return reached
 
     def flowing(self, name: str) -> set[Chosen]:
-        """What stages before this one chose, of which tasks or trajectories, made or drawn by it, reach this one."""
+        """What upstream stages chose by name for tasks or trajectories that flow into this stage."""
         found: set[Chosen] = set()
         for edges in self.nodes[name].inputs.values():
             for edge in edges:
@@ -152,7 +152,8 @@ def resolve(document: Document, reference: str, profile: str | None, settings: t
 
 
 def _secrets_in_env(document: Document) -> list[Key]:
-    """Keys of ``execution.env`` that are named like a secret: what stands there is recorded."""
+    """Keys of ``execution.env`` that are named like a secret. They are refused, because ``execution.env`` is
+    recorded."""
     return [
         key
         for key in document.places
@@ -169,7 +170,7 @@ def _stage(loader: _Loader, draft: Draft) -> Stage | None:
 
 
 def _execution(spec: PipelineSpec, draft: Draft) -> Execution:
-    """The stage's own words over the pipeline's."""
+    """The stage's ``execution`` merged over the pipeline's."""
     merged = spec.execution.model_dump(exclude_unset=True) | draft.spec.execution.model_dump(exclude_unset=True)
     return Execution.model_validate(merged)
 
@@ -248,7 +249,7 @@ def _inputs(
 
 
 def _edge(name: str, output: str | None, kind: Kind, stages: Mapping[str, Stage]) -> Edge:
-    """Check one edge. Raises LookupError where the output is missing, ambiguous or of another kind."""
+    """Check one edge. Raises LookupError if the output is missing, ambiguous or of another kind."""
     outputs = stages[name].outputs
     if output is None:
         fitting = [out for out, found in outputs.items() if found is kind]

@@ -1,4 +1,4 @@
-"""What a run would do, and why: decided before anything starts, from fingerprints and stored manifests alone."""
+"""What a run would do, and why: decided before anything starts, from fingerprints and stored manifests only."""
 
 import json
 import shlex
@@ -39,7 +39,7 @@ class Selection:
         return [part for option, names in named for name in names for part in (option, name)]
 
     def names(self, pipeline: Pipeline) -> set[str]:
-        """Names of the selected stages. Raises SpecError where a name is not a stage."""
+        """Names of the selected stages. Raises SpecError if a name is not a stage."""
         problems = []
         for option, names in (("--only", self.only), ("--from", self.first), ("--until", self.until)):
             for name in names:
@@ -61,7 +61,8 @@ class Selection:
 @dataclass
 class Step:
     """One stage of a plan. ``manifest`` is the artifact that is already there. ``fingerprint`` is empty as long as an
-    input is still to be made, see :func:`settle`; the stage ``may_be_reused`` if that comes out as it was."""
+    input is still to be made, see :func:`settle`. ``may_be_reused``: it is re-used if those inputs have the same
+    content as before."""
 
     node: Node
     fingerprint: str
@@ -160,14 +161,14 @@ def make_plan(pipeline: Pipeline, catalog: Catalog, store: str, selection: Selec
 
 
 def _record(edge: Edge, plan: Plan) -> InputRecord:
-    """What is known of an input: its content only if it is there and stays as it is."""
+    """What is known of an input. Its digest is empty if the input is not cached."""
     step = plan.steps[edge.stage]
     digest = step.manifest.outputs[edge.output].digest if step.manifest and step.status is Status.CACHED else ""
     return InputRecord(stage=edge.stage, output=edge.output, fingerprint=step.fingerprint, digest=digest)
 
 
 def _decided(node: Node, ingredients: Ingredients, plan: Plan, chosen: Collection[str], catalog: Catalog) -> Step:
-    """Whether a stage runs. The fingerprint of a stage whose inputs are made in this run is known only then."""
+    """Whether a stage runs. If its inputs are made in this run, its fingerprint is not known yet."""
     step = Step(node, "", ingredients, Status.RUN)
     changing = [plan.steps[name] for name in node.upstream if plan.steps[name].status is not Status.CACHED]
     if not changing:
@@ -220,8 +221,8 @@ def _unmet(other: Step, plan: Plan) -> str:
 
 
 def _reasons(step: Step, changing: list[Step], catalog: Catalog) -> list[str]:
-    """Why a stage is not known to be cached: what differs from the newest artifact that this pipeline made. If that is
-    only that inputs are made again, the step may be re-used."""
+    """Why a stage is not known to be cached: what differs from the newest artifact that this pipeline made. If the only
+    difference is that inputs are made again, the step may be re-used."""
     pipeline = step.ingredients.pipeline
     earlier = [one for one in catalog.manifests(step.name) if one.ingredients.pipeline == pipeline]
     if not earlier:
@@ -281,7 +282,7 @@ def _short(value: Any) -> str:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """``key: old -> new`` for each key that differs; ``unset`` where a side lacks it."""
+    """``key: old -> new`` for each key that differs; ``unset`` if a side lacks it."""
     lines = []
     for key in sorted(old.keys() | new.keys()):
         before, after = (_short(side[key]) if key in side else "unset" for side in (old, new))

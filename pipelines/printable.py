@@ -1,4 +1,4 @@
-"""Text of others, made safe to show: what would steer a terminal or turn text around is written out instead.
+"""Text of others, made safe to print: characters that control a terminal or reverse text are printed as escapes.
 
 Shown as escapes: ESC and every other control character of C0 and C1 but line break and tab, bidirectional marks,
 overrides and isolates, invisible operators and tags, line and paragraph separators, and lone surrogates.

@@ -1,4 +1,5 @@
-"""Processes and all that they start: what is below, ending a whole tree, and a guard that leaves nothing behind."""
+"""Trees of processes: listing what is below a process, ending a whole tree, and a guard that ends what a worker leaves
+behind."""
 
 import contextlib
 import ctypes
@@ -56,9 +57,9 @@ def _send(processes: list[psutil.Process], number: signal.Signals) -> None:
 def split_off_guard(alive: int, theirs: tuple[int, ...]) -> None:
     """Fork. The child returns from here and does the work. The parent becomes its guard and never returns.
 
-    The guard runs no code of a stage, so that nothing that a stage does (hold the interpreter lock, say) stops it. It
-    ends with the child's exit code or signal once the child is gone, and when the pipe ``alive`` closes, which means
-    that the run is gone. Before it ends, it kills all that is left below it: daemons that forked twice too, since it
+    The guard runs no code of a stage, so nothing that a stage does, such as holding the interpreter lock, can stop it.
+    It ends if the child is gone, with the child's exit code or signal, or if the pipe ``alive`` closes, which means
+    that the run is gone. Before it ends, it kills all that is left below it, also daemons that forked twice, since it
     adopts them. If the guard itself is killed, the child dies with it. ``theirs`` are descriptors of the child alone.
 
     Adopting, and dying with the guard, need Linux.
@@ -87,7 +88,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _stand_guard(child: int, alive: int) -> int:
-    """Wait until the child or the run is gone, and end the rest. Returns the exit code; dies of the child's signal."""
+    """Wait until the child or the run is gone, and end the rest. Returns the exit code, or dies of the child's
+    signal."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -60,9 +60,9 @@ class Replayed:
 
 def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[str] = ()) -> Replayed:
     """Compute optimiser step ``step`` (of an online stage: iteration) of a training artifact again. ``settings``, such
-    as ``beta=0.3`` or ``algorithm.clip_high=0.3``, hold for that step alone.
+    as ``beta=0.3`` or ``algorithm.clip_high=0.3``, apply to that step only.
 
-    Raises ReplayError where the artifact is of no training stage, the step was never taken, or a setting is unknown.
+    Raises ReplayError if the artifact is of no training stage, the step was never taken, or a setting is unknown.
     """
     from agentrl.training.step import Trainer
 
@@ -118,7 +118,7 @@ def objective_of(config: BaseModel) -> "Objective":
 
 
 def _family(config: BaseModel) -> type[BaseModel]:
-    """The config of the stage that takes any algorithm, or any loss over pairs, where this one's takes one alone."""
+    """The config class of the stage that takes any algorithm, or any loss over pairs, if this stage takes only one."""
     return next((family for family in (OnlineConfig, PreferenceConfig) if isinstance(config, family)), type(config))
 
 

@@ -1,4 +1,4 @@
-"""Runs that were: their true state, listing them, showing one, comparing two."""
+"""Records of runs: their true state, listing them, showing one, comparing two."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ SILENT = timedelta(seconds=60)
 """A run of another machine is gone if its record is older than the store's newest record by more than this."""
 
 CLOCK_SLACK = timedelta(minutes=10)
-"""How far the local clock may be from the store's. If nobody writes records there is no other clock to go by."""
+"""How far the local clock may be from the store's. It is used only if no other record tells the store's time."""
 
 
 def this_process() -> dict[str, Any]:
@@ -44,7 +44,8 @@ def _pid_namespace() -> str:
 
 
 def all_runs(catalog: Catalog) -> list[Run]:
-    """Newest first. A run whose process is gone without a word is ``killed``, and ``gone`` says how that is known."""
+    """Newest first. A run whose process is gone before it recorded an end is ``killed``, and ``gone`` says how that is
+    known."""
     found = catalog.runs()
     written = dict(catalog.place.listing("runs")) if any(run["state"] == "running" for run in found) else {}
     runs = [_with_true_state(run, written) for run in found]
@@ -75,8 +76,8 @@ def _gone(run: Run, written: dict[str, datetime]) -> str:
 
 
 def _is_same_process(run: Run) -> bool | None:
-    """Whether a run of this machine lives. None if its pid is taken by what started at another time: by another
-    process, or by itself if the clock was set since. Then its heartbeat decides."""
+    """Whether a run of this machine lives. None if the process with its pid started at another time: it is another
+    process, or the clock was set since. Then the heartbeat of the run decides."""
     try:
         started = psutil.Process(run["pid"]).create_time()
     except psutil.NoSuchProcess:

@@ -1,5 +1,5 @@
-"""What must not be echoed: values that a user gave on the command line for something that is named like a secret, and
-values of secrets in whatever a stage prints, raises or measures."""
+"""Hiding secrets: values given on the command line for something that is named like a secret, and values of secrets in
+what a stage prints, raises or measures."""
 
 import io
 import json
@@ -20,7 +20,7 @@ def names_a_secret(key: Sequence[str | int]) -> bool:
 
 
 def is_reference(value: object) -> bool:
-    """Whether a value is ``${NAME}``, which names an environment variable and gives nothing away."""
+    """Whether a value is ``${NAME}``, which names an environment variable and holds no secret itself."""
     return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
 
 
@@ -32,7 +32,7 @@ def shown_setting(setting: str) -> str:
 
 
 MIN_LENGTH = 6
-"""Shorter values are found in any text and protect nothing."""
+"""Characters. Shorter values are not hidden, since they occur in any text."""
 
 _revealed: set[str] = set()
 
@@ -55,7 +55,8 @@ def redacted(text: str) -> str:
 
 
 class RedactedStream(io.TextIOWrapper):
-    """Text goes to a descriptor without the values of secrets. A value that is written in two pieces is not seen."""
+    """Writes text to a descriptor without the values of secrets. A value that is written in two pieces is not
+    recognised."""
 
     def __init__(self, descriptor: int) -> None:
         raw = os.fdopen(descriptor, "wb", closefd=False)

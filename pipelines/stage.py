@@ -9,8 +9,8 @@
         ...
 
 The first two parameters are the context and the config (a pydantic model with ``extra="forbid"``). Every further one is
-an input: its annotation is a handle of :mod:`pipelines.handles`, ``Handle | None = None`` where it may be left out, or
-``list[Handle]`` where several are taken. The return annotation names the outputs: a NamedTuple of handles, or one
+an input: its annotation is a handle of :mod:`pipelines.handles`, ``Handle | None = None`` if it may be left out, or
+``list[Handle]`` if it takes several. The return annotation names the outputs: a NamedTuple of handles, or one
 handle, whose output is then called by its kind.
 """
 
@@ -79,7 +79,8 @@ def _check_secret(text: str) -> str:
 
 
 Secret = Annotated[str, AfterValidator(_check_secret), "secret"]
-"""A config field that holds ``${NAME}``. The value stays in the environment: fingerprint and manifest never see it."""
+"""A config field that holds ``${NAME}``. The value stays in the environment and is in neither fingerprint nor
+manifest."""
 
 
 def reveal(secret: str) -> str:
@@ -105,7 +106,7 @@ def markers(info: FieldInfo) -> Iterator[Any]:
 
 
 class Progress(Protocol):
-    """Called by a stage as it works; ``total`` None when unknown. Metrics are shown beside the bar."""
+    """Called by a stage as it works. ``total`` is None if it is not known. Metrics are shown beside the bar."""
 
     def __call__(self, done: int, total: int | None = None, **metrics: float | int | str) -> None: ...
 
@@ -120,7 +121,7 @@ class Context:
 
     ``folder`` becomes the artifact when the stage returns; ``scratch`` survives a kill, so that a resumed run finds
     its checkpoints there, and is removed once the artifact is published. ``metrics`` end up in the manifest.
-    ``made_again`` counts how often that happened by ``--force``, each time with rows of its own in the buffer.
+    ``made_again`` counts how often ``--force`` made the artifact again, each time with new rows in the buffer.
     """
 
     stage: str
@@ -158,8 +159,8 @@ class Context:
         return self.buffer.has(self._row_fingerprint, shard)
 
     def append(self, trajectories: Iterable[Trajectory], shard: int = 0) -> None:
-        """Append rows to the buffer, with this stage run's lineage, also if they are copies of another's rows; a shard
-        that is already there is left as it is."""
+        """Append rows to the buffer with the lineage of this stage run, also if they are copies of another stage's
+        rows. If the shard is there already, nothing is appended."""
         fingerprint = self._row_fingerprint
         lineage = {"stage": self.stage, "fingerprint": fingerprint, "run_id": self.run_id}
         rows = (row.model_copy(update=lineage) for row in trajectories)
@@ -225,7 +226,7 @@ class Stage:
     def __call__(self, context: Context, config: BaseModel, **inputs: Any) -> dict[str, Handle]:
         """Run the function and return its outputs by name.
 
-        Raises TypeError where the function returned something else than it declares.
+        Raises TypeError if the function returned something else than it declares.
         """
         result = self.function(context, config, **inputs)
         handles = [result] if isinstance(result, Handle) else list(result or ())
@@ -264,9 +265,9 @@ def stage(
 ) -> Callable[[Callable[..., Any]], Stage]:
     """Declare a function as a stage. Raise ``version`` when its results change for reasons that its code does not show.
 
-    ``requires`` is what the stage cannot do without, package -> our extra that has it: no run starts without it.
+    ``requires`` maps each package that the stage needs to our extra that has it. No run starts if one is missing.
 
-    Raises TypeError at import where the signature is not that of a stage.
+    Raises TypeError at import if the signature is not that of a stage.
     """
 
     def declare(function: Callable[..., Any]) -> Stage:

@@ -1,7 +1,7 @@
 """A process that runs stages, one after the other, so that a stage that hangs, is killed or leaves children behind can
 be ended without ending the run. torch and the like are imported once for all stages of a run.
 
-The worker leads a session of its own: Ctrl-C reaches the run alone, which then ends the worker with all it started.
+The worker has a session of its own. So Ctrl-C reaches only the run, which then ends the worker with all it started.
 Above each worker stands a guard (:mod:`pipelines.processes`), a process that ends all of it when the run is killed.
 """
 
@@ -31,10 +31,11 @@ OnProgress = Callable[[str, int, int | None, Mapping[str, float | int | str]], N
 """Called with the stage's name, what is done, the total or None, and metrics."""
 
 OnWait = Callable[[str, str], None]
-"""Called with the stage's name and for whom it waits; the empty text once it does not."""
+"""Called with the stage's name and a text that names the run it waits for; the text is empty once the wait is over."""
 
 OURS = str(Path(__file__).resolve().parent.parent)
-"""The folder of our packages. It comes first when a worker starts: no module of the user's is taken for one of ours."""
+"""The folder of our packages. It comes first on a worker's path, so that no module of the user's replaces one of
+ours."""
 
 POLL_S = 0.1
 GRACE_S = 2.0
@@ -137,7 +138,7 @@ class Workers:
             else:
                 process = _start(env, log)
             running = self._busy[job.stage] = _Running(process)
-        with contextlib.suppress(BrokenPipeError):  # it died; run() says so
+        with contextlib.suppress(BrokenPipeError):  # it died, and run() reports that
             process.connection.send_bytes(pickle.dumps((str(log), job.folders, pickle.dumps(job))))
         running.reader = threading.Thread(target=self._listen, args=(job.stage, running), daemon=True)
         running.reader.start()
@@ -167,7 +168,7 @@ class Workers:
         """Run a stage to its end. ``keep`` False ends the process afterwards, so that a GPU's memory is freed.
         ``listener`` is told of progress in the caller's own thread.
 
-        Raises StageError where the stage raised or its process died. On any other exception in this thread
+        Raises StageError if the stage raised or its process died. On any other exception in this thread
         (a timeout, Ctrl-C) the process is ended with everything that it started.
         """
         self.begin(job, log, env)
@@ -237,7 +238,7 @@ def main() -> None:
     for descriptor in (jobs, replies, alive):
         os.set_inheritable(descriptor, False)
     split_off_guard(alive, (jobs, replies))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` is heard
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` blocks run
     sys.stdout, sys.stderr = RedactedStream(1), RedactedStream(2)
     connection = _TwoPipes(jobs, replies)
     from pipelines import execute, library
@@ -267,7 +268,7 @@ def main() -> None:
             result = execute.perform(pickle.loads(packed), progress, waits)
         except Exception as error:
             result = _one_line(error)
-            with contextlib.suppress(OSError):  # the disk may be full, which is what there is to say then
+            with contextlib.suppress(OSError):  # the disk may be full; then the result says so
                 traceback.print_exc()
         with contextlib.suppress(OSError):
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""YAML text from anybody: read as plain values, within limits, without building anything but text, numbers and lists.
+"""YAML text that others wrote, read within limits as plain values: text, numbers, booleans, null, lists and mappings.
 
 ``<<`` merges mappings as YAML 1.1 defines it. Dates, sets and unknown tags are refused or stay text.
 """
@@ -17,11 +17,11 @@ MAX_CHARACTERS = 4_000_000
 MAX_VALUES = 100_000
 """Values of a document once every alias is written out."""
 MAX_DEPTH = 50
-"""Levels of mappings and lists inside one another."""
+"""Greatest depth of nested mappings and lists."""
 
 
 class YamlError(ValueError):
-    """What is wrong with the text. ``line`` counts from 1; None if no line is to blame. ``key`` is the path to it."""
+    """What is wrong with the text. ``line`` counts from 1; None if no line can be named. ``key`` is the path to it."""
 
     def __init__(self, message: str, line: int | None = None, key: Key = ()) -> None:
         super().__init__(message)
@@ -157,7 +157,7 @@ class _Builder:
         return {**merged, **own}
 
     def sources(self, node: Node, key: Key) -> list[MappingNode]:
-        """The mappings that ``<<`` takes in; the first of several wins."""
+        """The mappings that ``<<`` merges in. If several have a key, the first one counts."""
         nodes = node.value if isinstance(node, SequenceNode) else [node]
         mappings = [one for one in nodes if isinstance(one, MappingNode)]
         if len(mappings) < len(nodes):

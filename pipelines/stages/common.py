@@ -1,4 +1,4 @@
-"""What stages that sample from, or train, a policy share: where it comes from, and what it acts in."""
+"""What stages that sample from a policy or train it share: loading the policy, and finding its environment."""
 
 import warnings
 from pathlib import Path
@@ -54,7 +54,7 @@ def start_policy(
 ) -> "Policy":
     """The policy that training starts from: the input, or what the config names.
 
-    Raises ValueError where both or neither are given.
+    Raises ValueError if both or neither are given.
     """
     from agentrl.models.policy import Policy
     from agentrl.models.tiny import tiny_policy
@@ -78,7 +78,7 @@ def rollout_runner(policy: "Policy", env: str, sampling: Sampling) -> "RolloutRu
 
 
 def only_env(tasks: "list[Task]") -> str:
-    """The one environment of all tasks. Raises ValueError where there are several."""
+    """The one environment of all tasks. Raises ValueError if there are several."""
     envs = {task.env for task in tasks}
     if len(envs) != 1:
         raise ValueError(f"tasks of {sorted(envs) or 'no environment'}; give this stage tasks of exactly one")

@@ -30,8 +30,7 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
     """One attempt at each task at temperature 1, and one greedy, with Wilson 95 % intervals of success.
 
     ``results`` has a row for each decoding and level (level -1: all): policy, decoding, temperature, split, level,
-    tasks,
-    successes, success, low, high, tokens, tool_errors, format_errors.
+    tasks, successes, success, low, high, tokens, tool_errors, format_errors.
     """
     from agentrl.rollouts.runner import Attempt
 

@@ -1,4 +1,4 @@
-"""Stages that train online: every iteration samples with the policy as it is, and updates it."""
+"""Stages that train online: every iteration samples with the current policy, and updates it."""
 
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,7 +36,7 @@ class OnlineConfig(StageConfig):
     samples: int = Field(8, ge=2, description="rollouts of each task, which form its group")
     updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-6)
-    track: list[Tracker] = Field([], description="also send metrics to these, where they are installed")
+    track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
     max_turn_tokens: int = Field(40, ge=1)
     max_tokens: int = Field(192, ge=1)
     checkpoint_every: int = Field(5, ge=1, description="iterations between two points at which a killed run resumes")
@@ -46,9 +46,9 @@ class OnlineConfig(StageConfig):
 def online(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> Online:
     """Online reinforcement learning at temperature 1, by any algorithm of the union.
 
-    Every rollout lands in the buffer, with its log-probabilities and the version of the policy that sampled it. The
-    table ``steps`` names the rollouts of each step with their advantages; ``batches`` holds what each optimiser step
-    was over, so that any step can be computed again.
+    Every rollout goes into the buffer, with its log-probabilities and the version of the policy that sampled it. The
+    table ``steps`` lists the rollouts of each step with their advantages. ``batches`` holds the training rows of each
+    optimiser step, so that any step can be computed again.
     """
     return _train(context, config, model, tasks)
 
@@ -123,7 +123,7 @@ def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -
 
 
 def _step(context: Context, loop: "OnlineLoop") -> "OnlineStep":
-    """One iteration; where its loss is not finite, its rows are kept beside the last checkpoint."""
+    """One iteration. If its loss is not finite, its rows are kept beside the last checkpoint."""
     from agentrl.training.batch import TrainingError
     from agentrl.training.tables import save_rows
 

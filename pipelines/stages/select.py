@@ -1,4 +1,4 @@
-"""The stage that takes rows out of the buffer: by SQL, by rules, by drawing, from one version of its table."""
+"""The stage that selects rows of one version of the buffer's table: by SQL, by rules, by drawing."""
 
 from typing import TYPE_CHECKING, Literal
 

@@ -1,4 +1,4 @@
-"""Stages that train a policy on data at rest."""
+"""Stages that train a policy on stored data."""
 
 import shutil
 import time
@@ -44,11 +44,11 @@ class TrainConfig(StageConfig):
     batch: int = Field(32, ge=1, description="sequences, or pairs, in one optimiser step")
     optimizer: OptimizerConfig = OptimizerConfig()
     deepspeed: DeepSpeed | None = Field(None, description="spread over processes; None trains in this one")
-    track: list[Tracker] = Field([], description="also send metrics to these, where they are installed")
+    track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
 
 
 class SFTConfig(TrainConfig):
-    model: ModelConfig | None = Field(None, description="what to start from, where no model is wired to the input")
+    model: ModelConfig | None = Field(None, description="what to start from if no model is wired to the input")
     template_weight: float = Field(
         1.0, ge=0, le=1, description="weight of the tokens that all tool calls have in common: braces, quotes, keys"
     )
@@ -125,7 +125,7 @@ class PreferenceConfig(TrainConfig):
 
 @stage("train.preference", version=1)
 def preference(context: Context, config: PreferenceConfig, pairs: Pairs, model: Model) -> Trained:
-    """Training on preference pairs from ``model``, which is the reference too where the loss needs one."""
+    """Training on preference pairs from ``model``, which is the reference too if the loss needs one."""
     return _prefer(context, config, config.objective, pairs, model)
 
 

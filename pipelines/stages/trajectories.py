@@ -109,7 +109,7 @@ def reject(context: Context, config: RejectConfig, trajectories: list[Trajectori
 
 class NegativesConfig(StageConfig):
     share: float = Field(0.1, gt=0, le=1, description="negatives of either kind, per trajectory that they are made of")
-    refusal: str = Field(REFUSAL, description="the answer to a request that needs tools where none are offered")
+    refusal: str = Field(REFUSAL, description="the answer to a request that needs tools although none are offered")
 
 
 @stage("trajectories.negatives", version=1)

@@ -41,7 +41,7 @@ for _module in (buffer_read, buffer_choose, buffer_exchange, buffer):
 app.add_typer(_buffer, name="buffer")
 
 _STORES = ("deltalake", "obstore", "botocore", "pyarrow", "polars", "_internal")
-"""Packages whose errors say what is wrong with a store or a disk."""
+"""Packages whose errors describe a fault of a store or a disk, not a bug of ours."""
 
 
 def call(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def call(arguments: Sequence[str] | None = None) -> int:
         )
     except (KeyboardInterrupt, typer.Abort):
         return CANCELLED
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the program that reads our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:

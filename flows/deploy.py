@@ -49,7 +49,7 @@ def run_pipeline(
 ) -> None:
     """Plan a pipeline and run what is not cached. ``pool`` is the work pool that this runs in.
 
-    Raises StageError where a stage fails, ValueError where the plan is blocked, SpecError where the file is wrong.
+    Raises StageError if a stage fails, ValueError if the plan is blocked, SpecError if the file is wrong.
     """
     catalog = Catalog(store)
     pipeline = load(file, profile=profile, settings=settings or ())
@@ -159,7 +159,7 @@ def _described(client: SyncPrefectClient, found: DeploymentResponse) -> dict[str
 
 
 def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse:
-    """By full name, or by the pipeline's name where it has one deployment. Raises LookupError."""
+    """By full name, or by the pipeline's name if it has only one deployment. Raises LookupError."""
     named = {_described(client, found)["name"]: found for found in _ours(client)}
     fitting = [full for full in named if name in (full, full.partition("/")[0])]
     if len(fitting) != 1:
@@ -192,8 +192,8 @@ def delete(name: str) -> None:
 def run_in_pool(session: Session, step: Step) -> Outcome:
     """Run one stage as a deployment run in the work pool that its ``execution`` names, and wait for it.
 
-    Raises StageError where that run fails, is cancelled, or publishes something else than was planned here. When this
-    run ends first, that run is cancelled.
+    Raises StageError if that run fails, is cancelled, or publishes another fingerprint than was planned here. If
+    this run ends first, the deployment run is cancelled.
     """
     pool = step.node.execution.pool
     assert pool

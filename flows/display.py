@@ -1,4 +1,4 @@
-"""What a person sees while a pipeline runs: live bars on a terminal, one line per event elsewhere."""
+"""What a person sees while a pipeline runs: progress bars on a terminal, otherwise one line per event."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from rich.text import Text
 Metrics = Mapping[str, float | int | str | None]
 
 LINE_EVERY_S = 30.0
-"""Seconds between two lines about one stage where there is no terminal."""
+"""Seconds between two lines about one stage if there is no terminal."""
 
 
 def seconds(value: float) -> str:
@@ -35,7 +35,7 @@ def metrics_text(metrics: Metrics) -> str:
 
 
 class Display(Protocol):
-    """Told what happens; may be called from several threads."""
+    """Shows the events of a run. Its methods may be called from several threads."""
 
     def start(self, to_run: Mapping[str, float | None], cached: int, engine: str) -> None:
         """Stages that will run, with how long each took last time, in seconds; ``engine`` says what runs them."""
@@ -83,7 +83,7 @@ class Lines:
 
 
 class Live:
-    """A bar for the run and one for each stage at work; what is done scrolls away above them."""
+    """A bar for the run and one for each stage at work; lines about stages that have ended appear above them."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -112,7 +112,7 @@ class Live:
         self._progress.start()
 
     def _left(self) -> str:
-        """How long what is not done took last time."""
+        """Seconds that the stages which have not ended took last time."""
         known = [value for value in self._expected.values() if value is not None]
         return f"about {seconds(sum(known))} left" if known and len(known) == len(self._expected) else ""
 
@@ -144,7 +144,7 @@ class Live:
 
 
 class Quiet:
-    """Says nothing, for ``--json``."""
+    """Prints nothing, for ``--json``."""
 
     def start(self, to_run: Mapping[str, float | None], cached: int, engine: str) -> None: ...
 

@@ -39,10 +39,10 @@ Elsewhere = Callable[[Session, Step], Outcome]
 FLUSH_S = 5.0
 
 LONG_S = 5.0
-"""A stage that works longer than this gets a progress artifact, updated as often."""
+"""Seconds. A stage that takes longer gets a progress artifact, which is updated at this interval."""
 
 _TAGS = 2
-"""Prefect warns of dead-locks where a task has as many tags as there are threads."""
+"""Prefect warns of dead-locks if a task has as many tags as there are threads."""
 
 
 def quiet() -> None:
@@ -170,7 +170,7 @@ def run_stages(session: Session, jobs: int, slots: Slots, elsewhere: Elsewhere, 
 
 
 def _leave_artifacts(session: Session) -> None:
-    """A table of the run, and the report where a stage wrote one, for Prefect's pages."""
+    """Create a table of the run for Prefect's pages, and the report if a stage wrote one."""
     pipeline = session.plan.pipeline.name
     rows = [
         {
@@ -193,6 +193,6 @@ def _leave_artifacts(session: Session) -> None:
 
 
 def flush() -> None:
-    """Send what Prefect holds back in this process, while its server is still there."""
+    """Send the logs and events that Prefect still holds in this process, before its server ends."""
     for service in (APILogWorker, EventsWorker):
         service.drain_all(timeout=FLUSH_S, at_exit=True)

@@ -32,7 +32,7 @@ Settings = Annotated[list[str] | None, typer.Option("--set", help="stages.dpo.wi
 Only = Annotated[list[str] | None, typer.Option(help="Only this stage, from cached inputs; may be repeated")]
 From = Annotated[list[str] | None, typer.Option("--from", help="This stage and all after it")]
 Until = Annotated[list[str] | None, typer.Option(help="This stage and all before it")]
-Force = Annotated[bool, typer.Option("--force", help="Though it is there: run what is cached, replace what is written")]
+Force = Annotated[bool, typer.Option("--force", help="Run stages that are cached, or replace a file that exists")]
 Artifact = Annotated[str, typer.Argument(help="TAG, STAGE (its newest) or STAGE/FINGERPRINT")]
 Run = Annotated[str, typer.Argument(help="A run: its id, the beginning of it, or last")]
 
@@ -51,7 +51,7 @@ Location = Annotated[Path, typer.Argument(help="File or folder")]
 
 @dataclasses.dataclass
 class PipelineOptions:
-    """A pipeline as it is asked for."""
+    """Which pipeline a command works on, and with which settings."""
 
     file: File
     profile: Profile = None
@@ -60,7 +60,7 @@ class PipelineOptions:
 
 @dataclasses.dataclass
 class PlanOptions:
-    """Which of its stages may run."""
+    """Which stages of a pipeline may run."""
 
     only: Only = None
     first: From = None

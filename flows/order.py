@@ -1,4 +1,4 @@
-"""In which order a run's stages start, and a run without Prefect."""
+"""The order in which the stages of a run start, and running them without Prefect."""
 
 import queue
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Run a plan with everything around it: the engine, Ctrl-C, what is said at the end."""
+"""Run a plan: choose what runs the stages, handle Ctrl-C, and print the end."""
 
 import json
 import os
@@ -37,7 +37,7 @@ PATIENCE_S, PATIENCE_IDLE_S = 8.0, 0.5
 
 @dataclass(frozen=True)
 class Orchestration:
-    """What runs the stages of a plan, and why. ``ignored`` is what stages ask for and will not get."""
+    """What runs the stages of a plan, and why. ``ignored`` lists settings of stages that will have no effect."""
 
     prefect: bool
     reason: str
@@ -60,13 +60,13 @@ def choose_engine(plan: Plan, wanted: bool | None) -> Orchestration:
 
 
 def needs_prefect(step: Step) -> list[str]:
-    """Fields of a stage's ``execution`` that only Prefect heeds."""
+    """Fields of a stage's ``execution`` that are set and have an effect only with Prefect."""
     execution = step.node.execution
     return [name for name in ("pool", "concurrency", "retries", "timeout_s") if getattr(execution, name)]
 
 
 def run_plan(plan: Plan, catalog: Catalog, *, jobs: int, prefect: bool | None, as_json: bool) -> int:
-    """Run what is to run and say how it went. Returns the exit code: 0, 1 failed, 2 blocked, 130 Ctrl-C.
+    """Run what is to run, and print the results. Returns the exit code: 0, 1 failed, 2 blocked, 130 Ctrl-C.
 
     ``prefect`` None leaves the choice to :func:`choose_engine`.
     """
@@ -128,8 +128,8 @@ def _problems(plan: Plan, prefect: bool) -> list[str]:
 
 @contextmanager
 def _ended_by_signals(session: Session, out: Console, as_json: bool) -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt, once. Where Prefect does not let go in time (a retry that waits,
-    a server that does not answer), what there is to say is said and the process ends."""
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt, once. If Prefect does not end in time (a retry that waits, a
+    server that does not answer), the end of the run is printed and the process exits."""
 
     def give_up() -> None:
         if not over.wait(PATIENCE_S if session.workers.at_work else PATIENCE_IDLE_S):
@@ -177,7 +177,7 @@ def _in_pool(session: Session, step: Step) -> Outcome:
 
 
 def prefect_home(catalog: Catalog) -> Path:
-    """Prefect's database and logs lie in the store, or beside its working files where it is not local."""
+    """Prefect's database and logs lie in the store, or beside its working files if the store is not local."""
     place = catalog.place
     return (place.root if isinstance(place, LocalPlace) else place.working_folder()) / "prefect"
 
@@ -232,7 +232,7 @@ def _report(session: Session, out: Console, cancelled: bool) -> None:
 
 
 def _results(out: Console, plan: Plan, catalog: Catalog, manifests: dict[str, Manifest]) -> None:
-    """Success for each evaluation, then where things are."""
+    """Print the success of each evaluation, then the paths of reports and store."""
     rows = [
         (name, manifest)
         for name, manifest in manifests.items()

@@ -1,4 +1,4 @@
-"""``agentrl schedule``: deployments on the user's Prefect server, and what to do where there is none."""
+"""``agentrl schedule``: deployments on the user's Prefect server, and the message if there is none."""
 
 from typing import Any
 

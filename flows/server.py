@@ -1,4 +1,4 @@
-"""The Prefect server of one run, if the user has none: a child on loopback whose words go to a log file.
+"""The Prefect server of one run, if the user has none: a child on loopback whose output goes to a log file.
 
 Prefect can start such a server by itself, but then its notices and the traces of its end reach the terminal.
 """
@@ -82,10 +82,10 @@ class Server:
         return f"http://127.0.0.1:{self.port}/api"
 
     def wait(self, say: Callable[[str], None]) -> None:
-        """Until it answers. Raises ServerError if it dies or does not answer in time.
+        """Wait until the server answers. Raises ServerError if it dies or does not answer in time.
 
-        Runs start Prefect on one store one after the other. ``say`` is told if this one waits for its turn, which does
-        not count as time.
+        Runs on one store start Prefect one after the other. If this one waits for its turn, ``say`` is called with a
+        text, and the wait does not count as time.
         """
         from urllib.error import URLError
         from urllib.request import urlopen
@@ -150,7 +150,7 @@ def main() -> None:
     # marks a server without the services that schedule and clean up, which one run does not need
     os.environ.update(PREFECT__SERVER_EPHEMERAL="1", PREFECT__SERVER_FINAL="1", PREFECT_UI_ENABLED="0")
     os.environ.pop("PREFECT_API_URL", None)
-    os.chdir(home)  # the name of a folder may hold what means something in an URL, so the URL does not hold it
+    os.chdir(home)  # the name of a folder may hold what means something in a URL, so the URL does not hold it
     os.environ.setdefault("PREFECT_SERVER_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:///prefect.db")
     import uvicorn
     from prefect.server.api.server import create_app

@@ -1,4 +1,5 @@
-"""One run of a plan: its record in the catalog, its worker processes, its logs. Engines only decide the order."""
+"""One run of a plan: its record in the catalog, its worker processes, its logs. What runs the stages (Prefect or
+threads) only decides the order."""
 
 import secrets
 import threading
@@ -32,7 +33,7 @@ def new_run_id() -> str:
 
 
 def logs_folder(catalog: Catalog) -> Path:
-    """Logs are local also where the store is not."""
+    """The folder of all logs. It is local even if the store is not."""
     place = catalog.place
     return (place.root if isinstance(place, LocalPlace) else place.working_folder()) / "logs"
 
@@ -77,7 +78,7 @@ class Session:
     def _write(self, **changes: Any) -> None:
         with self._lock:
             if self._over.is_set() and "state" not in changes:
-                return  # a heartbeat that comes too late
+                return  # a heartbeat after the end
             self.record.update(changes)
             self.record["heartbeat_at"] = datetime.now(UTC)
             self.catalog.write_run(self.record)
@@ -156,7 +157,7 @@ class Session:
     # stages
 
     def begin(self, name: str) -> None:
-        """Start a stage ahead of the engine, which takes its time to start itself."""
+        """Start a stage before the engine, which takes seconds to start."""
         execution = self.plan.steps[name].node.execution
         self._started(name)
         self.workers.begin(self.job(name), self.log(name), execution.env)
@@ -171,7 +172,7 @@ class Session:
         return self._began[name]
 
     def waits(self, name: str, text: str) -> None:
-        """Say for whom a stage waits, in the record too; with the empty text that it is at work again."""
+        """Record and show which run a stage waits for. The empty text means that it is at work again."""
         if text:
             self._stage(name, status="waiting", waits_for=text)
             self.display.note(f"{name}: {text}")
@@ -181,7 +182,7 @@ class Session:
     def run_stage(self, name: str, work: Callable[[], Outcome] | None = None, tries_left: int = 0) -> Outcome:
         """Run one stage once, in a worker of this run unless ``work`` does it elsewhere.
 
-        Raises StageError where it fails, Stopped where the run is ending.
+        Raises StageError if it fails, Stopped if the run is ending.
         """
         if self.stopping.is_set():
             raise Stopped(name)
@@ -232,12 +233,12 @@ class Session:
         self.display.stage_ended(name, text, ok=True)
 
     def stop(self) -> None:
-        """End the stages at work; none starts any more."""
+        """End the stages at work, and start no more."""
         self.stopping.set()
         self.workers.close()
 
     def fail(self, error: StageError) -> None:
-        """Keep the first failure; no further stage starts."""
+        """Keep the first failure, and start no more stages."""
         with self._lock:
             self.failure = self.failure or error
         self.stopping.set()

@@ -114,7 +114,8 @@ def _number(value: Any) -> str:
 
 
 def print_lineage(console: Console, root: Lineage) -> None:
-    """As a tree; what is read a second time is not shown again below. Deep trees are never cut at the right."""
+    """Lineage as a tree. An artifact that is read a second time is shown without what is below it. Lines are never
+    cut."""
     lines = [_node_text(root)]
     shown: set[str] = set()
     todo = [("", _children(root))]

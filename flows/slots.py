@@ -1,8 +1,8 @@
 """Slots for scarce resources, which stages name under ``execution.concurrency`` and hold while they run.
 
-The Prefect server keeps how many there are, one if nobody said otherwise. A server that stays also keeps who holds
-them, by leases that a dead run loses after ``LEASE_S``. The server of a single run knows nothing of other runs, so
-there a slot is a lock in the store, which is free at once when its holder dies.
+The Prefect server keeps the number of slots of each name; the default is one. A server that keeps running also knows
+who holds them: a dead run loses its lease after ``LEASE_S`` seconds. The server of a single run knows nothing of other
+runs, so with it a slot is a lock in the store, which is free as soon as its holder dies.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +40,8 @@ class Slots:
 
     @contextmanager
     def held(self, step: Step) -> Iterator[None]:
-        """Hold what a stage names, always in the same order. Raises Stopped if the run ends while it waits."""
+        """Hold the slots that a stage names, taken in alphabetical order. Raises Stopped if the run ends while it
+        waits."""
         with ExitStack() as stack:
             for name in sorted(step.node.execution.concurrency):
                 take = self._of_the_store if self.own_server else self._of_the_server

@@ -1,4 +1,4 @@
-"""The library of stages, described: what each reads, makes and takes, with an example."""
+"""Descriptions of the stages of the library: inputs, outputs, config, and an example."""
 
 from typing import Any
 
@@ -46,7 +46,8 @@ def described(name: str) -> dict[str, Any]:
 
 
 def example(stage: Stage, uses: str) -> dict[str, Any]:
-    """An entry of a pipeline file: from the library's if one uses the stage, else the least that it needs."""
+    """An example entry of a pipeline file: one of the library's if a pipeline there uses the stage, else a minimal
+    one."""
     for pipeline in library_names():
         path = LIBRARY / f"{pipeline}.yaml"
         try:

@@ -1,4 +1,4 @@
-"""How the buffer's answers look on a terminal."""
+"""How rows and trajectories of the buffer are printed."""
 
 import json
 import math
@@ -19,7 +19,7 @@ COLORS = {Role.SYSTEM: "magenta", Role.USER: "cyan", Role.ASSISTANT: "green", Ro
 CELL_WIDTH = 60
 STRIP_WIDTH = 72
 NARROW = 6
-"""Characters that a column has at least beside ids that fill the terminal."""
+"""Least width of a column, in characters, even if ids fill the terminal."""
 
 
 def cell(value: Any) -> str:
@@ -67,7 +67,7 @@ def print_frame(console: Console, frame: "pl.DataFrame", limit: int) -> None:
 
 
 def print_trajectory(console: Console, row: Trajectory, tokens: bool = False) -> None:
-    """One trajectory: where it comes from, what was said and done, what it was paid, what is trained on."""
+    """One trajectory: origin, messages and tool calls, reward, and which tokens are trained on."""
     console.print(_header(row))
     for number, message in enumerate(row.messages):
         console.print(_message(row, message, number))
@@ -153,7 +153,7 @@ def _outcome(row: Trajectory) -> Text:
 
 
 def _strip(row: Trajectory) -> Text:
-    """The action mask as a strip: full blocks where tokens are trained on."""
+    """The action mask as a strip: a full block means that all its tokens are trained on."""
     mask = row.action_mask
     width = min(STRIP_WIDTH, len(mask))
     text = Text("tokens  ", style="dim")

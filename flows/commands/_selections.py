@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def selected(buffer: "TrajectoryBuffer", rows: Rows, version: int | None = None) -> list[str]:
-    """Ids of a selection in its order, or of all rows sorted, as far as ``where`` holds."""
+    """Ids of the rows of a selection in its order, or of all rows sorted, that fulfil ``where``."""
     from datastore.catalog import Catalog
     from pipelines.execute import open_output
     from pipelines.handles import Trajectories
@@ -49,8 +49,8 @@ def record_of(catalog: "Catalog", text: str) -> "InputRecord":
 
 
 def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Path) -> "Outcome":
-    """Run ``trajectories.select`` as a stage called ``name``, in this process: with its ingredients, a fingerprint, the
-    stage's lock and a manifest. What is published already is returned as it is; gc keeps what commands published.
+    """Run ``trajectories.select`` as a stage called ``name``, in this process, with a fingerprint, the stage's lock and
+    a manifest. If the same selection is published already, it is returned. gc keeps what commands published.
 
     Raises StoreError if the config or the name is wrong, and whatever the stage raises.
     """

@@ -15,7 +15,7 @@ app = typer.Typer()
 
 @contextmanager
 def looked_up() -> Iterator[None]:
-    """What is not there is exit code 2 with the message of the look-up."""
+    """If a name is not found, exit with code 2 and the message of the look-up."""
     try:
         yield
     except LookupError as error:
@@ -102,7 +102,7 @@ def tag(
     store: Store = "store",
     as_json: Json = False,
 ) -> None:
-    """Give an artifact a name; gc never frees it then."""
+    """Give an artifact a name. gc never frees an artifact that has one."""
     from pydantic import TypeAdapter, ValidationError
 
     from pipelines.lineage import find_artifact

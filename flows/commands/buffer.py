@@ -23,7 +23,7 @@ def compact(store: Store = "store", as_json: Json = False) -> None:
 def vacuum(
     store: Store = "store",
     retention_hours: Annotated[
-        float, typer.Option(min=0, help="Keep all versions younger than this; 0: the newest alone")
+        float, typer.Option(min=0, help="Keep all versions younger than this; 0 keeps only the newest")
     ] = 168.0,
     yes: Annotated[bool, typer.Option("--yes", help="Remove; without it only list")] = False,
     as_json: Json = False,
@@ -44,9 +44,9 @@ def check(
     repair: Annotated[
         bool, typer.Option("--repair", help="Restore rows from old files, and keep doubled rows once")
     ] = False,
-    drop: Annotated[bool, typer.Option("--drop", help="Repair, then take out files that cannot be restored")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Repair, then remove files that cannot be restored")] = False,
     accept_losses: Annotated[
-        bool, typer.Option("--accept-losses", help="Rows that are lost fail no check any more")
+        bool, typer.Option("--accept-losses", help="Let rows that are known to be lost fail no later check")
     ] = False,
     as_json: Json = False,
 ) -> None:

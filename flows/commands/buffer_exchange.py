@@ -31,12 +31,13 @@ def import_(
     tokenizer: Annotated[str | None, typer.Option(help="Folder or name of the tokenizer that made the ids")] = None,
     stage: Annotated[str, typer.Option(help="Stage name of the rows")] = "import",
     quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Set records and rows that are broken aside, append the rest")
+        bool, typer.Option("--quarantine", help="Set broken records and rows aside, and append the rest")
     ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Append files of other formats. What is in the buffer already is passed over, and what is not carried is said."""
+    """Append files of other formats. Files that are in the buffer already are left out. Keys that are not carried are
+    printed."""
     from datastore.formats.imports import Labels, import_paths
 
     fingerprint, check = _tokenizer(tokenizer) if tokenizer else (None, None)
@@ -101,7 +102,7 @@ def forget(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Undo an import: its rows leave the buffer, unless an artifact reads them. It can be imported again."""
+    """Undo an import: remove its rows from the buffer, unless an artifact reads them. It can be imported again."""
     from dataclasses import asdict
 
     from datastore.upkeep import forget as run
@@ -122,7 +123,7 @@ def export(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Write trajectories in another format, and say before what these rows lose in it."""
+    """Say what trajectories lose in another format, then write them in it."""
     from datastore.formats.exports import export_rows, losses
     from flows.commands._selections import selected
 

@@ -23,7 +23,7 @@ def run(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run what is not cached. With nothing to do it says so and starts nothing."""
+    """Run what is not cached. If there is nothing to do, say so and start nothing."""
     plan, catalog = planned(source, store, choice, as_json)
     from flows.run import run_plan
 

@@ -21,7 +21,7 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Compute one training step again from Parquet, and compare it with what was recorded. ``--set beta=0.3`` or
-    ``--set algorithm.clip_high=0.3`` holds for that step alone."""
+    ``--set algorithm.clip_high=0.3`` changes a setting of that step only."""
     from pipelines.lineage import find_artifact
     from pipelines.replay import ReplayError
     from pipelines.replay import replay as compute

@@ -1,6 +1,6 @@
-"""What ``module:Name`` names, found in the module's source before anything of it runs.
+"""Resolving ``module:Name``. The name is looked up in the module's source before any code of the module runs.
 
-A name in a pipeline file or in a row of data may come from anybody. So the module is imported only if its source
+A name in a pipeline file or in a row of data may come from others. So the module is imported only if its source
 declares the name: an environment is a class with the methods of one, a stage is a function under ``@stage(...)``. Names
 that are imported from elsewhere are followed. In code that is neither Python's own library nor installed beside it, a
 name may also be assigned.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 HOPS = 8
-"""How often a name may be imported from yet another module."""
+"""How many imports from module to module are followed."""
 
 _NOT_THE_USERS = tuple(
     Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -36,7 +36,7 @@ def declared(path: str, kind: str, declares: Declares) -> Any:
     _check(module, name, kind, declares, HOPS)
     try:
         found = importlib.import_module(module)
-    except Exception as error:  # whatever the user's module raises is the user's to read
+    except Exception as error:  # any error of the user's module is shown to the user
         raise LookupError(f"module {module!r} of {kind} {path!r} cannot be imported: {error!r}") from error
     if not hasattr(found, name):
         raise LookupError(f"module {module!r} has no {name!r} once it is imported")

@@ -22,7 +22,7 @@ def _moments(values: Array, index: Array) -> tuple[Array, Array, Array]:
 
 
 def degenerate_groups(rewards: Sequence[float], groups: Sequence[Hashable]) -> Array:
-    """Whether each row's group has equal rewards throughout, [rows]: such a group teaches nothing."""
+    """Whether all rewards of each row's group are equal, [rows]. The policy learns nothing from such a group."""
     return _moments(np.asarray(rewards, dtype=np.float64), _index(groups))[2] < 1e-12
 
 
@@ -32,8 +32,8 @@ def group_advantages(
     """Advantages [rows] and whether each row's group is degenerate [rows].
 
     ``(reward - mean) / (std + epsilon)`` over the rows of one group, with the population's standard deviation
-    (GRPO: Shao et al. 2024, section 4.1.2). In a degenerate group all rewards are equal: its advantages are 0 and it
-    teaches nothing.
+    (GRPO: Shao et al. 2024, section 4.1.2). In a degenerate group all rewards are equal, so all its
+    advantages are 0.
     """
     values = np.asarray(rewards, dtype=np.float64)
     _, mean, std = _moments(values, _index(groups))
@@ -80,7 +80,8 @@ def most_uncertain(rewards: Sequence[float], groups: Sequence[Hashable], share: 
 
 
 def normalise_by_domain(rewards: Sequence[float], domains: Sequence[Hashable], epsilon: float = 1e-6) -> Array:
-    """Rewards [rows] at mean 0 and std 1 within each domain, so that domains on other scales weigh alike."""
+    """Rewards [rows] at mean 0 and std 1 within each domain, so that domains with different scales have the same
+    weight."""
     values = np.asarray(rewards, dtype=np.float64)
     _, mean, std = _moments(values, _index(domains))
     return (values - mean) / (std + epsilon)

@@ -8,7 +8,7 @@ import numpy as np
 from schemas.trajectory import Message, Role
 
 Span = tuple[int, int]
-"""First token, and the one after the last."""
+"""Position of the first token, and of the one after the last."""
 
 
 def turn_spans(mask: Sequence[bool]) -> list[Span]:
@@ -31,9 +31,8 @@ def spread(values: Sequence[float] | np.ndarray, spans: Sequence[Span], length: 
 
 
 def turn_rewards(messages: Sequence[Message], mask: Sequence[bool], final: float) -> list[float]:
-    """Reward of each turn, [turns]: what its message and the tool messages after it were given, and ``final`` on the
-    last.
-    A trajectory without step rewards has ``final`` alone."""
+    """Reward of each turn, [turns]: the rewards of its message and of the tool messages after it. The last turn also
+    has ``final``, which is the only reward if the trajectory has no step rewards."""
     rewards: list[float] = []
     for message in messages:
         if message.role is Role.ASSISTANT:
@@ -48,8 +47,8 @@ def turn_rewards(messages: Sequence[Message], mask: Sequence[bool], final: float
 
 
 def divergence_weights(row: Sequence[int], mask: Sequence[bool], successes: Sequence[Sequence[int]]) -> list[float]:
-    """Trajectory slicing: 0 up to the turn in which a failed row leaves the success that it follows longest, 1 from
-    that turn on, [tokens]. The good prefix is replayed without blame; without a success of the group all is blamed."""
+    """Trajectory slicing: weights of a failed row's tokens, [tokens]. They are 0 before the turn in which it departs
+    from the success that it follows longest, and 1 from that turn on. If the group has no success, all are 1."""
     shared = 0
     for other in successes:
         same = next((i for i, (a, b) in enumerate(zip(row, other, strict=False)) if a != b), min(len(row), len(other)))
@@ -64,7 +63,7 @@ def subgoal_weights(mask: Sequence[bool], reached: Sequence[int | None]) -> list
     """Subgoal decomposition: 1 on the turns spent on the subgoal that failed first, 0 elsewhere, [tokens].
 
     ``reached[g]`` is the turn at whose end subgoal ``g`` was reached, None if it was not; subgoals are in order. The
-    failed one spans the turns after the last that was reached. Where all were reached every turn counts.
+    failed one spans the turns after the last one that was reached. If all were reached, every turn counts.
     """
     spans = turn_spans(mask)
     first_failed = next((g for g, turn in enumerate(reached) if turn is None), None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-if TYPE_CHECKING:  # a pipeline file is read, and planned, without torch
+if TYPE_CHECKING:  # reading and planning a pipeline file needs no torch
     from torch import Tensor
 
     from agentrl.training.batch import Batch
@@ -42,6 +42,6 @@ class Config(BaseModel):
 
 
 class AtRest(Config):
-    """An algorithm that trains on data at rest: it needs no rollouts of the policy that it updates."""
+    """An algorithm that trains on stored data: it needs no rollouts of the policy that it updates."""
 
     needs_baseline: ClassVar[bool] = False

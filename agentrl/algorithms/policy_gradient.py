@@ -1,4 +1,4 @@
-"""What all policy-gradient algorithms share: their common settings, and how rollouts, advantages and losses meet.
+"""What all policy-gradient algorithms share: their common settings, and how rollouts become advantages and losses.
 
 An algorithm is one class. ``advantages`` turns the rollouts of a step into a weight for each token, ``token_loss``
 turns weights and log-probs into a loss for each token, and ``aggregate`` names what their sum is divided by.
@@ -42,7 +42,7 @@ class KL(Config):
 
 class OffPolicy(Config):
     """Corrections for rollouts of an older policy, or of another engine. Ratios are those of the policy before the
-    update (the proximal policy) to the behaviour policy that sampled; None of a bound is no bound."""
+    update (the proximal policy) to the behaviour policy that sampled. A bound of None means no bound."""
 
     truncate: float | None = Field(None, gt=0, description="upper bound of a token's importance weight (TIS)")
     truncate_sequence: float | None = Field(None, gt=0, description="upper bound of a whole row's importance weight")

@@ -1,4 +1,4 @@
-"""Whether imported token ids are a tokenizer's own: they decode to the text that stands beside them."""
+"""Whether imported token ids are those of a tokenizer: they must decode to the text of the row."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ SHOWN = 60
 
 
 def token_problem(row: Trajectory, tokenizer: "PreTrainedTokenizerBase") -> str | None:
-    """What tells that ``row.input_ids`` are not of ``tokenizer``; None if nothing does.
+    """Why ``row.input_ids`` cannot come from ``tokenizer``; None if they can.
 
     Every id is in the vocabulary. The tokens of each assistant message, by its span, or all sampled tokens if there are
     no spans, decode to text that holds the message's text and the names of the tools it calls.

@@ -1,8 +1,8 @@
 """Between messages and tokens: rendering with a tokenizer's own chat template, and parsing what a policy sampled.
 
-A conversation is encoded turn by turn and never as a whole, so that the tokens that are trained on are the tokens that
-were sampled: the opening once, each assistant turn as it came, each observation as the template text that stands
-between two assistant turns.
+A conversation is encoded turn by turn and never as a whole, so that training sees exactly the tokens that were sampled.
+The opening is encoded once, an assistant turn keeps its sampled tokens, and an observation is the template text between
+two assistant turns.
 """
 
 import json
@@ -99,9 +99,9 @@ class ChatCodec:
 
 
 def align(messages: list[Message], mask: list[bool]) -> list[Message]:
-    """Messages with their token spans, read off the action mask: its runs are, in turn, the opening and each assistant
-    message and each block of observations. Messages encoded together share a run: the first carries it, the others an
-    empty span at its end. Messages beyond the tokens get none.
+    """Messages with their token spans, found from the action mask. Its runs are the opening, then alternately an
+    assistant message and a block of observations. If several messages were encoded together, the first has the span of
+    the run and the others an empty span at its end. Messages beyond the tokens get no span.
     """
     spanned: list[Message] = []
     runs = [(key, len(list(group))) for key, group in groupby(mask)]

@@ -1,4 +1,4 @@
-"""The Hermes and Qwen dialect: how an assistant turn is written as text, and read from it."""
+"""The Hermes and Qwen dialect: writing an assistant turn as text, and parsing it."""
 
 import json
 import re

@@ -28,7 +28,7 @@ CHECKS: tuple[Callable[[Case], Finding | None], ...] = (
     low_ess,
     generalisation_gap,
 )
-"""In the order in which findings are shown."""
+"""All checks, in the order in which their findings are shown."""
 
 
 def examine(case: Case) -> list[Finding]:

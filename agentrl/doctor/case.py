@@ -1,4 +1,4 @@
-"""What the doctor looks at, and what it says."""
+"""The input of the doctor's checks, and their findings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +14,13 @@ HEAVY = ["trajectory_id", "task_id", "messages", "tools", "input_ids", "action_m
 """Columns that a sample of the rollouts is read with."""
 
 FEW = 16
-"""With fewer rollouts nothing is said about shares."""
+"""With fewer rollouts, checks of shares find nothing."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One sickness. ``evidence`` is what was measured, ``threshold`` is the bound beyond which it counts as sick."""
+    """One thing that is wrong. ``evidence`` is what was measured, ``threshold`` is the bound beyond which it counts as
+    sick."""
 
     name: str
     evidence: str
@@ -31,7 +32,7 @@ class Finding:
 class Case:
     """One stage of a run: ``rollouts`` in order (:data:`LIGHT`), a ``sample`` of them (:data:`HEAVY`), ``metrics`` by
     step, and (successes, tasks) on the ``heldout`` split. Each may be empty. ``updates`` is the optimiser steps of an
-    iteration: with one, rollouts come from the very policy that is updated. ``recomputed`` holds, by id, log-probs of
+    iteration: with one, rollouts come from the same policy that is updated. ``recomputed`` holds, by id, log-probs of
     some of the sample under the policy that is said to have made it."""
 
     rollouts: Sequence[Row] = ()

@@ -62,7 +62,8 @@ def masks(case: Case) -> Finding | None:
 
 
 def logprobs(case: Case) -> Finding | None:
-    """Behaviour log-probs that are no log-probs, or not those of the policy that sampled, or that is updated."""
+    """Log-probs that are not finite or are positive, that differ from those of the policy that sampled, or of the
+    policy that is updated."""
     broken, gaps = [], []
     for row in case.sample:
         known = [value for value, action in zip(row["logprobs"], row["action_mask"], strict=False) if action]

@@ -30,7 +30,7 @@ def hallucinated_tools(case: Case) -> Finding | None:
 
 
 def tool_loops(case: Case) -> Finding | None:
-    """The same call again and again in one episode, or the same first call whatever the task."""
+    """The same call again and again in one episode, or the same first call in nearly all tasks."""
     used = [row for row in case.sample if calls_of(row)]
     if len(used) < FEW:
         return None

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Sampling(BaseModel):
-    """How tokens are drawn. Recorded log-probabilities are those of the distribution that was really sampled from,
-    after temperature, top-k and top-p. ``temperature`` 0 is greedy, with log-probability 0.
+    """How tokens are drawn. Recorded log-probabilities are those of the distribution that tokens were drawn
+    from, after temperature, top-k and top-p. ``temperature`` 0 is greedy, with log-probability 0.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,5 +59,6 @@ class Engine(Protocol):
     def generate(
         self, prompts: Sequence[list[int]], respond: Respond, sampling: Sampling, stop_id: int, seed: int
     ) -> list[Generation]:
-        """Sample turns for each prompt until ``respond`` returns None or a limit is reached. Same seed, same tokens."""
+        """Sample turns for each prompt until ``respond`` returns None or a limit is reached. The same seed gives the
+        same tokens."""
         ...

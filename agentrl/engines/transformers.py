@@ -1,8 +1,8 @@
 """The embedded engine: a Hugging Face model in this process, with one key-value cache kept across turns.
 
-All rows advance in lockstep, one token a step. A row whose turn has ended is fed its observation as forced tokens
-while its neighbours go on sampling, so no token is ever computed twice; calling ``generate()`` per turn would prefill
-the whole conversation again at each turn. Rows that are done leave the batch.
+All rows advance together, one token per step. If the turn of a row has ended, the row is fed its observation as forced
+tokens while the other rows go on sampling. So no token is computed twice; calling ``generate()`` for each turn would
+compute the whole conversation again at each turn. Rows that are done leave the batch.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from agentrl.engines.base import Generation, Respond, Sampling
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_SHRINK_BELOW = 0.7  # copying the cache pays once this share of the rows is left
+_SHRINK_BELOW = 0.7  # below this share of live rows, copying the cache is worth its time
 
 
 class _SlabLayer(DynamicLayer):
@@ -70,7 +70,7 @@ def _draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) 
     if sampling.temperature == 0:
         return logits.argmax(-1).tolist(), [0.0] * logits.shape[0]
     logprobs = _filter(logits, sampling).log_softmax(-1)
-    # The first of independent exponential clocks to ring, which is much faster than torch.multinomial on a CPU.
+    # Divide by exponential noise and take the largest: the same draw as torch.multinomial, much faster on a CPU.
     clocks = torch.empty_like(logprobs).exponential_(generator=generator)
     tokens = (logprobs.exp() / clocks).argmax(-1, keepdim=True)
     return tokens[:, 0].tolist(), logprobs.gather(-1, tokens)[:, 0].tolist()
@@ -111,7 +111,7 @@ class TransformersEngine:
         """Advance the rows numbered in ``live`` to their ends. ``None`` in ``live`` marks a row that is done."""
         device = self.model.device
         width = max(len(rows[row].ids) for row in live)
-        # Left padding: every row's last token stands at the same place.
+        # Left padding: the last tokens of all rows are at the same position.
         ids = torch.tensor([[0] * (width - len(rows[row].ids)) + rows[row].ids for row in live], device=device)
         mask = torch.tensor(
             [[0] * (width - len(rows[row].ids)) + [1] * len(rows[row].ids) for row in live], device=device

@@ -13,8 +13,8 @@ ENVIRONMENTS = {"lookup": "agentrl.environments.lookup:LookupEnvironment"}
 
 
 def load_environment(name: str) -> Environment:
-    """The environment of that name, which may come from a row: nothing is imported or called that is not declared as an
-    environment. Raises ValueError that lists the known ones."""
+    """The environment of that name. The name may come from a row of data, so only what is declared as an environment is
+    imported or called. Raises ValueError that lists the known ones."""
     path = name if ":" in name else ENVIRONMENTS.get(name)
     if path is None:
         raise ValueError(f"env {name!r} is unknown; known are {sorted(ENVIRONMENTS)}, or package.module:Class")

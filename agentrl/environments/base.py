@@ -47,8 +47,8 @@ class Episode(Protocol):
     def state(self) -> dict[str, Any]:
         """What a verifier needs to score the episode again without the environment; JSON-serialisable.
 
-        An environment whose tasks have subgoals says under ``subgoals``, for each in their order, which tool call of
-        the episode reached it, counted from 0; None if none did. ``credit: subgoal`` reads it.
+        If tasks have subgoals, ``subgoals`` lists for each of them, in order, the number (from 0) of the tool call that
+        reached it, or None if none did. ``credit: subgoal`` reads it.
         """
         ...
 

@@ -1,7 +1,7 @@
 """``lookup``: questions such as "city of the boss of Ann?", answered by walking a small knowledge base with a tool.
 
-Each task has a knowledge base of its own, drawn at random and never shown: nothing can be memorised, the policy must
-read the question, call ``find`` once per relation with the entity that the last call returned, and repeat the last
+Each task has a knowledge base of its own, drawn at random and never shown, so nothing can be memorised. The policy must
+read the question, call ``find`` once for each relation with the entity that the last call returned, and repeat the last
 result as its answer. The level is the number of calls, 1 to 3.
 """
 

@@ -32,8 +32,8 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def _tokenizer_class(path: str | Path) -> Any:
-    """AutoTokenizer goes by the model's type and adds that family's tokens to a tokenizer that was saved as generic,
-    so that it would no longer be the one that was trained with."""
+    """The class to load a tokenizer with. To a tokenizer that was saved as generic, AutoTokenizer would add tokens of
+    the model's family, and it would no longer be the one that was used in training."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 

@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
     """Byte-level BPE with single digits, the chat and tool tags as special tokens, and a ChatML template.
 
-    Every text can be encoded; ``texts`` decide which merges the vocabulary spends its places on.
+    Every text can be encoded; ``texts`` decide which merges the vocabulary has.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -120,7 +120,7 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
 
 
 def _penalties(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], reference: Lists | None) -> Lists:
-    """What the divergence from the reference takes off the reward of each token, [rows][tokens]."""
+    """What is subtracted from the reward of each token for the divergence from the reference, [rows][tokens]."""
     if not (algorithm.kl and algorithm.kl.where == "reward"):
         return [[0.0] * len(row.input_ids) for row in rollouts]
     if reference is None:
@@ -204,7 +204,7 @@ def _correct(
     staleness = np.array([version - row.policy_version for row in rollouts])
     if config.max_staleness is not None:
         keep = keep & (staleness <= config.max_staleness)
-    # Whole-row ratios decide how many rows really speak for the policy.
+    # The effective number of rows follows from the ratios of whole rows.
     row_weights = (ratio * mask).sum(-1).clamp(-20, 20).exp().numpy()
     ess = effective_sample_size(row_weights[keep].tolist()) if keep.any() else 1.0
     scale = 1.0

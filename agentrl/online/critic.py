@@ -1,4 +1,4 @@
-"""A value head: what return to expect from a state, for PPO with a critic."""
+"""A value head, which estimates the return from a state, for PPO with a critic."""
 
 import copy
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class ValueHead(torch.nn.Module):
         self.to(policy.model.device)
 
     def forward(self, batch: Any) -> Tensor:
-        """Value [rows, tokens] of the state in which each token is chosen: of the tokens before it."""
+        """Value [rows, tokens] of the state in which each token is chosen, which is the tokens before it."""
         packing = batch.packing
         if packing is None:
             hidden = self.backbone(input_ids=batch.input_ids, use_cache=False).last_hidden_state

@@ -80,8 +80,8 @@ class OnlineLoop:
         self.trainer = Trainer(policy, algorithm, optimizer, iterations * updates)
 
     def step(self, name: Callable[[int], str]) -> OnlineStep:
-        """One iteration; ``name`` gives the id of the loop's n-th rollout. A step repeated from the same state makes
-        the same rollouts."""
+        """One iteration; ``name`` gives the id of the loop's n-th rollout. If a step is repeated from the same state,
+        it makes the same rollouts."""
         made, greedy, rounds = self._sample(name)
         credit = assign(self.algorithm, made, self._extras(made, greedy))
         metrics = {
@@ -105,7 +105,7 @@ class OnlineLoop:
         return OnlineStep(made + greedy, records, batches, metrics)
 
     def _update(self, credit: Credit, metrics: dict[str, float]) -> list[tuple[int, list[TrainingRow]]]:
-        """Take the optimiser steps, add the means of their metrics, and return what each was over."""
+        """Take the optimiser steps, add the means of their metrics, and return the rows of each step."""
         warming = isinstance(self.algorithm, PPO) and self.iteration < self.algorithm.critic.pretrain
         if not credit.rows or warming or credit.lr_scale == 0:
             return []
@@ -175,7 +175,8 @@ class OnlineLoop:
         self.trainer.save(path, progress)
 
     def restore(self, path: Path) -> OnlineState:
-        """The state at the newest checkpoint that can be read; a fresh one, and nothing changed, if there is none."""
+        """The state at the newest checkpoint that can be read. If there is none, a new state; nothing is changed
+        then."""
         saved = self.trainer.load(path)
         if saved is None:
             return OnlineState()
@@ -197,5 +198,5 @@ class OnlineLoop:
 
 
 def _frozen(policy: Policy) -> Policy:
-    """A copy that later updates leave as it is."""
+    """A copy that later updates do not change."""
     return Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.name)

@@ -16,8 +16,8 @@ def truncated_token_weights(log_ratio: Tensor, bound: float) -> Tensor:
 
 
 def truncated_sequence_weights(log_ratio: Tensor, mask: Tensor, bound: float) -> Tensor:
-    """``min(product of p/b over a row's action tokens, bound)``, [rows, 1]: unbiased for whole rows but for the
-    bound."""
+    """``min(product of p/b over a row's action tokens, bound)``, [rows, 1]: unbiased for whole rows, except
+    for the bound."""
     return (log_ratio * mask).sum(-1, keepdim=True).exp().clamp(max=bound)
 
 

@@ -1,5 +1,5 @@
-"""Demonstrations: trajectories of an environment's scripted expert. They have text and no tokens: the tokenizer is the
-choice of whoever trains on them."""
+"""Demonstrations: trajectories of an environment's scripted expert. They have text and no tokens, because the
+tokenizer depends on the model that will be trained on them."""
 
 import json
 from collections.abc import Generator

@@ -1,8 +1,8 @@
 """Negative examples against hallucinated tool use (Agent-FLAN: Chen et al. 2024, section 3.3): a request that needs
 tools although none are offered, and ordinary conversation under tools that it does not need. No call answers either.
 
-They are text, to be tokenised by whoever trains on them, with a chat template that shows tools. They are tasks of their
-own, in an environment of their own, so that no refusal counts as a solution of the task that it was made of.
+They are text, tokenised by the stage that trains on them, with a chat template that shows tools. They are tasks of
+their own, in an environment of their own, so that no refusal counts as a solution of the task that it was made of.
 """
 
 from schemas.trajectory import Message, Role, Termination, Trajectory

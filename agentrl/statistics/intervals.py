@@ -4,7 +4,8 @@ from math import sqrt
 
 
 def wilson(successes: int, total: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson score interval of ``successes / total``, 95 % by default (Wilson 1927). Of nothing it is (0, 1)."""
+    """The Wilson score interval of ``successes / total``, 95 % by default (Wilson 1927). If ``total`` is 0, it is (0,
+    1)."""
     if total == 0:
         return 0.0, 1.0
     share = successes / total

@@ -26,9 +26,9 @@ class TrainingError(ValueError):
 
 @dataclass(frozen=True)
 class Batch:
-    """Right-padded tensors, all [rows, tokens] but ``label`` [rows]. ``mask`` is true on the tokens trained on; padding
-    is false everywhere. The two sides of a pair are neighbours: even rows chosen, odd rows rejected. ``packing`` is
-    the same tokens as one packed sequence, if that was asked for.
+    """Right-padded tensors, all [rows, tokens] except ``label`` [rows]. ``mask`` is true on the tokens trained on;
+    padding is false everywhere. The two sides of a pair are neighbours: even rows chosen, odd rows rejected.
+    ``packing`` is the same tokens as one packed sequence, if that was asked for.
     """
 
     input_ids: Tensor
@@ -74,7 +74,7 @@ def units(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
 
 
 def _length_class(length: int) -> int:
-    """Lengths whose rows may share a batch with at most about a quarter of padding."""
+    """Bucket of a length. Rows of one bucket share a batch with at most about a quarter of padding."""
     step = 1 << max(0, length.bit_length() - 3)
     return -(-length // step) * step
 

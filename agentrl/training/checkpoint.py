@@ -1,4 +1,4 @@
-"""Checkpoints of training that outlive a kill and a power failure.
+"""Checkpoints of training that survive a kill and a power failure.
 
 A checkpoint is written under a temporary name, made durable and then renamed. The one before it stays beside it as
 ``<name>.previous``, so that training goes on from there if the newest one turns out to be damaged.

@@ -99,7 +99,7 @@ def _say(metrics: Metrics) -> None:
 
 
 if __name__ == "__main__":
-    # DeepSpeed's launcher adds --local_rank; the environment says the same.
+    # DeepSpeed's launcher adds --local_rank, which is also in the environment.
     try:
         run(Path(next(argument for argument in sys.argv[1:] if not argument.startswith("--"))))
     except TrainingError as error:

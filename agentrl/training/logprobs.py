@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens under a model, without ever holding logits of all positions."""
+"""Log-probabilities of given tokens under a model, computed without holding the logits of all positions at once."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ class _HeadLogprobs(torch.autograd.Function):
     """Log-probabilities and entropies [tokens] of ``targets`` [tokens] from ``hidden`` [tokens, width] and the output
     matrix [vocabulary, width].
 
-    Logits live a chunk at a time. The backward pass computes them again, unless they fit one chunk, and writes
+    Logits are computed in chunks. The backward pass computes them again, unless they fit one chunk, and writes
     gradients in closed form: ``d logp / d logit = onehot - p`` and ``d H / d logit = -p (log p + H)``.
     """
 
@@ -88,7 +88,7 @@ def _head_logprobs(model: "PreTrainedModel", hidden: Tensor, targets: Tensor) ->
             hidden, weight = hidden.to(dtype), weight.to(dtype)
         return _HeadLogprobs.apply(hidden, weight, targets, size)
     if hasattr(getattr(head, "weight", None), "ds_id"):
-        # Sharded by ZeRO 3: every rank must call the module equally often, whatever its batch holds.
+        # Sharded by ZeRO 3: every rank must call the module equally often, even if its batches differ.
         chosen, entropy = _through_module(hidden, targets, head, softcap)
         return chosen, entropy
     parts = [
@@ -113,7 +113,7 @@ def token_logprobs(
     false.
 
     Element ``[:, t]`` belongs to ``input_ids[:, t]`` given the tokens before it. Rows are right-padded, so causal
-    attention alone keeps padding out; with ``packing`` (inside :func:`agentrl.training.packing.packed`) there is none.
+    attention ignores padding; with ``packing`` (inside :func:`agentrl.training.packing.packed`) there is none.
     Logits exist for masked positions only, a chunk at a time.
 
     Raises ValueError for models that scale their logits in a way that is not known here.

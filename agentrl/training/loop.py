@@ -1,4 +1,4 @@
-"""The training loop: epochs over rows in seeded order, checkpoints, and what remains of a step that failed."""
+"""The training loop: epochs over rows in seeded order, checkpoints, and what is kept of a step that failed."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +11,8 @@ from schemas.training import TrainingRow
 
 
 def epochs(rows: Sequence[TrainingRow], batch_units: int, seed: int) -> Iterator[list[TrainingRow]]:
-    """Batches of ``batch_units`` units without end: each epoch is a fresh seeded order, and holds every unit once. What
-    an epoch leaves over begins the next batch."""
+    """Batches of ``batch_units`` units without end: each epoch is a fresh seeded order, and holds every unit once.
+    Units left at the end of an epoch begin the next batch."""
     groups = units(rows)
     pending: list[list[TrainingRow]] = []
     epoch = 0
@@ -70,7 +70,7 @@ def _kept(
     batch: Sequence[TrainingRow],
     error: TrainingError,
 ) -> TrainingError:
-    """The error of a failed step, with where its rows and the last good state were kept."""
+    """The error of a failed step, with the paths of its rows and of the last good state."""
     failed = checkpoint.with_name("failed_step.parquet")
     if trainer.backend.rank == 0:
         save_rows(failed, batch)

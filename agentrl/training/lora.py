@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_lora(policy: Policy, config: LoRA) -> None:
-    """Put adapters into the policy's model; from here on they alone are trained.
+    """Put adapters into the policy's model. From then on only they are trained.
 
     Raises ValueError if PEFT is not installed.
     """
@@ -37,7 +37,8 @@ def _linear_names(model: "torch.nn.Module") -> list[str]:
 
 
 def merge_lora(policy: Policy) -> None:
-    """Fold adapters into the weights, so that the policy is an ordinary model again. Without adapters: nothing."""
+    """Fold adapters into the weights, so that the policy is an ordinary model again. Without adapters it does
+    nothing."""
     try:
         from peft.tuners.tuners_utils import BaseTunerLayer
     except ImportError:

@@ -1,4 +1,4 @@
-"""What every optimiser step shares, whatever it minimises."""
+"""Settings that every optimiser step has, independent of the loss."""
 
 import math
 from typing import Literal

@@ -1,10 +1,10 @@
-"""Packed forward passes: the rows of a batch as one sequence without padding, in which a token that follows the same
-prefix in several rows is computed once.
+"""Packed forward passes: the rows of a batch as one sequence without padding, in which a token is computed once if
+several rows have it after the same prefix.
 
 Rows form a prefix tree: both sides of a preference pair, the rollouts of one task, or all rows behind one long system
 prompt share its trunk. Linear layers, norms and embeddings run over the nodes of the tree; attention gathers the
 nodes of each row, so a token sees exactly the tokens of its own row before it, at their own positions. Values and
-gradients equal those of separate rows (no position-dependent noise is assumed: dropout would be shared).
+gradients equal those of separate rows, as long as there is no dropout, which rows would share.
 """
 
 from collections.abc import Iterator, Sequence

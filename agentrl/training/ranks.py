@@ -50,7 +50,7 @@ class DeepSpeedRanks:
         self.model.set_gradient_accumulation_boundary(last)
         self.model.backward(loss * self.world)  # DeepSpeed averages gradients over ranks; the sum is wanted
         if not last:
-            self.model.step()  # counts the micro batch, and updates nothing
+            self.model.step()  # counts the micro batch without an update
 
     def total(self, metrics: dict[str, float]) -> dict[str, float]:
         names = sorted(metrics)
@@ -76,7 +76,7 @@ class DeepSpeedRanks:
         return self.model.load_checkpoint(str(path))[1]
 
     def export(self, path: Path) -> None:
-        """Write a plain model folder from whatever is sharded, adapters folded in. Nothing is trained after it."""
+        """Gather sharded weights, merge adapters into them, and write a plain model folder. No training may follow."""
         import deepspeed
 
         with deepspeed.zero.GatheredParameters(list(self.policy.model.parameters()), modifier_rank=0):

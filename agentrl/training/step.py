@@ -116,7 +116,7 @@ class Trainer:
         if count <= 0 or n_tokens == 0:
             raise TrainingError(f"no token to train on in rows {[row.row_id for row in rows][:5]}; check their masks")
         rounds = math.ceil(len(parts) / world)
-        # A rank without a micro batch left computes another one for nothing: all ranks must take part in every round.
+        # All ranks must take part in every round: a rank without a micro batch left computes one that does not count.
         mine = batches[rank::world]
         spare = [] if len(mine) == rounds else [collate(parts[0][:2], self.packs)]
         totals: Metrics = {"loss": 0.0, "entropy": 0.0}

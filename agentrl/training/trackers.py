@@ -1,4 +1,4 @@
-"""Metrics of a training run on their way to TensorBoard, Weights & Biases or MLflow, if these are installed."""
+"""Sending the metrics of a training run to TensorBoard, Weights & Biases or MLflow, if these are installed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

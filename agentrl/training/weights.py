@@ -18,8 +18,8 @@ def template_weights(ids: Sequence[int], mask: Sequence[bool], decode: Decode, t
     """Weight of each token, [tokens]: ``template`` for what every tool call has in common (tags, braces, quotes,
     keys), 1 for what differs, the tool's name and the values of arguments, and for all else.
 
-    Braces and keys are learnt within a few steps and are most of a call's tokens; at full weight they drown the loss on
-    what matters (Agent-FLAN: Chen et al. 2024, section 3.2). ``decode`` turns token ids into text.
+    Braces and keys are learnt within a few steps and are most of a call's tokens; at full weight they are most of
+    the loss (Agent-FLAN: Chen et al. 2024, section 3.2). ``decode`` turns token ids into text.
     """
     weights = [1.0] * len(ids)
     for start, end in turn_spans(mask):
@@ -50,8 +50,8 @@ def _differing(text: str) -> list[bool]:
 
 def row_weights(rows: Sequence[Trajectory], weighting: Literal["none", "reward", "advantage"]) -> list[float]:
     """Weight of each trajectory, [rows]: 1; its reward (reward-weighted regression); or reward minus the mean of its
-    task, where worse than average is 0 or, as a negative example, below. Raises UnscoredError where a reward is
-    needed and a row has none."""
+    task; for a row that is worse than the mean it is 0, or negative for a negative example. Raises UnscoredError if a
+    reward is needed and a row has none."""
     if weighting == "none":
         return [1.0] * len(rows)
     if weighting == "reward":

@@ -39,8 +39,8 @@ Write = Callable[[Iterable[Trajectory], Path], int]
 
 @dataclass(frozen=True)
 class Format:
-    """``fits`` says how well a file fits: 0 not at all, and the higher the surer. ``read`` yields its rows; ``write``
-    takes rows, and gives the number of records written, and is None for a format that is only read."""
+    """``fits`` says how well a file fits: 0 is not at all, a higher number is a better fit. ``read`` yields its rows;
+    ``write`` takes rows, and gives the number of records written, and is None for a format that is only read."""
 
     fits: Fits
     read: Read
@@ -56,7 +56,7 @@ class Format:
 
 
 def _head(fits: Callable[[Any], int]) -> Fits:
-    """By the first record alone. What is of no shape that the format looks for does not fit."""
+    """Decide by the first record only. A record without the shape of the format does not fit."""
 
     def guarded(source: Source) -> int:
         if source.kind not in ("lines", "array", "document", "parquet"):

@@ -1,11 +1,11 @@
 """ATIF v1.7 (Agent Trajectory Interchange Format): a JSON document per trajectory, or JSON Lines of them.
 
 An assistant message is an ``agent`` step; the tool messages after it are its ``observation.results``. Token ids and
-log-probs go into ``metrics`` (``prompt_token_ids``, ``completion_token_ids``, ``logprobs``) and come back exactly,
-as do the action mask and all message spans. ``agent`` gives name (agent), model (policy) and tools. What has no
-place goes under ``extra.agentrl``. Steps with ``is_copied_context`` were said in another document and are marked as
-such by a remark. Completion ids without prompt ids are no sequence to train on: such a document comes without
-tokens, and so does one whose steps are not one sequence.
+log-probs go into ``metrics`` (``prompt_token_ids``, ``completion_token_ids``, ``logprobs``) and come back exactly, as
+do the action mask and all message spans. ``agent`` gives name (agent), model (policy) and tools. What has no field of
+its own goes under ``extra.agentrl``. Steps with ``is_copied_context`` were said in another document and are marked as
+such by a remark. Completion ids without prompt ids are no sequence to train on: such a document comes without tokens,
+and so does one whose steps are not one sequence.
 
 A tool message that does not follow an agent step is a user step. Not read:
 ``subagent_trajectories`` (documents of their own), ``notes``, ``final_metrics`` and ``metrics`` other than tokens.

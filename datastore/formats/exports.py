@@ -1,4 +1,4 @@
-"""Exports: rows of the buffer in another format, with what they lose said before anything is written."""
+"""Exports: rows of the buffer in another format, after a count of what they lose in it."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def export_rows(
     """Write rows to a file or folder, a bounded number in memory at a time.
 
     The name's extension may ask for compression (``.gz``). The file or folder appears whole or not at all. Raises
-    StoreError if it is there already, unless ``force``; then nothing of the old one stays.
+    StoreError if it is there already; with ``force`` the old one is replaced as a whole.
     """
     format = _writable(name)
     if not ids:

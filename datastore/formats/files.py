@@ -1,4 +1,4 @@
-"""Files on their way out: whole or not at all, never over one that is there, compressed by their extension."""
+"""Writing files: whole or not at all, never over an existing one unless forced, compressed if the extension says so."""
 
 import gzip
 import json
@@ -15,9 +15,10 @@ from datastore.errors import StoreError
 
 @contextmanager
 def replaced(path: Path, force: bool = False) -> Iterator[Path]:
-    """A path to write to, which takes the place of ``path`` at the end of the block, and is removed if it fails.
+    """A temporary path to write to. At the end of the block it is renamed to ``path``; if the block fails, it is
+    removed.
 
-    Raises StoreError if ``path`` is there already, unless ``force``; then nothing of the old file or folder stays.
+    Raises StoreError if ``path`` is there already; with ``force`` the old file or folder is replaced as a whole.
     """
     if path.exists() and not force:
         raise StoreError(f"{path} is there already; --force replaces it")
@@ -81,5 +82,5 @@ def is_lines(path: Path) -> bool:
 
 
 def file_name(number: int, name: str, suffix: str) -> str:
-    """A file name for a row: its number keeps names apart, and nothing in its id can leave the folder."""
+    """A file name for a row. The number makes it unique, and no character of the id can lead out of the folder."""
     return f"{number:06d}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:100]}{suffix}"

@@ -1,4 +1,4 @@
-"""Imports: files of any format become rows of the buffer, each file once, and nothing is dropped in silence."""
+"""Imports: files of any format become rows of the buffer, each file once, and everything that is dropped is counted."""
 
 import hashlib
 import json
@@ -35,9 +35,9 @@ CheckTokens = Callable[[Trajectory], str | None]
 class Imported:
     """What an import did, or with ``dry_run`` would do.
 
-    ``fingerprint`` is that of the import, which ``agentrl buffer forget`` takes, and ``files`` says per file which
-    rows it gave. ``known`` are files whose rows are in the buffer already, ``repeats`` files whose content is there
-    under other labels, and ``skipped`` files of a folder that no format fits.
+    ``fingerprint`` is that of the import, which ``agentrl buffer forget`` takes. ``files`` has the rows of each file.
+    ``known`` are files whose rows are in the buffer already, ``repeats`` files whose content is there under other
+    labels, and ``skipped`` files of a folder that no format fits.
     """
 
     fingerprint: str = ""
@@ -75,7 +75,7 @@ class _File:
     source: Source
     format: str
     fingerprint: str
-    """Of the content (its last half) and of the format, the labels and the stage (its first half)."""
+    """Its last half is of the content; its first half is of the format, the labels and the stage."""
 
 
 def import_paths(
@@ -91,8 +91,8 @@ def import_paths(
 ) -> Imported:
     """Append the rows of files and folders in one commit; ``-`` is standard input.
 
-    Without ``format`` each file's own is found. A file whose rows are in the buffer already is passed over, so that
-    another import of a folder takes its new files alone. Rows get ids of this import, and keep the source's in
+    Without ``format`` each file's own is found. A file whose rows are in the buffer already is left out, so that
+    another import of a folder takes only its new files. Rows get ids of this import, and keep the source's in
     ``episode_id`` and ``task_id``. Raises StoreError if a path is missing, fits no format or not the one named, or
     if no row comes out; with ``on_error="quarantine"`` records that cannot be read are set aside instead. On any
     error the table stays as it was.
@@ -167,12 +167,12 @@ class Reading:
         return hashlib.blake2b(f"{how}{content}".encode(), digest_size=8).hexdigest() + content
 
     def fingerprint(self, version: int | None) -> str:
-        """Of these files, imported at this version of the table."""
+        """Fingerprint of these files, imported at this version of the table."""
         text = f"{version}".join(sorted(one.fingerprint for one in self.files))
         return hashlib.blake2b(f"{version}/{text}".encode(), digest_size=16).hexdigest()
 
     def leave_out_known(self, buffer: "TrajectoryBuffer") -> None:
-        """Drop files whose rows the buffer has, and doubled ones of this import."""
+        """Leave out files whose rows the buffer has, and doubled files of this import."""
         present = _fingerprints(buffer, self.stage)
         contents = {one[16:] for one in present}
         new: list[_File] = []
@@ -323,7 +323,7 @@ def _description(source: Source) -> str:
 
 
 def _fingerprints(buffer: "TrajectoryBuffer", stage: str) -> set[str]:
-    """Of all files that this stage imported."""
+    """Fingerprints of all files that this stage imported."""
     import polars as pl
 
     try:

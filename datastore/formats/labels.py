@@ -1,4 +1,5 @@
-"""What an import says of all its rows: where they belong, and what is a reward and a success."""
+"""Options of an import that apply to all its rows: environment, split, policy, and what counts as reward and
+success."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ CHECKED_ROWS = 512
 
 @dataclass(frozen=True)
 class Labels:
-    """What an import says of all its rows, over what their source says; None leaves the source's word.
+    """Values for all rows of an import, which replace those of the source. None keeps the value of the source.
 
     ``reward`` names a component, or a field of the source's record by its dotted path; a row without it is unscored.
-    ``success`` is a SQL expression over ``reward``, the other scalar columns and the components by name; where it is
-    null a row is unscored. ``tokenizer`` is the fingerprint of the tokenizer that made the ids.
+    ``success`` is a SQL expression over ``reward``, the other scalar columns and the components by name; if it is
+    null, the row is unscored. ``tokenizer`` is the fingerprint of the tokenizer that made the ids.
     """
 
     env: str | None = None

@@ -1,4 +1,4 @@
-"""Messages as chat formats spell them, and back.
+"""Converting messages from and to the spellings of chat formats.
 
 Content that is a list of parts becomes text: text parts as they are, every other part (an image, audio, a kind that
 is not known) as its JSON text, so that nothing is dropped. Reasoning and call parts go to their own fields.
@@ -88,7 +88,7 @@ def from_chat(chat: Iterable[Mapping[str, Any]], notes: Notes) -> list[dict[str,
     unanswered: list[dict[str, Any]] = []
     for one in chat:
         if len(one) == 2 and type(text := one.get("content")) is str and (role := _PLAIN.get(str(one["role"]))):
-            messages.append({"role": role, "content": text, "tool_calls": []})  # most messages are no more than this
+            messages.append({"role": role, "content": text, "tool_calls": []})  # most messages have only these fields
             continue
         if not one.keys() <= _KNOWN:
             notes.rest(one, _KNOWN, "messages.")

@@ -1,4 +1,4 @@
-"""What an import notices beside the rows: what it does not carry, what it had to guess, and what it cannot read."""
+"""Counts of an import beside the rows: keys that are not carried, guesses, and records that cannot be read."""
 
 from collections import Counter
 from collections.abc import Mapping

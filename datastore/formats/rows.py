@@ -24,7 +24,7 @@ def carried(row: Trajectory) -> dict[str, Any]:
     return kept | {name: data[name] for name in _NULL}
 
 
-_NULL = ("reward", "success")  # null says that the row is unscored
+_NULL = ("reward", "success")  # null means that the row is unscored
 
 
 def make_row(
@@ -38,10 +38,10 @@ def make_row(
 ) -> Trajectory:
     """A row from fields of messages, with counts.
 
-    ``source`` names the format and ``task`` the task in it. ``task_content`` is what tells tasks of one name apart;
-    without it the messages before the first assistant message do. ``extra`` is what :func:`carried` gave, and wins
-    over ``fields``, of which None counts as not given. Without an outcome the row is unscored. Log-probs that are
-    None become NaN. Raises ValueError if there is no message, or nothing in any.
+    ``source`` names the format and ``task`` the task in it. ``task_content`` distinguishes tasks of one name; without
+    it, the messages before the first assistant message do. ``extra`` is what :func:`carried` gave, and wins over
+    ``fields``, of which None counts as not given. Without an outcome the row is unscored. Log-probs that are None
+    become NaN. Raises ValueError if there is no message, or nothing in any.
     """
     if not any(one.get("content") or one.get("tool_calls") or one.get("reasoning") for one in messages):
         raise ValueError("has no messages" if not messages else "has messages, and nothing in any of them")
@@ -101,7 +101,7 @@ def _opening(messages: Sequence[dict[str, Any]]) -> str:
 
 
 def _termination(messages: Sequence[dict[str, Any]]) -> Termination:
-    """What the text shows: an episode that ends in an assistant message without a call was answered."""
+    """The end that messages show: ``answered`` if the last one is an assistant message without a call."""
     last = messages[-1]
     answered = last["role"] == "assistant" and not last.get("tool_calls")
     return Termination.ANSWERED if answered else Termination.UNKNOWN
@@ -120,7 +120,7 @@ def termination(known: Mapping[str, Termination], value: Any, notes: Notes) -> T
 
 
 def number(value: Any) -> float | None:
-    """A score as a finite number; None for what is none."""
+    """A score as a finite number; None if it is not one."""
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, int | float) and math.isfinite(value):
@@ -129,7 +129,7 @@ def number(value: Any) -> float | None:
 
 
 def components(values: Mapping[str, Any]) -> list[RewardComponent]:
-    """Metrics by name as reward components; what is no number is left out."""
+    """Metrics by name as reward components; values that are not numbers are left out."""
     found = ((str(name), number(value)) for name, value in values.items())
     return [RewardComponent(name=name, value=value) for name, value in found if value is not None]
 

@@ -1,4 +1,4 @@
-"""Files on their way in: what kind of file it is, its records one at a time, and where each of them stands.
+"""Reading files: the kind of a file, its records one at a time, and the place of each record.
 
 A file is JSON Lines, a JSON array, one JSON document, Parquet, or a ZIP archive; text may be compressed by gzip and
 begin with a byte order mark. Memory holds one record, and of a JSON array or a long list inside a document one
@@ -25,7 +25,7 @@ Kind = Literal["lines", "array", "document", "parquet", "zip", "folder", "empty"
 
 CHUNK = 2**20
 LONGEST_LINE = 2**26
-"""A first line longer than this is taken for a document, which is read piece by piece."""
+"""Characters. A file with a longer first line counts as a document, which is read piece by piece."""
 HEAD = 2**24
 """Characters of a document that are read to tell its format."""
 
@@ -43,7 +43,7 @@ class Source:
         self.record: Any = None
         self.number = 0
         self.before: dict[str, Any] = {}
-        """Of a document that :meth:`elements` reads: what stands beside the list."""
+        """The members beside the list, if :meth:`elements` reads a document."""
 
     def __repr__(self) -> str:
         return f"Source({self.name!r}, {self.kind})"
@@ -134,7 +134,7 @@ class Source:
                 self.record = next(records)
             except StopIteration:
                 return
-            except (ValueError, RecursionError) as error:  # the rest cannot be read: nothing says where a record begins
+            except (ValueError, RecursionError) as error:  # nobody knows where the next record begins
                 if isinstance(error, StoreError):
                     raise
                 self.notes.refuse(self.place, _not_json(error))
@@ -177,7 +177,7 @@ class Source:
                 raise StoreError(f"{self.name} {_not_json(error)}") from None
 
     def elements(self, key: str) -> Iterator[Any]:
-        """Elements of the list ``key`` of a document, one at a time; ``before`` fills with what stands beside it."""
+        """Elements of the list ``key`` of a document, one at a time; ``before`` collects the other members."""
         self.number = 0
         if self.kind != "document":
             for document in list(self.records()):

@@ -164,7 +164,7 @@ def read_preference(source: Source) -> Iterator[Trajectory]:
     def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
         source.notes.rest(line, _KNOWN)
         sides = {side: _joined(source, line, side) for side in ("chosen", "rejected")}
-        shared = _shared(*sides.values())  # without a prompt of its own, what both sides begin with is the prompt
+        shared = _shared(*sides.values())  # without a prompt, the messages that both sides begin with are the prompt
         for index, (messages, success) in enumerate(zip(sides.values(), (True, False), strict=True)):
             yield make_row(
                 messages,

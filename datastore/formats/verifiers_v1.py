@@ -106,7 +106,7 @@ def _nodes(row: Trajectory) -> list[dict[str, Any]]:
                 start is not None and end is not None and start <= position < end for position in range(done, stop)
             ],
             "logprobs": finite([value for value, action in zip(logprobs, mask, strict=True) if action]),
-            "span": None if start is None else [start, end],  # what is empty or missing, no token can mark
+            "span": None if start is None else [start, end],  # no token can mark what is empty or missing
         }
         done = stop
         nodes.append(node)

@@ -2,11 +2,11 @@
 
     python benchmarks/buffer.py                 200,000 trajectories, about 100 M tokens
     SCALE=small python benchmarks/buffer.py     under a minute
-    CHECK=1 ...                                 exit code 1 where a target is missed
+    CHECK=1 ...                                 exit code 1 if a target is missed
 
 Each line is a figure, its target and `met` or `MISSED`. Rows are made before anything is timed; each time is the median
-of several runs with warm caches, in one process; who goes first changes nothing. A warm buffer has the columns of a
-query in memory, as datasets has its files mapped; the first query after opening it is printed beside that.
+of several runs with warm caches, in one process, so the order of the sides has no effect. A warm buffer has the columns
+of a query in memory, as datasets has its files mapped. The first query after opening it is printed beside that.
 """
 
 import gc
@@ -188,7 +188,7 @@ def _hf(folder: Path) -> Any:
 
 
 def _hf_groups(rows: Any, by: str, value: str) -> dict[Any, float]:
-    """What the library offers: a filter for few groups, one pass over the columns for many."""
+    """The usual way with the library: a filter for few groups, one pass over the columns for many."""
     names = rows.unique(by)
     if len(names) <= 8:
         found = {}

@@ -2,7 +2,7 @@
 
     python benchmarks/formats.py [FORMAT ...]      100,000 rows of each format: about half an hour
     SCALE=small python benchmarks/formats.py       under a minute
-    CHECK=1 ...                                    exit code 1 where a target is missed
+    CHECK=1 ...                                    exit code 1 if a target is missed
 
 For each format a file of rows with four turns, two tool calls and, if the format has them, tokens. ``read`` gives
 rows that were checked by their model, and is held against plain parsing of the same file (``json.loads`` of each

@@ -4,10 +4,9 @@ Every method starts from one supervised policy for each seed and spends the same
 success at temperature 1 on held-out tasks, with 95 % intervals over the tasks of all seeds. Each method runs a second
 time with the observation mask switched off, so that it trains on tool output too, which must be worse.
 
-``CHECK=1`` turns a miss into exit code 1; ``SCALE=small`` takes under a minute and shows that everything runs, not how
-well; ``METHODS=GRPO,DAPO`` runs some; ``SPLIT=dev`` judges on dev tasks, on which settings are chosen; ``JOBS`` (2) run
-beside each other.
-"""
+``CHECK=1`` turns a miss into exit code 1; ``SCALE=small`` takes under a minute and shows that everything runs, but says
+nothing about quality; ``METHODS=GRPO,DAPO`` runs some; ``SPLIT=dev`` judges on dev tasks, on which settings are chosen;
+``JOBS`` (2) run beside each other. """
 
 import os
 import sys

@@ -78,7 +78,7 @@ def chain(stages: int) -> str:
 
 
 def agentrl(*arguments: str, env: dict[str, str] | None = None) -> float:
-    """Seconds of the whole process. Raises where it fails."""
+    """Seconds of the whole process. Raises if it fails."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     environment |= {"PYTHONPATH": str(ROOT), **(env or {})}
     return timed([sys.executable, "-m", "flows.cli", *arguments], environment)
@@ -130,7 +130,7 @@ def _fresh(file: str) -> float:
 
 
 def _again(file: str, env: dict[str, str] | None = None) -> float:
-    """Every stage runs, on a store that is there; a new seed makes them all new."""
+    """Seconds of a run of every stage on an existing store; a new seed makes all stages run."""
     _again.seed += 1
     return agentrl("run", file, "--prefect", "--store", "store", "--set", f"seed={_again.seed}", env=env)
 

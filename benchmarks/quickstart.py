@@ -3,7 +3,7 @@
 make quickstart-seeds                    # writes the table of docs/quickstart.md
 SEEDS="0 1 2 3 4" python benchmarks/quickstart.py
 SCALE=small python benchmarks/quickstart.py      # one seed
-CHECK=1 ...                              # exit code 1 where a target is missed
+CHECK=1 ...                              # exit code 1 if a target is missed
 """
 
 import json

@@ -5,7 +5,7 @@ for some steps first, so that conversations have the turns and lengths of real o
 
     python benchmarks/sampling.py            # 512 tasks
     SCALE=small python benchmarks/sampling.py
-    CHECK=1 ...                              # exit code 1 where the target is missed
+    CHECK=1 ...                              # exit code 1 if the target is missed
 """
 
 import os

@@ -1,4 +1,4 @@
-"""How fast and how lean training is: SFT, DPO and a GRPO update against TRL and a bare forward and backward pass.
+"""Speed and memory of training: SFT, DPO and a GRPO update against TRL and a bare forward and backward pass.
 
 The same model, rows and batch sizes on every side; sides take turns, and the best of several rounds counts, so that
 other work on the machine weighs little. Tokens are those of the rows, without padding. Prints one line for each
@@ -106,7 +106,7 @@ def pair_rows(groups: list[list[Any]]) -> list[Any]:
 # sides: each is a function that takes `STEPS` optimiser steps
 
 Side = Callable[[], object]
-"""Returns its seconds where not all of its time counts."""
+"""Returns its seconds if not all of its time counts."""
 
 
 def ours(policy: Any, objective: Any, batches: list[list[Any]]) -> Side:

@@ -2,7 +2,7 @@
 
     python benchmarks/upkeep.py [COMMITS]
 
-Prints one line per measurement; the issue's bound for vacuum and for stats is 5 s each over 2,000 commits.
+Prints one line per measurement; the bound for vacuum and for stats is 5 s each over 2,000 commits.
 """
 
 import sys

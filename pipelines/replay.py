@@ -29,7 +29,7 @@ IN_ADVANTAGES = (
     *("degenerate", "keep_uncertain", "resample", "overlong", "credit", "per_level", "off_policy"),
     *("level", "gamma", "lam", "critic_lam", "adaptive_alpha", "whiten", "critic"),
 )
-"""Knobs of an algorithm that decide which rows there are and what their advantages, before the step."""
+"""Settings of an algorithm that act before the step: they decide which rows there are, and their advantages."""
 
 StepRows = list[list[TrainingRow]]
 

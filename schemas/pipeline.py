@@ -72,7 +72,7 @@ class Profile(_Strict):
 
     description: str = ""
     seed: int | None = None
-    execution: dict[str, Any] = Field({}, description="Execution of every stage that does not say otherwise")
+    execution: dict[str, Any] = Field({}, description="Default execution of all stages")
     stages: dict[str, Any] = Field({}, description="Merged over the pipeline's stages, key by key; null removes")
 
 
@@ -83,6 +83,6 @@ class PipelineSpec(_Strict):
     description: str = ""
     extends: str | None = Field(None, description="A file, relative to this one, or a pipeline of the library")
     seed: int = 0
-    execution: Execution = Field(Execution(), description="Execution of every stage that does not say otherwise")
+    execution: Execution = Field(Execution(), description="Default execution of all stages")
     profiles: dict[Name, Profile] = {}
     stages: dict[Name, Entry] = Field(min_length=1)

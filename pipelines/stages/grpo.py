@@ -54,7 +54,7 @@ def online(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -
 
 
 class GRPOConfig(OnlineConfig):
-    algorithm: GRPO = Field(GRPO(), description="GRPO, and its knobs")
+    algorithm: GRPO = Field(GRPO(), description="GRPO, and its settings")
 
 
 @stage("train.grpo", version=2)

@@ -120,7 +120,7 @@ def dpo(context: Context, config: DPOConfig, pairs: Pairs, model: Model) -> Trai
 
 
 class PreferenceConfig(TrainConfig):
-    objective: PairAlgorithm = Field(DPO(), description="the loss of a pair: dpo, ipo or simpo, and its knobs")
+    objective: PairAlgorithm = Field(DPO(), description="the loss of a pair: dpo, ipo or simpo, and its settings")
 
 
 @stage("train.preference", version=1)

@@ -6,7 +6,8 @@ time with the observation mask switched off, so that it trains on tool output to
 
 ``CHECK=1`` turns a miss into exit code 1; ``SCALE=small`` takes under a minute and shows that everything runs, but says
 nothing about quality; ``METHODS=GRPO,DAPO`` runs some; ``SPLIT=dev`` judges on dev tasks, on which settings are chosen;
-``JOBS`` (2) run beside each other. """
+``JOBS`` (2) run beside each other.
+"""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The embedded default policy: a Qwen2 of about half a million parameters and a BPE tokenizer trained on the task text.
+"""The embedded default policy: a Qwen3 of about half a million parameters and a BPE tokenizer trained on the task text.
 
 Small enough to learn on a laptop in minutes, and an ordinary Hugging Face model folder once saved.
 """
@@ -16,11 +16,24 @@ if TYPE_CHECKING:
 TURN_START, TURN_END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 SPECIAL = [PAD, TURN_START, TURN_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
-# Tools are not rendered: a model this small learns them from demonstrations, and every token costs time.
+# The Hermes dialect, as `agentrl.chat.hermes` writes it. Tools are shown by name and arguments alone: a model this small
+# learns their use from demonstrations, and every token costs time.
 CHAT_TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>tools' }}"
+    "{% for tool in tools %}{% set one = tool.function or tool %}"
+    "{{ '\\n' + one.name + '(' + (one.parameters or {}).get('properties', {}) | join(', ') + ')' }}"
+    "{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}"
     "{% for message in messages %}"
     "{% if message.role == 'tool' %}{{ '<|im_start|>tool\\n<tool_response>' + message.content + '</tool_response>' }}"
-    "{% else %}{{ '<|im_start|>' + message.role + '\\n' + message.content }}{% endif %}"
+    "{% else %}{{ '<|im_start|>' + message.role + '\\n' }}"
+    "{% set part = namespace(before='') %}"
+    "{% if message.reasoning_content %}"
+    "{{ '<think>' + message.reasoning_content + '</think>' }}{% set part.before = '\\n' %}{% endif %}"
+    "{% if message.content %}{{ part.before + message.content }}{% set part.before = '\\n' %}{% endif %}"
+    "{% for call in message.tool_calls or [] %}{% set one = call.function or call %}"
+    "{{ part.before + '<tool_call>{\"name\": ' + one.name | tojson + ', \"arguments\": ' }}"
+    "{{ one.arguments if one.arguments is string else one.arguments | tojson }}{{ '}</tool_call>' }}"
+    "{% set part.before = '\\n' %}{% endfor %}{% endif %}"
     "{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
@@ -59,18 +72,21 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     )
 
 
-def init_model(vocab_size: int, seed: int, max_tokens: int = 256) -> "PreTrainedModel":
-    """A Qwen2 of 2 layers, width 128 and 4 heads with tied embeddings.
+def init_model(tokenizer: "PreTrainedTokenizerFast", seed: int, max_tokens: int = 256) -> "PreTrainedModel":
+    """A Qwen3 of 2 layers, width 128 and 4 heads with tied embeddings, for sequences of up to ``max_tokens`` tokens.
 
-    ``initializer_range`` is 0.06: with the usual 0.02 a model this small does not learn to copy within a few hundred
-    steps.
+    Qwen3 normalises queries and keys. Without that (Qwen2), when a model this small learns to copy depends on the seed:
+    after 360 steps the loss of six seeds lay between 0.05 and 0.19, with it all lie between 0.03 and 0.05.
+    ``initializer_range`` is 0.06: with the usual 0.02 it does not learn to copy within a few hundred steps.
     """
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-    config = Qwen2Config(
-        vocab_size=vocab_size,
+    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
         hidden_size=128,
+        head_dim=32,
         intermediate_size=384,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -79,11 +95,13 @@ def init_model(vocab_size: int, seed: int, max_tokens: int = 256) -> "PreTrained
         tie_word_embeddings=True,
         initializer_range=0.06,
         bos_token_id=None,
-        eos_token_id=None,
+        **special,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+        model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(do_sample=True, max_length=max_tokens, **special)
+    return model
 
 
 def tiny_policy(trajectories: Iterable[Trajectory], seed: int, vocab_size: int = 448) -> Policy:
@@ -94,4 +112,4 @@ def tiny_policy(trajectories: Iterable[Trajectory], seed: int, vocab_size: int =
             text = format_assistant(message) if message.role is Role.ASSISTANT else message.content
             texts.append(f"{TURN_START}{message.role}\n{text}{TURN_END}")
     tokenizer = train_tokenizer(texts, vocab_size)
-    return Policy(to_device(init_model(len(tokenizer), seed)), tokenizer, name="tiny")
+    return Policy(to_device(init_model(tokenizer, seed)), tokenizer, name="tiny")

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from architectures import POLICIES, expert_runs
@@ -55,6 +56,42 @@ def test_any_text_parses(text: str) -> None:
     assert parse_assistant(text).message.role is Role.ASSISTANT
 
 
+def test_the_tiny_template_renders_tools_and_calls_as_the_codec_does() -> None:
+    """So whoever serves the saved folder with plain transformers, or vLLM, shows it what it was trained on."""
+    tokenizer = POLICIES["qwen"]().tokenizer
+    for run in expert_runs(16):
+        native = [
+            {
+                "role": m.role.value,
+                "content": m.content,
+                "tool_calls": [
+                    {"type": "function", "function": {"name": c.name, "arguments": json.loads(c.arguments)}}
+                    for c in m.tool_calls
+                ],
+            }
+            for m in run.messages
+        ]
+        flat = [
+            {"role": m.role.value, "content": format_assistant(m) if m.role is Role.ASSISTANT else m.content}
+            for m in run.messages
+        ]
+        tools = json.loads(run.tools)
+        whole = tokenizer.apply_chat_template(native, tools=tools, tokenize=False)
+        assert "find(who, rel)" in whole
+        assert whole == tokenizer.apply_chat_template(flat, tools=tools, tokenize=False)
+
+
+def test_a_saved_tiny_model_generates_and_stops_in_plain_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    POLICIES["qwen"]().save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = Policy.load(tmp_path).tokenizer
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == tokenizer.eos_token_id
+    prompt = tokenizer("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", return_tensors="pt")
+    assert model.generate(**prompt).shape[1] <= model.config.max_position_embeddings
+
+
 @pytest.fixture(scope="module", params=POLICIES)
 def policy(request: pytest.FixtureRequest) -> Policy:
     return POLICIES[request.param]()
@@ -68,7 +105,7 @@ def test_turn_by_turn_tokens_spell_the_whole_conversation(policy: Policy) -> Non
             {"role": m.role.value, "content": format_assistant(m) if m.role is Role.ASSISTANT else m.content}
             for m in row.messages
         ]
-        whole = policy.tokenizer.apply_chat_template(flat, tokenize=False)
+        whole = policy.tokenizer.apply_chat_template(flat, tools=json.loads(run.tools), tokenize=False)
         assert whole.startswith(policy.tokenizer.decode(row.input_ids))
         assert whole[len(policy.tokenizer.decode(row.input_ids)) :].strip() == ""
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 TURN_START, TURN_END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 SPECIAL = [PAD, TURN_START, TURN_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
-# The Hermes dialect, as `agentrl.chat.hermes` writes it. Tools are shown by name and arguments alone: a model this small
-# learns their use from demonstrations, and every token costs time.
+# The Hermes dialect, as `agentrl.chat.hermes` writes it. Tools are shown by name and arguments alone: a model this
+# small learns their use from demonstrations, and every token costs time.
 CHAT_TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>tools' }}"
     "{% for tool in tools %}{% set one = tool.function or tool %}"

@@ -11,7 +11,7 @@ from agentrl.models.policy import Policy, to_device
 from schemas.trajectory import Role, Trajectory
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 TURN_START, TURN_END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 SPECIAL = [PAD, TURN_START, TURN_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
@@ -72,7 +72,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     )
 
 
-def init_model(tokenizer: "PreTrainedTokenizerFast", seed: int, max_tokens: int = 256) -> "PreTrainedModel":
+def init_model(tokenizer: "PreTrainedTokenizerBase", seed: int, max_tokens: int = 256) -> "PreTrainedModel":
     """A Qwen3 of 2 layers, width 128 and 4 heads with tied embeddings, for sequences of up to ``max_tokens`` tokens.
 
     Qwen3 normalises queries and keys. Without that (Qwen2), when a model this small learns to copy depends on the seed:

@@ -193,6 +193,7 @@ def _run(
         scratch=catalog.scratch(job.stage, job.fingerprint),
         progress=progress,
         made_again=made_again,
+        chosen=frozenset(job.ingredients.choices),
     )
     _seed(job.ingredients)
     started = time.monotonic()

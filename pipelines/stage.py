@@ -38,6 +38,7 @@ from schemas.trajectory import Trajectory, row_fingerprint, trajectory_id
 
 if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
+    from datastore.ingest import OnError
 
 
 class StageConfig(BaseModel):
@@ -122,6 +123,8 @@ class Context:
     ``folder`` becomes the artifact when the stage returns; ``scratch`` survives a kill, so that a resumed run finds
     its checkpoints there, and is removed once the artifact is published. ``metrics`` end up in the manifest.
     ``made_again`` counts how often ``--force`` made the artifact again, each time with new rows in the buffer.
+    ``chosen`` is what configs of the pipeline chose by name that this stage uses, as in ``environment lookup``; None in
+    a test of one stage, where nothing is checked against it.
     """
 
     stage: str
@@ -134,6 +137,7 @@ class Context:
     progress: Progress = no_progress
     metrics: dict[str, float | int | str | None] = field(default_factory=dict)
     made_again: int = 0
+    chosen: frozenset[str] | None = None
 
     def _origin(self, output: str) -> dict[str, str]:
         return {"stage": self.stage, "output": output, "fingerprint": self.fingerprint}
@@ -158,13 +162,17 @@ class Context:
         """Whether the rows of this shard are already in the buffer, from this run or one that was killed."""
         return self.buffer.has(self._row_fingerprint, shard)
 
-    def append(self, trajectories: Iterable[Trajectory], shard: int = 0) -> None:
+    def append(self, trajectories: Iterable[Trajectory], shard: int = 0, on_error: "OnError" = "raise") -> int:
         """Append rows to the buffer with the lineage of this stage run, also if they are copies of another stage's
-        rows. If the shard is there already, nothing is appended."""
+        rows. If the shard is there already, nothing is appended. Returns how many broken rows were set aside, which
+        ``on_error="quarantine"`` does instead of raising InvalidRowsError."""
         fingerprint = self._row_fingerprint
         lineage = {"stage": self.stage, "fingerprint": fingerprint, "run_id": self.run_id}
         rows = (row.model_copy(update=lineage) for row in trajectories)
-        self.buffer.append(rows, stage=self.stage, fingerprint=fingerprint, shard=shard, run_id=self.run_id)
+        done = self.buffer.append(
+            rows, stage=self.stage, fingerprint=fingerprint, shard=shard, run_id=self.run_id, on_error=on_error
+        )
+        return done.quarantined
 
     def select(
         self, ids: Sequence[str] | None = None, weights: Sequence[float] | None = None, name: str = "trajectories"

@@ -15,7 +15,7 @@ from datastore.errors import InvalidRowsError, NoBufferError, StoreError
 from datastore.formats import detect, named
 from datastore.formats.labels import AS_SOURCE, CHECKED_ROWS, Labels, labelled
 from datastore.formats.notes import Notes
-from datastore.formats.rows import batched
+from datastore.formats.rows import NAMELESS, batched
 from datastore.formats.source import Source
 from schemas.trajectory import Trajectory
 
@@ -103,11 +103,11 @@ def import_paths(
     with reading(paths, format, stage=stage, labels=labels, on_error=on_error, check_tokens=check_tokens) as found:
         found.result.dry_run = dry_run
         if dry_run:
-            found.leave_out_known(buffer)
+            found.leave_out(_fingerprints(buffer, stage))
             found.check()
             return found.finish()
         with hold(buffer.place, LOCK):
-            found.leave_out_known(buffer)
+            found.leave_out(_fingerprints(buffer, stage))
             if found.files:
                 fingerprint = found.result.fingerprint = found.fingerprint(buffer.version)
                 run_id = f"{IMPORT_RUN}{fingerprint[:16]}"
@@ -115,7 +115,7 @@ def import_paths(
                 done = buffer.append(rows, stage=stage, fingerprint=fingerprint, run_id=run_id, on_error=on_error)
                 found.result.version, found.result.quarantined = done.version, done.quarantined
                 found.result.rows = done.rows
-                _set_aside(buffer, f"{stage}-{fingerprint[:8]}", found.notes)
+                found.set_aside(buffer, f"{stage}-{fingerprint[:8]}")
         return found.finish()
 
 
@@ -171,9 +171,8 @@ class Reading:
         text = f"{version}".join(sorted(one.fingerprint for one in self.files))
         return hashlib.blake2b(f"{version}/{text}".encode(), digest_size=16).hexdigest()
 
-    def leave_out_known(self, buffer: "TrajectoryBuffer") -> None:
-        """Leave out files whose rows the buffer has, and doubled files of this import."""
-        present = _fingerprints(buffer, self.stage)
+    def leave_out(self, present: set[str]) -> None:
+        """Drop files whose fingerprints are ``present``, and doubled ones of this import."""
         contents = {one[16:] for one in present}
         new: list[_File] = []
         for one in self.files:
@@ -215,7 +214,7 @@ class Reading:
             task = f"{labels.task_prefix}{row.task_id}" if labels.task_prefix else row.task_id
             change: dict[str, Any] = {
                 "trajectory_id": own,
-                "episode_id": f"{row.episode_id}@{name[:8]}",
+                "episode_id": f"{own if row.episode_id == NAMELESS else row.episode_id}@{name[:8]}",
                 "task_id": task,
                 "group_id": f"{row.group_id or task}@{name[:8]}",
                 "parent_id": ids.get(row.parent_id) if row.parent_id else None,
@@ -256,6 +255,12 @@ class Reading:
             if problems and not self.notes.quarantine:
                 raise InvalidRowsError([(p.row, p.trajectory_id, p.field, p.reason) for p in problems])
             self.result.quarantined += len({problem.row for problem in problems})
+
+    def set_aside(self, buffer: "TrajectoryBuffer", name: str) -> None:
+        """Keep records that could not be read, as JSON Lines beside the rows that appends set aside."""
+        if self.notes.unreadable:
+            lines = "".join(json.dumps(one.as_dict(), ensure_ascii=False) + "\n" for one in self.notes.unreadable)
+            buffer.place.write(f"quarantine/{name}-records.jsonl", lines.encode("utf-8", "replace"))
 
     def finish(self) -> Imported:
         result = self.result
@@ -331,10 +336,3 @@ def _fingerprints(buffer: "TrajectoryBuffer", stage: str) -> set[str]:
     except NoBufferError:
         return set()
     return set(rows["fingerprint"])
-
-
-def _set_aside(buffer: "TrajectoryBuffer", name: str, notes: Notes) -> None:
-    """Records that could not be read, as JSON Lines beside the rows that appends set aside."""
-    if notes.unreadable:
-        lines = "".join(json.dumps(one.as_dict(), ensure_ascii=False) + "\n" for one in notes.unreadable)
-        buffer.place.write(f"quarantine/{name}-records.jsonl", lines.encode("utf-8", "replace"))

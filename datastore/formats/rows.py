@@ -18,6 +18,10 @@ CARRIED = (
 """Columns that go through a format's free-form field, if it has one, under the key ``agentrl``."""
 
 
+NAMELESS = "row"
+"""Id of a row, and of its episode, if the source gives none."""
+
+
 def carried(row: Trajectory) -> dict[str, Any]:
     data = row.model_dump(mode="json", include={*CARRIED})
     kept = {name: value for name, value in data.items() if value not in ([], "", None)}
@@ -49,7 +53,7 @@ def make_row(
     if task_content is None:
         task_content = _opening(messages)
     values: dict[str, Any] = {
-        "trajectory_id": "row",
+        "trajectory_id": NAMELESS,
         "task_id": task_id(source, task, task_content),
         "source": source,
         "env": source,

@@ -9,7 +9,7 @@ from flows.options import AnyFormat, DryRun, Force, Format, Json, Location, Rows
 from flows.terminal import say, say_json
 
 if TYPE_CHECKING:
-    from datastore.formats.imports import CheckTokens, Imported
+    from datastore.formats.imports import Imported
 
 app = typer.Typer()
 
@@ -39,8 +39,9 @@ def import_(
     """Append files of other formats. Files that are in the buffer already are left out. Keys that are not carried are
     printed."""
     from datastore.formats.imports import Labels, import_paths
+    from pipelines.stages.imports import tokenizer_check
 
-    fingerprint, check = _tokenizer(tokenizer) if tokenizer else (None, None)
+    fingerprint, check = tokenizer_check(tokenizer) if tokenizer else (None, None)
     labels = Labels(env, split, policy, task_prefix, reward, success, fingerprint)
     on_error: Any = "quarantine" if quarantine else "raise"
     options: dict[str, Any] = {"stage": stage, "on_error": on_error, "dry_run": dry_run, "check_tokens": check}
@@ -49,15 +50,6 @@ def import_(
         say_json(result.as_dict())
     else:
         _report(result)
-
-
-def _tokenizer(name: str) -> "tuple[str, CheckTokens]":
-    """Fingerprint of a tokenizer, and the check that a row's ids are its own."""
-    from agentrl.chat.check import token_problem
-    from agentrl.models.policy import load_tokenizer, tokenizer_fingerprint
-
-    loaded = load_tokenizer(name)
-    return tokenizer_fingerprint(loaded), lambda row: token_problem(row, loaded)
 
 
 def _report(result: "Imported") -> None:

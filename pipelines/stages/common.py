@@ -10,10 +10,11 @@ from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
 from pipelines.handles import Model, Trajectories
 from pipelines.readiness import lacks_template
-from pipelines.stage import External, StageConfig
+from pipelines.stage import Context, External, StageConfig
 from schemas.trajectory import NOT_TRAINED
 
 if TYPE_CHECKING:
+    from agentrl.environments.base import Environment
     from agentrl.models.policy import Policy
     from agentrl.rollouts.runner import RolloutRunner
     from schemas.task import Task
@@ -77,12 +78,28 @@ def rollout_runner(policy: "Policy", env: str, sampling: Sampling) -> "RolloutRu
     return RolloutRunner(policy, TransformersEngine(policy.model), load_environment(env), sampling)
 
 
-def only_env(tasks: "list[Task]") -> str:
-    """The one environment of all tasks. Raises ValueError if there are several."""
+def environment(context: Context, name: str) -> "Environment":
+    """The environment that tasks name. Raises ValueError if no stage of the pipeline chose it: then its code would not
+    be in the fingerprint."""
+    if context.chosen is not None and f"environment {name}" not in context.chosen:
+        chosen = ", ".join(sorted(context.chosen)) or "none"
+        raise ValueError(
+            f"the tasks are of env {name!r}, which no stage before {context.stage} chose (chosen: {chosen}), so its "
+            f"code is not in the fingerprint; set with.env: {name!r} in the stage that brings the tasks in "
+            "(tasks.import, tasks.from_trajectories), or mark a config field of your own stage with "
+            'Choice("environment")'
+        )
+    return load_environment(name)
+
+
+def only_env(context: Context, tasks: "list[Task]") -> str:
+    """The one environment of all tasks. Raises ValueError if there are several, or if it was not chosen."""
     envs = {task.env for task in tasks}
     if len(envs) != 1:
         raise ValueError(f"tasks of {sorted(envs) or 'no environment'}; give this stage tasks of exactly one")
-    return envs.pop()
+    [name] = envs
+    environment(context, name)
+    return name
 
 
 def read_weighted(selections: list[Trajectories]) -> "list[tuple[Trajectory, float]]":

@@ -36,7 +36,7 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
 
     policy, rows = load_policy(model), tasks.read()
     split = "+".join(sorted({task.split for task in rows}))
-    env, results = only_env(rows), []
+    env, results = only_env(context, rows), []
     for shard, (decoding, temperature) in enumerate(DECODINGS.items()):
         sampling = Sampling(
             temperature=temperature, max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens

@@ -70,7 +70,7 @@ def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) ->
     sampling = Sampling(max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens)
     return OnlineLoop(
         policy,
-        rollout_runner(policy, only_env(rows), sampling),
+        rollout_runner(policy, only_env(context, rows), sampling),
         rows,
         config.algorithm,
         config.optimizer,

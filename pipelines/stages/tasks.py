@@ -1,12 +1,18 @@
 """Stages that make tasks."""
 
-from typing import Annotated, NamedTuple
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator
 
 from agentrl.environments import load_environment
-from pipelines.handles import Tasks
-from pipelines.stage import Choice, Context, StageConfig, stage
+from pipelines.handles import Tasks, Trajectories
+from pipelines.stage import Choice, Context, External, StageConfig, stage
+from pipelines.stages.imports import known_format
+from schemas.task import Task
+from schemas.trajectory import Trajectory
 
 
 class GenerateConfig(StageConfig):
@@ -27,5 +33,164 @@ def generate(context: Context, config: GenerateConfig) -> Splits:
     """Draw tasks of one environment, in splits that share no question."""
     sizes = {"train": config.train, "dev": config.dev, "heldout": config.heldout}
     splits = load_environment(config.env).tasks(sizes, context.seed)
+    named = {"env": config.env}  # stages after this one look the environment up by it
+    splits = {name: [task.model_copy(update=named) for task in rows] for name, rows in splits.items()}
     context.metrics.update({name: len(rows) for name, rows in splits.items()})
     return Splits(**{name: context.tasks(rows, name) for name, rows in splits.items()})
+
+
+class TaskImportConfig(StageConfig):
+    paths: list[Annotated[str, External("file")]] = Field(min_length=1, description="files; content counts")
+    env: Annotated[str, Choice("environment")] | None = Field(
+        None, description="environment of all tasks; one that names another is refused. None: tasks that are only read"
+    )
+    format: str | None = Field(
+        None, description="a format of docs/formats.md, whose rows' tasks are taken; None: files of tasks"
+    )
+    split: str | None = Field(None, description="split of all tasks")
+    columns: dict[str, str] = Field(
+        {}, description="field of a task -> key of the record, as in {prompt: question, ground_truth: answer}"
+    )
+
+    @field_validator("format")
+    @classmethod
+    def _is_a_format(cls, format: str | None) -> str | None:
+        return known_format(format)
+
+    @field_validator("columns")
+    @classmethod
+    def _are_fields(cls, columns: dict[str, str]) -> dict[str, str]:
+        if unknown := set(columns) - set(Task.model_fields):
+            raise ValueError(f"a task has no {sorted(unknown)}; its fields are {', '.join(Task.model_fields)}")
+        return columns
+
+
+@stage("tasks.import", version=1)
+def import_(context: Context, config: TaskImportConfig) -> Tasks:
+    """Tasks of files: JSON Lines, a JSON array or Parquet with a record per task, or what the rows of another format
+    attempted. The fields are those of ``schemas/task.py``; ``columns`` says which key holds one. A ``ground_truth``
+    that ``columns`` names, and every ``answer``, is a value; a plain ``ground_truth`` is JSON text. Keys that are no
+    fields are counted in the metrics, and doubled tasks come once."""
+    if config.format:
+        from datastore.formats.imports import reading
+
+        with reading(config.paths, config.format, stage=context.stage) as found:
+            rows = list(_of_rows(found.rows(context.fingerprint)))
+            ignored = Counter(found.notes.ignored)
+    else:
+        rows, ignored = _of_files(config)
+    rows = [_placed(row, config) for row in rows]
+    tasks = _distinct(rows)
+    context.metrics.update(tasks=len(tasks), doubled=len(rows) - len(tasks))
+    if ignored:
+        context.metrics["ignored"] = ", ".join(f"{key} {count}" for key, count in ignored.most_common())
+    return context.tasks(tasks)
+
+
+def _of_files(config: TaskImportConfig) -> tuple[list[Task], Counter[str]]:
+    """Tasks of files of records, and the keys that are no fields with how often they occur."""
+    from pathlib import Path
+
+    from datastore.formats.source import Source
+
+    rows: list[Task] = []
+    ignored: Counter[str] = Counter()
+    for path in config.paths:
+        source = Source(Path(path))
+        for record in source.records():
+            if not isinstance(record, dict):
+                raise ValueError(f"{source.place} is no object with the fields of a task")
+            values, rest = _fields(record, config)
+            ignored.update(rest)
+            try:
+                rows.append(Task.model_validate(values))
+            except ValidationError as error:
+                first = error.errors()[0]
+                field = ".".join(map(str, first["loc"]))
+                raise ValueError(
+                    f"{source.place}: task field {field!r}: {first['msg']}; columns says which key of the record "
+                    f"holds a field; its keys are {', '.join(map(str, record))}"
+                ) from None
+    if not rows:
+        raise ValueError(f"{', '.join(config.paths)} hold no task")
+    return rows, ignored
+
+
+def _fields(record: dict[str, Any], config: TaskImportConfig) -> tuple[dict[str, Any], list[str]]:
+    """Fields of a task, and the keys of the record that are none."""
+    from datastore.formats.rows import task_id
+
+    values: dict[str, Any] = {name: record[name] for name in Task.model_fields if record.get(name) is not None}
+    if "answer" in record and "ground_truth" not in config.columns:
+        values["ground_truth"] = json.dumps(record["answer"], ensure_ascii=False)
+    for name, key in config.columns.items():
+        value = record.get(key)
+        if value is not None:
+            values[name] = json.dumps(value, ensure_ascii=False) if name == "ground_truth" else value
+    for name in ("tools", "metadata"):
+        if name in values and not isinstance(values[name], str):
+            values[name] = json.dumps(values[name], ensure_ascii=False)
+    values.setdefault("env", config.env or "imported")
+    values.setdefault("split", config.split or "train")
+    content = {name: values.get(name) for name in ("env", "prompt", "ground_truth", "metadata")}
+    values.setdefault("task_id", task_id(values["env"], None, content))
+    taken = {*Task.model_fields, "answer", *config.columns.values()}
+    return values, [str(key) for key in record if key not in taken]
+
+
+def _placed(task: Task, config: TaskImportConfig) -> Task:
+    """A task with the split and the environment that the config says. Raises ValueError if it is of another."""
+    if config.env and config.format is None and task.env != config.env:
+        raise ValueError(f"task {task.task_id} is of env {task.env!r}, and with.env is {config.env!r}")
+    more = {"env": config.env, "split": config.split}
+    return task.model_copy(update={name: value for name, value in more.items() if value is not None})
+
+
+def _distinct(tasks: Iterable[Task]) -> list[Task]:
+    """Each task once. Raises ValueError if two differ and have one id."""
+    found: dict[str, Task] = {}
+    for task in tasks:
+        if found.setdefault(task.task_id, task) != task:
+            raise ValueError(f"two different tasks have the id {task.task_id!r}; give them ids of their own")
+    return list(found.values())
+
+
+def _of_rows(rows: Iterable[Trajectory]) -> Iterator[Task]:
+    """What trajectories attempted, as far as their rows say: no ground truth and no metadata."""
+    seen = set()
+    for row in rows:
+        if row.task_id not in seen:
+            seen.add(row.task_id)
+            yield Task(
+                task_id=row.task_id, env=row.env, split=row.split, level=row.level, prompt=row.prompt, tools=row.tools
+            )
+
+
+class FromTrajectoriesConfig(StageConfig):
+    env: Annotated[str, Choice("environment")] | None = Field(
+        None, description="environment of all tasks; rows of another are refused. None: tasks that are only read"
+    )
+
+
+@stage("tasks.from_trajectories", version=1)
+def from_trajectories(
+    context: Context,
+    config: FromTrajectoriesConfig,
+    trajectories: list[Trajectories],
+    tasks: list[Tasks] | None = None,
+) -> Tasks:
+    """The tasks that trajectories attempted, each once, in order. Those that ``tasks`` hold come whole, with ground
+    truth and metadata; of the others there is what rows say, and the metrics count them as ``without_ground_truth``."""
+    whole = {task.task_id: task for handle in tasks or [] for task in handle.read()}
+    columns = ["task_id", "env", "split", "level", "prompt", "tools"]
+    rows: dict[str, Task] = {}
+    for selection in trajectories:
+        for row in selection.table(columns).to_pylist():
+            rows.setdefault(row["task_id"], whole.get(row["task_id"]) or Task(**row))
+    if wrong := [task for task in rows.values() if config.env and task.env != config.env]:
+        raise ValueError(
+            f"{len(wrong)} of {len(rows)} tasks are not of env {config.env!r}, {wrong[0].task_id} is of "
+            f"{wrong[0].env!r}; narrow the rows with trajectories.select, where: env = '{config.env}'"
+        )
+    context.metrics.update(tasks=len(rows), without_ground_truth=sum(name not in whole for name in rows))
+    return context.tasks(rows.values())

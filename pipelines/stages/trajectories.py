@@ -5,14 +5,13 @@ from random import Random
 from pydantic import Field
 
 from agentrl.engines.base import Sampling
-from agentrl.environments import load_environment
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
 from agentrl.rollouts.rationalize import HINT, is_grounded, strip_hint
 from agentrl.search.agentq import by_task
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import load_policy, only_env, rollout_runner
+from pipelines.stages.common import environment, load_policy, only_env, rollout_runner
 from schemas.trajectory import Trajectory
 
 
@@ -37,7 +36,7 @@ def synthesize(context: Context, config: SynthesizeConfig, tasks: Tasks) -> Traj
     for number, task in enumerate(covered):
         hint = config.hint if random.random() < config.hinted else ""
         name = context.trajectory_id(number)
-        rows.append(demonstrate(load_environment(task.env), task, config.noise, context.seed, name, hint))
+        rows.append(demonstrate(environment(context, task.env), task, config.noise, context.seed, name, hint))
     context.append(rows)
     context.metrics.update(rows=len(rows), success=sum(row.scored_success() for row in rows) / max(1, len(rows)))
     return context.select()
@@ -55,7 +54,7 @@ def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -
     from agentrl.rollouts.runner import Attempt
 
     rows = tasks.read()
-    runner = rollout_runner(load_policy(model), only_env(rows), config.sampling)
+    runner = rollout_runner(load_policy(model), only_env(context, rows), config.sampling)
     for shard, start in enumerate(range(0, len(rows), config.shard_tasks)):
         part = rows[start : start + config.shard_tasks]
         if not context.has_shard(shard):
@@ -159,7 +158,7 @@ def rationalize(
     }
     rows = tasks.read()
     unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
-    env, policy = only_env(rows), load_policy(model)
+    env, policy = only_env(context, rows), load_policy(model)
     if not context.has_shard(0):
         attempts = [Attempt(task, index, config.hint) for task in unsolved.values() for index in range(config.samples)]
         runner = rollout_runner(policy, env, config.sampling)
@@ -171,7 +170,7 @@ def rationalize(
         task = unsolved[task_id]
         good = sorted((r for r in retries if r.success and is_grounded(r, task)), key=lambda r: (r.n_steps, r.n_tokens))
         for retry in good[: config.keep]:
-            opening = load_environment(env).episode(task).opening()
+            opening = environment(context, env).episode(task).opening()
             name = context.trajectory_id(len(hinted) + len(stripped))
             stripped.append(strip_hint(retry, opening, policy.codec, name))
     context.append(stripped, shard=1)

@@ -1,0 +1,140 @@
+"""The door for what others recorded: files of any format become rows of the buffer, and rows that stages read."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import pyarrow as pa
+from pydantic import Field, field_validator
+
+from pipelines.handles import Table, Trajectories
+from pipelines.stage import Context, External, StageConfig, stage
+from schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from datastore.formats.imports import CheckTokens, Imported, Labels
+    from datastore.ingest import OnError
+
+FILES_SCHEMA = pa.schema(
+    [
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("format", pa.string(), nullable=False),
+        pa.field("fingerprint", pa.string(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+    ]
+)
+
+
+def known_format(name: str | None) -> str | None:
+    """The name of a format, or None. Raises ValueError if there is no such format."""
+    if name is not None:
+        from datastore.errors import StoreError
+        from datastore.formats import named
+
+        try:
+            named(name)
+        except StoreError as error:
+            raise ValueError(str(error)) from None
+    return name
+
+
+class ImportConfig(StageConfig):
+    """What is imported, and what is said of all its rows; None leaves the source's word."""
+
+    paths: list[Annotated[str, External("file")]] = Field(min_length=1, description="files and folders; content counts")
+    format: str | None = Field(None, description="of all files; None finds the format of each, see docs/formats.md")
+    env: str | None = Field(None, description="environment of all rows")
+    split: str | None = Field(None, description="split of all rows")
+    policy: str | None = Field(None, description="policy of all rows")
+    task_prefix: str | None = Field(None, description="put before every task id")
+    reward: str | None = Field(None, description="a component, or a field of the record as in stats.final")
+    success: str | None = Field(None, description="SQL, as in: reward >= 0.5 and exact = 1")
+    tokenizer: Annotated[str, External("tokenizer")] | None = Field(
+        None, description="folder or name of the tokenizer that made the ids"
+    )
+    quarantine: bool = Field(False, description="set records and rows that are broken aside, and append the rest")
+
+    @field_validator("format")
+    @classmethod
+    def _is_a_format(cls, format: str | None) -> str | None:
+        return known_format(format)
+
+    @field_validator("success")
+    @classmethod
+    def _is_sql(cls, success: str | None) -> str | None:
+        if success is not None:
+            import polars as pl
+
+            try:
+                pl.sql_expr(success)
+            except pl.exceptions.PolarsError as error:
+                raise ValueError(f"is no SQL expression: {error}") from None
+        return success
+
+    def labels(self) -> "tuple[Labels, CheckTokens | None]":
+        """What is said of all rows, and the check of their tokens, if a tokenizer is named."""
+        from datastore.formats.labels import Labels
+
+        fingerprint, check = tokenizer_check(self.tokenizer) if self.tokenizer else (None, None)
+        return Labels(
+            self.env, self.split, self.policy, self.task_prefix, self.reward, self.success, fingerprint
+        ), check
+
+
+def tokenizer_check(name: str) -> "tuple[str, CheckTokens]":
+    """Fingerprint of a tokenizer, and the check that a row's ids are its own."""
+    from agentrl.chat.check import token_problem
+    from agentrl.models.policy import load_tokenizer, tokenizer_fingerprint
+
+    loaded = load_tokenizer(name)
+    return tokenizer_fingerprint(loaded), lambda row: token_problem(row, loaded)
+
+
+class Import(NamedTuple):
+    trajectories: Trajectories
+    files: Table
+
+
+@stage("trajectories.import", version=1)
+def import_(context: Context, config: ImportConfig) -> Import:
+    """Rows of files and folders in any format of docs/formats.md. The paths count by their content: if a file changes
+    or a folder gets another one, all of them are imported again. The second output says which file gave how many rows;
+    the metrics count what is not carried."""
+    from datastore.formats.imports import reading
+
+    labels, check = config.labels()
+    on_error: OnError = "quarantine" if config.quarantine else "raise"
+    with reading(
+        config.paths, config.format, stage=context.stage, labels=labels, on_error=on_error, check_tokens=check
+    ) as found:
+        found.leave_out(set())
+        rows = _renamed(found.rows(context.fingerprint), context)
+        if context.has_shard(0):  # a run that was killed appended them; they are read again for what is said of them
+            for _ in rows:
+                pass
+        else:
+            found.result.quarantined = context.append(rows, on_error=on_error)
+            found.set_aside(context.buffer, f"{context.stage}-{context.fingerprint[:8]}")
+        result = found.finish()
+    context.metrics.update(_said(result))
+    return Import(context.select(), context.table(pa.Table.from_pylist(result.files, schema=FILES_SCHEMA), "files"))
+
+
+def _renamed(rows: Iterator[Trajectory], context: Context) -> Iterator[Trajectory]:
+    """Rows under ids of this stage run."""
+    ids: dict[str, str] = {}
+    for number, row in enumerate(rows):
+        name = ids[row.trajectory_id] = context.trajectory_id(number)
+        yield row.model_copy(update={"trajectory_id": name, "parent_id": ids.get(row.parent_id or "")})
+
+
+def _said(result: "Imported") -> dict[str, float | int | str | None]:
+    """What the manifest and the table after a run say of an import."""
+    counts = {name: getattr(result, name) for name in ("rows", "messages", "calls", "tokens", "successes", "unscored")}
+    lists = {
+        "ignored": ", ".join(f"{key} {count}" for key, count in result.ignored.items()),
+        "remarks": ", ".join(f"{text}: {count}" for text, count in result.remarks.items()),
+        "skipped": ", ".join(result.skipped),
+        "doubled": ", ".join([*result.known, *result.repeats]),
+    }
+    aside = {"quarantined": result.quarantined, "unreadable": len(result.unreadable)}
+    return counts | {name: value for name, value in (lists | aside).items() if value}

@@ -23,6 +23,8 @@ TRASH = ".trash-"
 
 
 class Place(Protocol):
+    """Objects of a store, under keys such as ``runs/a.json``."""
+
     uri: str
 
     def read(self, key: str) -> bytes | None:

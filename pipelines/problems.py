@@ -18,6 +18,8 @@ class Origin:
 
 @dataclass(frozen=True)
 class Problem:
+    """One thing that is wrong: a message, the place in a file or command, and the key that is at fault."""
+
     message: str
     place: Origin | None = None
     key: Sequence[str | int] = ()

@@ -7,6 +7,7 @@ from agentrl.doctor.rewards import spread_of
 
 
 def kl_blow_up(case: Case) -> Finding | None:
+    """The divergence from the reference (without one: from the policy that sampled) exceeds 0.5 nats per token."""
     series = curve(case, "reference_kl") or (curve(case, "behaviour_kl") if case.updates > 1 else [])
     if len(series) < 3 or max(series) <= 0.5:
         return None
@@ -19,6 +20,7 @@ def kl_blow_up(case: Case) -> Finding | None:
 
 
 def collapse(case: Case) -> Finding | None:
+    """Mean success, over windows of an eighth of the steps, ends more than 0.2 below its maximum."""
     series = curve(case, "success")
     width = max(2, len(series) // 8)
     if len(series) < 4 * width:
@@ -54,6 +56,7 @@ def echo_trap(case: Case) -> Finding | None:
 
 
 def low_ess(case: Case) -> Finding | None:
+    """The mean effective sample size is below 0.3 of the rows."""
     series = curve(case, "ess")
     if not series or fmean(series) >= 0.3:
         return None

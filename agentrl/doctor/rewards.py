@@ -9,6 +9,7 @@ from agentrl.statistics.intervals import wilson
 
 
 def reward_zero(case: Case) -> Finding | None:
+    """Every rollout has reward 0."""
     rows = case.rollouts
     if len(rows) < FEW or any(row["reward"] != 0 for row in rows):
         return None
@@ -21,6 +22,7 @@ def reward_zero(case: Case) -> Finding | None:
 
 
 def groups(rows: Sequence[Row]) -> list[list[float]]:
+    """Rewards of each group with more than one rollout."""
     groups: dict[tuple[str, int], list[float]] = defaultdict(list)
     for place, row in enumerate(rows):
         groups[row["group_id"] or row["task_id"], place // 4096].append(row["reward"])
@@ -28,10 +30,12 @@ def groups(rows: Sequence[Row]) -> list[list[float]]:
 
 
 def spread_of(rows: Sequence[Row]) -> float:
+    """Mean over groups of the standard deviation of their rewards; 0 if there are no groups."""
     return fmean([pstdev(rewards) for rewards in groups(rows)] or [0.0])
 
 
 def zero_std(case: Case) -> Finding | None:
+    """In more than 80 % of the late groups all rewards are equal."""
     late = groups(thirds(case.rollouts)[1]) if case.rollouts else []
     flat = [rewards for rewards in late if max(rewards) == min(rewards)]
     if len(late) < FEW // 2 or len(flat) <= 0.8 * len(late):
@@ -47,6 +51,7 @@ def zero_std(case: Case) -> Finding | None:
 
 
 def format_gaming(case: Case) -> Finding | None:
+    """Reward components for the format rise by 0.2 or more while success rises by at most 0.02."""
     if len(case.rollouts) < 6 * FEW:
         return None
     early, late = thirds(case.rollouts)
@@ -68,6 +73,7 @@ def format_gaming(case: Case) -> Finding | None:
 
 
 def generalisation_gap(case: Case) -> Finding | None:
+    """Success on late training rollouts is more than 0.15 above that on held-out tasks, beyond both intervals."""
     late = [row for row in (thirds(case.rollouts)[1] if case.rollouts else []) if row["split"] == "train"]
     if case.heldout is None or len(late) < FEW or case.heldout[1] < FEW:
         return None

@@ -7,6 +7,7 @@ from agentrl.doctor.case import FEW, Case, Finding, curve, names, share_of, thir
 
 
 def truncation(case: Case) -> Finding | None:
+    """More than 20 % of the rollouts ended because they reached a limit of tokens."""
     share = share_of(row["termination"] == "max_tokens" for row in case.rollouts)
     if len(case.rollouts) < FEW or share <= 0.2:
         return None
@@ -19,6 +20,7 @@ def truncation(case: Case) -> Finding | None:
 
 
 def length_explosion(case: Case) -> Finding | None:
+    """Late rollouts have more than twice as many tokens as early ones."""
     if len(case.rollouts) < 6 * FEW:
         return None
     early, late = (fmean([row["n_tokens"] for row in part]) for part in thirds(case.rollouts))

@@ -7,10 +7,12 @@ from agentrl.doctor.case import FEW, Case, Finding, Row, names
 
 
 def calls_of(row: Row) -> list[Row]:
+    """All tool calls of a row, in order."""
     return [call for message in row["messages"] for call in message.get("tool_calls") or []]
 
 
 def hallucinated_tools(case: Case) -> Finding | None:
+    """More than 5 % of the calls name a tool that the row does not offer."""
     unknown: Counter[str] = Counter()
     total = 0
     for row in case.sample:

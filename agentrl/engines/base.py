@@ -56,6 +56,8 @@ turn, or None when the row is done."""
 
 
 class Engine(Protocol):
+    """Samples turns of many rows from one model."""
+
     def generate(
         self, prompts: Sequence[list[int]], respond: Respond, sampling: Sampling, stop_id: int, seed: int
     ) -> list[Generation]:

@@ -109,6 +109,7 @@ def read(source: Source) -> Iterator[Trajectory]:
 
 
 def write_tasks(tasks: Iterable[Task], path: Path) -> int:
+    """Write tasks as verl's RL prompts. Returns how many."""
     lines: list[dict[str, Any]] = [
         {
             "data_source": task.env,
@@ -124,6 +125,8 @@ def write_tasks(tasks: Iterable[Task], path: Path) -> int:
 
 
 def read_tasks(path: Path) -> list[Task]:
+    """Tasks from verl's RL prompts. If ``extra_info`` lacks them, the id has the row's number, and the split is
+    train."""
     tasks = []
     for number, line in enumerate(pq.read_table(path).to_pylist()):
         info = line.get("extra_info") or {}

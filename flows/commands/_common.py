@@ -40,6 +40,7 @@ def load_pipeline(source: PipelineOptions, as_json: bool = False) -> "Pipeline":
 
 
 def bad_pipeline(error: "SpecError", as_json: bool) -> typer.Exit:
+    """Print all problems of a pipeline. Returns the exit to raise, with code 2."""
     if as_json:
         say_json({"ok": False, "problems": [problem.to_json() for problem in error.problems]})
         return typer.Exit(BAD_INPUT)
@@ -49,6 +50,7 @@ def bad_pipeline(error: "SpecError", as_json: bool) -> typer.Exit:
 
 
 def planned(source: PipelineOptions, store: str, choice: PlanOptions, as_json: bool) -> "tuple[Plan, Catalog]":
+    """The plan of a pipeline and the catalog of the store, or exit code 2 with all problems."""
     from pipelines.plan import Selection as Stages
     from pipelines.plan import make_plan
     from pipelines.problems import SpecError

@@ -23,6 +23,7 @@ FUNNEL_SCHEMA = pa.schema(
 
 
 def funnel_table(funnel: "list[Level]") -> pa.Table:
+    """One row per rule: its name, the rows before and after it, and the ids of some rows that it dropped."""
     levels = [
         {
             "rule": level.rule,

@@ -1,9 +1,9 @@
-"""One commit of the buffer's table, written by us: durable, verified against the very version that it follows, and
-known to be in the log or not, whatever interrupts it.
+"""One commit of the buffer's table, written by us: it is durable, it is checked against the version that it follows,
+and after any interruption it is known whether it is in the log.
 
-The file of a commit is created under the next free number, or not at all. So what was true of the version before is
-true when the commit happens: nothing that another writer does can come in between. delta-rs checks less (two
-compactions may remove the same files), and leaves it to the system when a commit reaches the disk.
+The file of a commit is created under the next free number, or not at all. So what was checked on the version before
+is still true when the commit happens: no other writer can commit in between. delta-rs checks less (two compactions may
+remove the same files), and does not make sure that a commit reaches the disk.
 """
 
 import json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 CHECKPOINT_EVERY = 50
-"""Commits from one checkpoint to the next: how many files of the log are read to open the table, at most."""
+"""Commits from one checkpoint to the next. At most so many files of the log are read to open the table."""
 
 
 def commit(
@@ -39,8 +39,8 @@ def commit(
     """Write one commit and give its version.
 
     ``build`` gives the actions for a commit that follows the version it is called with, or raises if they must not
-    follow it. It is called again if another commit comes first. ``files`` are those that the commit adds: an outcome
-    that is not known keeps them.
+    follow it. It is called again if another commit comes first. ``files`` are those that the commit adds. They are
+    kept if the outcome is not known.
     """
     mark = uuid.uuid4().hex
     while True:
@@ -56,7 +56,7 @@ def commit(
             except CorruptError:
                 if to.open().version() < version:
                     raise
-                continue  # what could not be read may have left the table
+                continue  # the file that could not be read may have left the table
         said = {"timestamp": int(time.time() * 1000), "operation": operation, "operationParameters": {}, "commit": mark}
         # commitInfo comes last: a file that was cut short lacks it
         lines = [json.dumps(one, ensure_ascii=False) for one in [*actions, {"commitInfo": said | info}]]
@@ -69,7 +69,8 @@ def commit(
 
 
 def _create(place: LocalPlace | S3Place, version: int, body: bytes, files: FileWriter | None) -> bool:
-    """Whether the log has this commit under this version; after an error it is asked, and asked to take it again."""
+    """Create the commit. Returns whether the log has it under this version. After an error the log is read, and on S3
+    the commit is put again."""
     key = commit_key(version)
     outcome: bool | None = None
     try:
@@ -92,8 +93,8 @@ def _create(place: LocalPlace | S3Place, version: int, body: bytes, files: FileW
 
 
 def _settle(place: LocalPlace | S3Place, key: str, body: bytes) -> bool:
-    """Whether a commit is in the log, after an error that does not tell. On S3 a put may still be on its way: that is
-    settled only if the number is taken, so it is put again."""
+    """Whether a commit is in the log, after an error that does not tell. On S3 a put may still be on its way. Only a
+    commit with this number settles that, so it is put again."""
     try:
         found = place.read(key)
         if found is None and not isinstance(place, LocalPlace):
@@ -109,11 +110,12 @@ def _settle(place: LocalPlace | S3Place, key: str, body: bytes) -> bool:
 
 
 def _checkpoint(to: BufferTable) -> None:
-    """Sum the log up to now in one file. Without it everything works, only slower, so an error is a warning."""
+    """Write a checkpoint, which sums up the log in one file. Without it everything works, but slower, so an error is
+    only a warning."""
     try:
         to.open().create_checkpoint()
         if isinstance(to.place, LocalPlace):
-            for name in ("*.checkpoint*.parquet", "_last_checkpoint"):  # the hint after what it points at
+            for name in ("*.checkpoint*.parquet", "_last_checkpoint"):  # the hint after the file that it names
                 for path in sorted((to.place.root / LOG).glob(name))[-1:]:
                     _sync(path)
                 sync_folder(to.place.root / LOG)

@@ -1,8 +1,8 @@
 """Content digests of rows: computed once, when a row is appended, and stored beside it in a column of the table.
 
-A digest is over a row's values, whatever batch, file or row group it lies in. It leaves out what two runs of one stage
-differ in. A selection's digest is made of its rows' digests in their order, and nothing else of the rows is read.
-BLAKE2b with 16 bytes, which no accident collides.
+A digest is over a row's values. It does not depend on the batch, file or row group that holds the row, and leaves out
+columns in which two runs of one stage differ. The digest of a selection is made of the digests of its rows in their
+order, so that no other column is read. Digests are BLAKE2b with 16 bytes, which practically never collide by chance.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def contents(table: pa.Table) -> pa.ChunkedArray:
 
 
 def _digests(batch: pa.RecordBatch) -> pa.Array:
-    """The bytes of a row's columns, behind how many there are of each, are brought together and hashed at once."""
+    """The digest of each row: the sizes of its columns, then their bytes, are concatenated and hashed at once."""
     rows = np.arange(batch.num_rows + 1, dtype=np.int64)
     pieces: list[pa.Array] = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -102,7 +102,7 @@ def _offsets(array: pa.Array) -> np.ndarray:
 
 
 def combined(digests: Iterable[pa.ChunkedArray]) -> str:
-    """Digest of rows in an order, from theirs."""
+    """Digest of rows in this order, from the digests of the rows."""
     total = hashlib.blake2b(digest_size=16)
     for chunk in (chunk for part in digests for chunk in part.chunks):
         for digest in chunk.to_pylist():

@@ -1,7 +1,7 @@
 """Delta tables in local folders whose names mean something else in a URI.
 
-delta-rs gives the paths of data files percent-encoded, Polars takes them letter by letter, and delta-rs cannot open a
-table at all below a folder named ``100%20sure``: it decodes the name once too often. So in such folders Polars gets the
+delta-rs gives the paths of data files percent-encoded, and Polars does not decode them. delta-rs cannot open a table at
+all below a folder named ``100%20sure``, since it decodes the name once too often. So in such folders Polars gets the
 names from us, and delta-rs opens the log through a link in a temporary folder. It does not open data files.
 """
 

@@ -1,7 +1,8 @@
 """Content digests of files, folders and tables.
 
 A table's digest is over its values: the same rows give the same digest whatever the files' compression, row groups,
-chunks or string width. BLAKE2b with 16 bytes, which no accident collides.
+chunks or string width. Digests are BLAKE2b with 16 bytes, which practically never
+collide by chance.
 """
 
 import hashlib

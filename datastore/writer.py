@@ -29,7 +29,7 @@ Action: TypeAlias = dict[str, Any]
 ROW_GROUP_ROWS = 96  # fewer make a look-up faster; more make a first scan faster, since it mostly reads footers
 FILE_ROWS = 106 * ROW_GROUP_ROWS  # about ten thousand
 FILE_BYTES = 96 * 2**20  # of Arrow data; bounds memory
-GROUP_BYTES = 32 * 2**20  # of Arrow data in one row group: what a look-up of one row decodes at most
+GROUP_BYTES = 32 * 2**20  # of Arrow data in one row group, which is what a look-up of one row decodes at most
 THREADS = 2
 
 _LISTS = ("reward_components", "tags")
@@ -95,7 +95,7 @@ class FileWriter:
                 for name in self.names:
                     self._place.delete(f"{FOLDER}/{name}")
             self._mark.clear()
-        except Exception as error:  # what was committed is, and no error may hide that
+        except Exception as error:  # an error here must not hide that the commit succeeded
             self._mark.stop()
             warnings.warn(f"temporary files stay in {self._place.uri} until a vacuum: {error}", stacklevel=2)
 

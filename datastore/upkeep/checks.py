@@ -1,4 +1,4 @@
-"""Checks: everything that is wrong with the table, with what to do."""
+"""Checks: everything that is wrong with the table, each with the next step."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -42,8 +42,8 @@ class Fault:
 
 
 def check(buffer: "TrajectoryBuffer") -> list[Fault]:
-    """An empty list if all files are there and readable, all rows keep the contract, no id is there twice, nothing was
-    lost that nobody knows of, and each artifact finds the rows that it names."""
+    """All that is wrong. The list is empty if all files are there and readable, all rows fulfil the contract, no id is
+    there twice, all losses are accepted, and all rows that artifacts name are there."""
     try:
         table = buffer.table()
     except CorruptError as error:
@@ -58,7 +58,7 @@ def check(buffer: "TrajectoryBuffer") -> list[Fault]:
             findings.append(Fault("missing", name, _REPAIR))
         elif not old:
             findings += _check_file(buffer, name, ids)
-    if findings:  # a compaction and a vacuum may have come and gone meanwhile
+    if findings:  # a compaction and a vacuum may have happened meanwhile
         now = live_files(buffer.table())
         findings = [one for one in findings if one.kind not in ("missing", "corrupt") or one.what in now]
     if old:

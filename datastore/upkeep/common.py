@@ -22,8 +22,8 @@ LOCK = "locks/upkeep-trajectories.lock"
 
 @contextmanager
 def alone(buffer: "TrajectoryBuffer") -> Iterator[None]:
-    """One upkeep at a time, among processes. It saves work in vain; that no row is lost or doubled is verified when
-    something is committed, also if the lock was lost."""
+    """One upkeep at a time, among processes. The lock only saves work: each commit checks by itself that no row is lost
+    or doubled, also if the lock was lost."""
     with ExitStack() as held:
         try:
             held.enter_context(hold(buffer.place, LOCK, timeout=0))

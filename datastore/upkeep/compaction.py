@@ -1,7 +1,7 @@
 """Compaction: small files are merged, no row changes, and old versions stay readable until ``vacuum``.
 
-What is small, is small by bytes and by rows. Each group of small files becomes one file, so every round leaves fewer
-files, and it ends when no two small ones are left.
+A file is small if it is small by bytes and by rows. Each group of small files becomes one file, so every round leaves
+fewer files. It ends when no two small files can be merged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,13 +28,13 @@ GOAL_BYTES = 32 * 2**20
 
 
 class SourcesGoneError(StoreError):
-    """Another commit took files out of the table that this one meant to replace."""
+    """Another commit removed files from the table that this one was to replace."""
 
 
 def compact(buffer: "TrajectoryBuffer") -> dict[str, int]:
     """Merge small files, until no two are left. Gives the number of files before and after, and the version.
 
-    Appends may go on meanwhile; what they add is left to the next compaction, so that this one comes to an end. A
+    Appends may go on meanwhile. Their files are left to the next compaction, so that this one ends. A
     second compaction waits for the first one, and finds nothing left to do.
     """
     before = len(live_files(buffer.table()))
@@ -45,7 +45,7 @@ def compact(buffer: "TrajectoryBuffer") -> dict[str, int]:
             try:
                 mine |= _merge(buffer, groups)
             except SourcesGoneError:
-                continue  # by an upkeep that ran in spite of the lock; look again at what is left
+                continue  # by an upkeep that ran in spite of the lock; start again with the files that are left
         table = buffer.table()
         return {"files_before": before, "files_after": len(live_files(table)), "version": table.version()}
 
@@ -87,7 +87,8 @@ def replace(
     operation: str,
     info: dict[str, str],
 ) -> int:
-    """Commit ``actions`` and take the files ``gone`` out, if each of them is live in the version that is followed."""
+    """Commit ``actions`` and remove the files ``gone``, if each of them is live in the version that the commit
+    follows."""
 
     def build(table: "DeltaTable") -> Sequence[Action]:
         live = live_files(table)

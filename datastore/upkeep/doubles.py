@@ -1,5 +1,5 @@
-"""Rows that are in the table more than once, as two compactions at once or two appends of one id left them in earlier
-versions: equal ones are kept once, and of others the first."""
+"""Removing rows that are in the table more than once, which earlier versions allowed: two compactions at once, or two
+appends of one id. Of equal rows one is kept, of different rows with one id the first."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def keep_once(buffer: "TrajectoryBuffer") -> tuple[int, int]:
-    """Take out rows whose id is in the table before. Gives how many were equal to the row that stays, apart from when
-    and by which run they were made, and how many differed, which go to quarantine."""
+    """Remove rows whose id an earlier row has. Returns how many were equal to the row that stays, except for their time
+    and run, and how many differed; those go to quarantine."""
     table = buffer.table()
     live = live_files(table)
     age = {name: commit.version for commit in log.read(buffer.place) for name in commit.adds}
@@ -54,7 +54,7 @@ def keep_once(buffer: "TrajectoryBuffer") -> tuple[int, int]:
 
 
 class _Sieve:
-    """Lets a row pass if its id did not before."""
+    """Keeps a row if no earlier row had its id."""
 
     def __init__(self, buffer: "TrajectoryBuffer", twice: np.ndarray, quarantine: Quarantine) -> None:
         self.quarantine = quarantine

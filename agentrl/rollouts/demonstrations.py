@@ -58,7 +58,7 @@ def demonstrate(
 
 
 def _act(episode: Episode, turns: Generator[Message, list[Observation], None]) -> tuple[list[Message], int]:
-    """The expert's messages and what answered them, up to its answer; and how many calls were refused."""
+    """The messages of the expert and the tools up to the expert's answer, and the number of calls that were refused."""
     said: list[Message] = []
     errors = 0
     message = next(turns)

@@ -16,7 +16,7 @@ def with_hint(opening: list[Message], task: Task, template: str) -> list[Message
 
 
 def is_grounded(trajectory: Trajectory, task: Task) -> bool:
-    """Whether the answer stands in some observation: a run that only repeats its hint has nothing to teach."""
+    """Whether some observation holds the answer. A run without that only repeats its hint, and teaches nothing."""
     answer = str(json.loads(task.ground_truth)).strip()
     return any(message.role is Role.TOOL and message.content.strip() == answer for message in trajectory.messages)
 

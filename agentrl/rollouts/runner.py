@@ -25,7 +25,7 @@ class Attempt:
 
 @dataclass
 class _Run:
-    """An attempt under way."""
+    """An attempt that is not finished."""
 
     episode: Episode
     messages: list[Message]
@@ -99,7 +99,7 @@ class RolloutRunner:
         task = attempt.task
         if generation.truncated:
             run.termination = Termination.MAX_TOKENS
-            if generation.mask[-1]:  # cut off in mid-turn; the turn is kept as text
+            if generation.mask[-1]:  # cut off in the middle of a turn, which is kept as text
                 tail = generation.ids[_last_turn(generation.mask) :]
                 run.messages.append(self.policy.codec.parse(tail).message)
                 run.steps += 1

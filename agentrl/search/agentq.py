@@ -1,8 +1,8 @@
 """Preference pairs from rollouts of one task, in the manner of Agent Q (Putta et al. 2024).
 
 Rollouts of a task form a tree: those that made the same steps share a path. The value of a step is the mean reward of
-the rollouts that went through it, a Monte-Carlo estimate of Agent Q's Q-value. Where siblings differ in value the
-better one is preferred to the worse, after exactly the same prefix; the loss covers the differing step alone.
+the rollouts that went through it, a Monte-Carlo estimate of Agent Q's Q-value. If siblings differ in value, the
+better one is preferred to the worse one, after exactly the same prefix. The loss covers only the step that differs.
 """
 
 from collections import defaultdict

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STORE ?= store
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run test test-slow test-faults lint format quickstart-seeds bench-sampling bench-buffer bench-pipelines bench-training bench-learning clean
+.PHONY: run test test-slow test-faults lint format quickstart-seeds bench-sampling bench-buffer bench-scale-store bench-pipelines bench-training bench-learning clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -35,6 +35,9 @@ quickstart-seeds: $(VENV)/.run
 
 bench-sampling: $(VENV)/.run
 	$(BIN)/python benchmarks/sampling.py
+
+bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
+	$(BIN)/python benchmarks/scale_store.py
 
 bench-buffer bench-pipelines bench-training bench-learning: $(VENV)/.bench
 	$(BIN)/python benchmarks/$(@:bench-%=%).py

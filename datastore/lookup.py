@@ -1,14 +1,16 @@
 """Rows by id. Files are found by Delta's statistics, row groups by Parquet's, and only those are decoded.
 
-Footers and row-group bounds are kept between calls; files never change, so a footer need not be read again.
+Bounds of row groups are kept between calls, and footers up to a limit. Files never change, so neither need be read again.
 """
 
 import os
+import threading
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -23,17 +25,18 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 THREADS = os.cpu_count() or 2
+FOOTER_BYTES = 2**25
+"""Footers stay in memory up to this total, as they are stored. In memory they take several times as much."""
 
 
 @dataclass
 class _File:
-    """One data file: bounds of its ids, and its row groups' bounds once the footer was read."""
+    """One data file: bounds of its ids, and those of its row groups once the footer was read."""
 
     path: str
     least: str
     most: str
-    footer: pq.FileMetaData | None = None
-    groups: list[tuple[str, str]] = field(default_factory=list)
+    groups: list[tuple[str, str]] | None = None
 
 
 class Lookup:
@@ -44,6 +47,8 @@ class Lookup:
         self._folder = folder
         self._files: dict[str, _File] = {}
         self._version: tuple[object, int] | None = None
+        self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+        self._lock = threading.Lock()
 
     def read(self, files: "Sequence[_File]", ids: Sequence[str], columns: Sequence[str], schema: pa.Schema) -> pa.Table:
         """Rows of ``files`` with these ids, in no promised order; ids that are not there are left out."""
@@ -90,13 +95,12 @@ class Lookup:
         return list(self._files.values())
 
     def _groups(self, file: _File, wanted: list[str]) -> list[int]:
-        if file.footer is None:
+        if file.groups is None:
             with self._reading(file), self._open(file) as source:
                 footer = source.metadata
             index = footer.schema.to_arrow_schema().names.index("trajectory_id")  # a scalar before all lists
             found = (footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups))
-            known = [(one.min, one.max) if one and one.has_min_max else ("", chr(0x10FFFF)) for one in found]
-            file.groups, file.footer = known, footer  # the footer last, because another thread may read this now
+            file.groups = [(one.min, one.max) if one and one.has_min_max else ("", chr(0x10FFFF)) for one in found]
         return [number for number, (least, most) in enumerate(file.groups) if _hit(wanted, least, most)]
 
     @contextmanager
@@ -112,7 +116,19 @@ class Lookup:
             source = self._place.root / self._folder / file.path
         else:
             source = self._place.open(f"{self._folder}/{file.path}")
-        return pq.ParquetFile(source, metadata=file.footer, pre_buffer=not isinstance(self._place, LocalPlace))
+        footer = self._footers.get(file.path)
+        opened = pq.ParquetFile(source, metadata=footer, pre_buffer=not isinstance(self._place, LocalPlace))
+        if footer is None:
+            self._keep(file.path, opened.metadata)
+        return opened
+
+    def _keep(self, path: str, footer: pq.FileMetaData) -> None:
+        with self._lock:
+            self._footers[path] = footer
+            kept = sum(one.serialized_size for one in self._footers.values())
+            while kept > FOOTER_BYTES:
+                _, dropped = self._footers.popitem(last=False)
+                kept -= dropped.serialized_size
 
 
 def _hit(wanted: list[str], least: str, most: str) -> bool:

@@ -12,6 +12,9 @@ import polars as pl
 
 from datastore.errors import StoreError
 
+COLUMNS = ("trajectory_id", "task_id", "level", "policy_version", "reward", "success")
+"""All that the samplers look at."""
+
 
 @dataclass(frozen=True)
 class Sample:

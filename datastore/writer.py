@@ -26,10 +26,11 @@ from schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA
 Action: TypeAlias = dict[str, Any]
 """One line of a Delta commit, such as ``{"add": {...}}``."""
 
-ROW_GROUP_ROWS = 96  # fewer make a look-up faster; more make a first scan faster, since it mostly reads footers
-FILE_ROWS = 106 * ROW_GROUP_ROWS  # about ten thousand
-FILE_BYTES = 96 * 2**20  # of Arrow data; bounds memory
+GROUP_ROWS = 96  # fewer make a look-up faster; more make a first scan faster, since it mostly reads footers
+GROUP_SMALL_BYTES = 512 * 2**10  # of Arrow data: a row group of smaller rows takes more of them
 GROUP_BYTES = 32 * 2**20  # of Arrow data in one row group, which is what a look-up of one row decodes at most
+FILE_ROWS = 2**18
+FILE_BYTES = 64 * 2**20  # of Arrow data; bounds memory
 THREADS = 2
 
 _LISTS = ("reward_components", "tags")
@@ -165,9 +166,14 @@ def write_parquet(tables: Iterable[pa.Table], sink: Any) -> dict[str, Any]:
     ) as writer:
         for table in tables:
             statistics.add(table)
-            fitting = GROUP_BYTES * table.num_rows // max(table.nbytes, 1)
-            writer.write_table(table, row_group_size=max(1, min(ROW_GROUP_ROWS, fitting)))
+            writer.write_table(table, row_group_size=_group_rows(table))
     return statistics.as_delta()
+
+
+def _group_rows(table: pa.Table) -> int:
+    """Rows of a row group: so many small ones that footers grow with the bytes of a table, not with its rows."""
+    size = max(1, table.nbytes // max(1, table.num_rows))
+    return max(1, min(max(GROUP_ROWS, GROUP_SMALL_BYTES // size), GROUP_BYTES // size))
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -85,9 +85,9 @@ def drawn(
     """Ids and weights of a draw from ``ids``."""
     import polars as pl
 
-    from datastore.sampling import SAMPLERS
-    from datastore.writer import SCALARS
+    from datastore.sampling import COLUMNS, SAMPLERS
 
-    rows = buffer.scan(version).select(SCALARS).filter(pl.col("trajectory_id").is_in(list(set(ids)))).collect()
+    wanted = pl.LazyFrame({"trajectory_id": ids}, schema={"trajectory_id": pl.String})
+    rows = buffer.scan(version).select(COLUMNS).join(wanted, on="trajectory_id", how="semi").collect()
     sample = SAMPLERS[draw.strategy](rows, draw.n, seed)
     return sample.ids, sample.weights

@@ -1,0 +1,58 @@
+"""What grows with the rows of a table, and what with its bytes."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from store_rows import FP, Make
+
+from datastore import TrajectoryBuffer, lookup
+from datastore.upkeep import compact
+from datastore.writer import FOLDER, GROUP_ROWS
+from schemas.arrow import to_table
+from schemas.trajectory import TRAJECTORY_SCHEMA
+
+
+def groups(folder: Path) -> list[int]:
+    """Rows of each row group."""
+    footers = [pq.read_metadata(file) for file in sorted((folder / FOLDER).glob("*.parquet"))]
+    return [one.row_group(number).num_rows for one in footers for number in range(one.num_row_groups)]
+
+
+def test_footers_grow_with_bytes_and_not_with_rows(tmp_path: Path, make: Make) -> None:
+    small = TrajectoryBuffer(tmp_path / "small")
+    small.append([make(i) for i in range(600)], stage="s", fingerprint=FP)
+    assert max(groups(tmp_path / "small")) > 3 * GROUP_ROWS
+    large = TrajectoryBuffer(tmp_path / "large")
+    text = "x" * 20_000
+    large.append([make(i, prompt=text) for i in range(200)], stage="s", fingerprint=FP)
+    assert groups(tmp_path / "large") == [GROUP_ROWS, GROUP_ROWS, 200 - 2 * GROUP_ROWS]
+
+
+def test_footers_in_memory_are_bounded(tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    for shard in range(8):
+        buffer.append([make(8 * shard + i) for i in range(8)], stage="s", fingerprint=FP, shard=shard)
+    file = next((tmp_path / FOLDER).glob("*.parquet"))
+    limit = int(2.5 * pq.read_metadata(file).serialized_size)
+    monkeypatch.setattr(lookup, "FOOTER_BYTES", limit)
+    ids = buffer.ids(FP)
+    for seed in range(3):
+        asked = np.random.default_rng(seed).permutation(ids).tolist()
+        assert [row.trajectory_id for row in buffer.get_many(asked)] == asked
+        assert buffer.get(asked[0]).trajectory_id == asked[0]
+    kept = buffer._lookup._footers.values()
+    assert 0 < sum(one.serialized_size for one in kept) <= limit
+
+
+def test_small_files_become_one_whatever_their_number_of_rows(tmp_path: Path, make: Make) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    one = to_table([make(0)], TRAJECTORY_SCHEMA).take(pa.array(np.zeros(6_000, dtype=np.int64)))
+    for shard in range(2):
+        ids = pa.array([f"row-{shard}-{number:04d}" for number in range(6_000)])
+        made = one.set_column(0, TRAJECTORY_SCHEMA.field(0), ids)
+        buffer.append(made, stage="s", fingerprint=FP, shard=shard)
+    assert compact(buffer)["files_after"] == 1
+    assert compact(buffer)["files_before"] == 1

@@ -1,6 +1,6 @@
 """Compaction: small files are merged, no row changes, and old versions stay readable until ``vacuum``.
 
-A file is small if it is small by bytes and has few rows. Each group of small files becomes one file, so every round leaves
+A file is small if it has few bytes and few rows. Each group of small files becomes one file, so every round leaves
 fewer files. It ends when no two small files can be merged.
 """
 

@@ -1,4 +1,4 @@
-"""The door for what others recorded: files of any format become rows of the buffer, and rows that stages read."""
+"""The stage that imports what others recorded: files of any format become rows of the buffer that stages read."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -38,7 +38,7 @@ def known_format(name: str | None) -> str | None:
 
 
 class ImportConfig(StageConfig):
-    """What is imported, and what is said of all its rows; None leaves the source's word."""
+    """Which files are imported, and values for all their rows; None keeps the value of the source."""
 
     paths: list[Annotated[str, External("file")]] = Field(min_length=1, description="files and folders; content counts")
     format: str | None = Field(None, description="of all files; None finds the format of each, see docs/formats.md")
@@ -71,7 +71,7 @@ class ImportConfig(StageConfig):
         return success
 
     def labels(self) -> "tuple[Labels, CheckTokens | None]":
-        """What is said of all rows, and the check of their tokens, if a tokenizer is named."""
+        """The values for all rows, and the check of their tokens, if a tokenizer is named."""
         from datastore.formats.labels import Labels
 
         fingerprint, check = tokenizer_check(self.tokenizer) if self.tokenizer else (None, None)
@@ -108,7 +108,7 @@ def import_(context: Context, config: ImportConfig) -> Import:
     ) as found:
         found.leave_out(set())
         rows = _renamed(found.rows(context.fingerprint), context)
-        if context.has_shard(0):  # a run that was killed appended them; they are read again for what is said of them
+        if context.has_shard(0):  # a run that was killed appended them; they are read again only for the counts
             for _ in rows:
                 pass
         else:
@@ -128,7 +128,7 @@ def _renamed(rows: Iterator[Trajectory], context: Context) -> Iterator[Trajector
 
 
 def _said(result: "Imported") -> dict[str, float | int | str | None]:
-    """What the manifest and the table after a run say of an import."""
+    """Counts of an import, for the manifest and the table after a run."""
     counts = {name: getattr(result, name) for name in ("rows", "messages", "calls", "tokens", "successes", "unscored")}
     lists = {
         "ignored": ", ".join(f"{key} {count}" for key, count in result.ignored.items()),

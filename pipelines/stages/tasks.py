@@ -67,8 +67,8 @@ class TaskImportConfig(StageConfig):
 
 @stage("tasks.import", version=1)
 def import_(context: Context, config: TaskImportConfig) -> Tasks:
-    """Tasks of files: JSON Lines, a JSON array or Parquet with a record per task, or what the rows of another format
-    attempted. The fields are those of ``schemas/task.py``; ``columns`` says which key holds one. A ``ground_truth``
+    """Tasks of files: JSON Lines, a JSON array or Parquet with a record per task, or the tasks of rows in another
+    format. The fields are those of ``schemas/task.py``; ``columns`` says which key holds a field. A ``ground_truth``
     that ``columns`` names, and every ``answer``, is a value; a plain ``ground_truth`` is JSON text. Keys that are no
     fields are counted in the metrics, and doubled tasks come once."""
     if config.format:
@@ -156,7 +156,7 @@ def _distinct(tasks: Iterable[Task]) -> list[Task]:
 
 
 def _of_rows(rows: Iterable[Trajectory]) -> Iterator[Task]:
-    """What trajectories attempted, as far as their rows say: no ground truth and no metadata."""
+    """The tasks that trajectories attempted, from their rows only: without ground truth and metadata."""
     seen = set()
     for row in rows:
         if row.task_id not in seen:
@@ -179,8 +179,9 @@ def from_trajectories(
     trajectories: list[Trajectories],
     tasks: list[Tasks] | None = None,
 ) -> Tasks:
-    """The tasks that trajectories attempted, each once, in order. Those that ``tasks`` hold come whole, with ground
-    truth and metadata; of the others there is what rows say, and the metrics count them as ``without_ground_truth``."""
+    """The tasks that trajectories attempted, each once, in order. If ``tasks`` holds a task, it comes from there, with
+    ground truth and metadata; otherwise it is made from the rows, and the metrics count it as
+    ``without_ground_truth``."""
     whole = {task.task_id: task for handle in tasks or [] for task in handle.read()}
     columns = ["task_id", "env", "split", "level", "prompt", "tools"]
     rows: dict[str, Task] = {}

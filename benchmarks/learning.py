@@ -114,10 +114,11 @@ def unmasked(row: Any) -> Any:
 
 
 def with_logprobs(policy: Any, rows: list[Any]) -> list[Any]:
+    from agentrl.training.rows import TrainingRows
     from agentrl.training.scoring import batch_logprobs
 
-    exact = batch_logprobs(policy, training_rows(rows))
-    return [row.model_copy(update={"logprobs": one}) for row, one in zip(rows, exact, strict=True)]
+    exact = batch_logprobs(policy, TrainingRows.of(training_rows(rows)))
+    return [row.model_copy(update={"logprobs": one.tolist()}) for row, one in zip(rows, exact, strict=True)]
 
 
 def training_rows(trajectories: list[Any]) -> list[Any]:
@@ -137,12 +138,13 @@ def training_rows(trajectories: list[Any]) -> list[Any]:
 
 def supervised(policy: Any, rows: list[Any], steps: int, seed: int, batch: int = 32, **optimizer: Any) -> None:
     from agentrl.algorithms.sft import SFT
+    from agentrl.training.rows import TrainingRows
 
-    descend(policy, SFT(), training_rows(rows), steps, batch, seed, optimizer)
+    descend(policy, SFT(), TrainingRows.of(training_rows(rows)), steps, batch, seed, optimizer)
 
 
 def descend(
-    policy: Any, objective: Any, rows: list[Any], steps: int, batch: int, seed: int, optimizer: dict[str, Any]
+    policy: Any, objective: Any, rows: Any, steps: int, batch: int, seed: int, optimizer: dict[str, Any]
 ) -> None:
     from agentrl.training.loop import epochs
     from agentrl.training.optimizer import OptimizerConfig
@@ -150,7 +152,7 @@ def descend(
 
     trainer = Trainer(policy, objective, OptimizerConfig(**optimizer), steps)
     for part, _ in zip(epochs(rows, batch, seed), range(steps), strict=False):
-        trainer.step(part)
+        trainer.step(rows.take(part))
 
 
 def best(rollouts: list[Any], keep: int = 2) -> list[Any]:
@@ -189,6 +191,7 @@ def imitate(setting: Setting, policy: Any, star: bool, masked: bool) -> None:
 def prefer(setting: Setting, policy: Any, step_level: bool, masked: bool) -> None:
     from agentrl.algorithms.dpo import DPO
     from agentrl.search.agentq import by_task, step_pairs, trajectory_pairs
+    from agentrl.training.rows import TrainingRows
     from agentrl.training.scoring import reference_logprobs
     from schemas.training import TrainingRow
 
@@ -202,9 +205,10 @@ def prefer(setting: Setting, policy: Any, step_level: bool, masked: bool) -> Non
             weights = [1.0] * len(ids)
             rows.append(TrainingRow(row_id=pair.pair_id, unit=number, input_ids=ids, mask=mask, weights=weights))
     if rows:
-        rows = reference_logprobs(policy, rows)
+        [batch] = TrainingRows.of(rows).batches
+        known = TrainingRows([reference_logprobs(policy, batch)])
         lr = 2e-4 if step_level else 1e-4
-        descend(policy, DPO(beta=0.1, nll=0.5), rows, 30, min(32, len(pairs)), setting.seed, {"lr": lr})
+        descend(policy, DPO(beta=0.1, nll=0.5), known, 30, min(32, len(pairs)), setting.seed, {"lr": lr})
 
 
 def online(setting: Setting, policy: Any, algorithm: dict[str, Any], masked: bool) -> None:

@@ -31,6 +31,7 @@ from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.training.loop import fit
 from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Trainer
 from schemas.task import Task
 from schemas.training import TrainingRow
@@ -95,7 +96,7 @@ def trained_policy(tasks: list[Task], steps: int) -> Policy:
         )
     trainer = Trainer(policy, SFT(), OptimizerConfig(lr=5e-3, schedule="cosine", warmup=20), steps)
     with TemporaryDirectory() as folder:
-        fit(trainer, rows, 32, 0, Path(folder) / "checkpoint.pt", lambda metrics: None)
+        fit(trainer, TrainingRows.of(rows), 32, 0, Path(folder) / "checkpoint.pt", lambda metrics: None)
     return policy
 
 

@@ -111,17 +111,23 @@ Side = Callable[[], object]
 
 def ours(policy: Any, objective: Any, batches: list[list[Any]]) -> Side:
     from agentrl.training.optimizer import OptimizerConfig
+    from agentrl.training.rows import TrainingRows
     from agentrl.training.step import Trainer
 
     trainer = Trainer(policy, objective, OptimizerConfig(lr=1e-5), 10_000)
-    return lambda: [trainer.step(batch) for batch in batches]
+    ready = [TrainingRows.of(batch) for batch in batches]
+    return lambda: [trainer.step(batch) for batch in ready]
 
 
 def bare(model: Any, batches: list[list[Any]]) -> Side:
     """Forward and backward of the same rows, padded, and nothing else: no optimiser, no clipping, no metrics."""
     from agentrl.training.batch import collate, micro_batches, units
+    from agentrl.training.rows import TrainingRows
 
-    padded = [[collate(part).to(model.device) for part in micro_batches(units(rows), 4096)] for rows in batches]
+    ready = [TrainingRows.of(batch) for batch in batches]
+    padded = [
+        [collate(rows.take(part)).to(model.device) for part in micro_batches(rows, units(rows), 4096)] for rows in ready
+    ]
 
     def run() -> None:
         model.train()

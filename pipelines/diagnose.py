@@ -86,6 +86,7 @@ def _logprobs(
     if not recompute and sum(file.stat().st_size for file in folder.rglob("*")) > SMALL_BYTES:
         return {}
     from agentrl.models.policy import Policy
+    from agentrl.training.rows import TrainingRows
     from agentrl.training.scoring import batch_logprobs
 
     made = [
@@ -98,7 +99,8 @@ def _logprobs(
         )
         for number, row in enumerate(rows)
     ]
-    return {row.row_id: one for row, one in zip(made, batch_logprobs(Policy.load(folder), made), strict=True)}
+    found = batch_logprobs(Policy.load(folder), TrainingRows.of(made))
+    return {row.row_id: one.tolist() for row, one in zip(made, found, strict=True)}
 
 
 def _read(catalog: Catalog, manifest: Manifest, output: str) -> list[dict[str, Any]]:

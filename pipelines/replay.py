@@ -3,8 +3,12 @@ sampling anything, and the step's loss and gradient norm stand beside the record
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+import pyarrow.compute as pc
 from pydantic import BaseModel, ValidationError
 
 from datastore.catalog import Catalog
@@ -14,13 +18,12 @@ from pipelines.problems import did_you_mean
 from pipelines.stages.common import ModelConfig
 from pipelines.stages.grpo import OnlineConfig
 from pipelines.stages.train import DPOConfig, KTOConfig, OfflineConfig, PreferenceConfig, SFTConfig, TrainConfig
-from schemas.arrow import from_table
 from schemas.manifest import Manifest
-from schemas.training import TrainingRow
 
 if TYPE_CHECKING:
     from agentrl.algorithms.base import Objective
     from agentrl.models.policy import Policy
+    from agentrl.training.rows import TrainingRows
 
 KNOBS = ("algorithm", "objective", "optimizer", "beta", "nll", "length_normalized")
 """What ``--set`` may change: what acts on a step whose rows, with their advantages, are recorded."""
@@ -31,7 +34,7 @@ IN_ADVANTAGES = (
 )
 """Settings of an algorithm that act before the step: they decide which rows there are, and their advantages."""
 
-StepRows = list[list[TrainingRow]]
+StepRows: TypeAlias = "list[TrainingRows]"
 
 
 class ReplayError(ValueError):
@@ -95,7 +98,7 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
 def _check_reference(objective: "Objective", batches: StepRows) -> None:
     kl = getattr(objective, "kl", None)
     needed = getattr(objective, "reference", False) or (kl is not None and kl.where == "loss")
-    if needed and not all(row.ref_logprobs for rows in batches for row in rows):
+    if needed and not all((np.diff(rows.lists("ref_logprobs")[0]) > 0).all() for rows in batches):
         raise ReplayError(
             f"{getattr(objective, 'type', 'this loss')} compares with a reference policy, whose log-probs this stage "
             "did not record; replay it with a loss without one, or run the stage again with this loss"
@@ -161,13 +164,16 @@ def _changed(config: Any, settings: Sequence[str]) -> Any:
         raise ReplayError(f"--set {' '.join(settings)}: {where}: {first['msg']}") from None
 
 
+def _file(catalog: Catalog, manifest: Manifest, output: str) -> Path:
+    if output not in manifest.outputs:
+        raise ReplayError(f"{manifest.ingredients.stage} has no output {output!r}; run the stage again to record it")
+    return catalog.local(manifest, manifest.outputs[output].path)
+
+
 def _table(catalog: Catalog, manifest: Manifest, output: str) -> Any:
     import pyarrow.parquet as pq
 
-    if output not in manifest.outputs:
-        raise ReplayError(f"{manifest.ingredients.stage} has no output {output!r}; run the stage again to record it")
-    path = catalog.local(manifest, manifest.outputs[output].path)
-    return pq.read_table(path)
+    return pq.read_table(_file(catalog, manifest, output))
 
 
 def _metrics(catalog: Catalog, manifest: Manifest, step: int) -> dict[str, float]:
@@ -199,18 +205,19 @@ def _start(catalog: Catalog, manifest: Manifest, config: Any) -> "Policy":
 def _steps(catalog: Catalog, manifest: Manifest, config: Any) -> Iterator[tuple[int, StepRows, float]]:
     """The rows of every step in order: its number in the metrics, its optimiser steps, and the guard's factor on lr."""
     from agentrl.training.loop import epochs
+    from agentrl.training.rows import TrainingRows, parquet_batches, write_rows
 
     if isinstance(config, TrainConfig):
-        rows = list(from_table(TrainingRow, _table(catalog, manifest, "rows")))
-        for number, batch in zip(
-            range(config.steps), epochs(rows, config.batch, manifest.ingredients.seed), strict=False
-        ):
-            yield number, [batch], 1.0
+        with TemporaryDirectory(prefix="agentrl-replay-") as folder:
+            path = write_rows(Path(folder) / "rows.arrow", parquet_batches(_file(catalog, manifest, "rows")))
+            rows = TrainingRows.open(path)
+            batches = epochs(rows, config.batch, manifest.ingredients.seed)
+            for number, positions in zip(range(config.steps), batches, strict=False):
+                yield number, [rows.take(positions)], 1.0
         return
     scales = {row["step"]: row.get("lr_scale") or 1.0 for row in _table(catalog, manifest, "metrics").to_pylist()}
-    iterations: dict[int, dict[int, list[TrainingRow]]] = {}
-    for record in _table(catalog, manifest, "batches").to_pylist():
-        iteration, step = record.pop("iteration"), record.pop("step")
-        iterations.setdefault(iteration, {}).setdefault(step, []).append(TrainingRow.model_validate(record))
-    for iteration in sorted(iterations):
-        yield iteration, [rows for _, rows in sorted(iterations[iteration].items())], scales[iteration]
+    batches = _table(catalog, manifest, "batches")
+    for iteration in pc.unique(batches["iteration"]).sort().to_pylist():
+        made = batches.filter(pc.equal(batches["iteration"], iteration))
+        steps = [made.filter(pc.equal(made["step"], step)) for step in pc.unique(made["step"]).sort().to_pylist()]
+        yield iteration, [TrainingRows.of_table(step) for step in steps], scales[iteration]

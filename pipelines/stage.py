@@ -142,9 +142,12 @@ class Context:
     def _origin(self, output: str) -> dict[str, str]:
         return {"stage": self.stage, "output": output, "fingerprint": self.fingerprint}
 
-    def _write(self, name: str, table: pa.Table) -> Path:
+    def _write(self, name: str, table: "pa.Table | pa.RecordBatchReader") -> Path:
         path = self.folder / f"{name}.parquet"
-        pq.write_table(table, path, compression="zstd")
+        batches = [table] if isinstance(table, pa.Table) else (pa.Table.from_batches([batch]) for batch in table)
+        with pq.ParquetWriter(path, table.schema, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_table(batch)
         return path
 
     def trajectory_id(self, number: int) -> str:
@@ -191,7 +194,8 @@ class Context:
     def pairs(self, rows: Iterable[Pair], name: str = "pairs") -> Pairs:
         return Pairs(self._write(name, to_table(rows, PAIR_SCHEMA)), **self._origin(name))
 
-    def table(self, table: pa.Table, name: str = "table") -> Table:
+    def table(self, table: "pa.Table | pa.RecordBatchReader", name: str = "table") -> Table:
+        """A Parquet file of any schema; batches of a reader are written as they come."""
         return Table(self._write(name, table), **self._origin(name))
 
     def model(self, write: Callable[[Path], object], name: str = "model") -> Model:

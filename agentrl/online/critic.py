@@ -1,9 +1,9 @@
 """A value head, which estimates the return from a state, for PPO with a critic."""
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from agentrl.losses.value import value_loss
 from agentrl.models.policy import Policy
 from agentrl.training.batch import collate, micro_batches
 from agentrl.training.packing import can_pack, packed
-from schemas.training import TrainingRow
+from agentrl.training.rows import TrainingRows
 
 
 class ValueHead(torch.nn.Module):
@@ -51,28 +51,29 @@ class CriticTrainer:
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=config.lr, weight_decay=0.0)
 
     @torch.no_grad()
-    def values(self, rows: Sequence[TrainingRow]) -> list[list[float]]:
+    def values(self, rows: TrainingRows) -> list[list[float]]:
         """Value of the state before each token, [tokens], of each row, in order."""
+        lengths = np.diff(rows.lists("input_ids")[0])
         found: dict[int, list[float]] = {}
         with packed(self.net.backbone, self.packs):
-            for part in micro_batches([[row] for row in rows], self.micro_tokens):
-                values = self.net(collate(part, self.packs).to(self.net.head.weight.device)).cpu()
+            for part in micro_batches(rows, _alone(rows), self.micro_tokens):
+                values = self.net(collate(rows.take(part), self.packs).to(self.net.head.weight.device)).cpu()
                 for row, one in zip(part, values.tolist(), strict=True):
-                    found[id(row)] = one[: len(row.input_ids)]
-        return [found[id(row)] for row in rows]
+                    found[row] = one[: lengths[row]]
+        return [found[row] for row in range(len(rows))]
 
-    def step(self, rows: Sequence[TrainingRow]) -> dict[str, float]:
+    def step(self, rows: TrainingRows) -> dict[str, float]:
         """``epochs`` steps towards each row's ``weights``, its value targets; ``logprobs`` hold the old values.
 
         Returns the mean loss and the share of the targets' variance that the old values explain.
         """
-        n_tokens = sum(sum(row.mask) for row in rows)
+        n_tokens = int(rows.lists("mask")[1].sum())
         total = 0.0
         with packed(self.net.backbone, self.packs):
             for _ in range(self.config.epochs):
                 total = 0.0
-                for part in micro_batches([[row] for row in rows], self.micro_tokens):
-                    batch = collate(part, self.packs).to(self.net.head.weight.device)
+                for part in micro_batches(rows, _alone(rows), self.micro_tokens):
+                    batch = collate(rows.take(part), self.packs).to(self.net.head.weight.device)
                     losses = value_loss(self.net(batch), batch.logprobs, batch.weights, self.config.clip)
                     loss = (losses * batch.mask).sum() / n_tokens
                     loss.backward()
@@ -90,13 +91,13 @@ class CriticTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def _explained(rows: Sequence[TrainingRow]) -> float:
-    pairs = [
-        (target, old)
-        for row in rows
-        for target, old, mask in zip(row.weights, row.logprobs, row.mask, strict=True)
-        if mask
-    ]
-    target, old = torch.tensor(pairs).unbind(-1)
+def _alone(rows: TrainingRows) -> list[list[int]]:
+    return [[row] for row in range(len(rows))]
+
+
+def _explained(rows: TrainingRows) -> float:
+    mask = rows.lists("mask")[1]
+    pairs = np.stack([rows.lists(name)[1][mask] for name in ("weights", "logprobs")], -1)
+    target, old = torch.from_numpy(pairs).unbind(-1)
     variance = target.var(correction=0).item()
     return 1 - (target - old).var(correction=0).item() / variance if variance > 0 else 0.0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from agentrl.advantages.group import degenerate_groups
-from agentrl.algorithms.policy_gradient import PolicyGradient
+from agentrl.algorithms.policy_gradient import Lists, PolicyGradient
 from agentrl.algorithms.ppo import PPO
 from agentrl.models.policy import Policy
 from agentrl.online.credit import Credit, Extras, assign
@@ -18,6 +18,7 @@ from agentrl.online.critic import CriticTrainer
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.training.batch import check_rows
 from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
 from agentrl.training.step import Trainer
 from schemas.task import Task
@@ -32,7 +33,7 @@ class OnlineStep:
 
     trajectories: list[Trajectory]
     records: list[dict[str, Any]]
-    batches: list[tuple[int, list[TrainingRow]]]
+    batches: list[tuple[int, TrainingRows]]
     metrics: dict[str, float]
 
 
@@ -94,7 +95,7 @@ class OnlineLoop:
             **credit.metrics,
         }
         if self.critic:
-            metrics.update(self.critic.step(credit.targets))
+            metrics.update(self.critic.step(TrainingRows.of(credit.targets)))
         batches = self._update(credit, metrics)
         records = [
             {"step": self.iteration, "trajectory_id": row.trajectory_id, "advantage": a, "trained": t and bool(batches)}
@@ -104,18 +105,20 @@ class OnlineLoop:
         self.policy.version += bool(batches)
         return OnlineStep(made + greedy, records, batches, metrics)
 
-    def _update(self, credit: Credit, metrics: dict[str, float]) -> list[tuple[int, list[TrainingRow]]]:
+    def _update(self, credit: Credit, metrics: dict[str, float]) -> list[tuple[int, TrainingRows]]:
         """Take the optimiser steps, add the means of their metrics, and return the rows of each step."""
         warming = isinstance(self.algorithm, PPO) and self.iteration < self.algorithm.critic.pretrain
         if not credit.rows or warming or credit.lr_scale == 0:
             return []
-        check_rows(credit.rows, self.policy)
-        rows = list(credit.rows)
+        rows = TrainingRows.of(credit.rows)
+        check_rows(rows, self.policy)
+        order = list(range(len(rows)))
         if self.updates > 1:
-            Random(f"{self.seed}-{self.iteration}").shuffle(rows)
+            Random(f"{self.seed}-{self.iteration}").shuffle(order)
         taken, history = [], []
-        for part in (rows[start :: self.updates] for start in range(self.updates)):
-            if part:
+        for positions in (order[start :: self.updates] for start in range(self.updates)):
+            if positions:
+                part = rows.take(positions)
                 taken.append((self.trainer.done, part))
                 history.append(self.trainer.step(part, credit.lr_scale))
         metrics.update({name: sum(one[name] for one in history) / len(history) for name in history[0]})
@@ -145,19 +148,25 @@ class OnlineLoop:
         return [row.model_copy(update={"tags": ["greedy"]}) for row in made]
 
     def _extras(self, made: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> Extras:
-        rows = [
-            TrainingRow(
-                row_id=row.trajectory_id,
-                input_ids=row.input_ids,
-                mask=row.action_mask,
-                weights=[0.0] * len(row.input_ids),
-            )
-            for row in made
-        ]
+        rows = TrainingRows.of(
+            [
+                TrainingRow(
+                    row_id=row.trajectory_id,
+                    input_ids=row.input_ids,
+                    mask=row.action_mask,
+                    weights=[0.0] * len(row.input_ids),
+                )
+                for row in made
+            ]
+        )
+
+        def logprobs(policy: Policy) -> Lists:
+            return [one.tolist() for one in batch_logprobs(policy, rows, self.micro_tokens)]
+
         algorithm = self.algorithm
         return Extras(
-            reference=batch_logprobs(self.reference, rows, self.micro_tokens) if self.reference else None,
-            proximal=batch_logprobs(self.policy, rows, self.micro_tokens) if algorithm.off_policy else None,
+            reference=logprobs(self.reference) if self.reference else None,
+            proximal=logprobs(self.policy) if algorithm.off_policy else None,
             values=self.critic.values(rows) if self.critic else None,
             greedy={row.group_id: row.scored_reward() for row in greedy},
             version=self.policy.version,

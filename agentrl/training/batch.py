@@ -1,25 +1,27 @@
 """Training rows as tensors."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from agentrl.training.packing import Packing, pack
-from schemas.training import TrainingRow
+from agentrl.training.rows import TrainingRows, flat
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from agentrl.models.policy import Policy
 
 
 class TrainingError(ValueError):
     """Data or a loss that cannot be trained on. Names the rows; ``rows`` are those of a step that failed."""
 
-    def __init__(self, message: str, rows: "Sequence[TrainingRow]" = ()) -> None:
+    def __init__(self, message: str, rows: TrainingRows | None = None) -> None:
         super().__init__(message)
         self.rows = rows
 
@@ -43,34 +45,45 @@ class Batch:
         return replace(self, **{name: value.to(device) for name, value in vars(self).items() if value is not None})
 
 
-def _pad(lists: Sequence[Sequence[float]], width: int, dtype: torch.dtype) -> Tensor:
-    return torch.tensor([[*values, *[0] * (width - len(values))] for values in lists], dtype=dtype)
+def collate(rows: TrainingRows, packing: bool = False) -> Batch:
+    """Rows as one padded batch. Log-probabilities outside the mask (NaN in the buffer) become 0; so does a column of
+    which a row has nothing."""
+    offsets, ids = rows.lists("input_ids")
+    places = np.arange(np.diff(offsets).max())
 
+    def padded(name: str, dtype: torch.dtype) -> Tensor:
+        starts, values = rows.lists(name)
+        out = torch.zeros((len(rows), len(places)), dtype=dtype)
+        out[torch.from_numpy(places < np.diff(starts)[:, None])] = torch.from_numpy(values.copy()).to(dtype)
+        return out
 
-def collate(rows: Sequence[TrainingRow], packing: bool = False) -> Batch:
-    """Rows as one padded batch. Log-probabilities outside the mask (NaN in the buffer) become 0."""
-    width = max(len(row.input_ids) for row in rows)
-    mask = _pad([row.mask for row in rows], width, torch.bool)
+    mask = padded("mask", torch.bool)
 
-    def aligned(lists: Sequence[Sequence[float]]) -> Tensor:
-        if not any(lists):
-            return torch.zeros(mask.shape)
-        return _pad(lists, width, torch.float32).masked_fill(~mask, 0.0)
+    def aligned(name: str) -> Tensor:
+        return padded(name, torch.float32).masked_fill(~mask, 0.0)
 
     return Batch(
-        input_ids=_pad([row.input_ids for row in rows], width, torch.long),
+        input_ids=padded("input_ids", torch.long),
         mask=mask,
-        weights=aligned([row.weights for row in rows]),
-        logprobs=aligned([row.logprobs for row in rows]),
-        ref_logprobs=aligned([row.ref_logprobs for row in rows]),
-        label=torch.tensor([row.label for row in rows]),
-        packing=pack([row.input_ids for row in rows]) if packing else None,
+        weights=aligned("weights"),
+        logprobs=aligned("logprobs"),
+        ref_logprobs=aligned("ref_logprobs"),
+        label=torch.from_numpy(rows.scalars("label").astype(np.int64)),
+        packing=pack([one.tolist() for one in np.split(ids, offsets[1:-1])]) if packing else None,
     )
 
 
-def units(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
-    """Rows grouped by unit, in order; rows of one unit must be neighbours."""
-    return [list(group) for _, group in groupby(rows, key=lambda row: row.unit)]
+def units(rows: TrainingRows) -> list[list[int]]:
+    """Positions of rows grouped by unit, in order; rows of one unit must be neighbours."""
+    starts = unit_starts(rows).tolist()
+    return [list(range(start, end)) for start, end in pairwise(starts)]
+
+
+def unit_starts(rows: TrainingRows) -> np.ndarray:
+    """The position of the first row of each unit, [units + 1]; the last one is the number of rows."""
+    unit = rows.scalars("unit")
+    changes = np.flatnonzero(unit[1:] != unit[:-1]) + 1
+    return np.concatenate([[0], changes, [len(unit)]]) if len(unit) else np.zeros(1, np.int64)
 
 
 def _length_class(length: int) -> int:
@@ -79,16 +92,23 @@ def _length_class(length: int) -> int:
     return -(-length // step) * step
 
 
-def micro_batches(groups: Sequence[list[TrainingRow]], max_tokens: int) -> Iterator[list[TrainingRow]]:
-    """Split units into batches of at most ``max_tokens`` padded tokens: units of similar length together, and among
-    them those that begin alike, which a packed forward pass computes once."""
+def micro_batches(rows: TrainingRows, groups: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:
+    """Split units, given by the positions of their rows, into batches of at most ``max_tokens`` padded tokens: units of
+    similar length together, and among them those that begin alike, which a packed forward pass computes once."""
+    offsets, ids = rows.lists("input_ids")
+    lengths = np.diff(offsets).tolist()
+    text = ids.astype(">u4").tobytes()  # compares as the token ids do
 
-    def width_of(group: list[TrainingRow]) -> int:
-        return max(len(row.input_ids) for row in group)
+    def width_of(group: Sequence[int]) -> int:
+        return max(lengths[row] for row in group)
 
-    current: list[TrainingRow] = []
+    def place_of(group: Sequence[int]) -> tuple[int, bytes]:
+        first = group[0]
+        return _length_class(width_of(group)), text[4 * offsets[first] : 4 * offsets[first + 1]]
+
+    current: list[int] = []
     width = 0
-    for group in sorted(groups, key=lambda group: (_length_class(width_of(group)), group[0].input_ids)):
+    for group in sorted(groups, key=place_of):
         grown = max(width, width_of(group))
         if current and grown * (len(current) + len(group)) > max_tokens:
             yield current
@@ -98,36 +118,62 @@ def micro_batches(groups: Sequence[list[TrainingRow]], max_tokens: int) -> Itera
         yield current
 
 
-def check_rows(rows: Sequence[TrainingRow], policy: "Policy") -> None:
-    """Refuse rows that cannot be trained on, before the first step.
+def check_rows(rows: TrainingRows, policy: "Policy", rank: int = 0, world: int = 1) -> None:
+    """Refuse rows that cannot be trained on, before the first step. Rank ``rank`` of ``world`` looks at its share.
 
     Raises TrainingError that names the rows: no trained token; lists of different lengths; NaN or infinite weights
     (rewards, advantages) or log-probabilities on trained tokens; token ids outside the model's vocabulary.
     """
     size: int = policy.model.config.get_text_config().vocab_size
     problems: dict[str, list[str]] = {}
-    for row in rows:
-        for problem in _problems(row, size):
-            problems.setdefault(problem, []).append(row.row_id)
-    if problems:
+    for batch in rows.batches[rank::world]:
+        for problem, places in _problems(batch, size):
+            names = batch.column("row_id").take(places).to_pylist() if len(places) else []
+            problems.setdefault(problem, []).extend(names)
+    if found := {problem: ids for problem, ids in problems.items() if ids}:
         raise TrainingError(
             "; ".join(
                 f"{problem} in {', '.join(ids[:5])}{f' and {len(ids) - 5} more' if len(ids) > 5 else ''}"
-                for problem, ids in problems.items()
+                for problem, ids in found.items()
             )
         )
 
 
-def _problems(row: TrainingRow, vocabulary: int) -> Iterator[str]:
-    length = len(row.input_ids)
-    for name in ("mask", "weights", "logprobs", "ref_logprobs"):
-        values = getattr(row, name)
-        if len(values) != length and (values or name in ("mask", "weights")):
-            yield f"{name} and input_ids differ in length"
-            return
-        if name != "mask" and any(not math.isfinite(v) for v, m in zip(values, row.mask, strict=False) if m):
-            yield f"{name} not finite on a trained token (look at the rewards and log-probs of the rollouts)"
-    if not any(row.mask[1:]):
-        yield "no action token to train on (look at action_mask)"
-    if row.input_ids and not 0 <= min(row.input_ids) <= max(row.input_ids) < vocabulary:
-        yield f"a token id outside the model's vocabulary of {vocabulary} (another tokenizer?)"
+def _problems(batch: "pa.RecordBatch", vocabulary: int) -> Iterator[tuple[str, np.ndarray]]:
+    """What may be wrong with rows, and the places in ``batch`` of those that have it. Of a row whose lists differ in
+    length nothing more is said."""
+    offsets, ids = flat(batch.column("input_ids"))
+    length = np.diff(offsets)
+    usable = np.ones(len(length), dtype=bool)
+    columns = {name: flat(batch.column(name)) for name in ("mask", "weights", "logprobs", "ref_logprobs")}
+    for name, (starts, _) in columns.items():
+        own = np.diff(starts)
+        differs = usable & (own != length) & ((own > 0) | (name in ("mask", "weights")))
+        yield f"{name} and input_ids differ in length", np.flatnonzero(differs)
+        usable &= ~differs
+    mask_starts, mask = columns.pop("mask")
+    for name, (starts, values) in columns.items():
+        broken = ~np.isfinite(values)
+        if broken.any():
+            owner, offset = _owners(starts, np.flatnonzero(broken))
+            known = usable[owner]
+            owner, offset = owner[known], offset[known]
+            owner = owner[mask[mask_starts[owner] + offset]]
+            problem = f"{name} not finite on a trained token (look at the rewards and log-probs of the rollouts)"
+            yield problem, np.unique(owner)
+    trained = np.concatenate([[0], np.cumsum(mask)])
+    first, last = np.minimum(mask_starts[:-1] + 1, mask_starts[1:]), mask_starts[1:]
+    untrained = usable & (trained[last] == trained[first])
+    yield "no action token to train on (look at action_mask)", np.flatnonzero(untrained)
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
+        owner, _ = _owners(offsets, np.flatnonzero((ids < 0) | (ids >= vocabulary)))
+        yield (
+            f"a token id outside the model's vocabulary of {vocabulary} (another tokenizer?)",
+            np.unique(owner[usable[owner]]),
+        )
+
+
+def _owners(starts: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The row of each place in a column's values, and the place within the row."""
+    owner = np.searchsorted(starts, places, side="right") - 1
+    return owner, places - starts[owner]

@@ -1,4 +1,4 @@
-"""A training job as files: a job file and a Parquet table of rows, into a model folder and a metrics table. The same
+"""A training job as files: a job file and an Arrow table of rows, into a model folder and a metrics table. The same
 job runs in this process, or on many through DeepSpeed."""
 
 from pathlib import Path
@@ -31,8 +31,8 @@ class DeepSpeed(BaseModel):
 
 
 class TrainingJob(BaseModel):
-    """``folder`` holds what is read (``rows.parquet``, ``start/``) and what is written (``model/``,
-    ``metrics.parquet``, and ``checkpoints/`` meanwhile)."""
+    """``folder`` holds what is read (``rows.arrow``, which every rank maps into memory, and ``start/``) and what is
+    written (``model/``, ``metrics.parquet``, and ``checkpoints/`` meanwhile)."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -19,9 +19,8 @@ from agentrl.training.job import DeepSpeed, TrainingJob
 from agentrl.training.loop import fit
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.ranks import DeepSpeedRanks
+from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Metrics, Trainer
-from schemas.arrow import from_table
-from schemas.training import TrainingRow
 
 DONE = "AGENTRL_STEP "
 FAILED = "AGENTRL_ERROR "
@@ -75,7 +74,7 @@ def run(job_file: Path) -> None:
     """What one process does."""
     folder = job_file.parent
     job = TrainingJob.model_validate_json(job_file.read_text())
-    rows = list(from_table(TrainingRow, pq.read_table(folder / "rows.parquet")))
+    rows = TrainingRows.open(folder / "rows.arrow")
     policy = Policy.load(folder / "start")
     torch.manual_seed(job.seed)  # all ranks begin with the same adapters
     ranks: list[DeepSpeedRanks] = []

@@ -1,41 +1,47 @@
 """The training loop: epochs over rows in seeded order, checkpoints, and what is kept of a step that failed."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from agentrl.training.batch import TrainingError, check_rows, units
+import numpy as np
+
+from agentrl.training.batch import TrainingError, check_rows, unit_starts
+from agentrl.training.rows import TrainingRows, save_rows
 from agentrl.training.step import Metrics, Trainer
-from agentrl.training.tables import save_rows
-from schemas.training import TrainingRow
 
 
-def epochs(rows: Sequence[TrainingRow], batch_units: int, seed: int) -> Iterator[list[TrainingRow]]:
-    """Batches of ``batch_units`` units without end: each epoch is a fresh seeded order, and holds every unit once.
-    Units left at the end of an epoch begin the next batch."""
-    groups = units(rows)
-    pending: list[list[TrainingRow]] = []
+def epochs(rows: TrainingRows, batch_units: int, seed: int) -> Iterator[np.ndarray]:
+    """Positions of the rows of batches of ``batch_units`` units, without end: each epoch is a fresh seeded order, and
+    holds every unit once. Units left at the end of an epoch begin the next
+    batch."""
+    starts = unit_starts(rows)
+    pending = array("q")
     epoch = 0
     while True:
-        order = list(groups)
+        order = array("q", range(len(starts) - 1))
         random.Random(f"{seed}-{epoch}").shuffle(order)
         pending += order
-        while len(pending) >= batch_units:
-            yield [row for group in pending[:batch_units] for row in group]
-            pending = pending[batch_units:]
+        used = 0
+        while len(pending) - used >= batch_units:
+            batch = pending[used : used + batch_units]
+            yield np.concatenate([np.arange(starts[unit], starts[unit + 1]) for unit in batch])
+            used += batch_units
+        pending = pending[used:]
         epoch += 1
 
 
 def fit(
     trainer: Trainer,
-    rows: Sequence[TrainingRow],
+    rows: TrainingRows,
     batch_units: int,
     seed: int,
     checkpoint: Path,
     on_step: Callable[[Metrics], None],
     checkpoint_every: int = 100,
 ) -> list[Metrics]:
-    """Train to the end of the trainer's schedule and return the metrics of every step.
+    """Train to the end of the trainer's schedule and return the metrics of every step. A step reads its own rows alone.
 
     Training goes on from a checkpoint at ``checkpoint``, or from the one before it if that is damaged: the curve is
     that of an undisturbed run.
@@ -44,14 +50,15 @@ def fit(
     rows of that step are kept beside ``checkpoint`` in ``failed_step.parquet``, and the last good state at
     ``checkpoint``.
     """
-    check_rows(rows, trainer.policy)
+    check_rows(rows, trainer.policy, trainer.backend.rank, trainer.backend.world)
     saved = trainer.load(checkpoint)
     history: list[Metrics] = saved["history"] if saved else []
-    for number, batch in enumerate(epochs(rows, batch_units, seed)):
+    for number, positions in enumerate(epochs(rows, batch_units, seed)):
         if number >= trainer.total:
             break
         if number < trainer.done:
             continue
+        batch = rows.take(positions)
         try:
             metrics = trainer.step(batch)
         except TrainingError as error:
@@ -67,7 +74,7 @@ def _kept(
     trainer: Trainer,
     history: list[Metrics],
     checkpoint: Path,
-    batch: Sequence[TrainingRow],
+    batch: TrainingRows,
     error: TrainingError,
 ) -> TrainingError:
     """The error of a failed step, with the paths of its rows and of the last good state."""

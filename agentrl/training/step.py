@@ -15,7 +15,7 @@ from agentrl.training.batch import Batch, TrainingError, collate, micro_batches,
 from agentrl.training.lora import add_lora
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.packing import can_pack, packed
-from schemas.training import TrainingRow
+from agentrl.training.rows import TrainingRows
 
 Metrics = dict[str, float]
 
@@ -83,7 +83,7 @@ class Trainer:
         self.packs = can_pack(policy.model)
         self.backend = backend(policy, config)
 
-    def step(self, rows: Sequence[TrainingRow], lr_scale: float = 1.0) -> Metrics:
+    def step(self, rows: TrainingRows, lr_scale: float = 1.0) -> Metrics:
         """One optimiser step over all ``rows``. Gradients accumulate over micro batches, which changes no result.
 
         Raises TrainingError on every rank if no token can be trained on, or if the loss or the gradient norm is not
@@ -96,29 +96,29 @@ class Trainer:
             self.backend.discard()
             raise TrainingError(
                 f"step {self.done}: loss {metrics['loss']}, gradient norm {norm}; lower lr, or look for broken rows "
-                f"among {[row.row_id for row in rows][:5]}",
+                f"among {rows.ids()[:5]}",
                 rows,
             )
         self.done += 1
         return {**metrics, "grad_norm": norm, "lr": lr}
 
-    def gradients(self, rows: Sequence[TrainingRow]) -> Metrics:
+    def gradients(self, rows: TrainingRows) -> Metrics:
         """Compute the gradients of one step over ``rows``, leave them on the parameters, and return the metrics.
 
         Raises TrainingError if no token can be trained on.
         """
         self.backend.model.train()
-        parts = list(micro_batches(units(rows), self.config.micro_tokens))
+        parts = list(micro_batches(rows, units(rows), self.config.micro_tokens))
         rank, world = self.backend.rank, self.backend.world
-        batches = [collate(part, self.packs and place % world == rank) for place, part in enumerate(parts)]
+        batches = [collate(rows.take(part), self.packs and place % world == rank) for place, part in enumerate(parts)]
         count = sum(self.objective.count(batch) for batch in batches)
         n_tokens = sum(int(batch.mask.sum()) for batch in batches)
         if count <= 0 or n_tokens == 0:
-            raise TrainingError(f"no token to train on in rows {[row.row_id for row in rows][:5]}; check their masks")
+            raise TrainingError(f"no token to train on in rows {rows.ids()[:5]}; check their masks")
         rounds = math.ceil(len(parts) / world)
         # All ranks must take part in every round: a rank without a micro batch left computes one that does not count.
         mine = batches[rank::world]
-        spare = [] if len(mine) == rounds else [collate(parts[0][:2], self.packs)]
+        spare = [] if len(mine) == rounds else [collate(rows.take(parts[0][:2]), self.packs)]
         totals: Metrics = {"loss": 0.0, "entropy": 0.0}
         with packed(self.policy.model, self.packs):
             baseline = self._baseline(mine, spare) / len(rows) if self.objective.needs_baseline else 0.0

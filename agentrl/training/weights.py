@@ -4,9 +4,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from agentrl.advantages.group import centred_advantages
 from agentrl.advantages.turns import turn_spans
-from schemas.trajectory import Trajectory
+from schemas.trajectory import UnscoredError
 
 Decode = Callable[[list[int]], str]
 
@@ -48,12 +52,17 @@ def _differing(text: str) -> list[bool]:
     return free
 
 
-def row_weights(rows: Sequence[Trajectory], weighting: Literal["none", "reward", "advantage"]) -> list[float]:
-    """Weight of each trajectory, [rows]: 1; its reward (reward-weighted regression); or reward minus the mean of its
-    task; for a row that is worse than the mean it is 0, or negative for a negative example. Raises UnscoredError if a
-    reward is needed and a row has none."""
+def row_weights(rows: pa.Table, weighting: Literal["none", "reward", "advantage"]) -> np.ndarray:
+    """Weight of each trajectory, [rows], from its columns ``trajectory_id``, ``task_id`` and ``reward``: 1; its reward
+    (reward-weighted regression); or reward minus the mean of its task, which is below 0 for those worse than it.
+
+    Raises UnscoredError if a reward is needed and a row has none.
+    """
     if weighting == "none":
-        return [1.0] * len(rows)
+        return np.ones(len(rows))
+    rewards = rows["reward"]
+    if rewards.null_count:
+        raise UnscoredError("reward", rows.filter(pc.is_null(rewards))["trajectory_id"].to_pylist())
     if weighting == "reward":
-        return [row.scored_reward() for row in rows]
-    return centred_advantages([row.scored_reward() for row in rows], [row.task_id for row in rows]).tolist()
+        return rewards.to_numpy()
+    return centred_advantages(rewards.to_numpy(), rows["task_id"].to_pylist())

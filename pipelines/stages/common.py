@@ -1,6 +1,6 @@
 """What stages that sample from a policy or train it share: loading the policy, and finding its environment."""
 
-import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -8,10 +8,9 @@ from pydantic import Field, field_validator, model_validator
 
 from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
-from pipelines.handles import Model, Trajectories
+from pipelines.handles import Model
 from pipelines.readiness import lacks_template
 from pipelines.stage import Context, External, StageConfig
-from schemas.trajectory import NOT_TRAINED
 
 if TYPE_CHECKING:
     from agentrl.environments.base import Environment
@@ -51,7 +50,7 @@ def load_policy(model: Model) -> "Policy":
 
 
 def start_policy(
-    model: Model | None, config: ModelConfig | None, trajectories: "list[Trajectory]", seed: int
+    model: Model | None, config: ModelConfig | None, trajectories: "Iterable[Trajectory]", seed: int
 ) -> "Policy":
     """The policy that training starts from: the input, or what the config names.
 
@@ -100,16 +99,3 @@ def only_env(context: Context, tasks: "list[Task]") -> str:
     [name] = envs
     environment(context, name)
     return name
-
-
-def read_weighted(selections: list[Trajectories]) -> "list[tuple[Trajectory, float]]":
-    """Rows of several selections, in order, with their weights. Rows that are tagged as not trained on (a judge's, a
-    fixed opponent's) are left out, and a warning says how many."""
-    out = []
-    for selection in selections:
-        weights = selection.selection()["weight"].to_pylist()
-        out += list(zip(selection.read(), weights, strict=True))
-    trained = [(row, weight) for row, weight in out if NOT_TRAINED not in row.tags]
-    if left := len(out) - len(trained):
-        warnings.warn(f"{left} of {len(out)} rows are tagged {NOT_TRAINED!r} and are not trained on", stacklevel=2)
-    return trained

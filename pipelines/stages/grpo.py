@@ -84,7 +84,7 @@ def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) ->
 
 def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> Online:
     from agentrl.training.lora import merge_lora
-    from agentrl.training.tables import step_table
+    from agentrl.training.rows import step_table
     from agentrl.training.trackers import track
 
     loop = _loop(context, config, model, tasks)
@@ -125,12 +125,12 @@ def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -
 def _step(context: Context, loop: "OnlineLoop") -> "OnlineStep":
     """One iteration. If its loss is not finite, its rows are kept beside the last checkpoint."""
     from agentrl.training.batch import TrainingError
-    from agentrl.training.tables import save_rows
+    from agentrl.training.rows import save_rows
 
     try:
         return loop.step(context.trajectory_id)
     except TrainingError as error:
-        if not error.rows:
+        if error.rows is None:
             raise
         failed = save_rows(context.scratch / "failed_step.parquet", error.rows)
         raise TrainingError(f"{error}; its rows are at {failed}, the last checkpoint beside them") from None

@@ -2,12 +2,15 @@
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from agentrl.algorithms import PairAlgorithm, PolicyGradientAlgorithm
@@ -17,7 +20,6 @@ from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.kto import KTO
 from agentrl.algorithms.preference import Preference
 from agentrl.algorithms.sft import SFT
-from agentrl.chat.codec import tokenize
 from agentrl.rollouts.negatives import SOURCE as NEGATIVE
 from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig
@@ -25,12 +27,14 @@ from agentrl.training.trackers import Tracker
 from agentrl.training.weights import row_weights, template_weights
 from pipelines.handles import Model, Pairs, Table, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import ModelConfig, load_policy, read_weighted, start_policy
-from schemas.training import TrainingRow
-from schemas.trajectory import Trajectory, UnscoredError
+from pipelines.stages.common import ModelConfig, load_policy, start_policy
+from pipelines.stages.selected import Selected, Tokens, check_tokenizer
+from schemas.training import TRAINING_SCHEMA, TrainingRow
+from schemas.trajectory import UnscoredError
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
+    from agentrl.training.rows import TrainingRows
 
 
 class Trained(NamedTuple):
@@ -63,46 +67,71 @@ class SFTConfig(TrainConfig):
 @stage("train.sft", version=2)
 def sft(context: Context, config: SFTConfig, trajectories: list[Trajectories], model: Model | None = None) -> Trained:
     """Supervised fine-tuning on the action tokens of trajectories, each counting by its weight in the selection."""
-    weighted = read_weighted(trajectories)
-    policy = start_policy(model, config.model, [row for row, _ in weighted], context.seed)
-    if any(row.source == NEGATIVE for row, _ in weighted) and not policy.codec.shows_tools():
+    chosen = Selected(trajectories)
+    policy = start_policy(model, config.model, chosen.trajectories(), context.seed)
+    if pc.any(pc.equal(chosen.scalars["source"], NEGATIVE)).as_py() and not policy.codec.shows_tools():
         raise ValueError(
             "negative examples differ by the tools on offer, which this model's chat template does not show: "
             "use a template that renders tools, or leave the negatives out"
         )
-    factors = row_weights([row for row, _ in weighted], config.weighting)
-    rows = []
-    for number, ((raw, weight), factor) in enumerate(zip(weighted, factors, strict=True)):
-        total = weight * factor * (config.negatives if factor < 0 else 1.0)
-        row = _tokens(raw, policy)
-        if total == 0 or not any(row.action_mask):
-            continue
-        tokens = [1.0] * len(row.input_ids)
-        if config.template_weight < 1:
-            tokens = template_weights(row.input_ids, row.action_mask, partial(_decode, policy), config.template_weight)
-        rows.append(_training_row(row, number, [total * token for token in tokens]))
-    return _fit(context, config, policy, SFT(), rows)
+    factors = row_weights(chosen.scalars, config.weighting)
+    totals = chosen.weights * factors * np.where(factors < 0, config.negatives, 1.0)
+    weigh = None
+    if config.template_weight < 1:
+        weigh = partial(template_weights, decode=partial(_decode, policy), template=config.template_weight)
+    batches = (
+        _trained_on(part, totals[part.positions], weigh=weigh) for part in chosen.tokens(policy, np.flatnonzero(totals))
+    )
+    return _fit(context, config, policy, SFT(), (batch.filter(_acts(batch)) for batch in batches))
 
 
 def _decode(policy: "Policy", ids: list[int]) -> str:
     return str(policy.tokenizer.decode(ids))
 
 
-def _tokens(raw: Trajectory, policy: "Policy") -> Trajectory:
-    row = tokenize(raw, policy.codec, policy.tokenizer_fingerprint)
-    _check_tokenizer(row.trajectory_id, row.tokenizer, policy)
-    return row
+def _trained_on(
+    part: Tokens,
+    weights: np.ndarray,
+    labels: np.ndarray | None = None,
+    weigh: "Callable[[list[int], list[bool]], list[float]] | None" = None,
+) -> pa.RecordBatch:
+    """Training rows of a part of a selection. Each token has its row's weight [rows], times what ``weigh`` gives for
+    the tokens of a row."""
+    from agentrl.training.rows import flat, nested
+
+    offsets, _ = flat(part.input_ids)
+    tokens = np.repeat(weights, np.diff(offsets))
+    if weigh:
+        rows = zip(part.input_ids.to_pylist(), part.mask.to_pylist(), strict=True)
+        tokens *= np.concatenate([weigh(ids, mask) for ids, mask in rows])
+    return _batch(part.row_ids, part.positions, labels, part.input_ids, part.mask, nested(offsets, tokens, "weights"))
 
 
-def _training_row(row: Trajectory, unit: int, weights: list[float], label: int = 0) -> TrainingRow:
-    return TrainingRow(
-        row_id=row.trajectory_id,
-        unit=unit,
-        label=label,
-        input_ids=row.input_ids,
-        mask=row.action_mask,
-        weights=weights,
-    )
+def _batch(
+    row_ids: pa.Array,
+    units: np.ndarray,
+    labels: np.ndarray | None,
+    input_ids: pa.ListArray,
+    mask: pa.ListArray,
+    weights: pa.ListArray,
+) -> pa.RecordBatch:
+    """Training rows without log-probs; without ``labels`` they have no sides."""
+    from agentrl.training.rows import nested
+
+    nothing = nested(np.zeros(len(units) + 1, np.int32), np.zeros(0, np.float32), "logprobs")
+    label = np.zeros(len(units)) if labels is None else labels
+    numbers = (pa.array(values.astype(np.int32)) for values in (units, label))
+    columns = [row_ids, *numbers, input_ids, mask, weights, nothing, nothing]
+    return pa.RecordBatch.from_arrays(columns, schema=TRAINING_SCHEMA)
+
+
+def _acts(batch: pa.RecordBatch) -> pa.Array:
+    """Whether each row has an action token."""
+    from agentrl.training.rows import flat
+
+    offsets, mask = flat(batch.column("mask"))
+    until = np.concatenate([[0], np.cumsum(mask)])[offsets]
+    return pa.array(until[1:] > until[:-1])
 
 
 class DPOConfig(TrainConfig):
@@ -133,17 +162,38 @@ def _prefer(context: Context, config: TrainConfig, objective: Preference, pairs:
     from agentrl.training.scoring import reference_logprobs
 
     policy = load_policy(model)
-    rows = []
-    for number, pair in enumerate(pairs.read()):
-        _check_tokenizer(pair.pair_id, pair.tokenizer, policy)
-        for label, ids, mask in ((1, pair.chosen_ids, pair.chosen_mask), (-1, pair.rejected_ids, pair.rejected_mask)):
-            weights = [1.0] * len(ids)
-            rows.append(
-                TrainingRow(row_id=pair.pair_id, unit=number, label=label, input_ids=ids, mask=mask, weights=weights)
-            )
+    batches = _pair_batches(pairs, policy)
     if objective.reference:
-        rows = reference_logprobs(policy, rows, config.optimizer.micro_tokens)
-    return _fit(context, config, policy, objective, rows)
+        batches = (reference_logprobs(policy, batch, config.optimizer.micro_tokens) for batch in batches)
+    return _fit(context, config, policy, objective, batches)
+
+
+PAIRS_AT_ONCE = 2048
+
+
+def _pair_batches(pairs: Pairs, policy: "Policy") -> Iterator[pa.RecordBatch]:
+    """Pairs as training rows: for each one the chosen side, then the rejected one."""
+    from agentrl.training.rows import flat, nested
+
+    first = 0
+    with pq.ParquetFile(pairs.path) as file:
+        for batch in file.iter_batches(PAIRS_AT_ONCE):
+            for name, tokenizer in zip(
+                *(batch.column(one).to_pylist() for one in ("pair_id", "tokenizer")), strict=True
+            ):
+                check_tokenizer(name, tokenizer, policy)
+            size = batch.num_rows
+            sides = pa.array(np.stack([np.arange(size), size + np.arange(size)], -1).ravel())
+            ids, mask = (
+                pa.concat_arrays([batch.column(f"{side}_{of}") for side in ("chosen", "rejected")]).take(sides)
+                for of in ("ids", "mask")
+            )
+            pair = np.repeat(np.arange(size), 2)
+            offsets, values = flat(ids)
+            weights = nested(offsets, np.ones(len(values)), "weights")
+            labels = np.tile([1, -1], size)
+            yield _batch(batch.column("pair_id").take(pa.array(pair)), first + pair, labels, ids, mask, weights)
+            first += size
 
 
 class KTOConfig(TrainConfig):
@@ -156,15 +206,16 @@ def kto(context: Context, config: KTOConfig, trajectories: list[Trajectories], m
     from agentrl.training.scoring import reference_logprobs
 
     policy = load_policy(model)
-    rows = []
-    weighted = read_weighted(trajectories)
-    if unscored := [row.trajectory_id for row, _ in weighted if row.success is None]:
-        raise UnscoredError("success", unscored)
-    for number, (raw, _) in enumerate(weighted):
-        row = _tokens(raw, policy)
-        rows.append(_training_row(row, number, [1.0] * len(row.input_ids), label=1 if row.scored_success() else -1))
-    rows = reference_logprobs(policy, rows, config.optimizer.micro_tokens)
-    return _fit(context, config, policy, config.objective, rows)
+    chosen = Selected(trajectories)
+    success = chosen.scalars["success"]
+    if success.null_count:
+        raise UnscoredError("success", chosen.scalars.filter(pc.is_null(success))["trajectory_id"].to_pylist())
+    labels = np.where(success.to_numpy(), 1, -1)
+    batches = (
+        _trained_on(part, np.ones(len(part.positions)), labels[part.positions]) for part in chosen.tokens(policy)
+    )
+    scored = (reference_logprobs(policy, batch, config.optimizer.micro_tokens) for batch in batches)
+    return _fit(context, config, policy, config.objective, scored)
 
 
 class OfflineConfig(TrainConfig):
@@ -189,39 +240,47 @@ def offline(context: Context, config: OfflineConfig, trajectories: list[Trajecto
     Groups are the rollouts of one task. ``algorithm.off_policy`` corrects for rollouts of other policies.
     """
     from agentrl.online.credit import Extras, assign
+    from agentrl.training.rows import TrainingRows
     from agentrl.training.scoring import batch_logprobs
 
     policy = load_policy(model)
-    made = [row for row, _ in read_weighted(trajectories) if any(row.action_mask)]
-    plain = [_training_row(_tokens(row, policy), number, [0.0] * row.n_tokens) for number, row in enumerate(made)]
+    chosen = Selected(trajectories)
+    made = [row for row in chosen.trajectories() if any(row.action_mask)]  # groups need their rollouts whole
+    for row in made:
+        check_tokenizer(row.trajectory_id, row.tokenizer, policy)
+    plain = [
+        TrainingRow(
+            row_id=row.trajectory_id, input_ids=row.input_ids, mask=row.action_mask, weights=[0.0] * row.n_tokens
+        )
+        for row in made
+    ]
     version = max((row.policy_version for row in made), default=0)
-    current = batch_logprobs(policy, plain, config.optimizer.micro_tokens) if made else []
+    scored = batch_logprobs(policy, TrainingRows.of(plain), config.optimizer.micro_tokens)
+    current = [one.tolist() for one in scored]
     extras = Extras(reference=current if config.algorithm.kl else None, proximal=current, version=version)
     credit = assign(config.algorithm, made, extras)
     context.metrics.update(credit.metrics)
     if credit.lr_scale == 0:
         raise ValueError(f"effective sample size {credit.metrics['ess']:.3f} is below min_ess; use fresher rollouts")
     scaled = config.optimizer.model_copy(update={"lr": config.optimizer.lr * credit.lr_scale})
-    return _fit(context, config.model_copy(update={"optimizer": scaled}), policy, config.algorithm, credit.rows)
-
-
-def _check_tokenizer(row_id: str, tokenizer: str, policy: "Policy") -> None:
-    if tokenizer != policy.tokenizer_fingerprint:
-        raise ValueError(
-            f"{row_id} was tokenised by {tokenizer or 'an unknown tokenizer'}, and the model {policy.name} uses "
-            f"{policy.tokenizer_fingerprint}; train the model that sampled it, or drop its token columns"
-        )
+    rows = TrainingRows.of(credit.rows).batches
+    return _fit(context, config.model_copy(update={"optimizer": scaled}), policy, config.algorithm, rows)
 
 
 def _fit(
-    context: Context, config: TrainConfig, policy: "Policy", objective: Objective, rows: Sequence[TrainingRow]
+    context: Context, config: TrainConfig, policy: "Policy", objective: Objective, batches: Iterable[pa.RecordBatch]
 ) -> Trained:
+    """Write the rows as one file, as they come, and train on it."""
     from agentrl.training.loop import fit
     from agentrl.training.lora import merge_lora
+    from agentrl.training.rows import TrainingRows, write_rows
     from agentrl.training.step import Trainer
     from agentrl.training.trackers import track
 
-    if not rows:
+    job = context.scratch / "job"
+    job.mkdir(exist_ok=True)
+    rows = TrainingRows.open(write_rows(job / "rows.arrow", batches))
+    if not len(rows):
         raise ValueError("there is nothing to train on: the inputs hold no rows; look at what the stage before kept")
     with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:
         last = time.perf_counter()
@@ -237,7 +296,10 @@ def _fit(
             send(metrics)
 
         if config.deepspeed:
-            return _launch(context, config, config.deepspeed, policy, objective, rows, report)
+            history = _launch(context, config, config.deepspeed, policy, objective, report)
+            return _trained(
+                context, rows, history, lambda path: shutil.copytree(job / "model", path, dirs_exist_ok=True)
+            )
         trainer = Trainer(policy, objective, config.optimizer, config.steps)
         history = fit(trainer, rows, config.batch, context.seed, context.scratch / "checkpoint.pt", report)
     merge_lora(policy)
@@ -250,18 +312,14 @@ def _launch(
     deepspeed: DeepSpeed,
     policy: "Policy",
     objective: Objective,
-    rows: Sequence[TrainingRow],
     report: Callable[[dict[str, float]], None],
-) -> Trained:
+) -> list[dict[str, float]]:
     """Train in processes of their own, through DeepSpeed. The job's folder outlives a kill, with its checkpoints."""
     from agentrl.training.job import TrainingJob
     from agentrl.training.launch import launch
-    from agentrl.training.tables import save_rows
 
     folder = context.scratch / "job"
-    folder.mkdir(exist_ok=True)
     policy.save(folder / "start")
-    save_rows(folder / "rows.parquet", rows)
     job = TrainingJob.model_validate(
         {
             "objective": objective,
@@ -272,21 +330,15 @@ def _launch(
             "seed": context.seed,
         }
     )
-    history = launch(deepspeed, job.write(folder), report)
-    return _trained(context, rows, history, lambda path: shutil.copytree(folder / "model", path, dirs_exist_ok=True))
+    return launch(deepspeed, job.write(folder), report)
 
 
 def _trained(
-    context: Context,
-    rows: Sequence[TrainingRow],
-    history: list[dict[str, float]],
-    save: Callable[[Path], object],
+    context: Context, rows: "TrainingRows", history: list[dict[str, float]], save: Callable[[Path], object]
 ) -> Trained:
-    from agentrl.training.tables import row_table
-
     context.metrics.update(rows=len(rows), first_loss=history[0]["loss"], last_loss=history[-1]["loss"])
     return Trained(
         context.model(save),
-        context.table(row_table(rows), "rows"),
+        context.table(pa.RecordBatchReader.from_batches(TRAINING_SCHEMA, rows.batches), "rows"),
         context.table(pa.Table.from_pylist(history), "metrics"),
     )

@@ -14,6 +14,7 @@ from agentrl.algorithms.sft import SFT
 from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.loop import fit
 from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Trainer
 
 
@@ -94,7 +95,7 @@ def curve(folder: Path, stop_after: int | None = None) -> list[dict[str, float]]
             raise KeyboardInterrupt
 
     rows = [row.model_copy(update={"weights": [1.0] * len(row.input_ids)}) for row in random_rows(10)]
-    return fit(trainer, rows, 4, 0, folder / "checkpoint.pt", on_step, checkpoint_every=2)
+    return fit(trainer, TrainingRows.of(rows), 4, 0, folder / "checkpoint.pt", on_step, checkpoint_every=2)
 
 
 def test_training_goes_on_from_the_checkpoint_before_a_torn_one(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Training through DeepSpeed equals training in one process."""
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +19,26 @@ from agentrl.training.launch import command, launch
 from agentrl.training.loop import epochs
 from agentrl.training.lora import merge_lora
 from agentrl.training.optimizer import LoRA, OptimizerConfig
+from agentrl.training.rows import TrainingRows, write_rows
 from agentrl.training.step import Trainer
-from agentrl.training.tables import save_rows
-from schemas.training import TrainingRow
 
 OPTIMIZER = OptimizerConfig(lr=5e-3, schedule="cosine", warmup=1, micro_tokens=64, clip_norm=0.5)
 STEPS = 5
 
 
-def job_in(folder: Path, objective: Any, zero: Any, **changes: Any) -> tuple[TrainingJob, list[TrainingRow]]:
+def job_in(folder: Path, objective: Any, zero: Any, **changes: Any) -> tuple[TrainingJob, TrainingRows]:
     folder.mkdir()
-    rows = random_rows(10, pairs=isinstance(objective, DPO))
+    rows = TrainingRows.of(random_rows(10, pairs=isinstance(objective, DPO)))
     tokenizer = train_tokenizer(["some text"], 300)
     Policy(small_model(seed=1), tokenizer, "small").save(folder / "start")
-    save_rows(folder / "rows.parquet", rows)
+    write_rows(folder / "rows.arrow", rows.batches)
     settings = {"optimizer": OPTIMIZER, "steps": STEPS, "batch": 3, "seed": 0} | changes
     return TrainingJob(objective=objective, deepspeed=DeepSpeed(zero=zero, processes=2), **settings), rows
 
 
-def single(folder: Path, objective: Any, rows: list[TrainingRow]) -> tuple[list[float], Policy]:
+def single(folder: Path, objective: Any, rows: TrainingRows) -> tuple[list[float], Policy]:
     trainer = Trainer(Policy.load(folder / "start"), objective, OPTIMIZER, STEPS)
-    losses = [trainer.step(batch)["loss"] for batch, _ in zip(epochs(rows, 3, 0), range(STEPS), strict=False)]
+    losses = [trainer.step(rows.take(batch))["loss"] for batch in islice(epochs(rows, 3, 0), STEPS)]
     return losses, trainer.policy
 
 
@@ -71,7 +71,7 @@ def test_adapters_train_and_are_folded_in(zero: int, tmp_path: Path) -> None:
     history = launch(job.deepspeed, job.write(folder), lambda metrics: None)
     torch.manual_seed(job.seed)
     trainer = Trainer(Policy.load(folder / "start"), GRPO(), optimizer, STEPS)
-    losses = [trainer.step(batch)["loss"] for batch, _ in zip(epochs(rows, 3, 0), range(STEPS), strict=False)]
+    losses = [trainer.step(rows.take(batch))["loss"] for batch in islice(epochs(rows, 3, 0), STEPS)]
     assert [row["loss"] for row in history] == pytest.approx(losses, rel=1e-4, abs=1e-6)
     merge_lora(trainer.policy)
     trained = Policy.load(folder / "model").model.state_dict()
@@ -103,8 +103,10 @@ def test_a_killed_job_goes_on_from_its_checkpoint(zero: int, tmp_path: Path) -> 
 def test_a_failing_job_says_why(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     folder = tmp_path / "job"
-    job, rows = job_in(folder, GRPO(), 1)
-    save_rows(folder / "rows.parquet", [rows[0].model_copy(update={"mask": [False] * len(rows[0].mask)})])
+    job, _ = job_in(folder, GRPO(), 1)
+    row = random_rows(1)[0]
+    broken = TrainingRows.of([row.model_copy(update={"mask": [False] * len(row.mask)})])
+    write_rows(folder / "rows.arrow", broken.batches)
     with pytest.raises(TrainingError, match="no action token to train on"):
         launch(job.deepspeed, job.write(folder), lambda _: None)
 

@@ -9,6 +9,7 @@ import agentrl.training.logprobs as module
 from agentrl.training.batch import collate
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.packing import can_pack, pack, packed
+from agentrl.training.rows import TrainingRows
 
 
 def plain(model: torch.nn.Module, ids: list[int]) -> tuple[Tensor, Tensor]:
@@ -32,7 +33,7 @@ def test_equal_a_plain_forward_row_by_row(
 ) -> None:
     monkeypatch.setattr(module, "_CHUNK_VALUES", chunk)
     model, rows = small_model(kind), random_rows(7)
-    batch = collate(rows, packing)
+    batch = collate(TrainingRows.of(rows), packing)
     noise = torch.randn(2, *batch.mask.shape)
     with packed(model, packing):
         logprobs, entropies = token_logprobs(model, batch.input_ids, batch.mask, batch.packing)
@@ -64,7 +65,7 @@ def test_no_attention_across_rows() -> None:
     changed = other.model_copy(update={"input_ids": [(token + 1) % VOCABULARY for token in other.input_ids]})
     results = []
     for neighbour in (other, changed):
-        batch = collate([one, neighbour], packing=True)
+        batch = collate(TrainingRows.of([one, neighbour]), packing=True)
         with torch.no_grad(), packed(model):
             results.append(token_logprobs(model, batch.input_ids, batch.mask, batch.packing)[0])
     torch.testing.assert_close(results[0][0], results[1][0], atol=1e-6, rtol=0)
@@ -91,7 +92,7 @@ def test_the_attention_of_sampling_is_restored() -> None:
 def test_scaled_logits_are_refused() -> None:
     model = small_model()
     model.config.logit_scale = 0.5
-    batch = collate(random_rows(2))
+    batch = collate(TrainingRows.of(random_rows(2)))
     with pytest.raises(ValueError, match="logit_scale"):
         token_logprobs(model, batch.input_ids, batch.mask)
 
@@ -133,7 +134,7 @@ def test_other_architectures(name: str, changes: dict, packs: bool) -> None:
     model = getattr(transformers, head)(config(**sizes)).eval()
     assert can_pack(model) == packs
     rows = random_rows(4)
-    batch = collate(rows, packs)
+    batch = collate(TrainingRows.of(rows), packs)
     with torch.no_grad(), packed(model, packs):
         logprobs, _ = token_logprobs(model, batch.input_ids, batch.mask, batch.packing)
     with torch.no_grad():

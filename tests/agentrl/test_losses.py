@@ -17,6 +17,7 @@ from agentrl.losses.ppo_clip import ppo_clip_loss
 from agentrl.losses.simpo import simpo_loss
 from agentrl.losses.value import value_loss
 from agentrl.training.batch import collate
+from agentrl.training.rows import TrainingRows
 from agentrl.training.weights import template_weights
 from schemas.training import TrainingRow
 
@@ -69,7 +70,7 @@ LOGPROBS = torch.tensor([[0.0, -1.0, -9.0, -3.0], [0.0, -2.0, -2.0, -5.0]])
 
 
 def mean(objective: object, data: list[TrainingRow], entropies: torch.Tensor = NONE) -> float:
-    batch = collate(data)
+    batch = collate(TrainingRows.of(data))
     loss, _ = objective.loss(LOGPROBS, entropies, batch)  # type: ignore[attr-defined]
     return loss.item() / objective.count(batch)  # type: ignore[attr-defined]
 
@@ -105,7 +106,7 @@ def test_preference_terms() -> None:
 
 
 def test_metrics_of_a_policy_step() -> None:
-    batch = collate(rows())
+    batch = collate(TrainingRows.of(rows()))
     _, sums = GRPO().loss(LOGPROBS, torch.zeros(2, 4), batch)
     ratios = torch.tensor([0.0, -2.0]).exp(), torch.tensor([-1.0, -1.0, -4.0]).exp()
     assert sums["clip_share"] / 2 == pytest.approx((0.5 + 1.0) / 2)
@@ -131,5 +132,6 @@ def test_template_tokens_of_a_call_weigh_less() -> None:
 def test_gspo_counts_what_it_clips_by_the_ratio_of_the_row() -> None:
     [row] = rows()[:1]
     logprobs = torch.tensor([[0.0, -0.9, 0.0, -1.1]])  # token ratios are far out of bounds, the row's is 1
-    assert GSPO().loss(logprobs, torch.zeros(1, 4), collate([row]))[1]["clip_share"] == 0
-    assert GRPO(clip_low=0.01, clip_high=0.01).loss(logprobs, torch.zeros(1, 4), collate([row]))[1]["clip_share"] == 1
+    batch = collate(TrainingRows.of([row]))
+    assert GSPO().loss(logprobs, torch.zeros(1, 4), batch)[1]["clip_share"] == 0
+    assert GRPO(clip_low=0.01, clip_high=0.01).loss(logprobs, torch.zeros(1, 4), batch)[1]["clip_share"] == 1

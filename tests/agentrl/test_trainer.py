@@ -17,6 +17,7 @@ from agentrl.algorithms.sft import SFT
 from agentrl.training.batch import TrainingError
 from agentrl.training.loop import fit
 from agentrl.training.optimizer import LoRA, OptimizerConfig
+from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import reference_logprobs
 from agentrl.training.step import Trainer
 
@@ -26,7 +27,7 @@ OBJECTIVES: list[Objective] = [SFT(), DPO(nll=0.3), KTO(), GRPO(entropy=0.1), DA
 def step_gradients(objective: Objective, micro_tokens: int) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     policy = small_policy()
     trainer = Trainer(policy, objective, OptimizerConfig(micro_tokens=micro_tokens, clip_norm=1e9), 1)
-    metrics = trainer.gradients(random_rows(8, pairs=isinstance(objective, DPO)))
+    metrics = trainer.gradients(TrainingRows.of(random_rows(8, pairs=isinstance(objective, DPO))))
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}, metrics
 
 
@@ -54,7 +55,7 @@ def test_tokens_outside_the_mask_teach_nothing() -> None:
     found = []
     for data in (rows, changed):
         trainer = Trainer(small_policy(), GRPO(), OptimizerConfig(), 1)
-        found.append(trainer.step(data))
+        found.append(trainer.step(TrainingRows.of(data)))
     assert found[0] == found[1]
 
 
@@ -66,7 +67,7 @@ def run(tmp_path: Path, total: int, stop_after: int | None = None) -> list[dict[
             raise KeyboardInterrupt
 
     rows = [row.model_copy(update={"weights": [1.0] * len(row.input_ids)}) for row in random_rows(10)]
-    return fit(trainer, rows, 4, 0, tmp_path / "checkpoint.pt", on_step, checkpoint_every=2)
+    return fit(trainer, TrainingRows.of(rows), 4, 0, tmp_path / "checkpoint.pt", on_step, checkpoint_every=2)
 
 
 def test_a_resumed_run_has_the_curve_of_an_undisturbed_one(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_a_resumed_run_has_the_curve_of_an_undisturbed_one(tmp_path: Path) -> No
     assert run(cut, 7) == expected
 
 
-def broken(name: str) -> list:
+def broken(name: str) -> TrainingRows:
     rows = random_rows(3)
     values = {
         "mask": [False] * len(rows[1].mask),
@@ -88,7 +89,7 @@ def broken(name: str) -> list:
         "ref_logprobs": [0.0],
     }
     rows[1] = rows[1].model_copy(update={name: values[name]})
-    return rows
+    return TrainingRows.of(rows)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_a_reference_of_another_vocabulary_is_refused() -> None:
     policy = small_policy()
     policy.model = small_model(vocabulary=20)
     with pytest.raises(TrainingError, match="vocabulary of 20"):
-        reference_logprobs(policy, random_rows(2))
+        reference_logprobs(policy, TrainingRows.of(random_rows(2)).batches[0])
 
 
 def test_a_loss_that_is_not_finite_keeps_the_last_good_policy_and_the_rows(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_policy_and_the_rows(tmp_p
         if metrics["step"] == 2:
             trainer.backend.parameters[0].data[:] = float("inf")
 
-    rows = random_rows(4)
+    rows = TrainingRows.of(random_rows(4))
     with pytest.raises(TrainingError, match=r"step 3: loss nan.*failed_step.parquet"):
         fit(trainer, rows, 2, 0, tmp_path / "checkpoint.pt", poison)
     assert pq.read_table(tmp_path / "failed_step.parquet").num_rows == 2
@@ -139,7 +140,8 @@ def test_options_train(changes: dict) -> None:
     from agentrl.training.lora import merge_lora
 
     policy = small_policy()
-    rows = [row.model_copy(update={"weights": [1.0] * len(row.input_ids)}) for row in random_rows(4)]
+    made = [row.model_copy(update={"weights": [1.0] * len(row.input_ids)}) for row in random_rows(4)]
+    rows = TrainingRows.of(made)
     trainer = Trainer(policy, SFT(), OptimizerConfig(lr=1e-2, **changes), 30)
     losses = [trainer.step(rows)["loss"] for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]
@@ -149,7 +151,7 @@ def test_options_train(changes: dict) -> None:
 
 
 def test_checkpointing_changes_no_gradient() -> None:
-    rows = random_rows(4)
+    rows = TrainingRows.of(random_rows(4))
     norms = [
         Trainer(small_policy(), GRPO(), OptimizerConfig(gradient_checkpointing=flag), 1).step(rows)["grad_norm"]
         for flag in (False, True)
@@ -166,7 +168,7 @@ def test_an_online_step_that_fails_leaves_its_rows(tmp_path: Path) -> None:
     trainer = Trainer(policy, GRPO(), OptimizerConfig(), 1)
     trainer.backend.parameters[0].data[:] = float("inf")
     context = SimpleNamespace(scratch=tmp_path, trajectory_id=str)
-    loop = SimpleNamespace(step=lambda name: trainer.step(random_rows(3)))
+    loop = SimpleNamespace(step=lambda name: trainer.step(TrainingRows.of(random_rows(3))))
     with pytest.raises(TrainingError, match=r"row-0.*failed_step.parquet"):
         _step(context, loop)  # type: ignore[arg-type]
     assert pq.read_table(tmp_path / "failed_step.parquet")["row_id"].to_pylist() == ["row-0", "row-1", "row-2"]

@@ -15,7 +15,8 @@ from datastore import StoreError, TrajectoryBuffer
 from datastore.curation.curate import curate
 from datastore.curation.rules import Filter, Keep
 from datastore.sampling import SAMPLERS
-from schemas.trajectory import UnscoredError
+from schemas.arrow import to_table
+from schemas.trajectory import TRAJECTORY_SCHEMA, UnscoredError
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_learning_refuses_them_by_name() -> None:
     with pytest.raises(UnscoredError, match=named):
         assign(GRPO(), rows)
     with pytest.raises(UnscoredError, match=named):
-        row_weights(rows, "reward")
+        row_weights(to_table(rows, TRAJECTORY_SCHEMA), "reward")
     with pytest.raises(UnscoredError, match=named):
         trajectory_pairs(rows, 0.1, 4)
-    assert row_weights(rows, "none") == [1.0, 1.0]
+    assert row_weights(to_table(rows, TRAJECTORY_SCHEMA), "none").tolist() == [1.0, 1.0]

@@ -4,7 +4,7 @@ import pytest
 
 from datastore import TrajectoryBuffer
 from pipelines.handles import SELECTION_SCHEMA, Trajectories
-from pipelines.stages.common import read_weighted
+from pipelines.stages.selected import Selected
 from schemas.trajectory import NOT_TRAINED, Message, Role, Termination, Trajectory
 
 
@@ -21,5 +21,6 @@ def test_rows_that_are_tagged_reach_no_training_stage(tmp_path) -> None:  # type
     pq.write_table(chosen, tmp_path / "chosen.parquet")
     selection = Trajectories(tmp_path / "chosen.parquet", "s", "trajectories", "f", buffer)
     with pytest.warns(UserWarning, match="1 of 2 rows are tagged 'not-trained' and are not trained on"):
-        [(kept, weight)] = read_weighted([selection])
-    assert (kept.trajectory_id, weight) == ("solver", 2.0)
+        chosen = Selected([selection])
+    assert [row.trajectory_id for row in chosen.trajectories()] == ["solver"]
+    assert chosen.weights.tolist() == [2.0]

@@ -1,0 +1,131 @@
+"""Rows of selections for training stages: their scalars in memory, their tokens as a stream of columns."""
+
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agentrl.chat.codec import tokenize
+from pipelines.handles import Trajectories
+from schemas.training import TRAINING_SCHEMA
+from schemas.trajectory import NOT_TRAINED, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.models.policy import Policy
+
+SCALARS = ("trajectory_id", "task_id", "source", "reward", "success", "n_tokens", "tags")
+BATCH_TOKENS, BATCH_ROWS = 2**21, 8192
+"""The most tokens and rows that a training stage holds at once, apart from the rows of a step."""
+
+TEXT_ROWS = 256
+"""Rows that are read whole at once, for their messages."""
+
+
+class Tokens(NamedTuple):
+    """Some rows of a selection: their ``positions`` in it, ids, and token columns."""
+
+    positions: np.ndarray
+    row_ids: pa.Array
+    input_ids: pa.ListArray
+    mask: pa.ListArray
+
+
+class Selected:
+    """Rows of several selections, in order, with ``weights`` [rows]. Rows that are tagged as not trained on (a judge's,
+    a fixed opponent's) are left out, and a warning says how many. ``scalars`` has the columns :data:`SCALARS`."""
+
+    def __init__(self, selections: list[Trajectories]) -> None:
+        self._buffer = selections[0].buffer
+        scalars = pa.concat_tables(selection.table(SCALARS) for selection in selections).combine_chunks()
+        weights = np.concatenate([selection.selection()["weight"].to_numpy() for selection in selections])
+        tags = scalars["tags"].combine_chunks()
+        tagged = tags.value_parent_indices().filter(pc.equal(tags.flatten(), NOT_TRAINED))
+        kept = np.setdiff1d(np.arange(len(scalars)), tagged.to_numpy())
+        if left := len(scalars) - len(kept):
+            warnings.warn(
+                f"{left} of {len(scalars)} rows are tagged {NOT_TRAINED!r} and are not trained on", stacklevel=3
+            )
+            scalars, weights = scalars.take(pa.array(kept)), weights[kept]
+        self.scalars = scalars.drop_columns("tags")
+        self.weights = weights.astype(np.float64)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """Whole rows in order, read as they are asked for."""
+        ids = self.scalars["trajectory_id"].to_pylist()
+        for start in range(0, len(ids), TEXT_ROWS):
+            yield from self._buffer.get_many(ids[start : start + TEXT_ROWS])
+
+    def tokens(self, policy: "Policy", positions: np.ndarray | None = None) -> Iterator[Tokens]:
+        """The token columns of the rows at ``positions`` (default: all), batch by batch, in the order in which the
+        buffer keeps them. Rows without tokens are tokenised.
+
+        Raises ValueError if a row was tokenised by another tokenizer than the policy's.
+        """
+        chosen = np.arange(len(self)) if positions is None else positions
+        ids = self.scalars["trajectory_id"].combine_chunks().take(pa.array(chosen))
+        stored = chosen[pc.sort_indices(ids).to_numpy()]
+        for part in _parts(stored, self.scalars["n_tokens"].to_numpy()[stored]):
+            yield self._read(part, policy)
+
+    def _read(self, positions: np.ndarray, policy: "Policy") -> Tokens:
+        row_ids = self.scalars["trajectory_id"].combine_chunks().take(pa.array(positions))
+        names = row_ids.to_pylist()
+        table = self._buffer.read(names, ["input_ids", "action_mask", "tokenizer"])
+        ids, mask = (_one(table[name], TRAINING_SCHEMA.field(of).type) for name, of in _TOKENS)
+        missing = np.flatnonzero(pc.list_value_length(ids).to_numpy() == 0)
+        foreign = pc.not_equal(table["tokenizer"], policy.tokenizer_fingerprint).to_numpy()
+        foreign[missing] = False
+        if foreign.any():
+            first = int(np.flatnonzero(foreign)[0])
+            check_tokenizer(names[first], table["tokenizer"][first].as_py(), policy)
+        if not len(missing):
+            return Tokens(positions, row_ids, ids, mask)
+        made = self._tokenised([names[place] for place in missing], policy)
+        order = np.arange(len(names))
+        order[missing] = len(names) + np.arange(len(missing))
+        both = (pa.concat_arrays([old, new]).take(pa.array(order)) for old, new in zip((ids, mask), made, strict=True))
+        return Tokens(positions, row_ids, *both)
+
+    def _tokenised(self, names: list[str], policy: "Policy") -> tuple[pa.ListArray, pa.ListArray]:
+        parts: list[list[pa.Array]] = [[], []]
+        for start in range(0, len(names), TEXT_ROWS):
+            raw = self._buffer.get_many(names[start : start + TEXT_ROWS])
+            rows = [tokenize(row, policy.codec, policy.tokenizer_fingerprint) for row in raw]
+            for part, (name, of) in zip(parts, _TOKENS, strict=True):
+                part.append(pa.array([getattr(row, name) for row in rows], TRAINING_SCHEMA.field(of).type))
+        return pa.concat_arrays(parts[0]), pa.concat_arrays(parts[1])
+
+
+_TOKENS = (("input_ids", "input_ids"), ("action_mask", "mask"))
+"""Token columns, as trajectories and as training rows name them."""
+
+
+def _one(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ListArray:
+    return column.cast(kind).combine_chunks()
+
+
+def _parts(positions: np.ndarray, tokens: np.ndarray) -> Iterator[np.ndarray]:
+    """Positions in order, so many at once that neither limit is passed, unless one row alone passes it."""
+    ends = np.cumsum(tokens, dtype=np.int64)
+    start = 0
+    while start < len(positions):
+        before = ends[start - 1] if start else 0
+        end = int(np.searchsorted(ends, before + BATCH_TOKENS, side="right"))
+        end = min(max(end, start + 1), start + BATCH_ROWS)
+        yield positions[start:end]
+        start = end
+
+
+def check_tokenizer(row_id: str, tokenizer: str, policy: "Policy") -> None:
+    """Raise ValueError if a row was tokenised by another tokenizer than the policy's."""
+    if tokenizer != policy.tokenizer_fingerprint:
+        raise ValueError(
+            f"{row_id} was tokenised by {tokenizer or 'an unknown tokenizer'}, and the model {policy.name} uses "
+            f"{policy.tokenizer_fingerprint}; train the model that sampled it, or drop its token columns"
+        )

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STORE ?= store
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run test test-slow test-faults lint format quickstart-seeds bench-sampling bench-buffer bench-scale-store bench-pipelines bench-training bench-learning clean
+.PHONY: run test test-slow test-faults lint format quickstart-seeds bench-sampling bench-buffer bench-scale-store bench-pipelines bench-training bench-learning bench-scale clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -39,7 +39,7 @@ bench-sampling: $(VENV)/.run
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 	$(BIN)/python benchmarks/scale_store.py
 
-bench-buffer bench-pipelines bench-training bench-learning: $(VENV)/.bench
+bench-buffer bench-pipelines bench-training bench-learning bench-scale: $(VENV)/.bench
 	$(BIN)/python benchmarks/$(@:bench-%=%).py
 
 clean:

@@ -56,7 +56,7 @@ def fill(folder: Path, rows: int, chunk: int) -> tuple[int, int]:
     from datastore import TrajectoryBuffer
 
     tokenizer = train_tokenizer([" ".join(buffer_data.WORDS)], VOCABULARY)
-    policy = Policy(init_model(len(tokenizer), SEED, max_tokens=2048), tokenizer, "tiny")
+    policy = Policy(init_model(tokenizer, SEED, max_tokens=2048), tokenizer, "tiny")
     policy.save(folder / "model")
     buffer = TrajectoryBuffer(folder / "store")
     tokens = 0

@@ -1,7 +1,8 @@
 """Rows by id. Files are found by Delta's statistics, row groups by Parquet's, and only those are decoded.
 
 Bounds of row groups are kept between calls, and footers up to a limit. Files never change, so what was read need not be
-read again. """
+read again.
+"""
 
 import os
 import threading

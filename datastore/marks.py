@@ -95,8 +95,12 @@ class Marked:
         path = self._place.root / key_of(self._writer)  # not made durable: after a power loss no writer lives
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.parent / f".{path.name}.{owners.mark(working)}.tmp"
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, path)
+        except OSError:  # a full disk
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def marks(place: LocalPlace | S3Place) -> list[Mark]:

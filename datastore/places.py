@@ -111,8 +111,10 @@ class LocalPlace:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-        except BaseException:
+        except BaseException as error:
             temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(target)  # a disk that is full does not say which one it is
             raise
         return temporary
 

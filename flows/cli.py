@@ -1,8 +1,11 @@
 """The ``agentrl`` command: one tree. Commands import what they need when they are called, so that ``--help`` answers at
 once, and every error ends in one line and an exit code."""
 
+import errno
 import os
 import sys
+import tempfile
+import traceback
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +24,7 @@ from flows.commands import (
 )
 from flows.commands._common import BAD_INPUT, CANCELLED, FAILED
 from flows.terminal import protect, say
+from pipelines.secrets import redacted
 
 app = typer.Typer(
     name="agentrl",
@@ -43,6 +47,9 @@ app.add_typer(_buffer, name="buffer")
 _STORES = ("deltalake", "obstore", "botocore", "pyarrow", "polars", "_internal")
 """Packages whose errors describe a fault of a store or a disk, not a bug of ours."""
 
+_FULL, _FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO), (errno.EROFS, errno.EACCES, errno.EPERM)
+"""A disk that fails in the midst of the work, and one that was never to be written."""
+
 
 def call(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code; see :mod:`flows.commands._common` for what the codes mean."""
@@ -63,7 +70,7 @@ def call(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explained(error: Exception) -> tuple[int, str]:
-    """The exit code of an error, and what to say. Raises the error again if it is a bug of ours."""
+    """The exit code of an error, and what to say."""
     from datastore.errors import StoreError
     from pipelines.problems import SpecError
 
@@ -72,13 +79,30 @@ def _explained(error: Exception) -> tuple[int, str]:
         hint = f"; see `{context.command_path} --help`" if context and message else ""
         return BAD_INPUT, message + hint  # no message: the help was shown instead
     if isinstance(error, StoreError | SpecError):
-        return BAD_INPUT, str(error)
+        full = isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL
+        return FAILED if full else BAD_INPUT, str(error)
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
-        return FAILED, f"{error.strerror or error}{where}"
+        return BAD_INPUT if error.errno in _FORBIDDEN else FAILED, f"{error.strerror or error}{where}"
     if type(error).__module__.partition(".")[0] in _STORES:
-        return FAILED, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-    raise error
+        return FAILED, _first_line(error)
+    return FAILED, f"{_first_line(error)}; this is a bug of agentrl's, {_kept(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = redacted(str(error)).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _kept(error: Exception) -> str:
+    """Keep the traceback in a file outside the store, which may be what is broken, and say where it is."""
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="agentrl-error-", suffix=".txt")
+        with os.fdopen(descriptor, "w", errors="backslashreplace") as file:
+            file.write(redacted("".join(traceback.format_exception(error))))
+    except OSError as why:
+        return f"and its traceback could not be kept: {why.strerror or why}"
+    return f"report it with the traceback in {path}"
 
 
 def _warn(message: Any, *_: Any, **__: Any) -> None:

@@ -111,6 +111,8 @@ def _source(module: str) -> Path | None:
 
 
 def _spec(name: str, search: Any) -> Any:
+    if name == __name__.partition(".")[0]:  # this package is there already, whatever lies beside the pipeline file
+        return sys.modules[name].__spec__
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         spec = find(name, search) if find else None

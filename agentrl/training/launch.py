@@ -42,7 +42,7 @@ def launch(config: DeepSpeed, job: Path, on_step: Callable[[Metrics], None]) -> 
 
     Raises TrainingError with the end of the output if they fail.
     """
-    environment = dict(os.environ)
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # no module in this folder is taken for one of ours
     if not torch.cuda.is_available():
         environment["DS_ACCELERATOR"] = "cpu"
         environment.setdefault("OMP_NUM_THREADS", "1")

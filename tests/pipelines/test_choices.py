@@ -278,14 +278,16 @@ def test_modules_named_as_our_packages_do_not_shadow_them(
     (tmp_path / "my_stage.py").write_text(SHADOW)
     for name in ("schemas", "flows", "pipelines", "agentrl", "datastore"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('this is not ours')\n")
-    (tmp_path / "p.yaml").write_text('name: p\nstages: {a: {uses: "my_stage:run"}}\n')
+    lookup = "{uses: tasks.generate, with: {env: lookup, train: 2, dev: 1, heldout: 1}}"
+    (tmp_path / "p.yaml").write_text(f'name: p\nstages: {{a: {{uses: "my_stage:run"}}, b: {lookup}}}\n')
     plan = make_plan(load("p.yaml"), Catalog(tmp_path / "store"), str(tmp_path / "store"))
     workers = Workers(lambda *_: None)
     try:
-        outcome = workers.run(job_of(plan.steps["a"], plan, "r"), tmp_path / "log")
+        outcome, tasks = (workers.run(job_of(plan.steps[name], plan, "r"), tmp_path / "log") for name in "ab")
     finally:
         workers.close()
     assert outcome.manifest.outputs["table"].rows == 1
+    assert tasks.manifest.outputs["train"].rows == 2
     (tmp_path / "p.yaml").write_text('name: p\nstages: {a: {uses: "schemas:run"}}\n')
     with pytest.raises(SpecError, match=r"schemas\.py has the name of a package of agentrl's.*rename it"):
         load("p.yaml")

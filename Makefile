@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STORE ?= store
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run test test-slow test-faults lint format quickstart-seeds bench-sampling bench-buffer bench-scale-store bench-pipelines bench-training bench-learning bench-scale clean
+.PHONY: run test test-slow test-ci-slow test-faults lint format quickstart-seeds bench-sampling bench-buffer bench-scale-store bench-pipelines bench-training bench-learning bench-scale clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -15,6 +15,10 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m slow
+
+# one slow test of each kind: two DeepSpeed ranks, kill -9 of a run, a schedule on a Prefect server, a store on S3
+test-ci-slow: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m ci --durations=0
 
 # storms over the store, ROUNDS of each kind; with ROUNDS given, the result goes to benchmarks/results/faults.md
 test-faults: $(VENV)/.dev

@@ -175,6 +175,7 @@ def test_ctrl_c_in_the_middle_of_a_stage_and_in_a_wait_for_a_retry(project: Proj
         assert _gone()
 
 
+@pytest.mark.ci
 def test_kill_9_of_the_run_leaves_nothing_behind_and_the_next_run_goes_on(project: Project) -> None:
     text = PIPELINE.replace("with: {sleep: 0}}", "with: {sleep: 4}, execution: {concurrency: [gpu]}}")
     project.write(text)
@@ -281,6 +282,58 @@ def test_a_run_that_waits_for_a_slot_says_for_whom_and_ends_at_once(project: Pro
         first.kill()
         first.wait()
     assert _gone()
+
+
+TELLS = """
+import logging, os, sys
+from pipelines.handles import Table
+from pipelines.stage import Context, Secret, StageConfig, reveal, stage
+
+class Config(StageConfig):
+    key: Secret
+    fails: bool = True
+
+@stage("tells.all", version=1)
+def tell(context: Context, config: Config, table: Table) -> Table:
+    key, token = reveal(config.key), os.environ["OTHER_TOKEN"]
+    context.metrics["url"] = f"https://host/?key={key}"
+    print("printed", key, token)
+    print("printed", key, token, file=sys.stderr)
+    logging.getLogger("tells").error("logged %r %s", key, token)
+    context.progress(1, 2, url=f"https://host/?key={key}")
+    if config.fails:
+        raise ValueError(f"no answer from https://{key}:{token}@host")
+    return context.table(table.table())
+"""
+
+
+def test_a_secret_reaches_no_record_no_log_and_nothing_of_prefects(project: Project) -> None:
+    key, token = "kE7-very-secret-value", "tOk-also-a-secret"
+    env = {"JUDGE": key, "OTHER_TOKEN": token}  # the first is a secret by its field, the second by its name
+    (project.folder / "tells.py").write_text(TELLS)
+    text = (
+        PIPELINE + '      d: {uses: "tells:tell", inputs: {table: c}, with: {key: "${JUDGE}"}, execution: EXECUTION}\n'
+    )
+    project.write(text.replace("EXECUTION", "{retries: 1, retry_delay_s: 0.1}"))
+    outputs = []
+    for arguments, expected in ((), 1), (("--set", "stages.d.with.fails=false"), 0):
+        code, output = agentrl("run", "pipeline.yaml", "--prefect", *arguments, **env)
+        assert code == expected, output
+        outputs.append(output)
+    assert outputs[0].count("no answer from https://***:***@host") >= 2  # two tries and the end
+    code, output = agentrl("run", "pipeline.yaml", "--prefect", "--set", f"stages.d.with.key={key}", **env)
+    assert code == 2, output
+    outputs += [output, *(agentrl(*one)[1] for one in (("show", "last", "--json"), ("runs", "--json")))]
+    database = sqlite3.connect(project.folder / "store" / "prefect" / "prefect.db")
+    for told in ("select data from artifact", "select name, message from task_run_state"):  # there to be found
+        assert "no answer from https://***:***@host" in str(database.execute(told).fetchall())
+    database.close()
+    files = {str(path): path.read_bytes() for path in (project.folder / "store").rglob("*") if path.is_file()}
+    assert any("prefect.db" in name for name in files)
+    assert any(b"printed *** ***" in content for content in files.values())
+    for secret in (key, token):
+        assert not [output for output in outputs if secret in output]
+        assert not [name for name, content in files.items() if secret.encode() in content]
 
 
 def test_a_stage_in_another_pool_needs_a_server_that_is_there(project: Project) -> None:

@@ -68,6 +68,7 @@ def agentrl(store: str, *arguments: str) -> str:
     return out
 
 
+@pytest.mark.ci
 def test_a_pipeline_lives_in_a_bucket(project: Project, bucket: str) -> None:
     project.write(PIPELINE)
     both = [start(bucket, "run", "pipeline.yaml", "--no-prefect", "--json") for _ in range(2)]

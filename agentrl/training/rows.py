@@ -13,8 +13,8 @@ Positions = Sequence[int] | np.ndarray
 
 
 class TrainingRows:
-    """Rows of :data:`schemas.training.TRAINING_SCHEMA`, by position. What a position costs in memory is its unit and
-    its place; the tokens stay in Arrow, which for a file are pages that the system reads when they are used."""
+    """Rows of :data:`schemas.training.TRAINING_SCHEMA`, by position. Memory holds the unit and the place of each
+    position. The tokens stay in Arrow; those of a file are read from the disk when they are used."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], order: np.ndarray | None = None) -> None:
         """``order`` gives for each position the place of its row in ``batches``; without it they are the same."""
@@ -24,13 +24,13 @@ class TrainingRows:
 
     @classmethod
     def of(cls, rows: Sequence[TrainingRow]) -> "TrainingRows":
-        """Rows that were made one by one, in their order."""
+        """Rows from :class:`TrainingRow` objects, in their order."""
         columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in TRAINING_SCHEMA]
         return cls([pa.RecordBatch.from_arrays(columns, schema=TRAINING_SCHEMA)])
 
     @classmethod
     def of_table(cls, table: pa.Table) -> "TrainingRows":
-        """Rows of a table in memory, in its order; columns that are no training row's are left out."""
+        """Rows of a table in memory, in its order; other columns than those of a training row are left out."""
         return cls(table.select(TRAINING_SCHEMA.names).cast(TRAINING_SCHEMA).combine_chunks().to_batches())
 
     @classmethod
@@ -99,7 +99,7 @@ def nested(offsets: np.ndarray, values: np.ndarray, name: str) -> pa.ListArray:
 
 def write_rows(path: Path, batches: Iterable[pa.RecordBatch]) -> Path:
     """Write rows, batch by batch, for :meth:`TrainingRows.open`, and return ``path``. Nothing is compressed, so that
-    rows are read where they lie."""
+    rows are read in place."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, TRAINING_SCHEMA) as writer:
         for batch in batches:
             if batch.num_rows:

@@ -12,9 +12,6 @@ import polars as pl
 
 from datastore.errors import StoreError
 
-COLUMNS = ("trajectory_id", "task_id", "level", "policy_version", "reward", "success")
-"""All that the samplers look at."""
-
 
 @dataclass(frozen=True)
 class Sample:
@@ -125,3 +122,13 @@ SAMPLERS: dict[str, Callable[..., Sample]] = {
     "diversity": diversity,
     "curriculum": curriculum,
 }
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "uniform": (),
+    "success_first": ("success",),
+    "prioritized": ("reward",),
+    "recency": ("policy_version",),
+    "diversity": ("task_id",),
+    "curriculum": ("level", "success", "policy_version"),
+}
+"""What each sampler reads of a row beside its id."""

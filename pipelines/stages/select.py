@@ -1,5 +1,6 @@
 """The stage that selects rows of one version of the buffer's table: by SQL, by rules, by drawing."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -10,7 +11,10 @@ from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.curate import Curation, funnel_table
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from datastore.buffer import TrajectoryBuffer
+    from datastore.sampling import Sample
 
 
 class Draw(BaseModel):
@@ -48,10 +52,14 @@ def select(context: Context, config: SelectConfig, trajectories: list[Trajectori
     given = None
     if trajectories is not None:
         given = list(dict.fromkeys(name for selection in trajectories for name in selection.ids()))
-    ids = matching(context.buffer, config.where, config.version, given)
-    weights = [1.0] * len(ids)
-    before = len(ids)
     funnel: list[Level] = []
+    if config.draw and not config.rules:
+        # millions of ids that are only drawn from must not become Python objects
+        before, sample = _drawn(context, config, config.draw, config.where, given)
+        ids, weights = sample.ids, sample.weights
+    else:
+        ids = matching(context.buffer, config.where, config.version, given)
+        before, weights = len(ids), [1.0] * len(ids)
     if config.rules:
         result = curate(
             context.buffer,
@@ -62,8 +70,9 @@ def select(context: Context, config: SelectConfig, trajectories: list[Trajectori
             version=config.version,
         )
         ids, weights, funnel = result.ids, result.weights, result.funnel
-    if config.draw:
-        ids, weights = drawn(context.buffer, ids, config.draw, config.version, context.seed)
+        if config.draw:
+            _, sample = _drawn(context, config, config.draw, None, ids)
+            ids, weights = sample.ids, sample.weights
     context.metrics.update(before=before, after=len(ids))
     return Curation(context.select(ids, weights), context.table(funnel_table(funnel), "funnel"))
 
@@ -72,22 +81,31 @@ def matching(
     buffer: "TrajectoryBuffer", where: str | None, version: int | None = None, ids: list[str] | None = None
 ) -> list[str]:
     """Ids for which ``where`` holds: of ``ids`` in their order, or of all rows sorted."""
-    rows = buffer.sql(f"select trajectory_id from trajectories{f' where {where}' if where else ''}", version)
+    rows = _rows(buffer, where, version, ids, ())["trajectory_id"]
     if ids is None:
-        return rows["trajectory_id"].sort().to_list()
-    allowed = set(rows["trajectory_id"])
+        return rows.sort().to_list()
+    allowed = set(rows)
     return [name for name in ids if name in allowed]
 
 
-def drawn(
-    buffer: "TrajectoryBuffer", ids: list[str], draw: Draw, version: int, seed: int
-) -> tuple[list[str], list[float]]:
-    """Ids and weights of a draw from ``ids``."""
-    import polars as pl
-
+def _drawn(
+    context: Context, config: SelectConfig, draw: Draw, where: str | None, ids: list[str] | None
+) -> "tuple[int, Sample]":
+    """How many rows there are to draw from, and the draw."""
     from datastore.sampling import COLUMNS, SAMPLERS
 
-    wanted = pl.LazyFrame({"trajectory_id": ids}, schema={"trajectory_id": pl.String})
-    rows = buffer.scan(version).select(COLUMNS).join(wanted, on="trajectory_id", how="semi").collect()
-    sample = SAMPLERS[draw.strategy](rows, draw.n, seed)
-    return sample.ids, sample.weights
+    rows = _rows(context.buffer, where, config.version, ids, COLUMNS[draw.strategy])
+    return rows.height, SAMPLERS[draw.strategy](rows, draw.n, context.seed)
+
+
+def _rows(
+    buffer: "TrajectoryBuffer", where: str | None, version: int | None, ids: list[str] | None, columns: Sequence[str]
+) -> "pl.DataFrame":
+    """The rows for which ``where`` holds, of ``ids`` or of all, in no promised order: their ids and these columns."""
+    import polars as pl
+
+    names = ", ".join(["trajectory_id", *columns])
+    rows = buffer.sql(f"select {names} from trajectories{f' where {where}' if where else ''}", version)
+    if ids is None:
+        return rows
+    return rows.join(pl.DataFrame({"trajectory_id": ids}, schema={"trajectory_id": pl.String}), "trajectory_id", "semi")

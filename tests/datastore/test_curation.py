@@ -12,7 +12,7 @@ from datastore import StoreError, TrajectoryBuffer
 from datastore.curation.curate import Curated, curate
 from datastore.curation.diversity import cluster_balanced, k_center
 from datastore.curation.rules import Rules
-from datastore.sampling import curriculum, diversity, prioritized, recency, success_first, uniform
+from datastore.sampling import COLUMNS, SAMPLERS, curriculum, diversity, prioritized, recency, success_first, uniform
 from schemas.trajectory import Message, Role, ToolCall, Trajectory
 
 
@@ -221,3 +221,9 @@ def test_curriculum_opens_levels_by_success() -> None:
 def test_a_sample_larger_than_the_rows_is_refused() -> None:
     with pytest.raises(StoreError, match="not between 1 and 1000"):
         uniform(ROWS, 1001)
+
+
+@pytest.mark.parametrize("strategy", SAMPLERS)
+def test_a_sampler_reads_no_more_than_its_columns(strategy: str) -> None:
+    few = ROWS.select("trajectory_id", *COLUMNS[strategy])
+    assert SAMPLERS[strategy](few, 10, 3) == SAMPLERS[strategy](ROWS, 10, 3)

@@ -6,7 +6,7 @@ read again.
 
 import os
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from datastore.copies import Copies
 from datastore.errors import CorruptError
 from datastore.places import LocalPlace, S3Place
 
@@ -50,12 +51,15 @@ class Lookup:
         self._version: tuple[object, int] | None = None
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
         self._lock = threading.Lock()
+        self._copies = Copies(place)
 
     def read(self, files: "Sequence[_File]", ids: Sequence[str], columns: Sequence[str], schema: pa.Schema) -> pa.Table:
         """Rows of ``files`` with these ids, in no promised order; ids that are not there are left out."""
         wanted = sorted(set(ids))
         values = pa.array(wanted, pa.string())
-        work = [(file, self._groups(file, wanted)) for file in files if _hit(wanted, file.least, file.most)]
+        hit = [file for file in files if _hit(wanted, file.least, file.most)]
+        copied = {file.path: self._copies.read(file.path, _between(wanted, file), columns) for file in hit}
+        work = [(file, self._groups(file, wanted)) for file in hit if copied[file.path] is None]
         # several row groups of one file are one task, but never so many that one thread has all the work
         tasks = [(file, groups[at : at + 8]) for file, groups in work for at in range(0, len(groups), 8)]
 
@@ -73,6 +77,7 @@ class Lookup:
         else:
             with ThreadPoolExecutor(THREADS) as pool:
                 parts = list(pool.map(one, tasks))
+        parts += [rows.cast(schema) for rows in copied.values() if rows is not None]
         return pa.concat_tables([schema.empty_table(), *parts])
 
     def files(self, table: "DeltaTable") -> list[_File]:
@@ -130,6 +135,12 @@ class Lookup:
             while kept > FOOTER_BYTES:
                 _, dropped = self._footers.popitem(last=False)
                 kept -= dropped.serialized_size
+
+
+def _between(wanted: list[str], file: _File) -> list[str]:
+    """Those of a sorted list that a file may hold."""
+    end = len(wanted) if file.most == chr(0x10FFFF) else bisect_right(wanted, file.most + chr(0x10FFFF))
+    return wanted[bisect_left(wanted, file.least) : end]
 
 
 def _hit(wanted: list[str], least: str, most: str) -> bool:

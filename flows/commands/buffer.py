@@ -1,4 +1,4 @@
-"""Commands that look after the buffer: compact, vacuum, check, migrate."""
+"""Commands that look after the buffer: compact, warm, vacuum, check, migrate."""
 
 from typing import Annotated
 
@@ -15,6 +15,15 @@ app = typer.Typer()
 def compact(store: Store = "store", as_json: Json = False) -> None:
     """Merge small files. No row changes, and old versions stay readable."""
     from datastore.upkeep import compact as run
+
+    print_rows([dict(run(open_buffer(store)))], as_json)
+
+
+@command(app)
+def warm(store: Store = "store", as_json: Json = False) -> None:
+    """Copy the token columns to this machine, uncompressed, so that random rows are read fast. Run it again after
+    appends and compactions."""
+    from datastore.copies import warm as run
 
     print_rows([dict(run(open_buffer(store)))], as_json)
 

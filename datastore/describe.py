@@ -45,7 +45,7 @@ VIEWS: dict[str, dict[str, str]] = {
         "tokenizer": "fingerprint of the tokenizer and its chat template",
         "input_ids": "token ids as sampled",
         "action_mask": "per token: whether the policy sampled it",
-        "logprobs": "per token: log-probability under the policy that sampled it; NaN where the mask is false",
+        "logprobs": "per token: log-probability under the policy that sampled it; NaN if the mask is false",
     },
     "steps": {
         **_OF_A_STEP,

@@ -1,4 +1,4 @@
-"""Packages of the extras, loaded where they are used."""
+"""Packages of the extras, imported when they are used."""
 
 from importlib import import_module
 from typing import Any

@@ -241,7 +241,7 @@ def _tokens(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
     uneven = mask_length != rows.ids_length
     yield "action_mask", "is not as long as input_ids", uneven
     ragged = logprob_length != rows.ids_length
-    yield "logprobs", "is not as long as input_ids (write NaN where a log-prob is not known)", ragged
+    yield "logprobs", "is not as long as input_ids (write NaN if a log-prob is not known)", ragged
     ids = rows.column("input_ids")
     yield "input_ids", "has a negative id", rows.rows_of(_owner(ids), _numpy(ids.flatten(), 0) < 0)
     logprobs = _numpy(rows.column("logprobs").flatten(), np.nan)

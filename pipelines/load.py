@@ -54,7 +54,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """``nodes`` are in an order in which they can run. ``folders`` is where the user's own modules are looked for."""
+    """``nodes`` are in an order in which they can run. ``folders`` are searched for the user's own modules."""
 
     name: str
     path: Path

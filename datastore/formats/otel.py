@@ -2,8 +2,8 @@
 (``context.trace_id``, ``attributes``; OpenInference's ``llm.input_messages``), and Langfuse's observations
 (``traceId``, ``type: GENERATION``). JSON Lines, an array or a document. Read only.
 
-A trace is a row: of its calls of a model the one with the most messages, that is the last turn, whose input holds
-the conversation before it. Calls whose input does not continue into that one (a subagent, another prompt) are
+A trace is a row. It is made of the model call with the most messages, which is the last turn: its input holds the
+conversation before it. Calls whose input does not continue into that one (a subagent, another prompt) are
 segments of the same episode. Messages come from ``gen_ai.input.messages`` and ``gen_ai.output.messages`` with their
 parts (``text``, ``reasoning``, ``tool_call``, ``tool_call_response``), ``gen_ai.system_instructions``, the
 flattened ``llm.input_messages.0.message.role`` or ``gen_ai.prompt.0.role``, or Langfuse's ``input`` and ``output``.

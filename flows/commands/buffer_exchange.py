@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 SHOWN = 8
-"""Files, keys and records of each kind that are printed; ``--json`` has them all."""
+"""At most so many files, keys and records of each kind are printed; ``--json`` has them all."""
 
 
 @command(app, "import")

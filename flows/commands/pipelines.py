@@ -59,7 +59,7 @@ def validate(source: PipelineOptions, as_json: Json = False) -> None:
 
 @command(app)
 def status(source: PipelineOptions, store: Store = "store", as_json: Json = False) -> None:
-    """Say where a pipeline stands: what is cached since when, what is at work now, how its last run ended."""
+    """Show the state of a pipeline: what is cached since when, what is at work now, how its last run ended."""
     made, catalog = planned(source, store, PlanOptions(), as_json)
     from flows.show import print_status
     from pipelines.runs import all_runs

@@ -41,7 +41,7 @@ class Copies:
         return table.select(list(columns)).take(pc.indices_nonzero(asked))
 
     def make(self, name: str, rows: pa.Table) -> None:
-        """Write the copy of a data file. It has its name when it is whole and on the disk."""
+        """Write the copy of a data file. It gets its name when it is whole and on the disk."""
         temporary = self.folder / f".{name}.{mark(self._working)}.tmp"
         try:
             with temporary.open("wb") as file:

@@ -35,9 +35,6 @@ DEFAULT_POOL = "agentrl"
 TAG = "agentrl"
 POLL_S = 1.0
 
-SAFE = {"PYTHONSAFEPATH": "1"}
-"""Nothing in the folder where a scheduled run starts is taken for one of our packages."""
-
 
 @flow(name="agentrl", validate_parameters=False, persist_result=False)
 def run_pipeline(
@@ -91,7 +88,7 @@ def deploy(plan: Plan, name: str, pool: str, cron: str | None = None, timezone: 
         tags=[TAG, pipeline.name],
         description=pipeline.description or None,
         work_pool_name=pool,
-        job_variables={"working_dir": str(Path.cwd()), "env": SAFE} if local else {},
+        job_variables={"working_dir": str(Path.cwd())} if local else {},
         entrypoint_type=EntrypointType.MODULE_PATH,
         enforce_parameter_schema=False,
         **schedule,

@@ -268,7 +268,9 @@ def test_a_run_that_waits_for_a_slot_says_for_whom_and_ends_at_once(project: Pro
         began = time.monotonic()
         second.send_signal(number)
         output = second.communicate(timeout=30)[0]
-        assert time.monotonic() - began < 5.0  # 1 s on an idle machine; it was 8 s and more
+        took = time.monotonic() - began
+        print(f"ended after {took:.2f} s")  # `pytest -rP` shows it
+        assert took < 5.0  # it should take 2 s; the rest is for a busy machine
         assert second.returncode == 130
         assert "cancelled; nothing is half done" in output
         assert "Traceback" not in output

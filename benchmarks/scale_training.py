@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import buffer_data
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -51,6 +50,8 @@ def measure(folder: Path, small: bool, report: Report) -> None:
 
 def fill(folder: Path, rows: int, chunk: int) -> tuple[int, int]:
     """Make a tiny model, and a buffer of rows that it can be trained on. Returns tokens, and bytes on disk."""
+    import buffer_data
+
     from agentrl.models.policy import Policy
     from agentrl.models.tiny import init_model, train_tokenizer
     from datastore import TrajectoryBuffer
@@ -85,15 +86,14 @@ def spoken(table: pa.Table, tokenizer: str, vocabulary: int) -> pa.Table:
 
 
 def selection(ids: list[str]) -> pa.Table:
-    from pipelines.handles import SELECTION_SCHEMA
-
-    return pa.table({"trajectory_id": ids, "weight": np.ones(len(ids), np.float32)}, schema=SELECTION_SCHEMA)
+    """What the file of a selection holds; its own schema would need an import that ``pipelines.py`` here hides."""
+    return pa.table({"trajectory_id": ids, "weight": np.ones(len(ids), np.float32)})
 
 
 def run(folder: Path, rows: int, ranks: int) -> dict[str, Any]:
     """Train in a process of its own. Returns ``first_step`` and ``cpu`` in seconds, ``peak`` in bytes, and the peaks of
     the ``ranks``."""
-    command = [sys.executable, __file__, str(folder), str(rows), str(ranks)]
+    command = [sys.executable, "-P", __file__, str(folder), str(rows), str(ranks)]
     peaks: dict[int, int] = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:

@@ -36,7 +36,7 @@ def demonstrate(
         task_id=task.task_id,
         group_id=task.task_id,
         source="expert",
-        env=environment.name,
+        env=task.env,
         env_version=environment.version,
         split=task.split,
         level=task.level,

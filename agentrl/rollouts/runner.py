@@ -111,7 +111,7 @@ class RolloutRunner:
             group_id=task.task_id,
             sample_index=attempt.index,
             source=source,
-            env=self.environment.name,
+            env=task.env,
             env_version=self.environment.version,
             split=task.split,
             level=task.level,

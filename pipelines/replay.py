@@ -80,15 +80,18 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
     scale = float(manifest.metrics.get("lr_scale") or 1.0) if isinstance(config, OfflineConfig) else 1.0
     optimizer = config.optimizer.model_copy(update={"lr": config.optimizer.lr * scale})
     trainer = Trainer(policy, objective_of(config), optimizer, total)
+    updates = config.updates if isinstance(config, OnlineConfig) else 1
     for number, batches, lr_scale in _steps(catalog, manifest, config):
+        first = number * updates
         if number < step:
-            for batch in batches:
-                trainer.step(batch, lr_scale)
+            for place, batch in enumerate(batches, first):
+                trainer.step(batch, lr_scale, place)
         elif number == step:
             trainer.objective = objective_of(changed)
             _check_reference(trainer.objective, batches)
+            policy.precision = changed.optimizer.precision
             trainer.config = changed.optimizer.model_copy(update={"lr": changed.optimizer.lr * scale})
-            history = [trainer.step(batch, lr_scale) for batch in batches]
+            history = [trainer.step(batch, lr_scale, place) for place, batch in enumerate(batches, first)]
             found = {name: sum(one[name] for one in history) / len(history) for name in history[0]}
             recorded = {name: metrics[name] for name in found if metrics.get(name) is not None}
             return Replayed(step, sum(map(len, batches)), recorded, found, tuple(settings))

@@ -12,7 +12,8 @@ class TrainingRow(BaseModel):
 
     ``weights`` is the per-token weight of the loss: for supervised training how much a token counts, for policy
     gradients its advantage. Only tokens with ``mask`` true are trained on. Rows of one ``unit`` (the two sides of a
-    pair) always share a batch; ``label`` is 1 for the preferred side, -1 for the other, 0 if there are no sides.
+    pair) always share a batch; ``label`` is 1 for the preferred side or a success, -1 for the other side or a failure,
+    0 if there is neither.
     """
 
     model_config = ConfigDict(extra="forbid")

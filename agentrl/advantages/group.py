@@ -37,7 +37,8 @@ def group_advantages(
     """
     values = np.asarray(rewards, dtype=np.float64)
     _, mean, std = _moments(values, _index(groups))
-    return (values - mean) / (std + epsilon), std < 1e-12
+    degenerate = std < 1e-12
+    return np.where(degenerate, 0.0, (values - mean) / (std + epsilon)), degenerate
 
 
 def centred_advantages(rewards: Sequence[float], groups: Sequence[Hashable]) -> Array:

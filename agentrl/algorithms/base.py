@@ -4,6 +4,7 @@ An algorithm returns a *sum* of losses and the count to divide it by. The traini
 micro batches before it divides, so one batch of eight rows and eight batches of one row give the same gradient.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -14,18 +15,28 @@ if TYPE_CHECKING:  # reading and planning a pipeline file needs no torch
     from agentrl.training.batch import Batch
 
 Sums = dict[str, float]
-"""Metrics as sums over rows, tokens or pairs. The training step divides them by the same count as the loss."""
+"""Metrics as sums over rows, tokens or pairs. The training step divides them by the same count as the loss, or by all
+trained tokens if the algorithm says ``metrics_by_token``."""
 
 
 class Objective(Protocol):
     """What a training step minimises. If ``needs_baseline`` is true, the training step makes one more pass over all
-    rows of the step first, and gives the mean log-ratio of policy to reference to each call of ``loss`` as
-    ``baseline``."""
+    rows of the step first, and gives the mean of ``logratio`` to each call of ``loss`` as ``baseline``; else that is
+    what ``over_step`` returns."""
 
     needs_baseline: ClassVar[bool]
+    metrics_by_token: ClassVar[bool]
 
     def count(self, batch: "Batch") -> float:
         """What the summed losses of this batch are divided by. Counts of several batches are added."""
+        ...
+
+    def logratio(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
+        """Log-ratio of policy to reference of each row, [rows]."""
+        ...
+
+    def over_step(self, batches: "Sequence[Batch]") -> float:
+        """A number that depends on all batches of a step."""
         ...
 
     def loss(
@@ -41,7 +52,20 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class AtRest(Config):
-    """An algorithm that trains on stored data: it needs no rollouts of the policy that it updates."""
+class Minimised(Config):
+    """What most algorithms share of :class:`Objective`."""
 
     needs_baseline: ClassVar[bool] = False
+    metrics_by_token: ClassVar[bool] = False
+
+    def logratio(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
+        """The sum over a row's trained tokens, or with ``length_normalized`` their mean."""
+        total = ((logprobs - batch.ref_logprobs) * batch.mask).sum(-1)
+        return total / batch.mask.sum(-1) if getattr(self, "length_normalized", False) else total
+
+    def over_step(self, batches: "Sequence[Batch]") -> float:
+        return 0.0
+
+
+class AtRest(Minimised):
+    """An algorithm that trains on data at rest: it needs no rollouts of the policy that it updates."""

@@ -18,6 +18,7 @@ class CISPO(PolicyGradient):
 
     type: Literal["cispo"] = "cispo"
     aggregate: Aggregate = "token"
+    degenerate: Literal["drop", "keep"] = "drop"
     clip_high: float = Field(2.0, gt=0, description="weights are at most 1 + clip_high")
 
     def advantages(self, step: Experience) -> Advantages:

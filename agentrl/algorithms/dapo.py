@@ -13,6 +13,7 @@ class DAPO(ClippedPolicyGradient):
 
     type: Literal["dapo"] = "dapo"
     aggregate: Aggregate = "token"
+    degenerate: Literal["drop", "keep"] = "drop"
     clip_high: float = Field(0.28, gt=0)
     resample: int = Field(2, ge=0, description="more rounds of rollouts, at most, until no group is degenerate")
     overlong: Overlong | None = Overlong()

@@ -24,7 +24,7 @@ class KTO(AtRest):
     beta: float = Field(0.1, gt=0)
     desirable: float = Field(1.0, ge=0, description="weight of desirable rows")
     undesirable: float = Field(1.0, ge=0, description="weight of undesirable rows")
-    length_normalized: bool = False
+    length_normalized: bool = Field(False, description="divide log-ratios, and the baseline's, by trained tokens")
 
     def count(self, batch: "Batch") -> float:
         return float(batch.input_ids.shape[0])
@@ -34,9 +34,7 @@ class KTO(AtRest):
     ) -> "tuple[Tensor, Sums]":
         from agentrl.losses.kto import kto_loss
 
-        logratio = ((logprobs - batch.ref_logprobs) * batch.mask).sum(-1)
-        if self.length_normalized:
-            logratio = logratio / batch.mask.sum(-1)
+        logratio = self.logratio(logprobs, batch)
         good = batch.label > 0
         weight = good * self.desirable + ~good * self.undesirable
         return (weight * kto_loss(logratio, batch.label, max(0.0, baseline), self.beta)).sum(), {

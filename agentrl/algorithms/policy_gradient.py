@@ -4,6 +4,7 @@ An algorithm is one class. ``advantages`` turns the rollouts of a step into a we
 turns weights and log-probs into a loss for each token, and ``aggregate`` names what their sum is divided by.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from agentrl.algorithms.base import Config
+from agentrl.algorithms.base import Config, Minimised
 from schemas.training import TrainingRow
 from schemas.trajectory import Trajectory
 
@@ -73,11 +74,33 @@ class OffPolicy(Config):
 
 class Overlong(Config):
     """DAPO's soft punishment (Yu et al. 2025, equation 13): over the last ``buffer`` tokens before ``limit`` the reward
-    falls by up to ``penalty``."""
+    falls by up to ``penalty``. Tokens are those of the response: all after the prompt."""
 
-    limit: int = Field(192, ge=1, description="tokens of a whole row")
-    buffer: int = Field(48, ge=1)
+    limit: int | None = Field(
+        None, ge=1, description="tokens after the prompt; null is what max_tokens leaves for them"
+    )
+    buffer: int | None = Field(None, ge=1, description="null is a fifth of the limit, as published")
     penalty: float = Field(1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> "Overlong":
+        if self.limit and self.buffer and self.buffer > self.limit:
+            raise ValueError(f"overlong.buffer {self.buffer} is longer than limit {self.limit}")
+        return self
+
+    def punishment(self, row: Trajectory) -> float:
+        """What a rollout loses of its reward. Raises ValueError if there is no limit, and the rollout does not say what
+        ``max_tokens`` it was sampled with."""
+        prompt = row.action_mask.index(True) if True in row.action_mask else row.n_tokens
+        limit = self.limit
+        if limit is None:
+            allowed = json.loads(row.sampling or "{}").get("max_tokens")
+            if allowed is None:
+                raise ValueError(f"{row.trajectory_id} has no max_tokens in its sampling: set overlong.limit")
+            limit = max(1, allowed - prompt)
+        buffer = self.buffer or max(1, limit // 5)
+        over = (row.n_tokens - prompt - (limit - buffer)) / buffer
+        return self.penalty * min(1.0, max(0.0, over))
 
 
 @dataclass(frozen=True)
@@ -115,12 +138,12 @@ class Advantages:
     targets: list[TrainingRow] = field(default_factory=list)
 
 
-class PolicyGradient(Config):
+class PolicyGradient(Minimised):
     """The settings that all policy-gradient algorithms have. ``needs_critic`` and ``needs_greedy`` say what an
     algorithm asks of the online loop besides its rollouts."""
 
     type: str
-    needs_baseline: ClassVar[bool] = False
+    metrics_by_token: ClassVar[bool] = True
     needs_critic: ClassVar[bool] = False
     needs_greedy: ClassVar[bool] = False
 
@@ -130,7 +153,9 @@ class PolicyGradient(Config):
     constant_length: int = Field(64, ge=1, description="for aggregate constant: rows times this divides the sum")
     kl: KL | None = None
     entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus on action tokens")
-    degenerate: Literal["drop", "keep"] = Field("drop", description="groups in which all rewards are equal")
+    degenerate: Literal["drop", "keep"] = Field(
+        "keep", description="groups of equal rewards: kept, they count in what the loss is divided by"
+    )
     keep_uncertain: float = Field(1.0, gt=0, le=1, description="share of groups kept, highest reward variance first")
     resample: int = Field(0, ge=0, description="more rounds of rollouts, at most, until no group is degenerate")
     overlong: Overlong | None = None
@@ -147,6 +172,11 @@ class PolicyGradient(Config):
         if self.off_policy and self.off_policy.vtrace and not self.needs_critic:
             raise ValueError("off_policy.vtrace needs the values of a critic: algorithm type ppo or vapo")
         return self
+
+    @property
+    def acts_on_every_row(self) -> bool:
+        """Whether rows without advantage have a gradient too."""
+        return self.entropy > 0 or (self.kl is not None and self.kl.where == "loss")
 
     def advantages(self, step: Experience) -> Advantages:
         """The advantage of each token of the step's rollouts."""
@@ -179,7 +209,7 @@ class PolicyGradient(Config):
         log_ratio = (logprobs - batch.logprobs).detach()
         sums["behaviour_kl"] = log_ratio.expm1() - log_ratio
         sums["clip_share"] = self._clipped(log_ratio, batch).float()
-        return self._sum(losses, batch), {name: self._sum(value, batch).item() for name, value in sums.items()}
+        return self._sum(losses, batch), {name: (value * batch.mask).sum().item() for name, value in sums.items()}
 
     def _clipped(self, log_ratio: "Tensor", batch: "Batch") -> "Tensor":
         """Which tokens' ratios to the behaviour policy are out of bounds, [rows, tokens]."""

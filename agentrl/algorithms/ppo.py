@@ -34,7 +34,6 @@ class PPO(ClippedPolicyGradient):
     type: Literal["ppo"] = "ppo"
     needs_critic: ClassVar[bool] = True
     aggregate: Aggregate = "token"
-    degenerate: Literal["drop", "keep"] = "keep"
     level: Literal["token", "turn"] = "token"
     gamma: float = Field(1.0, gt=0, le=1, description="discount per token, or per turn")
     lam: float = Field(0.95, ge=0, le=1, description="trace of the policy's advantages")

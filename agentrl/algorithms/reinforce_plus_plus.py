@@ -3,15 +3,16 @@
 from typing import Literal
 
 from agentrl.advantages.group import batch_advantages
-from agentrl.algorithms.policy_gradient import Advantages, Aggregate, ClippedPolicyGradient, Experience
+from agentrl.algorithms.policy_gradient import KL, Advantages, Aggregate, ClippedPolicyGradient, Experience
 
 
 class ReinforcePlusPlus(ClippedPolicyGradient):
-    """Clipped surrogate with the group's mean taken off and the whole batch normalised (Hu 2025,
-    REINFORCE++-baseline)."""
+    """Clipped surrogate with the group's mean taken off and the whole batch normalised, and the k2 estimate of the
+    divergence from the reference in the loss (Hu 2025, REINFORCE++-baseline; the weight is that of its code)."""
 
     type: Literal["reinforce++"] = "reinforce++"
     aggregate: Aggregate = "token"
+    kl: KL | None = KL(coef=1e-5, estimator="k2")
 
     def advantages(self, step: Experience) -> Advantages:
         return Advantages(step.every_token(batch_advantages(step.returns(), step.groups)))

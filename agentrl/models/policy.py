@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.chat.codec import ChatCodec
 
@@ -46,14 +47,21 @@ def load_tokenizer(path: str | Path) -> Any:
     return _tokenizer_class(path).from_pretrained(path)
 
 
+Precision = Literal["float32", "bfloat16"]
+
+
 @dataclass
 class Policy:
-    """``name`` is how trajectories refer to it, ``version`` counts its updates in online training."""
+    """``name`` is how trajectories refer to it, ``version`` counts its updates in online training. ``precision`` is
+    that of matrix products in every pass: bfloat16 through autocast; float32 is the dtype of the weights. ``plain`` is
+    true if only the model's own logits give its log-probs, None until that was tried."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
     name: str
     version: int = 0
+    precision: Precision = "float32"
+    plain: bool | None = None
 
     @classmethod
     def load(cls, path: str | Path, name: str | None = None) -> "Policy":
@@ -75,8 +83,22 @@ class Policy:
             ) from error
         return cls(to_device(model), tokenizer, name or str(path))
 
+    def prepare(self, precision: Precision) -> "Policy":
+        """This policy, ready to be trained: with weights in float32, the masters that small steps do not vanish in,
+        and matrix products in ``precision``."""
+        self.model.float()
+        self.precision = precision
+        return self
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context of every pass over the model: sampling, scoring and training."""
+        import torch
+
+        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+
     def save(self, path: Path) -> None:
-        """Write config, safetensors and tokenizer into ``path``."""
+        """Write config, safetensors and tokenizer into ``path``. A trained model is written in float32: a checkpoint in
+        bfloat16 would lose most of what small steps changed."""
         self.model.save_pretrained(path)
         self.tokenizer.save_pretrained(path)
 

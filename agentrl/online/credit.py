@@ -61,9 +61,7 @@ def shaped_rewards(algorithm: PolicyGradient, rollouts: Sequence[Trajectory]) ->
         raise TrainingError(f"reward not finite in {', '.join(broken[:5])}; look at the environment's score")
     rewards = np.array([row.scored_reward() for row in rollouts], dtype=np.float64)
     if algorithm.overlong:
-        shape = algorithm.overlong
-        over = np.array([row.n_tokens for row in rollouts]) - (shape.limit - shape.buffer)
-        rewards -= shape.penalty * np.clip(over / shape.buffer, 0, 1)
+        rewards -= [algorithm.overlong.punishment(row) for row in rollouts]
     if algorithm.per_level:
         rewards = normalise_by_domain(rewards.tolist(), [(row.env, row.level) for row in rollouts])
     return rewards
@@ -80,7 +78,8 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
     rewards = shaped_rewards(algorithm, rollouts)
     groups = [row.group_id or row.task_id for row in rollouts]
     penalties = _penalties(algorithm, rollouts, extras.reference)
-    degenerate = degenerate_groups([row.scored_reward() for row in rollouts], groups)
+    taken = [sum(one) for one in penalties]
+    degenerate = degenerate_groups([row.scored_reward() - t for row, t in zip(rollouts, taken, strict=True)], groups)
     keep = np.ones(len(rollouts), dtype=bool)
     if algorithm.degenerate == "drop":
         keep &= ~degenerate
@@ -102,21 +101,40 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
         )
         metrics.update(more)
         anchors = extras.proximal
+    means = [_mean_where(weight, row.action_mask) for weight, row in zip(weights, rollouts, strict=True)]
+    live = keep & (
+        algorithm.acts_on_every_row | np.array([_teaches(*pair) for pair in zip(weights, rollouts, strict=True)])
+    )
+    share = _share(algorithm, rollouts, live, keep)
     rows = [
         TrainingRow(
             row_id=row.trajectory_id,
             unit=number,
+            label=0 if row.success is None else 2 * row.success - 1,
             input_ids=row.input_ids,
             mask=row.action_mask,
-            weights=weights[number],
+            weights=[share * weight for weight in weights[number]],
             logprobs=anchors[number],
             ref_logprobs=extras.reference[number] if extras.reference else [],
         )
         for number, row in enumerate(rollouts)
-        if keep[number]
+        if live[number]
     ]
-    means = [_mean_where(weight, row.action_mask) for weight, row in zip(weights, rollouts, strict=True)]
-    return Credit(rows, means, keep.tolist(), found.targets, metrics, lr_scale)
+    return Credit(rows, means, live.tolist(), found.targets, metrics, lr_scale)
+
+
+def _teaches(weights: Sequence[float], row: Trajectory) -> bool:
+    """Whether a row has an advantage on any action token: without, its policy gradient is zero."""
+    return any(abs(weight) > 1e-9 for weight, inside in zip(weights, row.action_mask, strict=True) if inside)
+
+
+def _share(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], live: np.ndarray, keep: np.ndarray) -> float:
+    """What the advantages of the rows that are computed (``live``) are scaled by, so that the loss is divided by all
+    rows that the algorithm counts: those that it keeps, or for a constant denominator all. Rows without gradient are
+    not computed."""
+    units = np.array([sum(row.action_mask) if algorithm.aggregate == "token" else 1 for row in rollouts], dtype=float)
+    counted = units.sum() if algorithm.aggregate == "constant" else units[keep].sum()
+    return float(units[live].sum() / counted) if counted else 1.0
 
 
 def _penalties(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], reference: Lists | None) -> Lists:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from agentrl.advantages.group import degenerate_groups
 from agentrl.algorithms.policy_gradient import Lists, PolicyGradient
 from agentrl.algorithms.ppo import PPO
+from agentrl.engines.streams import stream
 from agentrl.models.policy import Policy
 from agentrl.online.credit import Credit, Extras, assign
 from agentrl.online.critic import CriticTrainer
@@ -73,6 +74,7 @@ class OnlineLoop:
         self.updates = updates
         self.iteration = self.drawn = self.made = 0
         self.micro_tokens = optimizer.micro_tokens
+        policy.prepare(optimizer.precision)
         self.reference = _frozen(policy) if algorithm.kl else None
         self.critic = None
         if isinstance(algorithm, PPO):
@@ -115,12 +117,13 @@ class OnlineLoop:
         order = list(range(len(rows)))
         if self.updates > 1:
             Random(f"{self.seed}-{self.iteration}").shuffle(order)
+        parts = [rows.take(part) for start in range(self.updates) if (part := order[start :: self.updates])]
+        if self.policy.precision != "float32":
+            parts = [self.trainer.anchored(part) for part in parts]
         taken, history = [], []
-        for positions in (order[start :: self.updates] for start in range(self.updates)):
-            if positions:
-                part = rows.take(positions)
-                taken.append((self.trainer.done, part))
-                history.append(self.trainer.step(part, credit.lr_scale))
+        for place, part in enumerate(parts, self.iteration * self.updates):
+            taken.append((self.trainer.done, part))
+            history.append(self.trainer.step(part, credit.lr_scale, place))
         metrics.update({name: sum(one[name] for one in history) / len(history) for name in history[0]})
         return taken
 
@@ -132,7 +135,7 @@ class OnlineLoop:
         for round_ in range(1 + self.algorithm.resample):
             tasks = self._draw()
             attempts = [Attempt(task, index) for task in tasks for index in range(self.samples)]
-            seed = self.seed * 1_000_003 + self.iteration + 500_009 * round_
+            seed = stream(self.seed, "online", self.iteration, round_)
             kept += self.runner.run(attempts, seed, self._names(name, len(attempts)))
             if self.algorithm.needs_greedy:
                 greedy += self._greedy(tasks, seed, name)
@@ -208,4 +211,4 @@ class OnlineLoop:
 
 def _frozen(policy: Policy) -> Policy:
     """A copy that later updates do not change."""
-    return Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.name)
+    return replace(policy, model=copy.deepcopy(policy.model).requires_grad_(False))

@@ -64,7 +64,8 @@ class RolloutRunner:
         def respond(row: int, turn: list[int]) -> list[int] | None:
             return self._respond(runs[row], turn, codec)
 
-        generations = self.engine.generate(prompts, respond, self.sampling, codec.stop_id, seed)
+        with self.policy.autocast():
+            generations = self.engine.generate(prompts, respond, self.sampling, codec.stop_id, seed)
         return [
             self._trajectory(trajectory_id, attempt, run, generation, source)
             for trajectory_id, attempt, run, generation in zip(ids, attempts, runs, generations, strict=True)

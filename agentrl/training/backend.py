@@ -1,6 +1,5 @@
 """Training in one process."""
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from agentrl.models.policy import Policy
 from agentrl.training.batch import Batch
 from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.logprobs import token_logprobs
-from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.optimizer import OptimizerConfig, parameter_groups
 
 
 class OneProcess:
@@ -25,16 +24,14 @@ class OneProcess:
         self.model: torch.nn.Module = policy.model
         self.device = policy.model.device
         self.parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
-        )
+        groups = parameter_groups(policy.model, config.weight_decay)
+        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
     def forward(self, batch: Batch, config: OptimizerConfig) -> tuple[Tensor, Tensor]:
-        with self._autocast(config):
-            return token_logprobs(self.policy.model, batch.input_ids, batch.mask, batch.packing)
-
-    def _autocast(self, config: OptimizerConfig) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bfloat16")
+        with self.policy.autocast():
+            return token_logprobs(
+                self.policy.model, batch.input_ids, batch.mask, batch.packing, bool(self.policy.plain)
+            )
 
     def backward(self, loss: Tensor, last: bool) -> None:
         loss.backward()

@@ -63,7 +63,6 @@ class TrainingJob(BaseModel):
             "gradient_clipping": optimizer.clip_norm,
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,
-            "bf16": {"enabled": optimizer.precision == "bfloat16"},
             "optimizer": {
                 "type": "AdamW",
                 "params": {

@@ -106,18 +106,36 @@ def _head_logprobs(model: "PreTrainedModel", hidden: Tensor, targets: Tensor) ->
     return chosen, entropy
 
 
+def _own_logprobs(model: "PreTrainedModel", input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from the model's own logits, of each row by itself and up to its last masked token."""
+    chosen, entropies = [], []
+    for ids, inside in zip(input_ids, mask, strict=True):
+        end = int(inside.nonzero().max()) + 1 if inside.any() else 2
+        logp = model(input_ids=ids[None, :end], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        pad = (1, len(ids) - end)
+        own = logp.gather(-1, ids[1:end, None])[:, 0]
+        chosen.append(torch.nn.functional.pad(own, pad))
+        entropies.append(torch.nn.functional.pad(-(logp.exp() * logp).sum(-1), pad))
+    use = mask.clone()
+    use[:, 0] = False
+    return torch.stack(chosen).where(use, 0.0), torch.stack(entropies).where(use, 0.0)
+
+
 def token_logprobs(
-    model: "PreTrainedModel", input_ids: Tensor, mask: Tensor, packing: Packing | None = None
+    model: "PreTrainedModel", input_ids: Tensor, mask: Tensor, packing: Packing | None = None, plain: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies [rows, tokens] of ``input_ids``, in float32; 0 if a token's ``mask`` is
     false.
 
     Element ``[:, t]`` belongs to ``input_ids[:, t]`` given the tokens before it. Rows are right-padded, so causal
     attention ignores padding; with ``packing`` (inside :func:`agentrl.training.packing.packed`) there is none.
-    Logits exist for masked positions only, a chunk at a time.
+    Logits exist for masked positions only, a chunk at a time. ``plain`` takes the model's own logits, row by row, for
+    models whose logits are more than hidden states times a matrix.
 
     Raises ValueError for models that scale their logits in a way that is not known here.
     """
+    if plain:
+        return _own_logprobs(model, input_ids, mask)
     config = model.config.get_text_config()
     for name in ("logit_scale", "logits_scaling"):
         if getattr(config, name, None) not in (None, 1, 1.0):

@@ -1,9 +1,12 @@
 """Settings that every optimiser step has, independent of the loss."""
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    import torch
 
 
 class LoRA(BaseModel):
@@ -25,11 +28,11 @@ class OptimizerConfig(BaseModel):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: int = Field(0, ge=0, description="optimiser steps over which the learning rate rises to lr")
     betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="of matrices; norms and biases are spared")
     clip_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
     micro_tokens: int = Field(4096, ge=1, description="padded tokens in one forward pass; bounds memory, not results")
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of matrix products; weights keep the dtype that they were loaded in"
+        "float32", description="of matrix products, through autocast; weights are trained and saved in float32"
     )
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass: less memory")
     lora: LoRA | None = None
@@ -41,3 +44,14 @@ class OptimizerConfig(BaseModel):
         share = (step - self.warmup) / max(1, total - self.warmup)
         scale = {"constant": 1.0, "linear": 1 - share, "cosine": 0.5 * (1 + math.cos(math.pi * share))}[self.schedule]
         return self.lr * scale
+
+
+def parameter_groups(model: "torch.nn.Module", weight_decay: float) -> list[dict[str, Any]]:
+    """The trained parameters as groups of an optimiser: matrices with ``weight_decay``; vectors, which are norms and
+    biases, without."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [one for one in trained if one.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [one for one in trained if one.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

@@ -12,23 +12,26 @@ from agentrl.training.batch import Batch
 from agentrl.training.job import TrainingJob
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.lora import merge_lora
-from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.optimizer import OptimizerConfig, parameter_groups
 
 
 class _Logprobs(torch.nn.Module):
     """The model as DeepSpeed wraps it: its forward pass is :func:`agentrl.training.logprobs.token_logprobs`."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, policy: Policy) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = policy.model
+        self.policy = policy
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return token_logprobs(self.model, batch.input_ids, batch.mask, batch.packing)
+        with self.policy.autocast():
+            return token_logprobs(self.model, batch.input_ids, batch.mask, batch.packing, bool(self.policy.plain))
 
 
 class DeepSpeedRanks:
     """This process's share of the micro batches, in a DeepSpeed engine; see
-    :class:`agentrl.training.step.Backend`. DeepSpeed clips the gradients and computes in the job's precision."""
+    :class:`agentrl.training.step.Backend`. DeepSpeed clips the gradients. Weights are float32 and products are in the
+    policy's precision, as in one process. DeepSpeed's own bf16 would cast the whole model, unlike the reference."""
 
     keeps_weights = False
 
@@ -36,9 +39,9 @@ class DeepSpeedRanks:
         import deepspeed
 
         self.policy = policy
-        trained = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
+        trained = parameter_groups(policy.model, job.optimizer.weight_decay)
         self.model, *_ = deepspeed.initialize(
-            model=_Logprobs(policy.model), model_parameters=trained, config=job.deepspeed_config()
+            model=_Logprobs(policy), model_parameters=trained, config=job.deepspeed_config()
         )
         self.device: torch.device = self.model.device
         self.rank, self.world = dist.get_rank(), dist.get_world_size()

@@ -9,6 +9,7 @@ from agentrl.models.policy import Policy
 from agentrl.training.batch import check_rows, collate, micro_batches
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.packing import can_pack, packed
+from agentrl.training.probe import needs_plain_pass
 from agentrl.training.rows import TrainingRows, nested
 
 
@@ -17,13 +18,14 @@ def batch_logprobs(policy: Policy, rows: TrainingRows, micro_tokens: int = 8192)
     """Log-probabilities under ``policy`` of each row's tokens, [tokens] in float32, in order; 0 for tokens whose mask
     is false."""
     model = policy.model.eval()
-    packs = can_pack(model)
+    plain = needs_plain_pass(policy)
+    packs = can_pack(model) and not plain
     lengths = np.diff(rows.lists("input_ids")[0])
     filled: dict[int, np.ndarray] = {}
-    with packed(model, packs):
+    with policy.autocast(), packed(model, packs):
         for part in micro_batches(rows, [[row] for row in range(len(rows))], micro_tokens):
             batch = collate(rows.take(part), packs).to(model.device)
-            logprobs: Tensor = token_logprobs(model, batch.input_ids, batch.mask, batch.packing)[0].cpu()
+            logprobs: Tensor = token_logprobs(model, batch.input_ids, batch.mask, batch.packing, plain)[0].cpu()
             for row, values in zip(part, logprobs.float().numpy(), strict=True):
                 filled[row] = values[: lengths[row]].copy()  # not a view, which would keep the padded batch
     return [filled[row] for row in range(len(rows))]

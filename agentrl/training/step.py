@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,8 @@ from agentrl.training.batch import Batch, TrainingError, collate, micro_batches,
 from agentrl.training.lora import add_lora
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.packing import can_pack, packed
-from agentrl.training.rows import TrainingRows
+from agentrl.training.probe import needs_plain_pass
+from agentrl.training.rows import TrainingRows, nested
 
 Metrics = dict[str, float]
 
@@ -76,21 +78,24 @@ class Trainer:
         self.config = config
         self.total = total
         self.done = 0
+        policy.prepare(config.precision)
+        plain = needs_plain_pass(policy)
         if config.lora:
             add_lora(policy, config.lora)
         if config.gradient_checkpointing:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.packs = can_pack(policy.model)
+        self.packs = can_pack(policy.model) and not plain
         self.backend = backend(policy, config)
 
-    def step(self, rows: TrainingRows, lr_scale: float = 1.0) -> Metrics:
+    def step(self, rows: TrainingRows, lr_scale: float = 1.0, place: int | None = None) -> Metrics:
         """One optimiser step over all ``rows``. Gradients accumulate over micro batches, which changes no result.
+        ``place`` is that of the step in the schedule of the learning rate, if steps before it were left out.
 
         Raises TrainingError on every rank if no token can be trained on, or if the loss or the gradient norm is not
         finite. The policy is then unchanged, unless the backend says that it does not keep its weights.
         """
         metrics = self.gradients(rows)
-        lr = self.config.lr_at(self.done, self.total) * lr_scale
+        lr = self.config.lr_at(self.done if place is None else place, self.total) * lr_scale
         norm = self.backend.update(lr, self.config) if math.isfinite(metrics["loss"]) else math.nan
         if not math.isfinite(norm):
             self.backend.discard()
@@ -108,6 +113,7 @@ class Trainer:
         Raises TrainingError if no token can be trained on.
         """
         self.backend.model.train()
+        _without_noise(self.policy.model)
         parts = list(micro_batches(rows, units(rows), self.config.micro_tokens))
         rank, world = self.backend.rank, self.backend.world
         batches = [collate(rows.take(part), self.packs and place % world == rank) for place, part in enumerate(parts)]
@@ -121,26 +127,49 @@ class Trainer:
         spare = [] if len(mine) == rounds else [collate(rows.take(parts[0][:2]), self.packs)]
         totals: Metrics = {"loss": 0.0, "entropy": 0.0}
         with packed(self.policy.model, self.packs):
-            baseline = self._baseline(mine, spare) / len(rows) if self.objective.needs_baseline else 0.0
+            baseline = (
+                self._baseline(mine, spare) / len(rows)
+                if self.objective.needs_baseline
+                else self.objective.over_step(batches)
+            )
             for place, batch in enumerate(self._on_device(mine + spare)):
                 share = float(place < len(mine))
                 logprobs, entropy = self.backend.forward(batch, self.config)
                 total, sums = self.objective.loss(logprobs, entropy, batch, baseline)
                 self.backend.backward(total / count * share, last=place == rounds - 1)
                 for name, value in {"loss": total.item(), **sums}.items():
-                    totals[name] = totals.get(name, 0.0) + (value / count if share else 0.0)
+                    per = n_tokens if self.objective.metrics_by_token and name != "loss" else count
+                    totals[name] = totals.get(name, 0.0) + value / per * share
                 totals["entropy"] += entropy.detach().sum().item() / n_tokens * share
         return {**self.backend.total(totals), "tokens": float(n_tokens)}
 
     @torch.no_grad()
     def _baseline(self, mine: Sequence[Batch], spare: Sequence[Batch]) -> float:
-        """Sum over the rows of the step of the log-ratio of policy to reference."""
+        """Sum over the rows of the step of the objective's log-ratio of policy to reference."""
         total = 0.0
         for place, batch in enumerate(self._on_device([*mine, *spare])):
             logprobs, _ = self.backend.forward(batch, self.config)
             if place < len(mine):
-                total += ((logprobs - batch.ref_logprobs) * batch.mask).sum().item()
+                total += self.objective.logratio(logprobs, batch).sum().item()
         return self.backend.total({"baseline": total})["baseline"]
+
+    @torch.no_grad()
+    def anchored(self, rows: TrainingRows) -> TrainingRows:
+        """The rows, in order, with log-probs of the policy as it is, from the very passes that :meth:`gradients` makes
+        over them. A pass over other batches, or the sampler's, differs by rounding: in bfloat16 by more than the
+        bounds of some ratios."""
+        _without_noise(self.policy.model)
+        offsets, _ = rows.lists("input_ids")
+        found = np.zeros(offsets[-1], np.float32)
+        with packed(self.policy.model, self.packs):
+            for part in micro_batches(rows, units(rows), self.config.micro_tokens):
+                batch = collate(rows.take(part), self.packs).to(self.backend.device)
+                logprobs, _ = self.backend.forward(batch, self.config)
+                for row, values in zip(part, logprobs.float().cpu().numpy(), strict=True):
+                    found[offsets[row] : offsets[row + 1]] = values[: offsets[row + 1] - offsets[row]]
+        table = rows.table()
+        place = table.schema.get_field_index("logprobs")
+        return TrainingRows.of_table(table.set_column(place, "logprobs", nested(offsets, found, "logprobs")))
 
     def _on_device(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         for batch in batches:
@@ -158,3 +187,17 @@ class Trainer:
         if progress is not None:
             self.done = progress["done"]
         return progress
+
+
+def _without_noise(model: torch.nn.Module) -> None:
+    """Switch off dropout and router noise, so that the policy that is trained is the one that sampled.
+
+    Layers that compute their activations again in the backward pass ask for training mode: theirs alone is set.
+    """
+    model.eval()
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+            for name, value in vars(module).items():
+                if "drop" in name and isinstance(value, float):
+                    setattr(module, name, 0.0)

@@ -70,10 +70,13 @@ def start_policy(
 
 
 def rollout_runner(policy: "Policy", env: str, sampling: Sampling) -> "RolloutRunner":
-    """A policy in an environment, with the embedded engine."""
+    """A policy in an environment, with the embedded engine. Raises ModelMismatchError if the engine does not give the
+    model's own log-probs."""
     from agentrl.engines.transformers import TransformersEngine
     from agentrl.rollouts.runner import RolloutRunner
+    from agentrl.training.probe import check_sampling
 
+    check_sampling(policy)
     return RolloutRunner(policy, TransformersEngine(policy.model), load_environment(env), sampling)
 
 

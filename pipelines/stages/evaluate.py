@@ -6,6 +6,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from agentrl.engines.base import Sampling
+from agentrl.engines.streams import stream
 from agentrl.statistics.intervals import wilson
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
@@ -43,7 +44,8 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
         )
         ids = [context.trajectory_id(shard * len(rows) + number) for number in range(len(rows))]
         if not context.has_shard(shard):
-            made = rollout_runner(policy, env, sampling).run([Attempt(task) for task in rows], context.seed, ids)
+            draws = stream(context.seed, "evaluate", shard)
+            made = rollout_runner(policy, env, sampling).run([Attempt(task) for task in rows], draws, ids)
             context.append([row.model_copy(update={"tags": [decoding]}) for row in made], shard)
         columns = ["level", "success", "n_tokens", "n_tool_errors", "termination"]
         outcome = context.buffer.read(ids, columns).to_pylist()

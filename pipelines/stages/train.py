@@ -161,7 +161,7 @@ def preference(context: Context, config: PreferenceConfig, pairs: Pairs, model: 
 def _prefer(context: Context, config: TrainConfig, objective: Preference, pairs: Pairs, model: Model) -> Trained:
     from agentrl.training.scoring import reference_logprobs
 
-    policy = load_policy(model)
+    policy = load_policy(model).prepare(config.optimizer.precision)
     batches = _pair_batches(pairs, policy)
     if objective.reference:
         batches = (reference_logprobs(policy, batch, config.optimizer.micro_tokens) for batch in batches)
@@ -205,7 +205,7 @@ def kto(context: Context, config: KTOConfig, trajectories: list[Trajectories], m
     """Training on unpaired trajectories, successes against failures, from ``model``, which is the reference too."""
     from agentrl.training.scoring import reference_logprobs
 
-    policy = load_policy(model)
+    policy = load_policy(model).prepare(config.optimizer.precision)
     chosen = Selected(trajectories)
     success = chosen.scalars["success"]
     if success.null_count:
@@ -243,7 +243,7 @@ def offline(context: Context, config: OfflineConfig, trajectories: list[Trajecto
     from agentrl.training.rows import TrainingRows
     from agentrl.training.scoring import batch_logprobs
 
-    policy = load_policy(model)
+    policy = load_policy(model).prepare(config.optimizer.precision)
     chosen = Selected(trajectories)
     made = [row for row in chosen.trajectories() if any(row.action_mask)]  # groups need their rollouts whole
     for row in made:

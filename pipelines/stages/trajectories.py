@@ -5,6 +5,7 @@ from random import Random
 from pydantic import Field
 
 from agentrl.engines.base import Sampling
+from agentrl.engines.streams import stream
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
 from agentrl.rollouts.rationalize import HINT, is_grounded, strip_hint
@@ -61,7 +62,7 @@ def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -
             attempts = [Attempt(task, index) for task in part for index in range(config.samples)]
             first = start * config.samples
             ids = [context.trajectory_id(first + number) for number in range(len(attempts))]
-            made = runner.run(attempts, context.seed + shard, ids)
+            made = runner.run(attempts, stream(context.seed, "sample", shard), ids)
             context.append(made, shard)
         context.progress(start + len(part), len(rows))
     chosen = context.select()
@@ -163,7 +164,7 @@ def rationalize(
         attempts = [Attempt(task, index, config.hint) for task in unsolved.values() for index in range(config.samples)]
         runner = rollout_runner(policy, env, config.sampling)
         ids = [context.trajectory_id(number) for number in range(len(attempts))]
-        context.append(runner.run(attempts, context.seed, ids, source="hinted"))
+        context.append(runner.run(attempts, stream(context.seed, "hinted"), ids, source="hinted"))
     hinted = context.select(sorted(_of_source(context, "hinted"))).read()
     stripped: list[Trajectory] = []
     for task_id, retries in by_task(hinted).items():

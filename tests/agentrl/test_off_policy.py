@@ -128,8 +128,9 @@ def test_first_divergence_spares_the_good_prefix() -> None:
 
 def test_degenerate_groups_are_dropped_or_kept_as_asked() -> None:
     rows = [rollout(0, 1.0), rollout(1, 1.0)]
-    assert assign(GRPO(), rows).rows == []
-    assert len(assign(GRPO(degenerate="keep"), rows).rows) == 2
+    assert assign(GRPO(), rows).rows == []  # they have no gradient
+    assert len(assign(GRPO(entropy=0.1), rows).rows) == 2
+    assert assign(GRPO(entropy=0.1, degenerate="drop"), rows).rows == []
 
 
 def test_turn_level_gae_gives_every_token_of_a_turn_the_same() -> None:

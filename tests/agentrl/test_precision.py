@@ -1,0 +1,176 @@
+"""Models saved in bfloat16 learn as those saved in float32, and every pass over a model sees the same one."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import VOCABULARY, random_rows, small_model, small_policy
+
+from agentrl.algorithms.dpo import DPO
+from agentrl.algorithms.grpo import GRPO
+from agentrl.algorithms.gspo import GSPO
+from agentrl.algorithms.sft import SFT
+from agentrl.models.policy import Policy
+from agentrl.models.tiny import train_tokenizer
+from agentrl.training.job import DeepSpeed, TrainingJob
+from agentrl.training.launch import launch
+from agentrl.training.optimizer import LoRA, OptimizerConfig
+from agentrl.training.rows import TrainingRows, write_rows
+from agentrl.training.scoring import batch_logprobs, reference_logprobs
+from agentrl.training.step import Trainer
+from schemas.training import TrainingRow
+
+BF16 = OptimizerConfig(precision="bfloat16")
+
+
+def weighted_rows(number: int, pairs: bool = False) -> list[TrainingRow]:
+    rows = random_rows(number, pairs=pairs)
+    return [row.model_copy(update={"weights": [1.0] * len(row.input_ids)}) for row in rows]
+
+
+def saved(folder: Path, dtype: torch.dtype) -> Path:
+    """A model whose weights are numbers that bfloat16 holds, saved in ``dtype``: all copies begin alike."""
+    model = small_model(seed=1).to(torch.bfloat16).to(dtype)
+    Policy(model, train_tokenizer(["some text"], 300), "small").save(folder)
+    return folder
+
+
+def gain(start: Path, config: OptimizerConfig, steps: int) -> tuple[float, Policy]:
+    """By how much training on one batch lowers its loss, measured in float32."""
+    rows = weighted_rows(6)
+    policy = Policy.load(start)
+    assert policy.model.dtype == (torch.bfloat16 if start.name == "bfloat16" else torch.float32)
+    trainer = Trainer(policy, SFT(), config, steps)
+    first = trainer.step(TrainingRows.of(rows))["loss"]
+    for _ in range(steps - 1):
+        last = trainer.step(TrainingRows.of(rows))["loss"]
+    return first - last, policy
+
+
+@pytest.mark.parametrize("lr", [1e-6, 1e-5])
+def test_a_model_saved_in_bfloat16_learns_as_one_saved_in_float32(lr: float, tmp_path: Path) -> None:
+    config = OptimizerConfig(lr=lr)
+    expected, _ = gain(saved(tmp_path / "float32", torch.float32), config, 30)
+    found, policy = gain(saved(tmp_path / "bfloat16", torch.bfloat16), config, 30)
+    assert expected > 0
+    assert found == pytest.approx(expected, rel=1e-3)
+    policy.save(tmp_path / "trained")
+    assert Policy.load(tmp_path / "trained").model.dtype == torch.float32  # rounding would undo small steps
+
+
+def test_autocast_learns_as_float32_does(tmp_path: Path) -> None:
+    start = saved(tmp_path / "bfloat16", torch.bfloat16)
+    expected, exact = gain(start, OptimizerConfig(lr=1e-4), 30)
+    found, rounded = gain(start, BF16.model_copy(update={"lr": 1e-4}), 30)
+    assert rounded.model.dtype == torch.float32
+    assert found == pytest.approx(expected, rel=0.1)
+    assert any(
+        not torch.equal(*pair) for pair in zip(exact.model.parameters(), rounded.model.parameters(), strict=True)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("zero", [1, 3])
+def test_a_model_saved_in_bfloat16_learns_on_two_ranks(zero: Any, precision: Any, tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    optimizer = OptimizerConfig(lr=1e-5, precision=precision, micro_tokens=64)
+    rows, losses = weighted_rows(8), {}
+    for dtype in (torch.float32, torch.bfloat16):
+        folder = tmp_path / str(dtype)
+        folder.mkdir()
+        saved(folder / "start", dtype)
+        write_rows(folder / "rows.arrow", TrainingRows.of(rows).batches)
+        job = TrainingJob(
+            objective=SFT(), optimizer=optimizer, deepspeed=DeepSpeed(zero=zero, processes=2), steps=12, batch=8, seed=0
+        )
+        losses[dtype] = [one["loss"] for one in launch(job.deepspeed, job.write(folder), lambda _: None)]
+        assert Policy.load(folder / "model").model.dtype == torch.float32
+    alone = Trainer(Policy.load(folder / "start"), SFT(), optimizer, 12)
+    expected = [alone.step(batch)["loss"] for batch in [TrainingRows.of(rows)] * 12]
+    noise = 1e-4 if precision == "float32" else 3e-3
+    assert losses[torch.bfloat16] == pytest.approx(losses[torch.float32], abs=noise)
+    assert losses[torch.bfloat16] == pytest.approx(expected, abs=noise)
+    assert losses[torch.bfloat16][0] - losses[torch.bfloat16][-1] == pytest.approx(expected[0] - expected[-1], rel=0.2)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_dpo_starts_at_ln_2(precision: Any) -> None:
+    config = OptimizerConfig(precision=precision)
+    policy = small_policy().prepare(precision)
+    [batch] = TrainingRows.of(weighted_rows(8, pairs=True)).batches
+    rows = TrainingRows([reference_logprobs(policy, batch, config.micro_tokens)])
+    loss = Trainer(policy, DPO(), config, 1).step(rows)["loss"]
+    assert loss == pytest.approx(math.log(2), abs=1e-6 if precision == "float32" else 1e-3)
+
+
+def test_an_update_of_the_policy_that_sampled_clips_nothing_under_bfloat16() -> None:
+    """Log-probs of another pass, such as the sampler's, differ by rounding: more than GSPO's bounds allow."""
+    policy = small_policy().prepare("bfloat16")
+    trainer = Trainer(policy, GSPO(), BF16, 1)
+    exact = copy.deepcopy(policy).prepare("float32")
+    plain = random_rows(16)
+    other = [
+        row.model_copy(update={"logprobs": one.tolist()})
+        for row, one in zip(plain, batch_logprobs(exact, TrainingRows.of(plain)), strict=True)
+    ]
+    assert trainer.gradients(TrainingRows.of(other))["clip_share"] > 0.1
+    trainer.backend.discard()
+    anchored = trainer.anchored(TrainingRows.of(other))
+    metrics = trainer.step(anchored)
+    assert metrics["clip_share"] == 0
+    assert metrics["behaviour_kl"] == 0
+
+
+def gpt2() -> Policy:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": VOCABULARY}
+    return Policy(GPT2LMHeadModel(GPT2Config(**sizes)), small_policy().tokenizer, "gpt2")  # dropout is 0.1
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_is_off_in_training(checkpointing: bool) -> None:
+    policy = gpt2()
+    rows = random_rows(6)
+    rows = [
+        row.model_copy(update={"logprobs": one.tolist()})
+        for row, one in zip(rows, batch_logprobs(policy, TrainingRows.of(rows)), strict=True)
+    ]
+    trainer = Trainer(policy, GRPO(), OptimizerConfig(gradient_checkpointing=checkpointing), 1)
+    metrics = trainer.gradients(TrainingRows.of(rows))
+    assert metrics["clip_share"] == 0
+    assert metrics["behaviour_kl"] < 1e-9
+
+
+def test_checkpointing_computes_layers_again() -> None:
+    policy = small_policy()
+    calls = []
+    layer = policy.model.model.layers[0].mlp
+    layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    counts = []
+    for flag in (False, True):
+        calls.clear()
+        Trainer(policy, GRPO(), OptimizerConfig(gradient_checkpointing=flag), 1).gradients(
+            TrainingRows.of(random_rows(2))
+        )
+        counts.append(len(calls))
+    assert counts == [1, 2]
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+def test_weight_decay_spares_norms_and_biases(lora: LoRA | None) -> None:
+    policy = small_policy()
+    trainer = Trainer(policy, GRPO(), OptimizerConfig(weight_decay=0.1, lora=lora), 1)
+    names = {id(parameter): name for name, parameter in policy.model.named_parameters()}
+    groups = trainer.backend.optimizer.param_groups  # type: ignore[attr-defined]
+    decayed = {names[id(one)] for group in groups if group["weight_decay"] for one in group["params"]}
+    spared = {names[id(one)] for group in groups if not group["weight_decay"] for one in group["params"]}
+    assert decayed
+    assert all("norm" not in name and not name.endswith("bias") for name in decayed)
+    assert all("norm" in name or name.endswith("bias") for name in spared)
+    assert bool(spared) == (lora is None)

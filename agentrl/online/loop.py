@@ -117,7 +117,7 @@ class OnlineLoop:
         order = list(range(len(rows)))
         if self.updates > 1:
             Random(f"{self.seed}-{self.iteration}").shuffle(order)
-        parts = [rows.take(part) for start in range(self.updates) if (part := order[start :: self.updates])]
+        parts = [rows.take(order[start :: self.updates]) for start in range(min(self.updates, len(order)))]
         if self.policy.precision != "float32":
             parts = [self.trainer.anchored(part) for part in parts]
         taken, history = [], []

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from schemas.arrow import Int32, arrow_schema
 
-PAIR_VERSION = 1
+PAIR_VERSION = 2
 
 
 class PairKind(StrEnum):
@@ -19,6 +19,7 @@ class Pair(BaseModel):
 
     A mask is true for the action tokens that the loss covers: those of the whole trajectory, or for ``kind == step``
     only those of the first step that differs. Tool output is false on both sides.
+    ``weight`` is how much the pair counts in a loss.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -33,6 +34,7 @@ class Pair(BaseModel):
     rejected_reward: float
     shared_prefix: Int32
     tokenizer: str
+    weight: float = 1.0
     chosen_ids: list[Int32]
     chosen_mask: list[bool]
     rejected_ids: list[Int32]

@@ -17,7 +17,7 @@ class KTO(AtRest):
 
     The baseline is the mean log-ratio of the rows of the whole optimiser step, at least 0, without gradient. The paper
     estimates it from mismatched pairs of prompt and answer; here an answer holds tool output, which cannot be moved to
-    another task."""
+    another task. The loss is the mean over rows by their weights; the baseline is the plain mean."""
 
     type: Literal["kto"] = "kto"
     needs_baseline: ClassVar[bool] = True
@@ -27,7 +27,7 @@ class KTO(AtRest):
     length_normalized: bool = Field(False, description="divide log-ratios, and the baseline's, by trained tokens")
 
     def count(self, batch: "Batch") -> float:
-        return float(batch.input_ids.shape[0])
+        return batch.row_weights.sum().item()
 
     def loss(
         self, logprobs: "Tensor", entropies: "Tensor", batch: "Batch", baseline: float = 0.0
@@ -36,8 +36,8 @@ class KTO(AtRest):
 
         logratio = self.logratio(logprobs, batch)
         good = batch.label > 0
-        weight = good * self.desirable + ~good * self.undesirable
+        weight = batch.row_weights * (good * self.desirable + ~good * self.undesirable)
         return (weight * kto_loss(logratio, batch.label, max(0.0, baseline), self.beta)).sum(), {
-            "desirable_logratio": (logratio * good).sum().item(),
-            "undesirable_logratio": (logratio * ~good).sum().item(),
+            "desirable_logratio": (batch.row_weights * logratio * good).sum().item(),
+            "undesirable_logratio": (batch.row_weights * logratio * ~good).sum().item(),
         }

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 class Preference(AtRest):
     """The mean over pairs of the pair's loss, plus ``nll`` times the mean negative log-likelihood of the chosen side's
-    trained tokens (Pang et al. 2024, equation 2), which keeps the chosen side from becoming less likely."""
+    trained tokens (Pang et al. 2024, equation 2), which keeps the chosen side from becoming less likely. Both means
+    are over pairs by their weights."""
 
     nll: float = Field(
         0.0, ge=0, description="weight of the chosen side's negative log-likelihood; 0 is the plain loss"
@@ -23,7 +24,7 @@ class Preference(AtRest):
     reference: ClassVar[bool] = True
 
     def count(self, batch: "Batch") -> float:
-        return batch.input_ids.shape[0] / 2
+        return batch.row_weights[0::2].sum().item()
 
     def pair_loss(self, chosen: "Tensor", rejected: "Tensor") -> "Tensor":
         """Loss of each pair, [pairs], from the log-ratios of both sides (from log-probs if there is no reference)."""
@@ -37,13 +38,14 @@ class Preference(AtRest):
         if self.length_normalized:
             score = score / length
         chosen, rejected = score[0::2], score[1::2]
-        loss = self.pair_loss(chosen, rejected).sum()
+        weight = batch.row_weights[0::2]
+        loss = (weight * self.pair_loss(chosen, rejected)).sum()
         if self.nll:
-            loss = loss + self.nll * ((-logprobs * batch.mask).sum(-1) / length)[0::2].sum()
+            loss = loss + self.nll * (weight * ((-logprobs * batch.mask).sum(-1) / length)[0::2]).sum()
         margin = (chosen - rejected).detach()
         return loss, {
-            "margin": margin.sum().item(),
-            "accuracy": (margin > 0).float().sum().item(),
-            "chosen_logratio": chosen.detach().sum().item(),
-            "rejected_logratio": rejected.detach().sum().item(),
+            "margin": (weight * margin).sum().item(),
+            "accuracy": (weight * (margin > 0)).sum().item(),
+            "chosen_logratio": (weight * chosen.detach()).sum().item(),
+            "rejected_logratio": (weight * rejected.detach()).sum().item(),
         }

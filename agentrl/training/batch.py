@@ -41,6 +41,11 @@ class Batch:
     label: Tensor
     packing: Packing | None = None
 
+    @property
+    def row_weights(self) -> Tensor:
+        """What each row counts in a loss of whole rows, [rows]: the mean weight of its trained tokens."""
+        return (self.weights * self.mask).sum(-1) / self.mask.sum(-1)
+
     def to(self, device: torch.device) -> "Batch":
         return replace(self, **{name: value.to(device) for name, value in vars(self).items() if value is not None})
 

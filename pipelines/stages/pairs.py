@@ -1,6 +1,7 @@
 """Stages that make preference pairs."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -19,8 +20,9 @@ class PairsConfig(StageConfig):
 @stage("pairs.agentq", version=1)
 def agentq(context: Context, config: PairsConfig, trajectories: list[Trajectories]) -> Pairs:
     """Preference pairs from rollouts of the same task: at the steps where they diverge, or of whole rollouts.
-    Unscored rows are left out and counted."""
+    Unscored rows are left out and counted. A pair counts by the product of its rows' weights in the selection."""
     make = step_pairs if config.kind == "step" else trajectory_pairs
+    weights = {name: weight for selection in trajectories for name, weight in _weights(selection)}
     read = [row for selection in trajectories for row in selection.read() if row.input_ids]
     scored = [row for row in read if row.reward is not None]
     groups = by_task(scored)
@@ -29,4 +31,12 @@ def agentq(context: Context, config: PairsConfig, trajectories: list[Trajectorie
     if len(tokenizers) > 1:
         raise ValueError(f"rollouts of {len(tokenizers)} tokenizers cannot be paired; give those of one policy family")
     context.metrics.update(tasks=len(groups), pairs=len(rows), unscored=len(read) - len(scored))
-    return context.pairs(rows)
+    weighted = (
+        pair.model_copy(update={"weight": weights[pair.chosen_id] * weights[pair.rejected_id]}) for pair in rows
+    )
+    return context.pairs(weighted)
+
+
+def _weights(selection: Trajectories) -> Iterator[tuple[str, float]]:
+    """(id, weight) of each row."""
+    return zip(*selection.selection().to_pydict().values(), strict=True)

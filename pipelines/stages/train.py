@@ -189,8 +189,9 @@ def _pair_batches(pairs: Pairs, policy: "Policy") -> Iterator[pa.RecordBatch]:
                 for of in ("ids", "mask")
             )
             pair = np.repeat(np.arange(size), 2)
-            offsets, values = flat(ids)
-            weights = nested(offsets, np.ones(len(values)), "weights")
+            offsets, _ = flat(ids)
+            weight = batch.column("weight").to_numpy()
+            weights = nested(offsets, np.repeat(np.repeat(weight, 2), np.diff(offsets)), "weights")
             labels = np.tile([1, -1], size)
             yield _batch(batch.column("pair_id").take(pa.array(pair)), first + pair, labels, ids, mask, weights)
             first += size
@@ -212,7 +213,7 @@ def kto(context: Context, config: KTOConfig, trajectories: list[Trajectories], m
         raise UnscoredError("success", chosen.scalars.filter(pc.is_null(success))["trajectory_id"].to_pylist())
     labels = np.where(success.to_numpy(), 1, -1)
     batches = (
-        _trained_on(part, np.ones(len(part.positions)), labels[part.positions]) for part in chosen.tokens(policy)
+        _trained_on(part, chosen.weights[part.positions], labels[part.positions]) for part in chosen.tokens(policy)
     )
     scored = (reference_logprobs(policy, batch, config.optimizer.micro_tokens) for batch in batches)
     return _fit(context, config, policy, config.objective, scored)
@@ -245,7 +246,9 @@ def offline(context: Context, config: OfflineConfig, trajectories: list[Trajecto
 
     policy = load_policy(model).prepare(config.optimizer.precision)
     chosen = Selected(trajectories)
-    made = [row for row in chosen.trajectories() if any(row.action_mask)]  # groups need their rollouts whole
+    both = zip(chosen.trajectories(), chosen.weights.tolist(), strict=True)
+    weighted = [(row, weight) for row, weight in both if any(row.action_mask)]
+    made = [row for row, _ in weighted]  # groups need their rollouts whole
     for row in made:
         check_tokenizer(row.trajectory_id, row.tokenizer, policy)
     plain = [
@@ -262,9 +265,18 @@ def offline(context: Context, config: OfflineConfig, trajectories: list[Trajecto
     context.metrics.update(credit.metrics)
     if credit.lr_scale == 0:
         raise ValueError(f"effective sample size {credit.metrics['ess']:.3f} is below min_ess; use fresher rollouts")
+    rows = [
+        row.model_copy(update={"weights": [weighted[row.unit][1] * token for token in row.weights]})
+        for row in credit.rows
+    ]
     scaled = config.optimizer.model_copy(update={"lr": config.optimizer.lr * credit.lr_scale})
-    rows = TrainingRows.of(credit.rows).batches
-    return _fit(context, config.model_copy(update={"optimizer": scaled}), policy, config.algorithm, rows)
+    return _fit(
+        context,
+        config.model_copy(update={"optimizer": scaled}),
+        policy,
+        config.algorithm,
+        TrainingRows.of(rows).batches,
+    )
 
 
 def _fit(

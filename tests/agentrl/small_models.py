@@ -50,7 +50,7 @@ def random_rows(number: int, seed: int = 0, shared: int = 6, pairs: bool = False
                 label=1 - 2 * (index % 2),
                 input_ids=ids,
                 mask=mask,
-                weights=[rng.uniform(-1, 1)] * length,
+                weights=[rng.uniform(0.5, 1) if pairs else rng.uniform(-1, 1)] * length,
                 logprobs=[rng.uniform(-5, -3) if m else float("nan") for m in mask],
                 ref_logprobs=[rng.uniform(-5, -3) if m else float("nan") for m in mask],
             )

@@ -5,6 +5,7 @@ TRL's own loss code runs here, with a trainer and a model that only hand it the 
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -152,6 +153,7 @@ def test_preference_losses(objective: Any, name: str, seed: int) -> None:
     from trl.trainer.dpo_trainer import DPOTrainer
 
     batch, logprobs = tensors(seed)
+    batch = replace(batch, weights=torch.ones_like(batch.weights))
     order = torch.tensor([*range(0, ROWS, 2), *range(1, ROWS, 2)])
     mask, reference = batch.mask[order], ((batch.ref_logprobs * batch.mask).sum(-1))[order]
     trainer = stub(
@@ -183,6 +185,7 @@ def test_kto(seed: int, baseline: float) -> None:
     from trl.trainer.kto_trainer import KTOTrainer
 
     batch, logprobs = tensors(seed)
+    batch = replace(batch, weights=torch.ones_like(batch.weights))
     objective = KTO(beta=0.3, desirable=1.2, undesirable=0.7)
     trainer = stub(
         _compute_kl_logps=lambda *_: torch.full((ROWS,), baseline, dtype=torch.float64),

@@ -27,7 +27,10 @@ OBJECTIVES: list[Objective] = [SFT(), DPO(nll=0.3), KTO(), GRPO(entropy=0.1), DA
 def step_gradients(objective: Objective, micro_tokens: int) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     policy = small_policy()
     trainer = Trainer(policy, objective, OptimizerConfig(micro_tokens=micro_tokens, clip_norm=1e9), 1)
-    metrics = trainer.gradients(TrainingRows.of(random_rows(8, pairs=isinstance(objective, DPO))))
+    rows = random_rows(8, pairs=isinstance(objective, DPO))
+    if isinstance(objective, KTO):  # it counts by weights of rows, which are no advantages
+        rows = [row.model_copy(update={"weights": [abs(weight) for weight in row.weights]}) for row in rows]
+    metrics = trainer.gradients(TrainingRows.of(rows))
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}, metrics
 
 

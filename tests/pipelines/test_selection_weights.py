@@ -1,0 +1,102 @@
+"""Every training stage trains on the weights of a selection: a row of weight 2 counts as the row twice."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.algorithms.dpo import DPO
+from agentrl.algorithms.kto import KTO
+from agentrl.algorithms.sft import SFT
+from agentrl.algorithms.simpo import SimPO
+from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.rows import TrainingRows
+from agentrl.training.step import Trainer
+from pipelines.handles import Trajectories
+from pipelines.harness import Harness
+from pipelines.stages.pairs import agentq
+from pipelines.stages.tasks import generate
+from pipelines.stages.train import dpo, kto, offline, preference, sft
+from pipelines.stages.trajectories import sample, synthesize
+from schemas.training import TrainingRow
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "agentrl"))
+from small_models import small_policy
+
+
+def rows_of(weights: list[float], side: int) -> list[TrainingRow]:
+    """A row, or a pair of rows if ``side`` is 2, for each weight."""
+    made = []
+    for unit, weight in enumerate(weights):
+        for label in (1, -1)[:side]:
+            ids = [5 + unit, 9, 11 + unit + label, 3]
+            made.append(
+                TrainingRow(
+                    row_id=f"{unit}", unit=unit, label=label, input_ids=ids, mask=[False, True, True, True],
+                    weights=[weight] * 4, ref_logprobs=[0.0, -2.0, -3.0, -1.0],
+                )
+            )  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize(("objective", "side"), [(SFT(), 1), (KTO(), 1), (DPO(nll=0.3), 2), (SimPO(), 2)], ids=str)
+def test_a_row_of_weight_two_is_the_row_twice(objective: Any, side: int) -> None:
+    found = []
+    once, twice = rows_of([2.0, 1.0], side), rows_of([1.0, 1.0], side)
+    again = [row.model_copy(update={"unit": 7}) for row in twice if row.unit == 0]
+    for rows in (once, [*twice, *again], twice):
+        policy = small_policy()
+        metrics = Trainer(policy, objective, OptimizerConfig(clip_norm=1e9), 1).gradients(TrainingRows.of(rows))
+        gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
+        found.append((metrics["loss"], gradient))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5, rtol=1e-3)
+    assert not torch.allclose(found[0][1], found[2][1], atol=1e-5, rtol=1e-3), "weights do nothing"
+
+
+@pytest.fixture
+def harness(tmp_path: Any) -> Harness:
+    return Harness(tmp_path)
+
+
+def weighted(harness: Harness, rows: Trajectories, weights: list[float]) -> Trajectories:
+    return harness._context("weighted").select(rows.ids(), weights)
+
+
+def test_each_stage_hands_the_weights_on(harness: Harness) -> None:
+    tasks = harness.run(generate, {"env": "lookup", "train": 4, "dev": 1, "heldout": 1})["train"]
+    expert = harness.run(synthesize, tasks=tasks)["trajectories"]
+    config: dict[str, Any] = {"steps": 1, "batch": 4}
+    weights = [0.25, 0.5, 1.0, 2.0]
+    warm = harness.run(
+        sft, config | {"model": {"init": "tiny"}}, trajectories=[weighted(harness, expert, weights)]
+    )  # fmt: skip
+    assert of_rows(warm) == dict(zip(expert.ids(), weights, strict=True))
+    model = warm["model"]
+    limits = {"max_turn_tokens": 8, "max_tokens": 120}
+    sampled = harness.run(sample, {"samples": 2, "sampling": limits}, model=model, tasks=tasks)["trajectories"]
+    scored = [
+        row.model_copy(update={"trajectory_id": f"{row.trajectory_id}x", "reward": float(n % 2), "success": n % 2 == 1})
+        for n, row in enumerate(sampled.read())
+    ]
+    given = harness.trajectories(scored)
+    weights = [0.5 + number / 4 for number in range(len(scored))]
+    chosen, plain = weighted(harness, given, weights), weighted(harness, given, [1.0] * len(scored))
+    by_id = dict(zip(given.ids(), weights, strict=True))
+    assert of_rows(harness.run(kto, config, trajectories=[chosen], model=model)) == by_id
+    advantages = of_rows(harness.run(offline, config, trajectories=[plain], model=model))
+    assert of_rows(harness.run(offline, config, trajectories=[chosen], model=model)) == pytest.approx(
+        {name: advantage * by_id[name] for name, advantage in advantages.items()}, rel=1e-5
+    )
+    pairs = harness.run(agentq, {"kind": "trajectory"}, trajectories=[chosen])["pairs"]
+    expected = {pair.pair_id: by_id[pair.chosen_id] * by_id[pair.rejected_id] for pair in pairs.read()}
+    assert expected
+    for stage in (dpo, preference):
+        assert of_rows(harness.run(stage, config, pairs=pairs, model=model)) == pytest.approx(expected)
+
+
+def of_rows(result: Any) -> dict[str, float]:
+    """Weight of the last token of each row that was trained on."""
+    return {row["row_id"]: row["weights"][-1] for row in result["rows"].table().to_pylist()}

@@ -4,6 +4,8 @@ What is re-used is decided by our catalog before the flow starts, so Prefect's o
 """
 
 import logging
+import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -130,6 +132,7 @@ def run_with_prefect(session: Session, jobs: int, own_server: bool, elsewhere: E
     quiet()
     slots = Slots(session, own_server)
     pipeline = session.plan.pipeline
+    on_sigterm = signal.getsignal(signal.SIGTERM)
 
     @flow(
         name=pipeline.name,
@@ -140,6 +143,10 @@ def run_with_prefect(session: Session, jobs: int, own_server: bool, elsewhere: E
         task_runner=cast(Any, ThreadPoolTaskRunner(max_workers=jobs + _TAGS)),
     )
     def run() -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(
+                signal.SIGTERM, on_sigterm
+            )  # Prefect's handler would tell its server first, which may take long
         run_stages(session, jobs, slots, elsewhere)
 
     try:

@@ -50,6 +50,14 @@ def collect(tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = Fa
         raise failed(error, tables, query) from None
 
 
+def matching(rows: pl.LazyFrame, where: str, name: str) -> pl.LazyFrame:
+    """Rows for which a SQL expression is true, still to be collected. An error begins with ``name``."""
+    try:
+        return execute({"rows": rows}, f"select * from rows where {where}")
+    except StoreError as error:
+        raise StoreError(f"{name}: {error}") from None
+
+
 def check(query: str, unsafe: bool = False) -> None:
     """Raise StoreError if a query reads files, or is so large or so deep that parsing it may crash."""
     if len(query) > MAX_CHARACTERS:
@@ -75,7 +83,7 @@ def check(query: str, unsafe: bool = False) -> None:
 
 def failed(error: BaseException, tables: Mapping[str, pl.LazyFrame], query: str) -> StoreError:
     """What was wrong in one line, and the columns of the tables that the query names; never a query plan."""
-    reason = " ".join(re.split(r"Resolved plan until failure|\n\s*\n", str(error))[0].split())
+    reason = " ".join(re.split(r"Resolved plan until failure|; valid columns|\n\s*\n", str(error))[0].split())
     named = [name for name in tables if re.search(rf"\b{re.escape(name)}\b", query)] or list(tables)
     columns = ""
     if isinstance(error, ColumnNotFoundError) or "column" in reason or "found" in reason:

@@ -108,10 +108,11 @@ def _describe(rule: r.Rule) -> str:
 
 def _where(rows: pl.DataFrame, where: str) -> pl.DataFrame:
     """Rows for which a SQL expression is true."""
+    name = f"rule expression {where!r}"
     try:
-        return sql.collect({"rows": rows.lazy()}, f"select * from rows where {where}")
-    except StoreError as error:
-        raise StoreError(f"rule expression {where!r}: {error}") from None
+        return sql.matching(rows.lazy(), where, name).collect()
+    except pl.exceptions.PolarsError as error:
+        raise StoreError(f"{name}: {str(error).splitlines()[0]}") from None
 
 
 def _column(rows: pl.DataFrame, name: str) -> str:

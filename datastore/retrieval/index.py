@@ -220,7 +220,7 @@ class SearchIndex:
         rows = self.buffer.scan(version)
         try:
             if isinstance(where, str):
-                rows = sql.execute({"rows": rows}, f"select * from rows where {where}")
+                rows = sql.matching(rows, where, f"filter {where}")
             elif where is not None:
                 rows = rows.filter(where)
             chosen = rows.select(COLUMNS).collect()

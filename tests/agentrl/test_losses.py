@@ -109,8 +109,8 @@ def test_metrics_of_a_policy_step() -> None:
     batch = collate(TrainingRows.of(rows()))
     _, sums = GRPO().loss(LOGPROBS, torch.zeros(2, 4), batch)
     ratios = torch.tensor([0.0, -2.0]).exp(), torch.tensor([-1.0, -1.0, -4.0]).exp()
-    assert sums["clip_share"] / 2 == pytest.approx((0.5 + 1.0) / 2)
-    expected = sum(((r - 1 - r.log()).mean()).item() for r in ratios)
+    assert sums["clip_share"] == 4  # a sum over tokens, of which the batch has five
+    expected = sum(((r - 1 - r.log()).sum()).item() for r in ratios)
     assert sums["behaviour_kl"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -134,4 +134,6 @@ def test_gspo_counts_what_it_clips_by_the_ratio_of_the_row() -> None:
     logprobs = torch.tensor([[0.0, -0.9, 0.0, -1.1]])  # token ratios are far out of bounds, the row's is 1
     batch = collate(TrainingRows.of([row]))
     assert GSPO().loss(logprobs, torch.zeros(1, 4), batch)[1]["clip_share"] == 0
-    assert GRPO(clip_low=0.01, clip_high=0.01).loss(logprobs, torch.zeros(1, 4), batch)[1]["clip_share"] == 1
+    assert (
+        GRPO(clip_low=0.01, clip_high=0.01).loss(logprobs, torch.zeros(1, 4), batch)[1]["clip_share"] == 2
+    )  # both tokens

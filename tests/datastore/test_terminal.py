@@ -74,7 +74,7 @@ def test_nothing_that_is_printed_steers_the_terminal(text: str) -> None:
     print_diff(screen, run, run, {text: {"ingredients": [text], "metrics": {"m": [text, 1]}}})
     live = display_for(screen, quiet=False)
     assert isinstance(live, Live)
-    live.start({"a": None}, 0)
+    live.start({"a": None}, 0, text)
     live.stage_started("a")
     live.progress("a", 1, 2, {"note": text})
     live.note(text)

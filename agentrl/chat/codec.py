@@ -61,7 +61,9 @@ class ChatCodec:
 
         Rollouts of one task often see the same observations, so encodings are remembered.
         """
-        key = "\0".join(f"{message.name}\0{message.tool_call_id}\0{message.content}" for message in messages)
+        key = "\0".join(
+            f"{message.role}\0{message.name}\0{message.tool_call_id}\0{message.content}" for message in messages
+        )
         if key not in self._known:
             self._known[key] = self._encode_observations(messages)
         return list(self._known[key])

@@ -27,7 +27,11 @@ def parse_assistant(text: str) -> Parsed:
     for number, raw in enumerate(_CALL.findall(rest)):
         try:
             call = loads(raw)
-            calls.append(ToolCall(id=f"call_{number}", name=call["name"], arguments=json.dumps(call["arguments"])))
+            calls.append(
+                ToolCall(
+                    id=f"call_{number}", name=call["name"], arguments=json.dumps(call["arguments"], allow_nan=False)
+                )
+            )
         except (ValueError, KeyError, TypeError) as error:
             return Parsed(
                 Message(role=Role.ASSISTANT, content=text, reasoning=reasoning), f"tool call {number}: {error}"

@@ -100,7 +100,8 @@ class RolloutRunner:
         task = attempt.task
         if generation.truncated:
             run.termination = Termination.MAX_TOKENS
-            if generation.mask[-1]:  # cut off in the middle of a turn, which is kept as text
+            # cut off in the middle of a turn, which is kept as text; a turn that ended was answered already
+            if generation.mask[-1] and generation.ids[-1] != self.policy.codec.stop_id:
                 tail = generation.ids[_last_turn(generation.mask) :]
                 run.messages.append(self.policy.codec.parse(tail).message)
                 run.steps += 1

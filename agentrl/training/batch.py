@@ -63,6 +63,7 @@ def collate(rows: TrainingRows, packing: bool = False) -> Batch:
         return out
 
     mask = padded("mask", torch.bool)
+    mask[:, 0] = False  # nothing comes before the first token, so it has no log-probability
 
     def aligned(name: str) -> Tensor:
         return padded(name, torch.float32).masked_fill(~mask, 0.0)

@@ -42,6 +42,8 @@ def test_parsing_inverts_formatting(content: str, calls: list, reasoning: str | 
         '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
         '<tool_call>{"name": "find", "arguments": {}}',
         "Rome</tool_call>",
+        '<tool_call>{"name": "find", "arguments": {"who": NaN}}</tool_call>',
+        '<tool_call>{"name": "find", "arguments": ' + "[" * 5000 + "]" * 5000 + "}</tool_call>",
     ],
 )
 def test_broken_calls_are_errors_that_keep_the_text(text: str) -> None:
@@ -147,3 +149,9 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
     policy.tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat_template"):
         _ = policy.codec
+
+
+def test_observations_of_other_roles_are_not_mistaken_for_each_other(policy: Policy) -> None:
+    tool = policy.codec.observations([Message(role=Role.TOOL, content="Rome")])
+    user = policy.codec.observations([Message(role=Role.USER, content="Rome")])
+    assert tool != user

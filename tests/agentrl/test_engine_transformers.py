@@ -1,14 +1,16 @@
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 from architectures import POLICIES, lookup_tasks
 
-from agentrl.engines.base import Generation, Sampling
+from agentrl.engines.base import Generation, Respond, Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
 from agentrl.rollouts.runner import Attempt, RolloutRunner
+from schemas.trajectory import Message, Role, ToolCall
 
 
 @pytest.fixture(scope="module", params=POLICIES)
@@ -105,6 +107,31 @@ def test_rollouts_are_whole_and_aligned(policy: Policy) -> None:
         assert row.n_tokens == len(row.input_ids) == len(row.action_mask) == len(row.logprobs)
         assert row.n_steps == sum(message.role == "assistant" for message in row.messages)
         assert row.tokenizer == policy.tokenizer_fingerprint
+
+
+def test_a_row_that_ends_where_an_observation_does_not_fit_says_each_turn_once(policy: Policy) -> None:
+    task = lookup_tasks(1)[0]
+    turn = policy.codec.assistant(
+        Message(role=Role.ASSISTANT, content="", tool_calls=[ToolCall(id="call_0", name="find", arguments="{}")])
+    )
+
+    class NoRoomForTheAnswer:
+        """Plays one turn; what answers it does not fit any more."""
+
+        def generate(
+            self, prompts: Sequence[list[int]], respond: Respond, sampling: Sampling, stop_id: int, seed: int
+        ) -> list[Generation]:
+            row = Generation(list(prompts[0]))
+            for token in turn:
+                row.act(token, -1.0)
+            assert respond(0, turn)
+            row.truncated = True
+            return [row]
+
+    runner = RolloutRunner(policy, NoRoomForTheAnswer(), load_environment("lookup"), Sampling())
+    [row] = runner.run([Attempt(task)], 0, ["r"])
+    assert [message.role for message in row.messages] == ["user", "assistant", "tool"]
+    assert row.n_steps == 1
 
 
 def test_a_saved_policy_speaks_as_before(policy: Policy, tmp_path: object) -> None:

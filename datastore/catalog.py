@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from datastore import owners
 from datastore.errors import LeaseLostError, StoreError
 from datastore.lease import Check, hold
-from datastore.places import LocalPlace, make_folder, place, sync_folder, sync_tree
+from datastore.places import LocalPlace, make_folder, place, sync, sync_tree
 from schemas.manifest import Manifest
 from schemas.records import RunRecord, TagRecord
 
@@ -167,7 +167,7 @@ class Catalog:
         """Make an attempt's files durable in the store. Nobody reads them before the manifest names them."""
         if isinstance(self.place, LocalPlace):
             sync_tree(folder)
-            sync_folder(folder.parent)
+            sync(folder.parent)
             return
         for file in sorted(item for item in folder.rglob("*") if item.is_file()):
             self.place.upload(f"{prefix}/{file.relative_to(folder).as_posix()}", file)

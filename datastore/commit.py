@@ -12,13 +12,12 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datastore.errors import CorruptError, StoreError
 from datastore.log import LOG, commit_key
 from datastore.marks import death
-from datastore.places import LocalPlace, S3Place, sync_folder
+from datastore.places import LocalPlace, S3Place, sync
 from datastore.table import BufferTable
 from datastore.writer import Action, FileWriter
 
@@ -100,7 +99,7 @@ def _settle(place: LocalPlace | S3Place, key: str, body: bytes) -> bool:
         if found is None and not isinstance(place, LocalPlace):
             return place.put_if(key, body, None) is not None or place.read(key) == body
         if found == body and isinstance(place, LocalPlace):
-            sync_folder((place.root / key).parent)
+            sync((place.root / key).parent)
     except Exception as error:
         raise StoreError(
             f"nobody knows whether {place.uri}/{key} was committed, since the store does not answer ({error}); its "
@@ -117,17 +116,7 @@ def _checkpoint(to: BufferTable) -> None:
         if isinstance(to.place, LocalPlace):
             for name in ("*.checkpoint*.parquet", "_last_checkpoint"):  # the hint after the file that it names
                 for path in sorted((to.place.root / LOG).glob(name))[-1:]:
-                    _sync(path)
-                sync_folder(to.place.root / LOG)
+                    sync(path)
+                sync(to.place.root / LOG)
     except Exception as error:
         warnings.warn(f"no checkpoint of the log of {to.uri} could be written: {error}", stacklevel=2)
-
-
-def _sync(path: Path) -> None:
-    import os
-
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

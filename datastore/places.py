@@ -79,7 +79,7 @@ class LocalPlace:
     def write(self, key: str, data: bytes) -> None:
         temporary = self._temporary(key, data)
         os.replace(temporary, self.root / key)
-        sync_folder((self.root / key).parent)
+        sync((self.root / key).parent)
 
     def put_if(self, key: str, data: bytes, tag: str | None) -> str | None:
         if tag is not None:
@@ -99,7 +99,7 @@ class LocalPlace:
             return None
         finally:
             temporary.unlink()
-        sync_folder((self.root / key).parent)
+        sync((self.root / key).parent)
         return _tag(data)
 
     def _temporary(self, key: str, data: bytes) -> Path:
@@ -319,12 +319,12 @@ def make_folder(folder: Path) -> None:
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for one in missing:
-        sync_folder(one.parent)
+        sync(one.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, durable."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -334,12 +334,6 @@ def sync_folder(folder: Path) -> None:
 def sync_tree(folder: Path) -> None:
     """Make a folder's files and names durable."""
     for path in folder.rglob("*"):
-        if path.is_file():
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        elif path.is_dir():
-            sync_folder(path)
-    sync_folder(folder)
+        if path.is_file() or path.is_dir():
+            sync(path)
+    sync(folder)

@@ -4,7 +4,6 @@ An algorithm returns a *sum* of losses and the count to divide it by. The traini
 micro batches before it divides, so one batch of eight rows and eight batches of one row give the same gradient.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -22,7 +21,7 @@ trained tokens if the algorithm says ``metrics_by_token``."""
 class Objective(Protocol):
     """What a training step minimises. If ``needs_baseline`` is true, the training step makes one more pass over all
     rows of the step first, and gives the mean of ``logratio`` to each call of ``loss`` as ``baseline``; else that is
-    what ``over_step`` returns."""
+    what ``over_step`` makes of ``step_sums``, added over all batches of a step on all ranks."""
 
     needs_baseline: ClassVar[bool]
     metrics_by_token: ClassVar[bool]
@@ -35,8 +34,12 @@ class Objective(Protocol):
         """Log-ratio of policy to reference of each row, [rows]."""
         ...
 
-    def over_step(self, batches: "Sequence[Batch]") -> float:
-        """A number that depends on all batches of a step."""
+    def step_sums(self, batch: "Batch") -> Sums:
+        """What ``over_step`` needs of a batch, beside its ``count``."""
+        ...
+
+    def over_step(self, sums: Sums) -> float:
+        """A number that depends on all batches of a step, from the sums of their ``count`` and ``step_sums``."""
         ...
 
     def loss(
@@ -63,7 +66,10 @@ class Minimised(Config):
         total = ((logprobs - batch.ref_logprobs) * batch.mask).sum(-1)
         return total / batch.mask.sum(-1) if getattr(self, "length_normalized", False) else total
 
-    def over_step(self, batches: "Sequence[Batch]") -> float:
+    def step_sums(self, batch: "Batch") -> Sums:
+        return {}
+
+    def over_step(self, sums: Sums) -> float:
         return 0.0
 
 

@@ -1,6 +1,5 @@
 """Value-based augmented PPO."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -29,10 +28,12 @@ class VAPO(PPO):
     def acts_on_every_row(self) -> bool:
         return self.positive_nll > 0 or super().acts_on_every_row
 
-    def over_step(self, batches: "Sequence[Batch]") -> float:
+    def step_sums(self, batch: "Batch") -> Sums:
+        return {"successes": float(_successes(batch).sum().item())}
+
+    def over_step(self, sums: Sums) -> float:
         """What turns a sum over the tokens of successes, divided by the step's count, into their mean."""
-        tokens = sum(_successes(batch).sum().item() for batch in batches)
-        return sum(self.count(batch) for batch in batches) / max(1.0, tokens)
+        return sums["count"] / max(1.0, sums["successes"])
 
     def loss(
         self, logprobs: "Tensor", entropies: "Tensor", batch: "Batch", baseline: float = 0.0

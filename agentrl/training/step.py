@@ -116,32 +116,41 @@ class Trainer:
         _without_noise(self.policy.model)
         parts = list(micro_batches(rows, units(rows), self.config.micro_tokens))
         rank, world = self.backend.rank, self.backend.world
-        batches = [collate(rows.take(part), self.packs and place % world == rank) for place, part in enumerate(parts)]
-        count = sum(self.objective.count(batch) for batch in batches)
-        n_tokens = sum(int(batch.mask.sum()) for batch in batches)
+        rounds = math.ceil(len(parts) / world)
+        mine = [collate(rows.take(part), self.packs) for part in parts[rank::world]]
+        # All ranks must take part in every round: a rank without a micro batch left computes one that does not count.
+        spare = [] if len(mine) == rounds else [collate(rows.take(parts[0][:2]), self.packs)]
+        sums = self._step_sums(mine, spare)
+        count, n_tokens = sums["count"], sums["tokens"]
         if count <= 0 or n_tokens == 0:
             raise TrainingError(f"no token to train on in rows {rows.ids()[:5]}; check their masks")
-        rounds = math.ceil(len(parts) / world)
-        # All ranks must take part in every round: a rank without a micro batch left computes one that does not count.
-        mine = batches[rank::world]
-        spare = [] if len(mine) == rounds else [collate(rows.take(parts[0][:2]), self.packs)]
         totals: Metrics = {"loss": 0.0, "entropy": 0.0}
         with packed(self.policy.model, self.packs):
             baseline = (
                 self._baseline(mine, spare) / len(rows)
                 if self.objective.needs_baseline
-                else self.objective.over_step(batches)
+                else self.objective.over_step(sums)
             )
             for place, batch in enumerate(self._on_device(mine + spare)):
                 share = float(place < len(mine))
                 logprobs, entropy = self.backend.forward(batch, self.config)
-                total, sums = self.objective.loss(logprobs, entropy, batch, baseline)
+                total, parted = self.objective.loss(logprobs, entropy, batch, baseline)
                 self.backend.backward(total / count * share, last=place == rounds - 1)
-                for name, value in {"loss": total.item(), **sums}.items():
+                for name, value in {"loss": total.item(), **parted}.items():
                     per = n_tokens if self.objective.metrics_by_token and name != "loss" else count
                     totals[name] = totals.get(name, 0.0) + value / per * share
                 totals["entropy"] += entropy.detach().sum().item() / n_tokens * share
-        return {**self.backend.total(totals), "tokens": float(n_tokens)}
+        return {**self.backend.total(totals), "tokens": n_tokens}
+
+    def _step_sums(self, mine: Sequence[Batch], spare: Sequence[Batch]) -> Metrics:
+        """``count``, trained ``tokens`` and the objective's own sums over the whole step, on all ranks. Every rank
+        names the same sums, also one that has nothing but a spare batch."""
+        totals: Metrics = {}
+        for place, batch in enumerate([*mine, *spare]):
+            own = self.objective.step_sums(batch)
+            for name, value in {"count": self.objective.count(batch), "tokens": float(batch.mask.sum()), **own}.items():
+                totals[name] = totals.get(name, 0.0) + value * (place < len(mine))
+        return self.backend.total(totals)
 
     @torch.no_grad()
     def _baseline(self, mine: Sequence[Batch], spare: Sequence[Batch]) -> float:

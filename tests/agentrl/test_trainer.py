@@ -14,7 +14,9 @@ from agentrl.algorithms.dr_grpo import DrGRPO
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.kto import KTO
 from agentrl.algorithms.sft import SFT
-from agentrl.training.batch import TrainingError
+from agentrl.algorithms.vapo import VAPO
+from agentrl.training.backend import OneProcess
+from agentrl.training.batch import Batch, TrainingError, collate
 from agentrl.training.loop import fit
 from agentrl.training.optimizer import LoRA, OptimizerConfig
 from agentrl.training.rows import TrainingRows
@@ -175,3 +177,19 @@ def test_an_online_step_that_fails_leaves_its_rows(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"row-0.*failed_step.parquet"):
         _step(context, loop)  # type: ignore[arg-type]
     assert pq.read_table(tmp_path / "failed_step.parquet")["row_id"].to_pylist() == ["row-0", "row-1", "row-2"]
+
+
+def test_a_rank_builds_no_micro_batch_of_another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SecondOfFour(OneProcess):
+        rank, world = 1, 4
+
+    built: list[int] = []
+
+    def counted(rows: TrainingRows, packing: bool = False) -> Batch:
+        built.append(len(rows))
+        return collate(rows, packing)
+
+    monkeypatch.setattr("agentrl.training.step.collate", counted)
+    config = OptimizerConfig(micro_tokens=1)  # a micro batch for each row
+    Trainer(small_policy(), VAPO(), config, 1, SecondOfFour).gradients(TrainingRows.of(random_rows(9)))
+    assert built == [1, 1, 1]  # rows 1 and 5, and one that does not count, since another rank has a third one

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from datastore import log
 from datastore.append import AppendResult, append, is_appended, transaction
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from datastore.scalars import ScalarColumns
 
 Answer = TypeVar("Answer")
+Ids: TypeAlias = Sequence[str] | pa.Array | pa.ChunkedArray
 FILL = ("stage", "fingerprint", "run_id")
 DIGEST_ROWS = 2**20
 
@@ -150,7 +152,7 @@ class TrajectoryBuffer:
         from polars.exceptions import PolarsError
 
         while True:
-            before = self.version
+            before = self._table.known
             try:
                 return ask()
             except (OSError, PolarsError, StoreError):
@@ -255,18 +257,19 @@ class TrajectoryBuffer:
         except NoBufferError:
             return []
 
-    def read(self, ids: Sequence[str], columns: Sequence[str] | None = None) -> pa.Table:
-        """These rows, in the order asked, with these columns (default: all)."""
+    def read(self, ids: Ids, columns: Sequence[str] | None = None) -> pa.Table:
+        """These rows, in the order asked, with these columns (default: all). For many rows give the ids as an Arrow
+        array."""
         wanted = list(columns) if columns is not None else list(TRAJECTORY_SCHEMA.names)
         if unknown := [name for name in wanted if name not in TRAJECTORY_SCHEMA.names]:
             near = difflib.get_close_matches(unknown[0], TRAJECTORY_SCHEMA.names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
-        return self._read(ids, wanted)
+        return self._read(_array(ids), wanted)
 
-    def _read(self, ids: Sequence[str], wanted: list[str]) -> pa.Table:
+    def _read(self, ids: pa.Array, wanted: list[str]) -> pa.Table:
         schema = _columns(wanted)
-        if not ids:
+        if not len(ids):
             return schema.empty_table()
         read = list(dict.fromkeys(["trajectory_id", *wanted]))
 
@@ -276,23 +279,21 @@ class TrajectoryBuffer:
             return self._lookup.read(files, ids, read, _columns(read))
 
         found = self._current(None, ask)
-        place_of = {name: index for index, name in enumerate(found["trajectory_id"].to_pylist())}
-        if len(place_of) != found.num_rows or any(name not in place_of for name in ids):
-            self._refuse(ids, set(place_of), doubled=len(place_of) != found.num_rows)
-        order = np.array([place_of[name] for name in ids], dtype=np.int64)
+        order = pc.index_in(ids, value_set=found["trajectory_id"].combine_chunks())
+        if order.null_count:
+            missing = pc.unique(ids.filter(order.is_null())).to_pylist()
+            raise UnknownTrajectoryError(missing, self._near(missing[0]))
+        places = order.to_numpy()
+        seen = np.zeros(found.num_rows, dtype=bool)
+        seen[places] = True
+        if not seen.all():
+            raise StoreError("several rows share one trajectory_id; `agentrl buffer check` lists them")
         found = found.select(wanted)
-        if len(order) != found.num_rows or (order != np.arange(len(order))).any():
+        if len(places) != found.num_rows or (places != np.arange(len(places))).any():
             if found.nbytes < 2**30:  # Arrow takes from one chunk much faster than from many
                 found = found.combine_chunks()
-            found = found.take(pa.array(order))
+            found = found.take(order)
         return found.cast(schema)
-
-    def _refuse(self, ids: Sequence[str], found: set[str], doubled: bool) -> None:
-        missing = [name for name in ids if name not in found]
-        if missing:
-            raise UnknownTrajectoryError(missing, self._near(missing[0]))
-        if doubled:
-            raise StoreError("several rows share one trajectory_id; `agentrl buffer check` lists them")
 
     def _near(self, name: str) -> list[str]:
         """Existing ids that are similar to this one. Only ids that share its longest existing prefix are compared,
@@ -306,7 +307,7 @@ class TrajectoryBuffer:
                 return difflib.get_close_matches(name, near["trajectory_id"].to_list(), 3, 0.5)
         return []
 
-    def get_many(self, ids: Sequence[str]) -> list[Trajectory]:
+    def get_many(self, ids: Ids) -> list[Trajectory]:
         """These trajectories, in the order asked."""
         return [Trajectory.model_validate(row) for row in self.read(ids).to_pylist()]
 
@@ -314,17 +315,24 @@ class TrajectoryBuffer:
         """One trajectory. Raises ``UnknownTrajectoryError`` (a KeyError) with the nearest ids that exist."""
         return self.get_many([trajectory_id])[0]
 
-    def digest(self, ids: Sequence[str]) -> str:
+    def digest(self, ids: Ids) -> str:
         """Content digest of these rows, in this order. It does not depend on the files that hold them, on the time, or
         on the run. An id counts without the fingerprint in it, so that equal rows of two attempts have equal
         digests."""
         with self._table.following() as table:
             stored = schema_version(table) == TRAJECTORY_VERSION
+        names, size = _array(ids), DIGEST_ROWS if stored else 2 * BATCH_ROWS
+        parts = (names.slice(start, size) for start in range(0, len(names), size))
         if stored:
-            parts = (ids[start : start + DIGEST_ROWS] for start in range(0, len(ids), DIGEST_ROWS))
             return combined(self._read(part, [CONTENT])[CONTENT] for part in parts)
-        parts = (ids[start : start + 2 * BATCH_ROWS] for start in range(0, len(ids), 2 * BATCH_ROWS))
-        return combined(contents(self.read(part)) for part in parts)
+        return combined(contents(self._read(part, TRAJECTORY_SCHEMA.names)) for part in parts)
+
+
+def _array(ids: Ids) -> pa.Array:
+    """Ids as one Arrow array of strings."""
+    array = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids, pa.string())
+    array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    return array.cast(pa.string())
 
 
 def _columns(names: Sequence[str]) -> pa.Schema:

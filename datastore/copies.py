@@ -6,7 +6,7 @@ Parquet. Copies take about three times as much of the disk as the table, so only
 """
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ class Copies:
         self.folder = place.working_folder() / "tokens"
         self._working = place.working_folder()
 
-    def read(self, name: str, ids: Sequence[str], columns: Collection[str]) -> pa.Table | None:
+    def read(self, name: str, ids: pa.Array, columns: Collection[str]) -> pa.Table | None:
         """Rows of the data file ``name`` with these ids. None if there is no copy, or it lacks a column."""
         if not set(columns) <= set(COLUMNS):
             return None
@@ -37,7 +37,7 @@ class Copies:
             table = pa.ipc.open_file(pa.memory_map(str(self.path(name)))).read_all()
         except (FileNotFoundError, pa.ArrowInvalid):
             return None
-        asked = pc.is_in(table["trajectory_id"], value_set=pa.array(ids, pa.string()))
+        asked = pc.is_in(table["trajectory_id"], value_set=ids)
         return table.select(list(columns)).take(pc.indices_nonzero(asked))
 
     def make(self, name: str, rows: pa.Table) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -27,8 +27,17 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 THREADS = os.cpu_count() or 2
+_LAST = chr(0x10FFFF)
 FOOTER_BYTES = 2**25
 """Footers stay in memory up to this total, as they are stored. In memory they take several times as much."""
+
+
+class _Group(NamedTuple):
+    """One row group: its number in the file, and bounds of its ids."""
+
+    number: int
+    least: str
+    most: str
 
 
 @dataclass
@@ -38,7 +47,7 @@ class _File:
     path: str
     least: str
     most: str
-    groups: list[tuple[str, str]] | None = None
+    groups: list[_Group] | None = None
 
 
 class Lookup:
@@ -53,21 +62,30 @@ class Lookup:
         self._lock = threading.Lock()
         self._copies = Copies(place)
 
-    def read(self, files: "Sequence[_File]", ids: Sequence[str], columns: Sequence[str], schema: pa.Schema) -> pa.Table:
+    def read(self, files: "Sequence[_File]", ids: pa.Array, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
         """Rows of ``files`` with these ids, in no promised order; ids that are not there are left out."""
-        wanted = sorted(set(ids))
-        values = pa.array(wanted, pa.string())
-        hit = [file for file in files if _hit(wanted, file.least, file.most)]
-        copied = {file.path: self._copies.read(file.path, _between(wanted, file), columns) for file in hit}
-        work = [(file, self._groups(file, wanted)) for file in hit if copied[file.path] is None]
+        values = pc.unique(ids)
+        values = values.take(pc.sort_indices(values))
+        names = values.to_pylist()
+
+        def within(least: str, most: str) -> pa.Array:
+            first, end = _between(names, least, most)
+            return values.slice(first, end - first)
+
+        hit = [(file, asked) for file in files if len(asked := within(file.least, file.most))]
+        copied = {file.path: self._copies.read(file.path, asked, columns) for file, asked in hit}
+        work = [(file, self._groups(file, names)) for file, _ in hit if copied[file.path] is None]
         # several row groups of one file are one task, but never so many that one thread has all the work
         tasks = [(file, groups[at : at + 8]) for file, groups in work for at in range(0, len(groups), 8)]
 
-        def one(task: tuple[_File, list[int]]) -> pa.Table:
+        def one(task: tuple[_File, list[_Group]]) -> pa.Table:
             file, groups = task
             with self._reading(file), self._open(file) as source:
-                rows = source.read_row_groups(groups, columns=list(columns), use_threads=False)
-            asked = pc.is_in(rows["trajectory_id"], value_set=values)
+                numbers = [group.number for group in groups]
+                rows = source.read_row_groups(numbers, columns=list(columns), use_threads=False)
+            # the ids that these row groups may hold, since Arrow hashes all that it is given
+            few = within(min(group.least for group in groups), max(group.most for group in groups))
+            asked = pc.is_in(rows["trajectory_id"], value_set=few)
             rows = rows if pc.all(asked).as_py() else rows.filter(asked)  # a filter copies
             rows = rows.select(list(columns))
             return rows if rows.schema.equals(schema) else rows.cast(schema)  # so does a cast, even to the same
@@ -94,20 +112,22 @@ class Lookup:
             for side in ("min", "max")
         ]
         self._files = {
-            name: self._files.get(name) or _File(name, least or "", most or chr(0x10FFFF))
+            name: self._files.get(name) or _File(name, least or "", most or _LAST)
             for name, least, most in zip(names, *bounds, strict=True)
         }
         self._version = version
         return list(self._files.values())
 
-    def _groups(self, file: _File, wanted: list[str]) -> list[int]:
+    def _groups(self, file: _File, names: list[str]) -> "list[_Group]":
+        """Row groups of a file that may hold one of these ids, which are sorted."""
         if file.groups is None:
             with self._reading(file), self._open(file) as source:
                 footer = source.metadata
             index = footer.schema.to_arrow_schema().names.index("trajectory_id")  # a scalar before all lists
             found = (footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups))
-            file.groups = [(one.min, one.max) if one and one.has_min_max else ("", chr(0x10FFFF)) for one in found]
-        return [number for number, (least, most) in enumerate(file.groups) if _hit(wanted, least, most)]
+            bounds = ((one.min, one.max) if one and one.has_min_max else ("", _LAST) for one in found)
+            file.groups = [_Group(number, *both) for number, both in enumerate(bounds)]
+        return [group for group in file.groups if _hit(names, group.least, group.most)]
 
     @contextmanager
     def _reading(self, file: _File) -> Iterator[None]:
@@ -137,10 +157,10 @@ class Lookup:
                 kept -= dropped.serialized_size
 
 
-def _between(wanted: list[str], file: _File) -> list[str]:
-    """Those of a sorted list that a file may hold."""
-    end = len(wanted) if file.most == chr(0x10FFFF) else bisect_right(wanted, file.most + chr(0x10FFFF))
-    return wanted[bisect_left(wanted, file.least) : end]
+def _between(names: list[str], least: str, most: str) -> tuple[int, int]:
+    """Where those of a sorted list begin and end that lie within bounds; an upper bound that was cut short counts as
+    open."""
+    return bisect_left(names, least), len(names) if most == _LAST else bisect_right(names, most + _LAST)
 
 
 def _hit(wanted: list[str], least: str, most: str) -> bool:

@@ -38,6 +38,8 @@ class BufferTable:
         self.place = place
         self.uri = f"{place.uri.rstrip('/')}/{FOLDER}"
         self.options = storage_options(place.uri)
+        self.known: int | None = None
+        """The version that :meth:`following` gave last; None before its first call."""
         self._newest: DeltaTable | None = None
         self._born: tuple[int, int] | None = None
         self._lock = threading.Lock()
@@ -96,6 +98,7 @@ class BufferTable:
                 except DeltaError:
                     self._newest = self.open()  # which says what is wrong, or mends it
                 self._check(self._newest)
+            self.known = self._newest.version()
             yield self._newest
 
     def _birth(self, table: "DeltaTable | None") -> tuple[int, int] | None:

@@ -236,7 +236,8 @@ def _record(handle: Handle, folder: Path, buffer: TrajectoryBuffer) -> OutputRec
     if not handle.path.is_relative_to(folder):
         raise ValueError(f"output {handle.output!r} lies at {handle.path}; write it below context.folder")
     if isinstance(handle, Trajectories):
-        both = buffer.digest(handle.ids()) if handle.selection().num_rows else "none"
+        ids = handle.selection()["trajectory_id"]
+        both = buffer.digest(ids) if len(ids) else "none"
         content = hashlib.blake2b((both + parquet_digest(handle.path, None)).encode(), digest_size=16).hexdigest()
     elif handle.path.suffix == ".parquet":
         content = parquet_digest(handle.path, None)

@@ -84,7 +84,7 @@ class Trajectories(Handle):
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Only some columns of the rows, in the selection's order."""
-        return self.buffer.read(self.ids(), columns)
+        return self.buffer.read(self.selection()["trajectory_id"], columns)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agentrl.training.packing import Packing, pack
-from agentrl.training.rows import TrainingRows, flat
+from agentrl.training.rows import TrainingRows, flat, holds_true
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -167,9 +167,8 @@ def _problems(batch: "pa.RecordBatch", vocabulary: int) -> Iterator[tuple[str, n
             owner = owner[mask[mask_starts[owner] + offset]]
             problem = f"{name} not finite on a trained token (look at the rewards and log-probs of the rollouts)"
             yield problem, np.unique(owner)
-    trained = np.concatenate([[0], np.cumsum(mask)])
-    first, last = np.minimum(mask_starts[:-1] + 1, mask_starts[1:]), mask_starts[1:]
-    untrained = usable & (trained[last] == trained[first])
+    # nothing comes before the first token of a row, so it is not trained on
+    untrained = usable & ~holds_true(mask_starts[:-1] + 1, mask_starts[1:], mask)
     yield "no action token to train on (look at action_mask)", np.flatnonzero(untrained)
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
         owner, _ = _owners(offsets, np.flatnonzero((ids < 0) | (ids >= vocabulary)))

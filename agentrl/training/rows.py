@@ -1,6 +1,7 @@
 """Training rows in columns: a table in memory, or a file of which a step reads only its own rows, by position."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,17 @@ def flat(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
     return offsets - offsets[0], lists.flatten().to_numpy(zero_copy_only=False)
 
 
+def holds_true(starts: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Whether each part of ``values``, from a start up to its end, holds one that is true, [parts]. Parts lie one after
+    another and may be empty."""
+    found = np.zeros(len(starts), dtype=bool)
+    filled = np.flatnonzero(starts < ends)
+    if len(filled):
+        bounds = np.stack([starts[filled], ends[filled]], -1).ravel()
+        found[filled] = np.logical_or.reduceat(np.append(values, False), bounds)[::2]
+    return found
+
+
 def nested(offsets: np.ndarray, values: np.ndarray, name: str) -> pa.ListArray:
     """A column ``name`` of training rows from its offsets [rows + 1] and values [tokens]."""
     kind = TRAINING_SCHEMA.field(name).type
@@ -99,11 +111,19 @@ def nested(offsets: np.ndarray, values: np.ndarray, name: str) -> pa.ListArray:
 
 def write_rows(path: Path, batches: Iterable[pa.RecordBatch]) -> Path:
     """Write rows, batch by batch, for :meth:`TrainingRows.open`, and return ``path``. Nothing is compressed, so that
-    rows are read in place."""
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, TRAINING_SCHEMA) as writer:
+    rows are read in place. A batch is written while the next one is made."""
+    writing: Future[None] | None = None
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_file(sink, TRAINING_SCHEMA) as writer,
+        ThreadPoolExecutor(1) as pool,
+    ):
         for batch in batches:
-            if batch.num_rows:
-                writer.write_batch(batch)
+            if writing:
+                writing.result()
+            writing = pool.submit(writer.write_batch, batch) if batch.num_rows else None
+        if writing:
+            writing.result()
     return path
 
 

@@ -57,9 +57,9 @@ class Selected:
 
     def trajectories(self) -> Iterator[Trajectory]:
         """Whole rows in order, read as they are asked for."""
-        ids = self.scalars["trajectory_id"].to_pylist()
+        ids = self.scalars["trajectory_id"]
         for start in range(0, len(ids), TEXT_ROWS):
-            yield from self._buffer.get_many(ids[start : start + TEXT_ROWS])
+            yield from self._buffer.get_many(ids.slice(start, TEXT_ROWS))
 
     def tokens(self, policy: "Policy", positions: np.ndarray | None = None) -> Iterator[Tokens]:
         """The token columns of the rows at ``positions`` (default: all), batch by batch, in the order in which the
@@ -75,27 +75,26 @@ class Selected:
 
     def _read(self, positions: np.ndarray, policy: "Policy") -> Tokens:
         row_ids = self.scalars["trajectory_id"].combine_chunks().take(pa.array(positions))
-        names = row_ids.to_pylist()
-        table = self._buffer.read(names, ["input_ids", "action_mask", "tokenizer"])
+        table = self._buffer.read(row_ids, ["input_ids", "action_mask", "tokenizer"])
         ids, mask = (_one(table[name], TRAINING_SCHEMA.field(of).type) for name, of in _TOKENS)
         missing = np.flatnonzero(pc.list_value_length(ids).to_numpy() == 0)
         foreign = pc.not_equal(table["tokenizer"], policy.tokenizer_fingerprint).to_numpy()
         foreign[missing] = False
         if foreign.any():
             first = int(np.flatnonzero(foreign)[0])
-            check_tokenizer(names[first], table["tokenizer"][first].as_py(), policy)
+            check_tokenizer(row_ids[first].as_py(), table["tokenizer"][first].as_py(), policy)
         if not len(missing):
             return Tokens(positions, row_ids, ids, mask)
-        made = self._tokenised([names[place] for place in missing], policy)
-        order = np.arange(len(names))
-        order[missing] = len(names) + np.arange(len(missing))
+        made = self._tokenised(row_ids.take(pa.array(missing)), policy)
+        order = np.arange(len(positions))
+        order[missing] = len(positions) + np.arange(len(missing))
         both = (pa.concat_arrays([old, new]).take(pa.array(order)) for old, new in zip((ids, mask), made, strict=True))
         return Tokens(positions, row_ids, *both)
 
-    def _tokenised(self, names: list[str], policy: "Policy") -> tuple[pa.ListArray, pa.ListArray]:
+    def _tokenised(self, names: pa.Array, policy: "Policy") -> tuple[pa.ListArray, pa.ListArray]:
         parts: list[list[pa.Array]] = [[], []]
         for start in range(0, len(names), TEXT_ROWS):
-            raw = self._buffer.get_many(names[start : start + TEXT_ROWS])
+            raw = self._buffer.get_many(names.slice(start, TEXT_ROWS))
             rows = [tokenize(row, policy.codec, policy.tokenizer_fingerprint) for row in raw]
             for part, (name, of) in zip(parts, _TOKENS, strict=True):
                 part.append(pa.array([getattr(row, name) for row in rows], TRAINING_SCHEMA.field(of).type))

@@ -82,7 +82,7 @@ def sft(context: Context, config: SFTConfig, trajectories: list[Trajectories], m
     batches = (
         _trained_on(part, totals[part.positions], weigh=weigh) for part in chosen.tokens(policy, np.flatnonzero(totals))
     )
-    return _fit(context, config, policy, SFT(), (batch.filter(_acts(batch)) for batch in batches))
+    return _fit(context, config, policy, SFT(), map(_acting, batches))
 
 
 def _decode(policy: "Policy", ids: list[int]) -> str:
@@ -100,10 +100,12 @@ def _trained_on(
     from agentrl.training.rows import flat, nested
 
     offsets, _ = flat(part.input_ids)
-    tokens = np.repeat(weights, np.diff(offsets))
-    if weigh:
+    lengths = np.diff(offsets)
+    if weigh is None:
+        tokens = np.repeat(weights.astype(np.float32), lengths)
+    else:
         rows = zip(part.input_ids.to_pylist(), part.mask.to_pylist(), strict=True)
-        tokens *= np.concatenate([weigh(ids, mask) for ids, mask in rows])
+        tokens = np.repeat(weights, lengths) * np.concatenate([weigh(ids, mask) for ids, mask in rows])
     return _batch(part.row_ids, part.positions, labels, part.input_ids, part.mask, nested(offsets, tokens, "weights"))
 
 
@@ -125,13 +127,13 @@ def _batch(
     return pa.RecordBatch.from_arrays(columns, schema=TRAINING_SCHEMA)
 
 
-def _acts(batch: pa.RecordBatch) -> pa.Array:
-    """Whether each row has an action token."""
-    from agentrl.training.rows import flat
+def _acting(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows of a batch that have an action token."""
+    from agentrl.training.rows import flat, holds_true
 
     offsets, mask = flat(batch.column("mask"))
-    until = np.concatenate([[0], np.cumsum(mask)])[offsets]
-    return pa.array(until[1:] > until[:-1])
+    acts = holds_true(offsets[:-1], offsets[1:], mask)
+    return batch if acts.all() else batch.filter(pa.array(acts))
 
 
 class DPOConfig(TrainConfig):

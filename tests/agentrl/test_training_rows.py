@@ -11,7 +11,7 @@ from small_models import VOCABULARY, random_rows, small_policy
 
 from agentrl.training.batch import TrainingError, check_rows, collate, unit_starts
 from agentrl.training.loop import epochs
-from agentrl.training.rows import TrainingRows, write_rows
+from agentrl.training.rows import TrainingRows, holds_true, write_rows
 from schemas.training import TrainingRow
 
 
@@ -107,3 +107,12 @@ def test_all_broken_rows_are_named_and_no_other(rows: list[TrainingRow]) -> None
 
 
 POLICY = small_policy()
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=4), max_size=6))
+def test_parts_that_hold_a_true_value_are_found(parts: list[list[bool]]) -> None:
+    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    starts = ends - [len(part) for part in parts]
+    values = np.array([value for part in parts for value in part], dtype=bool)
+    assert holds_true(starts, ends, values).tolist() == [any(part) for part in parts]
+    assert holds_true(starts + 1, ends, values).tolist() == [any(part[1:]) for part in parts]

@@ -6,13 +6,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from store_rows import FP, Make, build
 
-from datastore import StoreError, TrajectoryBuffer, scalars
+from datastore import StoreError, TrajectoryBuffer, lookup, scalars
 from datastore.batches import Position
 from datastore.content import CONTENT
 from datastore.upkeep import compact
@@ -33,6 +35,24 @@ def test_rows_are_found_in_any_file_and_order(buffer: TrajectoryBuffer) -> None:
     assert [row.trajectory_id for row in buffer.get_many(ids)] == ids  # an id may be asked for twice
     assert buffer.read(ids, ["reward", "input_ids"]).column_names == ["reward", "input_ids"]
     assert buffer.read([], ["reward"]).num_rows == 0
+
+
+def test_ids_may_be_columns_and_each_is_looked_for_where_it_may_lie(
+    buffer: TrajectoryBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def counted(rows: pa.ChunkedArray, value_set: pa.Array) -> pa.ChunkedArray:
+        sizes.append(len(value_set))
+        return is_in(rows, value_set=value_set)
+
+    is_in = pc.is_in
+    monkeypatch.setattr(lookup.pc, "is_in", counted)
+    ids = [f"rollout-01234567-{i:06d}" for i in range(449, -1, -1)]
+    parts = pa.chunked_array([ids[:100], ids[100:]])
+    assert buffer.read(parts, ["trajectory_id"])["trajectory_id"].to_pylist() == ids
+    assert sum(sizes) == 450  # three files; asking each for all ids took most of the time of large selections
+    assert buffer.digest(parts) == buffer.digest(ids)
 
 
 def test_a_reader_sees_what_was_appended_after_it_was_made(tmp_path: Path, make: Make) -> None:

@@ -27,6 +27,10 @@ CARRIERS = frozenset(
         "agentrl.algorithms",  # tables of names; what a config chooses from them is followed separately
         "agentrl.environments",
         "agentrl.training.trackers",  # shows metrics
+        "schemas.annotations",
+        "schemas.choice",  # looks up what a config chooses, which is followed separately
+        "schemas.declared",
+        "schemas.hints",
     }
 )
 """Modules that hand data on, look names up or show things, and compute no result: an edit there re-runs nothing, and

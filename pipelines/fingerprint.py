@@ -30,7 +30,8 @@ from pipelines.code import OUR_PACKAGES, USED_IF_SET, CodeGraph, Reached, Start
 from pipelines.external import external_digest, outside
 from pipelines.fields import Key, dotted, models
 from pipelines.load import Node
-from pipelines.stage import External, markers
+from pipelines.stage import External
+from schemas.annotations import markers
 from schemas.manifest import Ingredients, InputRecord
 
 SCHEME = 2

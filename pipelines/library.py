@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from agentrl.declared import declared, is_stage
 from pipelines.code import OUR_PACKAGES
 from pipelines.problems import did_you_mean
 from pipelines.stage import Stage
+from schemas.declared import declared, is_stage
 
 
 @cache
@@ -54,7 +54,7 @@ def resolve(uses: str) -> Stage:
     top = uses.partition(":")[0].partition(".")[0]
     if top in OUR_PACKAGES and (shadow := _beside(top)):
         raise LookupError(f"{shadow} has the name of a package of agentrl's, and is never imported; rename it")
-    found = declared(uses, "stage", is_stage)
+    found = declared(uses, "stage", is_stage, "@stage(name, version=1)")
     if not isinstance(found, Stage):
         raise LookupError(f"{uses!r} is not a stage; declare the function with @stage(name, version=1)")
     return found

@@ -5,11 +5,10 @@ Loading does not stop at the first problem: :class:`pipelines.problems.SpecError
 
 import graphlib
 import heapq
-import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,7 +20,8 @@ from pipelines.external import missing, outside
 from pipelines.problems import Problem, SpecError, did_you_mean
 from pipelines.readiness import missing_packages
 from pipelines.secrets import is_reference, names_a_secret
-from pipelines.stage import Stage, markers
+from pipelines.stage import Stage
+from schemas.annotations import is_secret, markers, unknown_key
 from schemas.manifest import Kind
 from schemas.pipeline import Execution, PipelineSpec
 
@@ -305,47 +305,14 @@ def _without_tags(location: tuple[int | str, ...], value: Any, key: Key) -> Key:
 
 
 def _message(item: Mapping[str, Any], model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    if item["type"] in ("choice", "unknown_key", "unknown_name"):
+        return str(item["msg"])
     if item["type"] == "extra_forbidden":
-        owners = _models_at(model, location[:-1])
-        known = [info.alias or name for owner in owners for name, info in owner.model_fields.items()]
-        hint = did_you_mean(str(location[-1]), known) or f"; allowed: {', '.join(known)}"
-        return f"unknown key {str(location[-1])!r}{hint}"
+        return unknown_key(model, location)
     if item["type"] == "missing":
         return "is required"
     message = item["msg"].removeprefix("Value error, ")
-    if names_a_secret(location) or _is_secret(model, location) or isinstance(item["input"], dict | list):
+    if names_a_secret(location) or is_secret(model, location) or isinstance(item["input"], dict | list):
         return message
     shown = repr(item["input"])
     return message if len(shown) > 80 else f"{message}, not {shown}"
-
-
-def _is_secret(model: type[BaseModel], location: tuple[int | str, ...]) -> bool:
-    """Whether a location of pydantic's lies in a field that is declared as a secret."""
-    return any(
-        "secret" in markers(info)
-        for end, part in enumerate(location)
-        for owner in _models_at(model, location[:end])
-        for name, info in owner.model_fields.items()
-        if part in (name, info.alias)
-    )
-
-
-def _models_at(annotation: Any, location: tuple[int | str, ...]) -> list[type[BaseModel]]:
-    """Models that may stand at a location of pydantic's below an annotation."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        if not location:
-            return [annotation]
-        head, *rest = location
-        for name, info in annotation.model_fields.items():
-            if head in (name, info.alias):
-                return _models_at(info.annotation, tuple(rest))
-        return _models_at(annotation, tuple(rest))  # a tag
-    origin = get_origin(annotation)
-    arguments = get_args(annotation)
-    if origin is Annotated:
-        return _models_at(arguments[0], location)
-    if origin in (Union, types.UnionType):
-        return [found for argument in arguments for found in _models_at(argument, location)]
-    if origin in (dict, list, tuple) and location:
-        return _models_at(arguments[-1], location[1:])
-    return []

@@ -1,8 +1,9 @@
 """What is wrong with a pipeline file: all of it at once, each with its place and a suggestion."""
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from schemas.hints import did_you_mean as did_you_mean
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,3 @@ class SpecError(ValueError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean "x"?`` if a similar name is known, else the empty text."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""

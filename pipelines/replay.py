@@ -29,7 +29,7 @@ KNOBS = ("algorithm", "objective", "optimizer", "beta", "nll", "length_normalize
 """What ``--set`` may change: what acts on a step whose rows, with their advantages, are recorded."""
 
 IN_ADVANTAGES = (
-    *("degenerate", "keep_uncertain", "resample", "overlong", "credit", "per_level", "off_policy"),
+    *("advantage", "degenerate", "keep_uncertain", "resample", "overlong", "credit", "per_level", "off_policy"),
     *("level", "gamma", "lam", "critic_lam", "adaptive_alpha", "whiten", "critic"),
 )
 """Settings of an algorithm that act before the step: they decide which rows there are, and their advantages."""
@@ -70,7 +70,13 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
     from agentrl.training.step import Trainer
 
     stage = resolve(manifest.ingredients.uses)
-    config = stage.config.model_validate(manifest.ingredients.config)
+    try:
+        config = stage.config.model_validate(manifest.ingredients.config)
+    except ValidationError as error:
+        raise ReplayError(
+            f"the config of {manifest.ingredients.stage} cannot be read any more: {_first(error)}; if it names a class "
+            "of your own, replay in the folder of the pipeline file"
+        ) from None
     if not isinstance(config, TrainConfig | OnlineConfig):
         raise ReplayError(f"{manifest.ingredients.stage} is of stage {stage.name}, which trains nothing")
     changed = _changed(config, settings)
@@ -162,9 +168,12 @@ def _changed(config: Any, settings: Sequence[str]) -> Any:
     try:
         return _family(config).model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ReplayError(f"--set {' '.join(settings)}: {where}: {first['msg']}") from None
+        raise ReplayError(f"--set {' '.join(settings)}: {_first(error)}") from None
+
+
+def _first(error: ValidationError) -> str:
+    one = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
 
 
 def _file(catalog: Catalog, manifest: Manifest, output: str) -> Path:

@@ -18,7 +18,7 @@ import inspect
 import os
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, g
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AfterValidator, BaseModel, ConfigDict
-from pydantic.fields import FieldInfo
 
 from pipelines.handles import SELECTION_SCHEMA, Handle, Model, Pairs, Report, Table, Tasks, Trajectories
 from pipelines.secrets import revealed
@@ -93,17 +92,6 @@ def reveal(secret: str) -> str:
     if name not in os.environ:
         raise LookupError(f"environment variable {name} is not set; export it before the run")
     return revealed(os.environ[name])
-
-
-def markers(info: FieldInfo) -> Iterator[Any]:
-    """Markers of a field, also inside ``Annotated[str, External()] | None``."""
-    yield from info.metadata
-    todo = [info.annotation]
-    while todo:
-        annotation = todo.pop()
-        if get_origin(annotation) is Annotated:
-            yield from get_args(annotation)[1:]
-        todo += [argument for argument in get_args(annotation) if get_origin(argument) or isinstance(argument, type)]
 
 
 class Progress(Protocol):

@@ -1,19 +1,15 @@
 """Algorithms by name, one module each. A config chooses one by its ``type``; a type with no other key is the published
-algorithm.
+algorithm. A user's own is ``module:Class``, derived from :class:`PolicyGradient` or :class:`Preference`.
 
 To add an algorithm, write its module and name it in one of the tables below.
 """
 
-from functools import reduce
-from importlib import import_module
-from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
-
-from agentrl.algorithms.base import Objective
+from agentrl.algorithms.base import Minimised, Objective
 from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.algorithms.preference import Preference
+from schemas.choice import OneOf
 
 POLICY_GRADIENTS = {
     "reinforce": "agentrl.algorithms.reinforce:Reinforce",
@@ -47,17 +43,11 @@ ALGORITHMS = {
 """All algorithms: ``type`` -> ``module:Class``."""
 
 
-def _one_of(names: dict[str, str]) -> Any:
-    """The union of these classes, of which ``type`` chooses one."""
-    classes = (getattr(import_module(path.partition(":")[0]), path.partition(":")[2]) for path in names.values())
-    return Annotated[reduce(or_, classes), Field(discriminator="type")]
-
-
 if TYPE_CHECKING:
     PolicyGradientAlgorithm = PolicyGradient
     PairAlgorithm = Preference
     Algorithm = Objective
 else:
-    PolicyGradientAlgorithm = _one_of(POLICY_GRADIENTS)
-    PairAlgorithm = _one_of(PAIRWISE)
-    Algorithm = _one_of(ALGORITHMS)
+    PolicyGradientAlgorithm = Annotated[Any, OneOf("algorithm", POLICY_GRADIENTS, PolicyGradient)]
+    PairAlgorithm = Annotated[Any, OneOf("loss over pairs", PAIRWISE, Preference)]
+    Algorithm = Annotated[Any, OneOf("algorithm", ALGORITHMS, Minimised)]

@@ -5,14 +5,16 @@ turns weights and log-probs into a loss for each token, and ``aggregate`` names 
 """
 
 import json
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from agentrl.algorithms.base import Config, Minimised
+from schemas.choice import OneOf
 from schemas.training import TrainingRow
 from schemas.trajectory import Trajectory
 
@@ -138,6 +140,23 @@ class Advantages:
     targets: list[TrainingRow] = field(default_factory=list)
 
 
+class AdvantageEstimator(Config):
+    """What takes the place of an algorithm's own advantages. The fields of a class that is derived from this one are
+    its settings."""
+
+    type: str
+
+    @abstractmethod
+    def advantages(self, step: Experience) -> Advantages:
+        """The advantage of each token of the step's rollouts."""
+
+
+if TYPE_CHECKING:
+    OwnEstimator = AdvantageEstimator
+else:
+    OwnEstimator = Annotated[Any, OneOf("advantage", {}, AdvantageEstimator)]
+
+
 class PolicyGradient(Minimised):
     """The settings that all policy-gradient algorithms have. ``needs_critic`` and ``needs_greedy`` say what an
     algorithm asks of the online loop besides its rollouts."""
@@ -151,6 +170,9 @@ class PolicyGradient(Minimised):
         "sequence", description="divide by each row's action tokens and by rows; by all action tokens; by a constant"
     )
     constant_length: int = Field(64, ge=1, description="for aggregate constant: rows times this divides the sum")
+    advantage: OwnEstimator | None = Field(
+        None, description="an estimator of your own, {type: module:Class, ...}, in place of the algorithm's"
+    )
     kl: KL | None = None
     entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus on action tokens")
     degenerate: Literal["drop", "keep"] = Field(
@@ -173,14 +195,20 @@ class PolicyGradient(Minimised):
             raise ValueError("off_policy.vtrace needs the values of a critic: algorithm type ppo or vapo")
         return self
 
+    @model_validator(mode="after")
+    def _critic_learns_from_its_own_advantages(self) -> "PolicyGradient":
+        if self.advantage and self.needs_critic:
+            raise ValueError(f"advantage: {self.type} makes its critic's targets with its own; derive a class from it")
+        return self
+
     @property
     def acts_on_every_row(self) -> bool:
         """Whether rows without advantage have a gradient too."""
         return self.entropy > 0 or (self.kl is not None and self.kl.where == "loss")
 
+    @abstractmethod
     def advantages(self, step: Experience) -> Advantages:
         """The advantage of each token of the step's rollouts."""
-        raise NotImplementedError
 
     def count(self, batch: "Batch") -> float:
         if self.aggregate == "token":

@@ -1,5 +1,6 @@
 """What algorithms over preference pairs share."""
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -23,12 +24,14 @@ class Preference(AtRest):
     length_normalized: bool = Field(False, description="divide each side's log-probability by its trained tokens")
     reference: ClassVar[bool] = True
 
+    type: str
+
     def count(self, batch: "Batch") -> float:
         return batch.row_weights[0::2].sum().item()
 
+    @abstractmethod
     def pair_loss(self, chosen: "Tensor", rejected: "Tensor") -> "Tensor":
         """Loss of each pair, [pairs], from the log-ratios of both sides (from log-probs if there is no reference)."""
-        raise NotImplementedError
 
     def loss(
         self, logprobs: "Tensor", entropies: "Tensor", batch: "Batch", baseline: float = 0.0

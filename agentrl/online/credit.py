@@ -86,8 +86,8 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
     if algorithm.keep_uncertain < 1:
         keep &= most_uncertain(rewards.tolist(), groups, algorithm.keep_uncertain)
     step = Experience(rollouts, groups, rewards, penalties, extras.values, extras.proximal, extras.greedy)
-    found = algorithm.advantages(step)
-    weights = found.tokens
+    found = (algorithm.advantage or algorithm).advantages(step)
+    weights = _checked(found.tokens, rollouts, algorithm)
     if algorithm.credit == "first_divergence":
         weights = _blame_divergence(rollouts, groups, weights)
     elif algorithm.credit == "subgoal":
@@ -121,6 +121,20 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
         if live[number]
     ]
     return Credit(rows, means, live.tolist(), found.targets, metrics, lr_scale)
+
+
+def _checked(weights: Lists, rollouts: Sequence[Trajectory], algorithm: PolicyGradient) -> Lists:
+    """Advantages, if there is a finite number for each token of each rollout. Raises TrainingError otherwise."""
+    whose = (algorithm.advantage or algorithm).type
+    if len(weights) != len(rollouts):
+        raise TrainingError(f"{whose} gave advantages of {len(weights)} rollouts; there are {len(rollouts)}")
+    for one, row in zip(weights, rollouts, strict=True):
+        if len(one) != len(row.input_ids):
+            what = f"{len(one)} advantages for the {len(row.input_ids)} tokens of {row.trajectory_id}"
+            raise TrainingError(f"{whose} gave {what}; Experience.every_token spreads one number over a rollout")
+        if not np.isfinite(one).all():
+            raise TrainingError(f"{whose} gave {row.trajectory_id} an advantage that is no finite number")
+    return weights
 
 
 def _teaches(weights: Sequence[float], row: Trajectory) -> bool:

@@ -146,7 +146,7 @@ class OnlineLoop:
 
     def _greedy(self, tasks: Sequence[Task], seed: int, name: Callable[[int], str]) -> list[Trajectory]:
         sampling = self.runner.sampling.model_copy(update={"temperature": 0.0})
-        runner = RolloutRunner(self.policy, self.runner.engine, self.runner.environment, sampling)
+        runner = RolloutRunner(self.policy, self.runner.engine, self.runner.environment, sampling, self.runner.rewards)
         made = runner.run([Attempt(task) for task in tasks], seed, self._names(name, len(tasks)))
         return [row.model_copy(update={"tags": ["greedy"]}) for row in made]
 

@@ -8,6 +8,7 @@ from agentrl.chat.codec import ChatCodec, align
 from agentrl.engines.base import Engine, Generation, Sampling
 from agentrl.environments.base import Environment, Episode, Score, answer_calls
 from agentrl.models.policy import Policy
+from agentrl.rewards.component import Reward, with_rewards
 from agentrl.rollouts.rationalize import with_hint
 from schemas.task import Task
 from schemas.trajectory import Message, Termination, Trajectory
@@ -44,13 +45,22 @@ class _Run:
 
 
 class RolloutRunner:
-    """Makes trajectories of one policy in one environment with one engine."""
+    """Makes trajectories of one policy in one environment with one engine. ``rewards`` are added to the
+    environment's."""
 
-    def __init__(self, policy: Policy, engine: Engine, environment: Environment, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        engine: Engine,
+        environment: Environment,
+        sampling: Sampling,
+        rewards: Sequence[Reward] = (),
+    ) -> None:
         self.policy = policy
         self.engine = engine
         self.environment = environment
         self.sampling = sampling
+        self.rewards = rewards
 
     def run(
         self, attempts: Sequence[Attempt], seed: int, ids: Sequence[str], source: str = "model"
@@ -67,7 +77,7 @@ class RolloutRunner:
         with self.policy.autocast():
             generations = self.engine.generate(prompts, respond, self.sampling, codec.stop_id, seed)
         return [
-            self._trajectory(trajectory_id, attempt, run, generation, source)
+            with_rewards(self._trajectory(trajectory_id, attempt, run, generation, source), attempt.task, self.rewards)
             for trajectory_id, attempt, run, generation in zip(ids, attempts, runs, generations, strict=True)
         ]
 

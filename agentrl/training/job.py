@@ -36,7 +36,7 @@ class TrainingJob(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    objective: Algorithm | Algorithm
+    objective: Algorithm
     optimizer: OptimizerConfig
     deepspeed: DeepSpeed
     steps: int

@@ -42,7 +42,9 @@ def launch(config: DeepSpeed, job: Path, on_step: Callable[[Metrics], None]) -> 
 
     Raises TrainingError with the end of the output if they fail.
     """
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # no module in this folder is taken for one of ours
+    ours = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [ours, *sys.path]))  # a loss may be a class of the user's
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}  # no module here is taken for one of ours
     if not torch.cuda.is_available():
         environment["DS_ACCELERATOR"] = "cpu"
         environment.setdefault("OMP_NUM_THREADS", "1")

@@ -1,5 +1,6 @@
 """Compute one training step again from Parquet, and compare loss and gradient norm with the recorded ones."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,10 +23,12 @@ def replay(
 ) -> None:
     """Compute one training step again from Parquet, and compare it with what was recorded. ``--set beta=0.3`` or
     ``--set algorithm.clip_high=0.3`` changes a setting of that step only."""
+    from pipelines.library import search_in
     from pipelines.lineage import find_artifact
     from pipelines.replay import ReplayError
     from pipelines.replay import replay as compute
 
+    search_in([Path.cwd()])  # a class of the user's own
     catalog = open_catalog(store)
     with looked_up():
         manifest = find_artifact(catalog, artifact)

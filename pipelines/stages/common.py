@@ -1,6 +1,6 @@
 """What stages that sample from a policy or train it share: loading the policy, and finding its environment."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,9 +15,13 @@ from pipelines.stage import Context, External, StageConfig
 if TYPE_CHECKING:
     from agentrl.environments.base import Environment
     from agentrl.models.policy import Policy
+    from agentrl.rewards.component import Reward
     from agentrl.rollouts.runner import RolloutRunner
     from schemas.task import Task
     from schemas.trajectory import Trajectory
+
+
+REWARDS = "components of your own, {type: module:Class, weight: 0.1}, added to the environment's reward"
 
 
 class ModelConfig(StageConfig):
@@ -69,15 +73,17 @@ def start_policy(
     return tiny_policy(trajectories, seed)
 
 
-def rollout_runner(policy: "Policy", env: str, sampling: Sampling) -> "RolloutRunner":
-    """A policy in an environment, with the embedded engine. Raises ModelMismatchError if the engine does not give the
-    model's own log-probs."""
+def rollout_runner(policy: "Policy", env: str, sampling: Sampling, rewards: "Sequence[Reward]" = ()) -> "RolloutRunner":
+    """A policy in an environment, with the embedded engine; ``rewards`` are added to the environment's.
+
+    Raises ModelMismatchError if the engine does not give the model's own log-probs.
+    """
     from agentrl.engines.transformers import TransformersEngine
     from agentrl.rollouts.runner import RolloutRunner
     from agentrl.training.probe import check_sampling
 
     check_sampling(policy)
-    return RolloutRunner(policy, TransformersEngine(policy.model), load_environment(env), sampling)
+    return RolloutRunner(policy, TransformersEngine(policy.model), load_environment(env), sampling, rewards)
 
 
 def environment(context: Context, name: str) -> "Environment":

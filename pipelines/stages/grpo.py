@@ -10,12 +10,13 @@ from pydantic import Field
 from agentrl.algorithms import PolicyGradientAlgorithm
 from agentrl.algorithms.grpo import GRPO
 from agentrl.engines.base import Sampling
+from agentrl.rewards.component import Rewards
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.trackers import Tracker
 from datastore.places import sync_tree
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import load_policy, only_env, rollout_runner
+from pipelines.stages.common import REWARDS, load_policy, only_env, rollout_runner
 
 if TYPE_CHECKING:
     from agentrl.online.loop import OnlineLoop, OnlineStep
@@ -37,6 +38,7 @@ class OnlineConfig(StageConfig):
     updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-6)
     track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
+    rewards: Rewards = Field([], description=REWARDS)
     max_turn_tokens: int = Field(40, ge=1)
     max_tokens: int = Field(192, ge=1)
     checkpoint_every: int = Field(5, ge=1, description="iterations between two points at which a killed run resumes")
@@ -70,7 +72,7 @@ def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) ->
     sampling = Sampling(max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens)
     return OnlineLoop(
         policy,
-        rollout_runner(policy, only_env(context, rows), sampling),
+        rollout_runner(policy, only_env(context, rows), sampling, config.rewards),
         rows,
         config.algorithm,
         config.optimizer,

@@ -6,13 +6,14 @@ from pydantic import Field
 
 from agentrl.engines.base import Sampling
 from agentrl.engines.streams import stream
+from agentrl.rewards.component import Rewards
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
 from agentrl.rollouts.rationalize import HINT, is_grounded, strip_hint
 from agentrl.search.agentq import by_task
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import environment, load_policy, only_env, rollout_runner
+from pipelines.stages.common import REWARDS, environment, load_policy, only_env, rollout_runner
 from schemas.trajectory import Trajectory
 
 
@@ -46,6 +47,7 @@ def synthesize(context: Context, config: SynthesizeConfig, tasks: Tasks) -> Traj
 class SampleConfig(StageConfig):
     samples: int = Field(8, ge=1, description="rollouts of each task")
     sampling: Sampling = Sampling()
+    rewards: Rewards = Field([], description=REWARDS)
     shard_tasks: int = Field(128, ge=1, description="tasks between two points at which a killed run resumes")
 
 
@@ -55,7 +57,7 @@ def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -
     from agentrl.rollouts.runner import Attempt
 
     rows = tasks.read()
-    runner = rollout_runner(load_policy(model), only_env(context, rows), config.sampling)
+    runner = rollout_runner(load_policy(model), only_env(context, rows), config.sampling, config.rewards)
     for shard, start in enumerate(range(0, len(rows), config.shard_tasks)):
         part = rows[start : start + config.shard_tasks]
         if not context.has_shard(shard):

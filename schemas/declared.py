@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from schemas.hints import did_you_mean
+
+OUR_PACKAGES = ("schemas", "datastore", "agentrl", "pipelines", "flows")
+
 HOPS = 8
 """How many imports from module to module are followed."""
 
@@ -24,8 +28,8 @@ _NOT_THE_USERS = tuple(
 Declares = Callable[[ast.stmt], bool]
 
 
-def declared(path: str, kind: str, declares: Declares) -> Any:
-    """Import the module and return what the name stands for.
+def declared(path: str, kind: str, declares: Declares, rule: str) -> Any:
+    """Import the module and return what the name stands for. ``rule`` says in an error how a ``kind`` is declared.
 
     Raises LookupError with a message for the user if there is no such module, if it does not declare the name as
     ``kind``, or if importing it fails.
@@ -33,7 +37,7 @@ def declared(path: str, kind: str, declares: Declares) -> Any:
     module, _, name = path.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), name]):
         raise LookupError(f"{path!r} is not written as module:Name")
-    _check(module, name, kind, declares, HOPS)
+    _check(module, name, kind, declares, rule, HOPS)
     try:
         found = importlib.import_module(module)
     except Exception as error:  # any error of the user's module is shown to the user
@@ -54,6 +58,11 @@ def is_environment(node: ast.stmt) -> bool:
     )
 
 
+def is_class(node: ast.stmt) -> bool:
+    """Whether a statement declares a class that is derived from another."""
+    return isinstance(node, ast.ClassDef) and bool(node.bases)
+
+
 def is_stage(node: ast.stmt) -> bool:
     """Whether a statement declares a function under ``@stage(...)``."""
     decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
@@ -61,7 +70,7 @@ def is_stage(node: ast.stmt) -> bool:
     return any(getattr(one, "id", getattr(one, "attr", "")) == "stage" for one in called)
 
 
-def _check(module: str, name: str, kind: str, declares: Declares, hops: int) -> None:
+def _check(module: str, name: str, kind: str, declares: Declares, rule: str, hops: int) -> None:
     """Raise LookupError unless the module's source declares the name."""
     file = _source(module)
     if file is None:
@@ -82,15 +91,11 @@ def _check(module: str, name: str, kind: str, declares: Declares, hops: int) -> 
     for node in bound:
         if isinstance(node, ast.ImportFrom) and hops:
             other = next(alias.name for alias in node.names if name in (alias.asname, alias.name))
-            _check(_absolute(module, file, node), other, kind, declares, hops - 1)
+            _check(_absolute(module, file, node), other, kind, declares, rule, hops - 1)
             return
     there = sorted(one for node in nodes if declares(node) for one in _binds(node))
-    import difflib
-
-    near = difflib.get_close_matches(name, there, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; of that kind there: {', '.join(there) or 'none'}"
+    hint = did_you_mean(name, there) or f"; of that kind there: {', '.join(there) or 'none'}"
     what = "is not declared as" if bound else "is not in its source: no"
-    rule = "@stage(name, version=1)" if kind == "stage" else "a class with the methods tasks and episode"
     raise LookupError(f"module {module!r}: {name!r} {what} {kind} ({rule}){hint}; it was not imported")
 
 
@@ -111,7 +116,7 @@ def _source(module: str) -> Path | None:
 
 
 def _spec(name: str, search: Any) -> Any:
-    if name == __name__.partition(".")[0]:  # this package is there already, whatever lies beside the pipeline file
+    if name in OUR_PACKAGES and name in sys.modules:  # whatever lies beside the pipeline file
         return sys.modules[name].__spec__
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)

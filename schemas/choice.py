@@ -1,0 +1,254 @@
+"""Config fields that choose a class by name: one of ours, or ``module:Class`` of the user's own.
+
+    algorithm: Annotated[Any, OneOf("algorithm", {"grpo": "agentrl.algorithms.grpo:GRPO"}, PolicyGradient)]
+
+In a pipeline file the value is a mapping, ``{type: my_algorithms:Mine, scale: 2}``: ``type`` names the class, and the
+other keys are its settings. A name alone is the class with the defaults of its settings. The name is looked up, the
+class is compared with its base, and the settings are checked when the config is read.
+
+After that the field holds the object itself, if the base is a pydantic model: the user's class is derived from it, and
+its fields are the settings. If the base is a protocol, the field holds :class:`Settings`, of which the object is made
+when it is needed; the parameters of ``__init__`` are the settings.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from importlib import import_module
+from operator import or_
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+
+from schemas.annotations import is_secret, unknown_key
+from schemas.declared import Declares, declared, is_class
+from schemas.hints import did_you_mean
+
+RULE = "one of your own: module:Class, beside the pipeline file or installed"
+
+
+class Settings(BaseModel):
+    """The name of a class and the settings to make an object of it with. Each class has its own class of settings,
+    whose fields are the parameters of the class (:func:`settings_class`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    kind: ClassVar[str] = ""
+    implementation: ClassVar[type[Any]]
+
+    type: str
+
+    def values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self).model_fields if name != "type"}
+
+    def text(self) -> str:
+        """The settings that differ from their defaults, as a JSON object with sorted keys."""
+        given = self.model_dump(mode="json", exclude={"type"}, exclude_defaults=True)
+        return json.dumps(given, sort_keys=True, ensure_ascii=False)
+
+    def make(self) -> Any:
+        return self.implementation(**self.values())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self).kind, self.implementation, self.type, self.values())
+
+
+def _remade(kind: str, implementation: type[Any], name: str, values: dict[str, Any]) -> Settings:
+    return settings_class(implementation, kind)(type=name, **values)
+
+
+_SETTINGS: dict[Any, type[Settings]] = {}
+
+
+def settings_class(implementation: type[Any], kind: str) -> type[Settings]:
+    """The settings of a class: the fields of a pydantic model, else the parameters of ``__init__`` with their types.
+
+    Raises LookupError if a parameter cannot be a setting.
+    """
+    if (implementation, kind) in _SETTINGS:
+        return _SETTINGS[implementation, kind]
+    fields: dict[str, Any] = {}
+    if issubclass(implementation, BaseModel):
+        fields = {name: (info.annotation, info) for name, info in implementation.model_fields.items()}
+    elif implementation.__init__ is not object.__init__:
+        fields = _parameters(implementation)
+    if "type" in fields:
+        raise LookupError(f"{implementation.__name__} has a setting 'type', which names the class; rename it")
+    made = create_model(f"SettingsOf{implementation.__name__}", __base__=Settings, __module__=__name__, **fields)
+    made.kind, made.implementation = kind, implementation
+    return _SETTINGS.setdefault((implementation, kind), made)
+
+
+def _parameters(implementation: type[Any]) -> dict[str, Any]:
+    _self, *parameters = inspect.signature(implementation.__init__).parameters.values()
+    try:
+        hints = get_type_hints(implementation.__init__, include_extras=True)
+    except NameError as error:
+        raise LookupError(f"{implementation.__name__}.__init__: {error}; import what its annotations name") from None
+    for one in parameters:
+        if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+            raise LookupError(
+                f"{implementation.__name__}.__init__ takes {one}; a setting is a parameter with a name and a type"
+            )
+    return {
+        one.name: (hints.get(one.name, Any), ... if one.default is one.empty else one.default) for one in parameters
+    }
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Marks a config field that holds an object of a class chosen by name, or the :class:`Settings` of one.
+
+    ``ours`` maps each name to ``module:Class``. A class of the user's has the methods of ``base``, callable in the same
+    way. ``declares`` recognises the declaration of such a class in a source that nobody has imported yet.
+    """
+
+    kind: str
+    ours: Mapping[str, str]
+    base: type[Any]
+    key: str = "type"
+    declares: Declares = field(default=is_class)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.base, self.key))
+
+    @property
+    def rule(self) -> str:
+        """How a class of the user's is written, for messages."""
+        if issubclass(self.base, BaseModel):
+            return f"a class derived from {self.base.__module__}.{self.base.__name__}"
+        return f"a class with the methods {' and '.join(_methods(self.base))}"
+
+    def find(self, name: str) -> type[Any]:
+        """The class of that name. Raises LookupError with a message for the user."""
+        if ":" not in name:
+            if name in self.ours:
+                return _load(self.ours[name])
+            ours = [f"ours: {', '.join(sorted(self.ours))}"] if self.ours else []
+            hint = did_you_mean(name, self.ours)
+            raise LookupError(f"there is no {self.kind} {name!r}{hint}; {'; '.join([*ours, RULE])}")
+        found = declared(name, self.kind, self.declares, self.rule)
+        derived = isinstance(found, type) and (not issubclass(self.base, BaseModel) or issubclass(found, self.base))
+        if not derived:
+            raise LookupError(f"{name!r} is no {self.kind}: {self.rule}")
+        if problem := misfit(found, self.base):
+            raise LookupError(f"{name!r} is no {self.kind}: {problem}")
+        return found
+
+    def read(self, value: Any) -> Any:
+        """The object that a value of a config stands for, or its settings. Raises pydantic's ValidationError with all
+        that is wrong."""
+        if isinstance(value, Settings if self._by_settings else self.base):
+            return value
+        given = {self.key: value} if isinstance(value, str) else value
+        if not isinstance(given, Mapping):
+            raise PydanticCustomError("choice", f"give the name of one {self.kind}, or a mapping with {self.key!r}")
+        name = given.get(self.key)
+        at: tuple[int | str, ...] = () if isinstance(value, str) else (self.key,)
+        if not isinstance(name, str):
+            raise _invalid([_line("choice", f"names the {self.kind}: {self._names()}; {RULE}", at, name)])
+        try:
+            found = self.find(name)
+            model: type[BaseModel] = settings_class(found, self.kind) if self._by_settings else found
+        except LookupError as error:
+            raise _invalid([_line("unknown_name", str(error.args[0]), at, name)]) from None
+        rest = {key: one for key, one in given.items() if key != self.key}
+        try:
+            model_name = name if self._by_settings else _accepted(model, self.key, name)
+            made = model.model_validate(rest | {self.key: model_name})
+        except ValidationError as error:
+            raise _invalid([_better(one, model) for one in error.errors(include_url=False)]) from None
+        return made.model_copy(update={self.key: name})  # also if it inherits the name of one of ours
+
+    @property
+    def _by_settings(self) -> bool:
+        return not issubclass(self.base, BaseModel)
+
+    def _names(self) -> str:
+        return ", ".join(sorted(self.ours)) or "none of ours"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self.read, json_schema_input_schema=handler.generate_schema(self._shape())
+        )
+
+    def _shape(self) -> Any:
+        """The type that the JSON Schema describes."""
+        own = create_model(
+            f"Own{self.kind.title().replace(' ', '')}",
+            __config__=ConfigDict(extra="allow"),
+            **{self.key: (Annotated[str, Field(pattern=":", description=f"module:Class, {self.rule}")], ...)},  # type: ignore[call-overload]
+        )
+        if self._by_settings or not self.ours:
+            return own | str
+        ours = reduce(or_, [_load(path) for path in self.ours.values()])
+        return Annotated[ours, Field(discriminator=self.key)] | own | str
+
+
+def _load(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _accepted(model: type[BaseModel], key: str, name: str) -> str:
+    """What the field of the name accepts: a class that is derived from one of ours may accept only its name."""
+    annotation = model.model_fields[key].annotation
+    return str(get_args(annotation)[0]) if get_origin(annotation) is Literal else name
+
+
+def _methods(base: type[Any]) -> dict[str, Callable[..., Any]]:
+    """Public methods that a class declares, and those of the classes of ours that it is derived from."""
+    found: dict[str, Callable[..., Any]] = {}
+    for cls in base.__mro__:
+        if cls.__module__.partition(".")[0] not in ("pydantic", "builtins", "typing", "abc"):
+            methods = {name: one for name, one in vars(cls).items() if inspect.isfunction(one) and name[0] != "_"}
+            found = methods | found
+    return found
+
+
+def misfit(found: type[Any], base: type[Any]) -> str:
+    """Why a class cannot stand for ``base``: a method is missing, or cannot be called like that of ``base``. The empty
+    text if it can."""
+    abstract: frozenset[str] = getattr(base, "__abstractmethods__", frozenset())
+    protocol = not issubclass(base, BaseModel)
+    for name, ours in _methods(base).items():
+        theirs = getattr(found, name, None)
+        wanted = f"{name}{inspect.signature(ours)}"
+        if theirs is None or (theirs is ours and (protocol or name in abstract)):
+            return f"it lacks {wanted}"
+        if not callable(theirs):
+            return f"its {name} is no method; wanted: {wanted}"
+        if theirs is not ours or protocol:
+            try:
+                inspect.signature(theirs).bind(*_placeholders(ours))
+            except TypeError as error:
+                return f"{name}{inspect.signature(theirs)} must be callable as {wanted}: {error}"
+            except ValueError:  # a method without a signature, of a C extension
+                continue
+    return ""
+
+
+def _placeholders(function: Callable[..., Any]) -> Iterator[None]:
+    for one in inspect.signature(function).parameters.values():
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
+            yield None
+
+
+def _better(error: Any, model: type[BaseModel]) -> InitErrorDetails:
+    """An error of a class's settings: unknown keys with a suggestion, secrets without their value."""
+    location, message = error["loc"], error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        return _line("unknown_key", unknown_key(model, location), location, {})
+    shown = {} if is_secret(model, location) else error["input"]
+    return _line("missing" if error["type"] == "missing" else "setting", message, location, shown)
+
+
+def _line(kind: Any, message: str, location: Sequence[int | str], value: Any) -> InitErrorDetails:
+    return InitErrorDetails(type=PydanticCustomError(kind, message), loc=tuple(location), input=value)
+
+
+def _invalid(lines: list[InitErrorDetails]) -> ValidationError:
+    return ValidationError.from_exception_data("choice", lines)

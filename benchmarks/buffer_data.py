@@ -77,6 +77,11 @@ def make(count: int, first: int = 0, seed: int = 0, mean_tokens: int = 500) -> p
     }
     for name in ("stage", "fingerprint", "run_id"):
         columns[name] = [""] * count
+    span = pa.StructArray.from_arrays(
+        [columns["policy_version"], lengths[:, 0].astype(np.int32), total.astype(np.int32)], ["version", "start", "end"]
+    )
+    spans = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32), span)
+    columns |= {"pipeline": ["bench"] * count, "fork_at": np.zeros(count, np.int32), "spans": spans}
     arrays = [pa.array(columns[field.name]).cast(field.type) for field in TRAJECTORY_SCHEMA]
     return pa.Table.from_arrays(arrays, schema=TRAJECTORY_SCHEMA)
 

@@ -41,7 +41,8 @@ def append(
     shard: int,
     on_error: OnError,
 ) -> AppendResult:
-    """Append ``rows``; ``lineage`` holds stage, fingerprint and run_id. See :meth:`TrajectoryBuffer.append`."""
+    """Append ``rows``; ``lineage`` holds pipeline, stage, fingerprint and run_id. See
+    :meth:`TrajectoryBuffer.append`."""
     name = transaction(lineage["fingerprint"], shard)
     to.ensure()
     with to.following() as table:

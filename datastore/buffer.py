@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 Ids: TypeAlias = Sequence[str] | pa.Array | pa.ChunkedArray
-FILL = ("stage", "fingerprint", "run_id")
 DIGEST_ROWS = 2**20
 
 
@@ -97,16 +96,18 @@ class TrajectoryBuffer:
         fingerprint: str,
         shard: int = 0,
         run_id: str = "",
+        pipeline: str | None = None,
         on_error: OnError = "raise",
     ) -> AppendResult:
-        """Append rows in one commit; empty ``stage``, ``fingerprint`` and ``run_id`` of the rows are filled in.
+        """Append rows in one commit; if ``pipeline``, ``stage``, ``fingerprint`` or ``run_id`` of a row is empty, it is
+        filled in.
 
         An iterator is streamed, so that memory does not grow with the number of rows. If (fingerprint, shard) is in
         the buffer, nothing is read or written. Raises InvalidRowsError with row, field and reason of what breaks the
         contract; ``on_error="quarantine"`` sets such rows aside in ``quarantine/`` and appends the rest. On any error
         the table stays as it was.
         """
-        lineage = dict(zip(FILL, (stage, fingerprint, run_id), strict=True))
+        lineage = {"pipeline": pipeline or "", "stage": stage, "fingerprint": fingerprint, "run_id": run_id}
         return append(self._table, self._known, self.place, trajectories, lineage, shard, on_error)
 
     def quarantined(self) -> "pl.DataFrame":
@@ -129,12 +130,13 @@ class TrajectoryBuffer:
         """All rows, lazily and in no promised order; only the columns that are asked for are read. Whole scalar columns
         stay in memory, up to half a gigabyte, for the next query."""
 
+        from datastore import older
         from datastore.scalars import ScalarColumns, scan
 
         with self._table.following() if version is None else nullcontext(self.table(version)) as table:
             files, number, known = data_files(self.place, FOLDER, table), table.version(), schema_version(table)
         if known < TRAJECTORY_VERSION:
-            return scan_table(self.place, FOLDER, self.table(number))
+            return older.scan(scan_table(self.place, FOLDER, self.table(number)))
         if self._scalars is None:
             self._scalars = ScalarColumns(self._table.options)
         return scan(files, lambda: scan_table(self.place, FOLDER, self.table(number)), self._scalars)
@@ -196,8 +198,8 @@ class TrajectoryBuffer:
         return self._indexes[embedder]
 
     def stats(self, version: int | datetime | None = None) -> dict[str, Any]:
-        """Totals, and under ``stages`` one row per stage: rows, tasks, tokens, rows without ``success`` (unscored), and
-        over the others success rate and mean reward."""
+        """Totals, and under ``stages`` one row per stage of a pipeline: rows, tasks, tokens, rows without ``success``
+        (unscored), and over the others success rate and mean reward."""
         return self._current(version, lambda: self._stats(version))
 
     def _stats(self, version: int | datetime | None) -> dict[str, Any]:
@@ -206,7 +208,7 @@ class TrajectoryBuffer:
         table = self.table(version)
         by_stage = (
             self.scan(table.version())
-            .group_by("stage", "env")
+            .group_by("pipeline", "stage", "env")
             .agg(
                 pl.len().alias("rows"),
                 pl.col("task_id").n_unique().alias("tasks"),
@@ -240,7 +242,7 @@ class TrajectoryBuffer:
                 "time": commit.time,
                 "operation": commit.info.get("operation"),
                 "rows": int(commit.info["rows"]) if "rows" in commit.info else None,
-                **{name: commit.info.get(name) for name in ("stage", "fingerprint", "shard", "run_id")},
+                **{name: commit.info.get(name) for name in ("pipeline", "stage", "fingerprint", "shard", "run_id")},
             }
             for commit in reversed(commits)
         ]

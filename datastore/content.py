@@ -20,7 +20,7 @@ CONTENT = "content_digest"
 STORED_SCHEMA = TRAJECTORY_SCHEMA.append(pa.field(CONTENT, pa.binary(), nullable=False))
 """Columns of the table: those of a trajectory, and the digest of its content."""
 
-VOLATILE = ("created_at", "run_id", "fingerprint", "policy")
+VOLATILE = ("created_at", "run_id", "fingerprint", "policy", "pipeline")
 """Columns that differ between two runs of the same stage, and so are left out of digests."""
 
 IDS = ("trajectory_id", "episode_id", "group_id", "parent_id")

@@ -15,7 +15,7 @@ from datastore.owners import mark
 from datastore.places import Place
 from datastore.uniqueness import KnownIds
 from datastore.validation import LENIENT_SCHEMA, BadField, conform, strict, validate
-from schemas.trajectory import Trajectory
+from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 16 * 2**20
@@ -129,7 +129,10 @@ class Ingest:
     def _filled(self, table: pa.Table) -> pa.Table:
         for name, value in self.fill.items():
             column = table[name]
-            if value and pc.any(empty := pc.equal(column, "")).as_py():
+            empty = pc.equal(column, "")
+            if TRAJECTORY_SCHEMA.field(name).nullable:
+                empty = pc.fill_null(empty, True)
+            if value and pc.any(empty).as_py():
                 index = table.schema.get_field_index(name)
                 table = table.set_column(index, table.schema.field(index), pc.if_else(empty, value, column))
         return table

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from datastore.copies import Copies
 from datastore.errors import CorruptError
+from datastore.older import to_read, upgrade
 from datastore.places import LocalPlace, S3Place
 
 if TYPE_CHECKING:
@@ -81,13 +82,16 @@ class Lookup:
         def one(task: tuple[_File, list[_Group]]) -> pa.Table:
             file, groups = task
             with self._reading(file), self._open(file) as source:
+                there = source.schema_arrow.names
+                old = not set(columns) <= set(there)
+                read = to_read(columns, there) if old else list(columns)
                 numbers = [group.number for group in groups]
-                rows = source.read_row_groups(numbers, columns=list(columns), use_threads=False)
+                rows = source.read_row_groups(numbers, columns=read, use_threads=False)
             # the ids that these row groups may hold, since Arrow hashes all that it is given
             few = within(min(group.least for group in groups), max(group.most for group in groups))
             asked = pc.is_in(rows["trajectory_id"], value_set=few)
             rows = rows if pc.all(asked).as_py() else rows.filter(asked)  # a filter copies
-            rows = rows.select(list(columns))
+            rows = upgrade(rows, columns) if old else rows.select(list(columns))
             return rows if rows.schema.equals(schema) else rows.cast(schema)  # so does a cast, even to the same
 
         if len(tasks) < 2:

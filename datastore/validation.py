@@ -158,6 +158,7 @@ def _checks(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
     if len(rows.column("input_ids").flatten()):
         yield from _tokens(rows)
     yield from _spans(rows)
+    yield from _weights(rows)
 
 
 def _nulls(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
@@ -294,3 +295,37 @@ def _spans(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
     has_spans = np.bincount(owner, minlength=rows.count) > 0  # imported rows may have tokens and no spans
     stray = usable & has_spans & (inside != total)
     yield "action_mask", "is true outside the assistant messages", stray
+
+
+def _weights(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
+    """What names the origin of tokens: the spans of versions of the weights, and the prefix of a fork."""
+    mask_length = rows.lengths("action_mask")
+    usable = mask_length == rows.ids_length
+    running, offsets = rows.running, np.concatenate([[0], np.cumsum(mask_length)])
+    fork = _numpy(rows.column("fork_at"), 0).astype(np.int64)
+    yield "fork_at", "is negative or beyond input_ids", (fork < 0) | (fork > rows.ids_length)
+    orphan = rows.column("parent_id").is_null().to_numpy(zero_copy_only=False)
+    yield "fork_at", "is set without parent_id", (fork > 0) & orphan
+    prefix = offsets[:-1] + np.clip(fork, 0, mask_length)
+    yield "action_mask", "is true before fork_at", usable & (running[prefix] > running[offsets[:-1]])
+    column = rows.column("spans")
+    if not len(spans := column.flatten()):
+        return
+    owner = _owner(column)(np.arange(len(spans)))
+    version, start, end = (
+        _numpy(pc.struct_field(spans, name), 0).astype(np.int64) for name in ("version", "start", "end")
+    )
+    yield "spans.version", "is negative", _any(owner, version < 0, rows.count)
+    outside = _any(owner, (start < 0) | (end <= start) | (end > rows.ids_length[owner]), rows.count)
+    yield "spans", "is empty, backwards or outside input_ids", outside
+    disordered = np.zeros(len(spans), dtype=bool)
+    disordered[1:] = (owner[1:] == owner[:-1]) & (start[1:] < end[:-1])
+    yield "spans", "overlaps or precedes the one before", _any(owner, disordered, rows.count)
+    keep = (usable & ~outside)[owner]
+    base = offsets[owner[keep]]
+    inside = np.bincount(
+        owner[keep], weights=running[base + end[keep]] - running[base + start[keep]], minlength=rows.count
+    )
+    total = running[offsets[1:]] - running[offsets[:-1]]
+    has_spans = np.bincount(owner, minlength=rows.count) > 0
+    yield "spans", "leaves out an action token", usable & ~outside & has_spans & (inside != total)

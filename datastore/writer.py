@@ -37,8 +37,10 @@ _LISTS = ("reward_components", "tags")
 SCALARS = [name for name in TRAJECTORY_SCHEMA.names if name not in (*HEAVY_COLUMNS, *_LISTS)]
 _STATISTICS = [name for name in SCALARS if name not in ("prompt", "sampling")]
 _REPEATING = [
-    *("agent", "task_id", "group_id", "source", "env", "env_version", "split", "stage", "fingerprint", "run_id"),
+    *("agent", "task_id", "group_id", "source", "env", "env_version", "split"),
+    *("pipeline", "stage", "fingerprint", "run_id"),
     *("policy", "sampling", "termination", "prompt", "tools", "tokenizer", "tags.list.element"),
+    "spans.list.element.version",
     *("messages.list.element.role", "messages.list.element.name"),
     "messages.list.element.tool_calls.list.element.name",
     "reward_components.list.element.name",

@@ -194,6 +194,7 @@ def _run(
         progress=progress,
         made_again=made_again,
         chosen=frozenset(job.ingredients.choices),
+        pipeline=job.ingredients.pipeline or None,
     )
     _seed(job.ingredients)
     started = time.monotonic()

@@ -112,7 +112,7 @@ class Context:
     its checkpoints there, and is removed once the artifact is published. ``metrics`` end up in the manifest.
     ``made_again`` counts how often ``--force`` made the artifact again, each time with new rows in the buffer.
     ``chosen`` is what configs of the pipeline chose by name that this stage uses, as in ``environment lookup``; None in
-    a test of one stage, where nothing is checked against it.
+    a test of one stage, where nothing is checked against it. ``pipeline`` is None there too.
     """
 
     stage: str
@@ -126,6 +126,7 @@ class Context:
     metrics: dict[str, float | int | str | None] = field(default_factory=dict)
     made_again: int = 0
     chosen: frozenset[str] | None = None
+    pipeline: str | None = None
 
     def _origin(self, output: str) -> dict[str, str]:
         return {"stage": self.stage, "output": output, "fingerprint": self.fingerprint}
@@ -158,10 +159,16 @@ class Context:
         rows. If the shard is there already, nothing is appended. Returns how many broken rows were set aside, which
         ``on_error="quarantine"`` does instead of raising InvalidRowsError."""
         fingerprint = self._row_fingerprint
-        lineage = {"stage": self.stage, "fingerprint": fingerprint, "run_id": self.run_id}
+        lineage = {"stage": self.stage, "fingerprint": fingerprint, "run_id": self.run_id, "pipeline": self.pipeline}
         rows = (row.model_copy(update=lineage) for row in trajectories)
         done = self.buffer.append(
-            rows, stage=self.stage, fingerprint=fingerprint, shard=shard, run_id=self.run_id, on_error=on_error
+            rows,
+            stage=self.stage,
+            fingerprint=fingerprint,
+            shard=shard,
+            run_id=self.run_id,
+            pipeline=self.pipeline,
+            on_error=on_error,
         )
         return done.quarantined
 

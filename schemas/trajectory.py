@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from schemas.arrow import Float32, Int32, Json, arrow_schema
 from schemas.json_text import loads
 
-TRAJECTORY_VERSION = 2
+TRAJECTORY_VERSION = 3
 
 
 class Termination(StrEnum):
@@ -83,10 +83,25 @@ class RewardComponent(BaseModel):
     weight: float = 1.0
 
 
+class Span(BaseModel):
+    """The weights of ``version`` sampled the action tokens of ``input_ids[start:end]``, which may hold observations
+    too."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Int32
+    start: Int32
+    end: Int32
+
+
 class Trajectory(BaseModel):
     """One row of the buffer. Token columns are aligned: ``logprobs[t]`` is the behaviour policy's log-probability of
     ``input_ids[t]`` if ``action_mask[t]`` is true, else NaN. They are written as sampled, never rebuilt from text;
-    rows imported without tokens have them empty."""
+    rows imported without tokens have them empty.
+
+    ``fork_at`` counts the leading tokens that a row shares with ``parent_id`` and did not sample itself; 0 is a whole
+    row. ``pipeline`` is None if no pipeline made the row. ``spans`` are in order and together hold every action token;
+    they are empty if it is not known which weights sampled."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -99,6 +114,7 @@ class Trajectory(BaseModel):
     group_id: str | None = None
     sample_index: Int32 = 0
     parent_id: str | None = None
+    fork_at: Int32 = 0
     source: str
     # task
     env: str
@@ -107,6 +123,7 @@ class Trajectory(BaseModel):
     level: Int32 = 0
     prompt: str
     # lineage
+    pipeline: str | None = None
     stage: str = ""
     fingerprint: str = ""
     run_id: str = ""
@@ -135,6 +152,7 @@ class Trajectory(BaseModel):
     input_ids: list[Int32] = []
     action_mask: list[bool] = []
     logprobs: list[Float32] = []
+    spans: list[Span] = []
 
     def scored_reward(self) -> float:
         """``reward``. Raises UnscoredError, with the row's id, if it is None."""
@@ -164,7 +182,7 @@ class UnscoredError(ValueError):
 
 TRAJECTORY_SCHEMA = arrow_schema(Trajectory, TRAJECTORY_VERSION)
 
-HEAVY_COLUMNS = ("messages", "tools", "final_state", "input_ids", "action_mask", "logprobs")
+HEAVY_COLUMNS = ("messages", "tools", "final_state", "input_ids", "action_mask", "logprobs", "spans")
 """Columns that a scan over many rows should ask for only when it needs them."""
 
 
@@ -176,6 +194,13 @@ def row_fingerprint(fingerprint: str, made_again: int) -> str:
     """The ``fingerprint`` column of a stage run's rows: the stage's fingerprint, followed by a point and ``made_again``
     if ``--force`` made them again."""
     return f"{fingerprint}.{made_again}" if made_again else fingerprint
+
+
+def one_span(version: int, mask: Sequence[bool]) -> list[Span]:
+    """The ``spans`` of a row that weights of one version sampled; empty if it has no action token."""
+    if True not in mask:
+        return []
+    return [Span(version=version, start=mask.index(True), end=len(mask) - mask[::-1].index(True))]
 
 
 def trajectory_id(stage: str, fingerprint: str, number: int, made_again: int = 0) -> str:

@@ -4,7 +4,7 @@ import json
 
 from agentrl.chat.codec import ChatCodec, align
 from schemas.task import Task
-from schemas.trajectory import Message, Role, Trajectory
+from schemas.trajectory import Message, Role, Span, Trajectory
 
 HINT = "({answer})"
 
@@ -29,6 +29,8 @@ def strip_hint(hinted: Trajectory, opening: list[Message], codec: ChatCodec, tra
     start = hinted.action_mask.index(True)
     ids = codec.opening(opening, hinted.tools)
     mask = [False] * len(ids) + hinted.action_mask[start:]
+    shift = len(ids) - start
+    spans = [Span(version=one.version, start=one.start + shift, end=one.end + shift) for one in hinted.spans]
     messages = opening + [m for m in hinted.messages if m.role in (Role.ASSISTANT, Role.TOOL)]
     return hinted.model_copy(
         update={
@@ -40,6 +42,7 @@ def strip_hint(hinted: Trajectory, opening: list[Message], codec: ChatCodec, tra
             "input_ids": ids + hinted.input_ids[start:],
             "action_mask": mask,
             "logprobs": [float("nan")] * len(mask),
+            "spans": spans,
             "n_tokens": len(mask),
         }
     )

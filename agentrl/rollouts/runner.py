@@ -11,7 +11,7 @@ from agentrl.models.policy import Policy
 from agentrl.rewards.component import Reward, with_rewards
 from agentrl.rollouts.rationalize import with_hint
 from schemas.task import Task
-from schemas.trajectory import Message, Termination, Trajectory
+from schemas.trajectory import Message, Termination, Trajectory, one_span
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,7 @@ class RolloutRunner:
             input_ids=generation.ids,
             action_mask=generation.mask,
             logprobs=generation.logprobs,
+            spans=one_span(self.policy.version, generation.mask),
         )
 
 

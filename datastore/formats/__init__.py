@@ -70,7 +70,7 @@ def _head(fits: Callable[[Any], int]) -> Fits:
 
 
 _SPANS = frozenset({"spans of assistant messages", "spans of other messages"})
-_TOKENS = frozenset({"token ids", "tokenizer", "action mask", "log-probs"}) | _SPANS
+_TOKENS = frozenset({"token ids", "tokenizer", "action mask", "log-probs", "versions of the weights"}) | _SPANS
 _OUTCOME = frozenset({"reward", "success", "end", "reward components", "step rewards", "tool errors"})
 _ORIGIN = frozenset({"identity", "agent and segment", "policy", "tags", "final state"})
 _TEXT_ONLY = _TOKENS | _OUTCOME | _ORIGIN

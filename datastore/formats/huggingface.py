@@ -11,6 +11,7 @@ from datastore.errors import StoreError
 from datastore.formats.rows import batched
 from datastore.formats.source import Source
 from datastore.ingest import as_table
+from datastore.older import upgrade
 from datastore.optional import optional
 from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
@@ -36,9 +37,10 @@ def to_dataset(rows: Iterable[Trajectory] | pa.Table) -> "Dataset":
 
 
 def from_dataset(dataset: "Dataset") -> pa.Table:
-    """The rows of such a dataset, whatever was shuffled or selected in it, ready for ``append``."""
+    """The rows of such a dataset, whatever was shuffled or selected in it, ready for ``append``. One that was written
+    with an older schema has the columns of this one."""
     flat = dataset.flatten_indices() if dataset._indices is not None else dataset
-    return flat.data.table.select(TRAJECTORY_SCHEMA.names).cast(TRAJECTORY_SCHEMA)
+    return upgrade(flat.data.table)
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:
@@ -55,7 +57,8 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
 
 def read(source: Source) -> Iterator[Trajectory]:
     dataset = _library().load_from_disk(str(source.path))
-    if missing := [name for name in TRAJECTORY_SCHEMA.names if name not in dataset.column_names]:
+    required = [name for name, field in Trajectory.model_fields.items() if field.is_required()]
+    if missing := [name for name in required if name not in dataset.column_names]:
         raise StoreError(f"{source.name} is no dataset of trajectories: it lacks the columns {', '.join(missing)}")
     for name in set(dataset.column_names) - set(TRAJECTORY_SCHEMA.names):
         source.notes.ignored[name] += len(dataset)

@@ -218,12 +218,14 @@ class Reading:
                 "task_id": task,
                 "group_id": f"{row.group_id or task}@{name[:8]}",
                 "parent_id": ids.get(row.parent_id) if row.parent_id else None,
+                "pipeline": None,
                 "stage": "",
                 "run_id": "",
                 "fingerprint": file.fingerprint,
             }
             if row.parent_id and not change["parent_id"]:
                 self.notes.ignored["parent_id"] += 1
+                change["fork_at"] = 0
             for key in ("env", "split", "policy"):
                 if (value := getattr(labels, key)) is not None:
                     change[key] = value

@@ -93,6 +93,7 @@ PARTS: dict[str, Callable[[Trajectory], Any]] = {
     "tokenizer": lambda row: row.tokenizer or None,
     "action mask": lambda row: row.action_mask if any(row.action_mask) else None,
     "log-probs": _logprobs,
+    "versions of the weights": lambda row: [one.model_dump() for one in row.spans] or None,
     "spans of assistant messages": lambda row: _spans(row, Role.ASSISTANT),
     "spans of other messages": lambda row: _spans(row, Role.SYSTEM, Role.USER, Role.TOOL),
 }

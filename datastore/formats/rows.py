@@ -12,8 +12,9 @@ from schemas.trajectory import NOT_TRAINED, RewardComponent, Termination, Trajec
 
 CARRIED = (
     *("trajectory_id", "episode_id", "segment", "agent", "task_id", "group_id", "sample_index", "parent_id", "source"),
+    "fork_at",
     *("env", "env_version", "split", "level", "prompt", "policy", "policy_version", "sampling", "reward", "success"),
-    *("termination", "tags", "final_state", "tokenizer", "n_tool_errors", "reward_components"),
+    *("termination", "tags", "final_state", "tokenizer", "n_tool_errors", "reward_components", "spans"),
 )
 """Columns that go through a format's free-form field, if it has one, under the key ``agentrl``."""
 
@@ -67,6 +68,7 @@ def make_row(
         "input_ids": (),
         "action_mask": (),
         "logprobs": (),
+        "spans": (),
     }
     for name, value in fields.items():
         if value is not None:
@@ -77,6 +79,8 @@ def make_row(
     mask = values.get("action_mask", ())
     if mask:
         values["logprobs"] = [math.nan if one is None else one for one in values.get("logprobs", ())]
+    else:  # what counts tokens says nothing without them
+        values |= {"spans": (), "fork_at": 0}
     values["messages"] = messages
     values["n_steps"] = sum([one["role"] == "assistant" for one in messages])
     for one in messages:

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from datastore.content import with_content
-from datastore.errors import StoreError
+from datastore.older import upgrade
 from datastore.table import metadata, schema_version
 from datastore.upkeep.common import alone, live_files, read_parts
 from datastore.upkeep.compaction import replace
-from datastore.validation import LENIENT_SCHEMA
 from datastore.writer import FileWriter
-from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION
+from schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
 
 
 def migrate(buffer: "TrajectoryBuffer") -> dict[str, int]:
-    """Bring a table of an older schema to this one: columns that are new take the model's default in all old rows.
+    """Bring a table of an older schema to this one: columns that are new take the values that
+    :func:`datastore.older.upgrade` gives.
 
     Files and schema change in one commit; the old version stays readable by number until ``vacuum``.
     """
@@ -41,22 +41,4 @@ def migrate(buffer: "TrajectoryBuffer") -> dict[str, int]:
 def _upgraded(buffer: "TrajectoryBuffer", names: list[str]) -> Iterator[pa.RecordBatch]:
     for name in names:
         for part in read_parts(buffer, name):
-            yield from upgrade(part).to_batches()
-
-
-def upgrade(table: pa.Table) -> pa.Table:
-    """Rows of an older schema with the columns and values that they have in this one, as they are stored."""
-    from schemas.trajectory import Trajectory
-
-    columns = []
-    for field in LENIENT_SCHEMA:
-        if field.name in table.schema.names:
-            columns.append(table[field.name].cast(field.type))
-            continue
-        default = Trajectory.model_fields[field.name].get_default(call_default_factory=True)
-        if (default is None and not TRAJECTORY_SCHEMA.field(field.name).nullable) or repr(
-            default
-        ) == "PydanticUndefined":
-            raise StoreError(f"old rows lack {field.name!r}, which has no default; this schema cannot be migrated")
-        columns.append(pa.array([default] * table.num_rows, field.type))
-    return with_content(pa.Table.from_arrays(columns, schema=LENIENT_SCHEMA).cast(TRAJECTORY_SCHEMA))
+            yield from with_content(upgrade(part)).to_batches()

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from datastore import log
-from datastore.content import STORED_SCHEMA
+from datastore.content import STORED_SCHEMA, with_content
 from datastore.errors import OlderSchemaError, StoreError
+from datastore.older import upgrade
 from datastore.table import schema_version
 from datastore.uniqueness import hashes, ids_of
 from datastore.upkeep.common import alone, live_files, read_parts
 from datastore.upkeep.compaction import replace
 from datastore.upkeep.doubles import keep_once
-from datastore.upkeep.migration import upgrade
 from datastore.writer import Action, FileWriter
 from schemas.trajectory import TRAJECTORY_VERSION
 
@@ -149,7 +149,7 @@ class _Missing:
                 if new.any():
                     rows = part.filter(pa.array(new))
                     current = rows.schema.names == STORED_SCHEMA.names
-                    rows = rows.cast(STORED_SCHEMA) if current else upgrade(rows)
+                    rows = rows.cast(STORED_SCHEMA) if current else with_content(upgrade(rows))
                     self.rows += rows.num_rows
                     yield from rows.to_batches()
                     found.append(ids[new])

@@ -83,11 +83,12 @@ def print_trajectory(console: Console, row: Trajectory, tokens: bool = False) ->
 def _header(row: Trajectory) -> Group:
     facts = {
         "task": f"{row.task_id} ({row.env} {row.env_version}, {row.split}, level {row.level})",
-        "stage": f"{row.stage or '-'} {row.fingerprint[:8]}, run {row.run_id or '-'}, {row.created_at:%Y-%m-%d %H:%M}",
+        "stage": f"{row.stage or '-'} {row.fingerprint[:8]} of pipeline {row.pipeline or '-'}, "
+        f"run {row.run_id or '-'}, {row.created_at:%Y-%m-%d %H:%M}",
         "policy": f"{row.policy or '-'} version {row.policy_version}, source {row.source}, sampling {row.sampling}",
     }
     if row.parent_id:
-        facts["parent"] = row.parent_id
+        facts["parent"] = row.parent_id + (f", shared up to token {row.fork_at}" if row.fork_at else "")
     if row.tags:
         facts["tags"] = ", ".join(row.tags)
     lines = [Text(row.trajectory_id, style="bold")]

@@ -99,6 +99,10 @@ def test_a_stripped_hint_leaves_no_trace_and_the_same_actions() -> None:
         assert plain.messages[0].content == task.prompt
         assert plain.parent_id == run.trajectory_id
         assert len(plain.input_ids) == len(plain.action_mask) == len(plain.logprobs)
+        [span], [hint] = plain.spans, run.spans
+        assert span.version == hint.version == policy.version
+        assert plain.input_ids[span.start : span.end] == run.input_ids[hint.start : hint.end]
+        assert sum(plain.action_mask[span.start : span.end]) == plain.n_action_tokens
 
 
 def test_an_answer_that_no_tool_returned_is_not_grounded() -> None:

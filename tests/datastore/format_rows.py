@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from store_rows import build
 
-from schemas.trajectory import Message, RewardComponent, Role, Termination, ToolCall, Trajectory
+from schemas.trajectory import Message, RewardComponent, Role, Span, Termination, ToolCall, Trajectory
 
 LOOK = '[{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]'
 IMAGE = '{"type": "image_url", "image_url": {"url": "cat.png"}}'
@@ -89,6 +89,9 @@ def hard(number: int) -> Trajectory:
         n_action_tokens=5,
         n_tool_calls=2,
         n_tool_errors=1,
+        spans=[Span(version=2, start=6, end=9), Span(version=3, start=12, end=15)],
+        parent_id=f"parent-{number}",
+        fork_at=6,
         final_state='{"a": [1]}',
         termination=Termination.MAX_STEPS if number % 2 else Termination.ANSWERED,
     )

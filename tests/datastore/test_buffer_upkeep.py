@@ -15,7 +15,7 @@ from datastore import Catalog, TrajectoryBuffer
 from datastore.errors import OlderSchemaError
 from datastore.upkeep import check, compact, migrate, repair, vacuum
 from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
-from schemas.trajectory import TRAJECTORY_VERSION
+from schemas.trajectory import TRAJECTORY_VERSION, Span
 
 
 def fill(store: str | Path, shards: int = 6, rows: int = 20) -> TrajectoryBuffer:
@@ -172,11 +172,13 @@ def test_readers_see_whole_versions_during_upkeep(tmp_path: Path) -> None:
 
 OLD_STORES = Path(__file__).parent
 """``old_store_version_<n>`` holds rows (``build(0)``, ``build(1)``, and so on) as a buffer of schema version n holds
-them, in files. Version 0 has five rows without ``agent``, ``segment`` and ``final_state``; version 1 has four, whose
-``reward`` and ``success`` could not be null. A later schema gets a folder beside them; none is ever written again."""
+them, in files. Version 0 has five rows without ``agent``, ``segment`` and ``final_state``. Version 1 has four, whose
+``reward`` and ``success`` could not be null. Version 2 has six without ``pipeline``, ``fork_at`` and ``spans``; the
+fourth was sampled by version 7 of a policy, the fifth is unscored, and the sixth has no tokens. A later schema gets a
+folder beside them; none is ever written again."""
 
 
-@pytest.mark.parametrize(("version", "rows"), [(0, 5), (1, 4)])
+@pytest.mark.parametrize(("version", "rows"), [(0, 5), (1, 4), (2, 6)])
 def test_an_older_schema_is_migrated(version: int, rows: int, tmp_path: Path) -> None:
     shutil.copytree(OLD_STORES / f"old_store_version_{version}", tmp_path, dirs_exist_ok=True)
     buffer = TrajectoryBuffer(tmp_path)
@@ -187,9 +189,36 @@ def test_an_older_schema_is_migrated(version: int, rows: int, tmp_path: Path) ->
     row = buffer.get("rollout-01234567-000002")
     assert (row.agent, row.segment, row.final_state) == ("main", 0, "null")
     assert (row.input_ids, row.reward, row.success) == (build(2).input_ids, 0.0, False)
-    buffer.append([build(9), build(10, reward=None, success=None)], stage="s", fingerprint="f")
+    assert (row.pipeline, row.fork_at) == (None, 0)
+    buffer.append([build(9), build(10, reward=None, success=None)], stage="s", fingerprint="f", pipeline="p")
+    assert buffer.get(build(9).trajectory_id).pipeline == "p"
     assert buffer.scan().select(pl.len()).collect().item() == rows + 2
     assert buffer.get(build(10).trajectory_id).success is None
     assert check(buffer) == []
     assert migrate(buffer)["rows"] == 0
     assert json.loads(json.dumps(buffer.history(), default=str))
+
+
+def test_rows_of_an_older_schema_are_read_as_they_are_migrated(tmp_path: Path) -> None:
+    shutil.copytree(OLD_STORES / "old_store_version_2", tmp_path, dirs_exist_ok=True)
+    buffer = TrajectoryBuffer(tmp_path)
+    ids = [build(number).trajectory_id for number in range(6)]
+    columns = "trajectory_id, pipeline, fork_at, spans, prompt"
+    query = f"select {columns} from trajectories where fork_at = 0 and pipeline is null order by trajectory_id"
+    rows, digest = buffer.get_many(ids), buffer.digest(ids)
+    found, table = buffer.sql(query), buffer.read(ids, ["spans", "level"])
+    assert [row.spans for row in rows] == [[], [], [], [Span(version=7, start=4, end=12)], [], []]
+    assert found["trajectory_id"].to_list() == ids
+    migrate(buffer)
+    assert [row.model_dump_json() for row in buffer.get_many(ids)] == [row.model_dump_json() for row in rows]
+    assert buffer.digest(ids) == digest
+    assert buffer.sql(query).equals(found)
+    assert buffer.read(ids, ["spans", "level"]).equals(table)
+
+
+def test_an_older_table_can_be_counted_and_limited(tmp_path: Path) -> None:
+    shutil.copytree(OLD_STORES / "old_store_version_2", tmp_path, dirs_exist_ok=True)
+    rows = TrajectoryBuffer(tmp_path).scan()
+    assert rows.head(4).collect().height == 4
+    assert rows.filter(pl.col("level") == 2).select("pipeline").collect().height == 2
+    assert rows.select(pl.len()).collect().item() == 6

@@ -14,7 +14,7 @@ from store_rows import Make, build
 from datastore import StoreError, TrajectoryBuffer
 from datastore.errors import InvalidRowsError
 from datastore.validation import LENIENT_SCHEMA, validate
-from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
+from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory, one_span
 
 NAN = math.nan
 Folders = pytest.TempPathFactory
@@ -23,6 +23,10 @@ CALL = {"id": "1", "name": "f", "arguments": "{'a'"}
 
 def message(**fields: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": []} | fields
+
+
+def span(start: int, end: int, version: int = 1) -> dict[str, int]:
+    return {"version": version, "start": start, "end": end}
 
 
 BROKEN = [
@@ -52,6 +56,14 @@ BROKEN = [
     ({"logprobs": [NAN] * 4 + [-math.inf] + [NAN] * 7}, "logprobs", "is infinite"),
     ({"logprobs": [NAN] * 4 + [1.0] + [NAN] * 7}, "logprobs", "is positive"),
     ({"input_ids": [-1] * 12}, "input_ids", "negative"),
+    ({"spans": [span(4, 9)]}, "spans", "leaves out an action token"),
+    ({"spans": [span(4, 8), span(7, 12)]}, "spans", "overlaps"),
+    ({"spans": [span(4, 13)]}, "spans", "outside input_ids"),
+    ({"spans": [span(4, 4), span(4, 12)]}, "spans", "is empty"),
+    ({"spans": [span(4, 12, version=-1)]}, "spans.version", "is negative"),
+    ({"fork_at": 13, "parent_id": "p"}, "fork_at", "beyond input_ids"),
+    ({"fork_at": 4}, "fork_at", "without parent_id"),
+    ({"fork_at": 5, "parent_id": "p"}, "action_mask", "is true before fork_at"),
     ({"input_ids": [None] * 12}, "input_ids", "is null"),
     ({"n_tokens": 11}, "n_tokens", "length of input_ids"),
     ({"n_action_tokens": 3}, "n_action_tokens", "number of true"),
@@ -77,9 +89,12 @@ def test_each_rule_names_row_field_and_reason(tmp_path: Path, change: dict[str, 
 
 
 def test_good_rows_pass_in_any_slice() -> None:
-    rows = table(*[{}] * 50, {"input_ids": [], "action_mask": [], "logprobs": [], "messages": []})
+    empty: dict[str, Any] = {"input_ids": [], "action_mask": [], "logprobs": [], "messages": []}
+    forked = {"spans": [span(4, 8), span(8, 12, 2)], "fork_at": 4, "parent_id": "p"}
+    rows = table(*[{}] * 50, empty, forked, {}, forked)
     assert validate(rows) == []
     assert validate(rows.slice(7, 20)) == []
+    assert validate(rows.slice(49, 4)) == []
 
 
 def test_the_row_number_counts_over_batches(tmp_path: Path, make: Make) -> None:
@@ -147,6 +162,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         "logprobs": [logprob if action else NAN for _, action, logprob in tokens],
         "n_tokens": len(tokens),
         "n_action_tokens": sum(mask),
+        "pipeline": draw(st.none() | texts),
+        "spans": one_span(draw(st.integers(0, 9)), mask),
     }
     return build(0, **values)
 

@@ -142,7 +142,7 @@ def test_what_differs_between_two_runs_does_not_count() -> None:
     one = build(
         1, created_at="2026-01-01T00:00:00Z", run_id="monday", policy="p/1", parent_id=trajectory_id("a", FP, 1)
     )
-    two = one.model_copy(update={"run_id": "friday", "policy": "p/2", "fingerprint": OTHER})
+    two = one.model_copy(update={"run_id": "friday", "policy": "p/2", "fingerprint": OTHER, "pipeline": "q"})
     two = two.model_copy(update={"created_at": build(1).created_at, "parent_id": trajectory_id("a", OTHER, 1)})
     assert all(getattr(one, name) != getattr(two, name) for name in VOLATILE)
     assert digests([one]) == digests([two])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from format_rows import KINDS
+from format_rows import KINDS, hard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_rows import build
@@ -49,13 +49,14 @@ def test_what_is_exported_imports_once_and_passes_validation(
     name: str, tmp_path: Path, buffer: TrajectoryBuffer
 ) -> None:
     source = TrajectoryBuffer(tmp_path / "a")
-    rows = [build(i) for i in range(4)]
-    source.append(rows, stage="s", fingerprint="f")
+    rows = [*(build(i) for i in range(4)), hard(4)]
+    source.append(rows, stage="s", fingerprint="f", pipeline="p")
     path = tmp_path / f"file{FORMATS[name].suffix}"
     written = export_rows(source, [row.trajectory_id for row in rows], path, name)
     result = import_paths(buffer, [path], labels=Labels(env="shop", split="dev"))
     assert result.rows >= written.records > 0
     assert {one["format"] for one in result.files} == {name}
+    assert buffer.sql("select distinct pipeline, fork_at from trajectories").rows() == [(None, 0)]
     again = import_paths(buffer, [path], labels=Labels(env="shop", split="dev"))
     assert (again.rows, len(again.known)) == (0, len(result.files))
     assert buffer.sql("select distinct env, split, stage from trajectories").rows() == [("shop", "dev", "import")]

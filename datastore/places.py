@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from datastore.credentials import missing_credentials
 from datastore.errors import StoreError
 from datastore.owners import mark
 
@@ -156,7 +157,7 @@ class LocalPlace:
 
 
 class S3Place:
-    """A bucket and a prefix in it."""
+    """A bucket and a prefix in it. Raises StoreError if there are no credentials."""
 
     def __init__(self, uri: str) -> None:
         from obstore.store import S3Store
@@ -165,6 +166,8 @@ class S3Place:
         bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
         if not bucket:
             raise StoreError(f"store {uri!r} names no bucket; write it as s3://bucket/prefix")
+        if lacking := missing_credentials():
+            raise StoreError(f"store {uri!r} cannot be used: {lacking}")
         options = storage_options(uri)
         self._endpoint, self._region = options.get("aws_endpoint_url", ""), options["aws_region"]
         self._files: Any = None

@@ -4,6 +4,7 @@ Polars reads any file that a table function such as ``read_csv('...')`` names. N
 tables that it is given (``COPY``, ``TABLE(...)`` and file names after ``from`` are errors), which a test asserts.
 """
 
+import difflib
 import re
 from collections.abc import Mapping
 
@@ -51,11 +52,20 @@ def collect(tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = Fa
 
 
 def matching(rows: pl.LazyFrame, where: str, name: str) -> pl.LazyFrame:
-    """Rows for which a SQL expression is true, still to be collected. An error begins with ``name``."""
+    """Rows for which a SQL expression is true, still to be collected. An error begins with ``name``.
+
+    Raises StoreError if it is no expression (``order by`` and ``limit`` are none), is not true or false, or names what
+    is not there.
+    """
     try:
-        return execute({"rows": rows}, f"select * from rows where {where}")
+        found = execute({"rows": rows}, f"select * from rows where ({where})")
     except StoreError as error:
         raise StoreError(f"{name}: {error}") from None
+    try:
+        found.head(0).collect()
+    except (PolarsError, PanicException) as error:
+        raise StoreError(f"{name}: {failed(error, {'rows': rows}, where)}") from None
+    return found
 
 
 def check(query: str, unsafe: bool = False) -> None:
@@ -82,11 +92,25 @@ def check(query: str, unsafe: bool = False) -> None:
 
 
 def failed(error: BaseException, tables: Mapping[str, pl.LazyFrame], query: str) -> StoreError:
-    """What was wrong in one line, and the columns of the tables that the query names; never a query plan."""
+    """What was wrong in one line, with the name that was probably meant, or the columns of the tables that the query
+    names; never a query plan."""
     reason = " ".join(re.split(r"Resolved plan until failure|; valid columns|\n\s*\n", str(error))[0].split())
+    if hint := _did_you_mean(reason, tables):
+        return StoreError(f"query failed: {reason[:500]}{hint}")
     named = [name for name in tables if re.search(rf"\b{re.escape(name)}\b", query)] or list(tables)
     columns = ""
     if isinstance(error, ColumnNotFoundError) or "column" in reason or "found" in reason:
         listed = {name: tables[name].collect_schema().names() for name in named}
         columns = "".join(f"\ncolumns of {name}: {', '.join(found)}" for name, found in listed.items())
     return StoreError(f"query failed: {reason[:500]}{columns}")
+
+
+def _did_you_mean(reason: str, tables: Mapping[str, pl.LazyFrame]) -> str:
+    """The column or table that is most like a name that Polars has not found; empty if none is."""
+    found = re.search(r"unable to find column \"([^\"]+)\"|column named '([^']+)'|relation '([^']+)'", reason)
+    if not found:
+        return ""
+    *column, table = found.groups()
+    columns = [name for frame in tables.values() for name in frame.collect_schema().names()]
+    near = difflib.get_close_matches(next(filter(None, [table, *column])), tables if table else columns, 1, 0.75)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -9,7 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from datastore.errors import StoreError
+from datastore.places import S3Place, place
 from pipelines.fields import Key
+from pipelines.problems import Origin, Problem
 from schemas.installation import install_hint, is_installed
 
 EXTRAS: Mapping[str, tuple[str, str]] = {"optimizer.lora": ("peft", "lora"), "deepspeed": ("deepspeed", "deepspeed")}
@@ -40,13 +43,37 @@ def lacks_template(folder: Path) -> bool:
 
 
 def store_problem(store: str, *, write: bool) -> str | None:
-    """Why a local store cannot be used. None if it can, or if it is not local."""
-    if "://" in store:
-        return None
-    path = Path(store).absolute()
+    """Why a store cannot be used; None if it can. A bucket is asked for its list of names once."""
+    try:
+        found = place(store)
+    except StoreError as error:
+        return str(error)
+    if isinstance(found, S3Place):
+        return _bucket_problem(found)
+    path = found.root
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir():
         return f"store {store!r} cannot be used: {there} is a file; give a folder, or one that can be made"
     if write and not os.access(there, os.W_OK | os.X_OK):
         return f"store {store!r} cannot be used: {there} is not writable for this user; give another with --store"
     return None
+
+
+def _bucket_problem(found: S3Place) -> str | None:
+    import obstore
+
+    try:
+        found.children("")
+    except (obstore.exceptions.BaseError, OSError) as error:
+        reason = " ".join(str(error).split("\n\n")[0].split())[:300]
+        return (
+            f"store {found.uri!r} cannot be used: {reason}; check the name of the bucket, AWS_ENDPOINT_URL, and "
+            "whether these credentials may list it"
+        )
+    return None
+
+
+def unusable(store: str) -> list[Problem]:
+    """What keeps a run from using this store, as problems of the option ``--store``."""
+    problem = store_problem(store, write=True)
+    return [Problem(problem, Origin("--store", None))] if problem else []

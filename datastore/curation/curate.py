@@ -1,7 +1,6 @@
 """Applying the rules. Every rule takes the rows that are left and says which of them stay; heavy columns are read only
 by the rules that look at them, for the rows that are left by then."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +11,7 @@ import polars as pl
 
 from datastore import sql
 from datastore.curation import rules as r
+from datastore.curation.conditions import tasks_of
 from datastore.curation.text import action_texts, contaminated, near_duplicates, tool_vectors
 from datastore.errors import StoreError
 from datastore.ranking import RANK
@@ -115,30 +115,12 @@ def _where(rows: pl.DataFrame, where: str) -> pl.DataFrame:
         raise StoreError(f"{name}: {str(error).splitlines()[0]}") from None
 
 
-def _column(rows: pl.DataFrame, name: str) -> str:
-    if name not in rows.columns:
-        near = difflib.get_close_matches(name, rows.columns, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; columns are {', '.join(rows.columns)}"
-        raise StoreError(f"a trajectory has no scalar column {name!r}{hint}")
-    return name
-
-
 def _filter(rows: pl.DataFrame, rule: r.Filter, work: _Work) -> pl.DataFrame:
     return _where(rows, rule.where)
 
 
 def _group(rows: pl.DataFrame, rule: r.Group, work: _Work) -> pl.DataFrame:
-    tasks = rows.group_by("task_id").agg(
-        pl.len().alias("n"),
-        pl.col("success").mean().alias("pass_rate"),
-        pl.col("reward").mean().alias("mean_reward"),
-        pl.col("reward").max().alias("best_reward"),
-        pl.col("reward").min().alias("worst_reward"),
-        pl.col("reward").std(ddof=0).alias("reward_std"),
-        pl.col("n_steps").mean().alias("mean_steps"),
-        pl.col("env").first(),
-        pl.col("level").first(),
-    )
+    tasks = tasks_of(rows.lazy()).collect()
     return rows.join(_where(tasks, rule.where), on="task_id", how="semi")
 
 
@@ -204,13 +186,13 @@ def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: _Work) -> pl.DataFrame:
 def _balance(rows: pl.DataFrame, rule: r.Balance, work: _Work) -> pl.DataFrame:
     if not rows.height:
         return rows
-    by = _column(rows, rule.by)
+    by = rule.by
     rarest = int(rows.group_by(by).len()["len"].min())  # type: ignore[arg-type]
     return _at_random(rows, by, rule.n or rarest, work.seed)
 
 
 def _cap(rows: pl.DataFrame, rule: r.Cap, work: _Work) -> pl.DataFrame:
-    return _at_random(rows, _column(rows, rule.per) if rule.per else None, rule.n, work.seed)
+    return _at_random(rows, rule.per, rule.n, work.seed)
 
 
 def _at_random(rows: pl.DataFrame, by: str | None, n: int, seed: int) -> pl.DataFrame:

@@ -2,7 +2,29 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def _rows(where: str) -> str:
+    from datastore.curation.conditions import check_rows
+
+    return check_rows(where)
+
+
+def _tasks(where: str) -> str:
+    from datastore.curation.conditions import check_tasks
+
+    return check_tasks(where)
+
+
+def _column(name: str) -> str:
+    from datastore.curation.conditions import check_column
+
+    return check_column(name)
+
+
+Column = Annotated[str, AfterValidator(_column)]
+"""Name of a scalar column."""
 
 
 class _Rule(BaseModel):
@@ -13,7 +35,7 @@ class Filter(_Rule):
     """Keep rows for which a SQL expression over the scalar columns is true, as in ``success and n_steps <= 4``."""
 
     rule: Literal["filter"]
-    where: str
+    where: Annotated[str, AfterValidator(_rows)]
 
 
 class Group(_Rule):
@@ -24,7 +46,7 @@ class Group(_Rule):
     """
 
     rule: Literal["group"]
-    where: str
+    where: Annotated[str, AfterValidator(_tasks)]
 
 
 class Keep(_Rule):
@@ -79,7 +101,7 @@ class Balance(_Rule):
     """Keep as many rows of each value of a column as of the rarest one, or ``n`` at most, at random."""
 
     rule: Literal["balance"]
-    by: str
+    by: Column
     n: int | None = Field(None, ge=1)
 
 
@@ -88,7 +110,7 @@ class Cap(_Rule):
 
     rule: Literal["cap"]
     n: int = Field(ge=1)
-    per: str | None = None
+    per: Column | None = None
 
 
 Rule = Annotated[

@@ -28,15 +28,20 @@ def fail(message: str, code: int = BAD_INPUT) -> typer.Exit:
     return typer.Exit(code)
 
 
-def load_pipeline(source: PipelineOptions, as_json: bool = False) -> "Pipeline":
-    """The pipeline, or exit code 2 with all its problems."""
+def load_pipeline(source: PipelineOptions, as_json: bool = False, store: str | None = None) -> "Pipeline":
+    """The pipeline, or exit code 2 with all its problems, and those of ``store`` if one is given."""
     from pipelines.load import load
     from pipelines.problems import SpecError
+    from pipelines.readiness import unusable
 
+    problems = unusable(store) if store is not None else []
     try:
-        return load(source.file, profile=source.profile, settings=source.settings or ())
+        pipeline = load(source.file, profile=source.profile, settings=source.settings or ())
     except SpecError as error:
-        raise bad_pipeline(error, as_json) from None
+        raise bad_pipeline(SpecError([*error.problems, *problems]), as_json) from None
+    if problems:
+        raise bad_pipeline(SpecError(problems), as_json)
+    return pipeline
 
 
 def bad_pipeline(error: "SpecError", as_json: bool) -> typer.Exit:

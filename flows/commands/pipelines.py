@@ -48,9 +48,9 @@ def plan(source: PipelineOptions, choice: PlanOptions, store: Store = "store", a
 
 
 @command(app)
-def validate(source: PipelineOptions, as_json: Json = False) -> None:
-    """Check a pipeline file and report every problem with its line."""
-    pipeline = load_pipeline(source, as_json)
+def validate(source: PipelineOptions, store: Store = "store", as_json: Json = False) -> None:
+    """Check a pipeline file and the store, and report every problem with its line."""
+    pipeline = load_pipeline(source, as_json, store)
     if as_json:
         say_json({"ok": True, "problems": [], "pipeline": pipeline.name, "stages": list(pipeline.nodes)})
     else:

@@ -35,12 +35,10 @@ class SelectConfig(StageConfig):
 
     @field_validator("where")
     @classmethod
-    def _reads_no_file(cls, where: str | None) -> str | None:
-        if where is not None:
-            from datastore.sql import check
+    def _can_be_answered(cls, where: str | None) -> str | None:
+        from datastore.curation.conditions import check_trajectories
 
-            check(where)
-        return where
+        return where if where is None else check_trajectories(where)
 
 
 @stage("trajectories.select", version=1)
@@ -105,7 +103,7 @@ def _rows(
     import polars as pl
 
     names = ", ".join(["trajectory_id", *columns])
-    rows = buffer.sql(f"select {names} from trajectories{f' where {where}' if where else ''}", version)
+    rows = buffer.sql(f"select {names} from trajectories{f' where ({where})' if where else ''}", version)
     if ids is None:
         return rows
     return rows.join(pl.DataFrame({"trajectory_id": ids}, schema={"trajectory_id": pl.String}), "trajectory_id", "semi")

@@ -87,6 +87,8 @@ def test_views_of_rows_without_messages_or_calls(tmp_path: Path, make: Make) -> 
 
 def test_sql_errors_name_the_columns(buffer: TrajectoryBuffer) -> None:
     with pytest.raises(StoreError, match="columns of trajectories: trajectory_id"):
+        buffer.sql("select nonsense from trajectories")
+    with pytest.raises(StoreError, match="did you mean 'reward'"):
         buffer.sql("select rewardd from trajectories")
     with pytest.raises(StoreError, match="query failed"):
         buffer.sql("select from where")

@@ -126,12 +126,12 @@ def test_balance_and_cap(tmp_path: Path) -> None:
     assert sum(i < 7 for i in kept) == sum(i >= 7 for i in kept) == 3
     assert apply(tmp_path / "2", rows, {"rule": "balance", "by": "env"})[0] == kept  # seeded
     assert len(apply(tmp_path / "3", rows, {"rule": "cap", "n": 2, "per": "level"})[0]) == 4
-    with pytest.raises(StoreError, match="did you mean 'env'"):
+    with pytest.raises(ValidationError, match="did you mean 'env'"):
         apply(tmp_path / "4", rows, {"rule": "balance", "by": "envs"})
 
 
 def test_bad_rules_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="rule expression 'rewardd > 1'"):
+    with pytest.raises(ValidationError, match="did you mean 'reward'"):
         apply(tmp_path, [row(0, "a")], {"rule": "filter", "where": "rewardd > 1"})
     for rule in ({"rule": "fliter"}, {"rule": "filter"}, {"rule": "keep", "k": 2}, {"rule": "cap", "n": 0}):
         with pytest.raises(ValidationError):

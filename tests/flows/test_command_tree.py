@@ -11,6 +11,7 @@ import pytest
 import typer.main
 from toy_project import make_project
 
+from datastore import credentials
 from flows import cli
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +72,49 @@ def test_errors_are_one_line_without_control_characters(
     assert "\x1b" not in shown.err
     assert "Traceback" not in shown.err
     assert not list(tmp_path.iterdir())
+
+
+OF_A_STORE = {
+    "run": ["run", "quickstart"],
+    "plan": ["plan", "quickstart"],
+    "validate": ["validate", "quickstart"],
+    "status": ["status", "quickstart"],
+    "schedule": ["schedule", "quickstart", "--cron", "0 2 * * *"],
+    "show": ["show", "last"],
+    "diff": ["diff", "a", "b"],
+    "lineage": ["lineage", "warm"],
+    "tag": ["tag", "best", "warm"],
+    "gc": ["gc", "--keep-runs", "3"],
+    "doctor": ["doctor", "grpo"],
+    "replay": ["replay", "grpo", "--step", "0"],
+    "buffer query": ["buffer", "query", "select 1"],
+    "buffer search": ["buffer", "search", "boss"],
+    "buffer show": ["buffer", "show", "x"],
+    "buffer diff": ["buffer", "diff", "1"],
+    "buffer experience": ["buffer", "experience", "boss"],
+    "buffer curate": ["buffer", "curate", "rules.yaml"],
+    "buffer sample": ["buffer", "sample", "3"],
+    "buffer import": ["buffer", "import", "chat.jsonl"],
+    "buffer export": ["buffer", "export", "out.jsonl", "-f", "openai-chat"],
+    "buffer forget": ["buffer", "forget", "0123456789abcdef"],
+}
+"""How to call commands that need arguments."""
+
+
+@pytest.mark.parametrize("name", [name for name, one in commands() if any("--store" in p.opts for p in one.params)])
+def test_a_bucket_without_credentials_is_said_with_the_next_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", *credentials._ROLES):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    (tmp_path / "rules.yaml").write_text("rules: [{rule: keep}]")
+    (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}')
+    assert cli.call([*OF_A_STORE.get(name, name.split()), "--store", "s3://bucket/team"]) == 2
+    said = capsys.readouterr().err
+    assert "store 's3://bucket/team' cannot be used: there are no credentials for S3: export AWS_ACCESS_KEY_ID" in said
+    assert len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize("at", ["", "x", "-1", "9" * 30, "9" * 5000, "9999-12-31", "0001-01-01", "٣", "1e3", "\x1b[2J"])

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from datastore import credentials
 from datastore.catalog import Catalog
+from flows import cli
 from pipelines import readiness
 from pipelines.load import load
 from pipelines.plan import make_plan
@@ -50,6 +52,93 @@ def test_a_tokenizer_without_a_template_is_refused_when_the_file_is_read(tmp_pat
         load(path)
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     assert "warm" in load(path).nodes
+
+
+SELECTION = """
+name: p
+stages:
+  chosen:
+    uses: trajectories.select
+    with: {version: 1, where: "%s", rules: [%s]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "rule", "key", "message"),
+    [
+        ("succes", "", "where", "unable to find column \"succes\"; did you mean 'success'?"),
+        ("success and", "", "where", "sql parser error"),
+        ("success order by reward limit 3", "", "where", "sql parser error"),
+        ("reward = 'x'", "", "where", "cannot compare string with numeric type"),
+        ("trajectory_id in (select trajectory_id from step)", "", "where", "did you mean 'steps'?"),
+        ("success", "{rule: filter, where: rewrd > 0}", "rules.0.where", "did you mean 'reward'?"),
+        ("success", "{rule: filter, where: n_steps}", "rules.0.where", "must be of type `Boolean`"),
+        ("success", "{rule: filter, where: 'lenth(prompt) > 3'}", "rules.0.where", "unsupported function 'lenth'"),
+        ("success", "{rule: keep}, {rule: group, where: pas_rate > 0}", "rules.1.where", "did you mean 'pass_rate'?"),
+        ("success", "{rule: balance, by: levl}", "rules.0.by", "did you mean 'level'?"),
+        ("success", "{rule: cap, n: 3, per: messages}", "rules.0.per", "no scalar column 'messages'"),
+    ],
+)
+def test_a_condition_that_cannot_be_judged_is_refused_when_the_file_is_read(
+    tmp_path: Path, where: str, rule: str, key: str, message: str
+) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(SELECTION % (where, rule))
+    with pytest.raises(SpecError) as error:
+        load(str(path))
+    [problem] = error.value.problems
+    assert f":6: stages.chosen.with.{key}: " in str(problem)
+    assert message in str(problem)
+
+
+def test_conditions_that_can_be_judged_are_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    where = "trajectory_id in (select trajectory_id from tool_calls where name = 'find') and env like 'l%'"
+    rules = "{rule: group, where: n > 2 and pass_rate between 0.2 and 0.8}, {rule: balance, by: pipeline}"
+    path.write_text(SELECTION % (where, rules))
+    assert "chosen" in load(str(path)).nodes
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "a"}, "AWS_ACCESS_KEY_ID is set and AWS_SECRET_ACCESS_KEY is not; export both"),
+        ({"AWS_SECRET_ACCESS_KEY": "a"}, "AWS_SECRET_ACCESS_KEY is set and AWS_ACCESS_KEY_ID is not; export both"),
+        ({"AWS_PROFILE": "team"}, 'profiles are not read, `eval "$(aws configure export-credentials'),
+        ({"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}, None),
+        ({"AWS_WEB_IDENTITY_TOKEN_FILE": "/token", "AWS_ROLE_ARN": "r"}, None),
+    ],
+)
+def test_what_credentials_lack_is_said(
+    there: dict[str, str], message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", *credentials._ROLES):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name, value in there.items():
+        monkeypatch.setenv(name, value)
+    found = credentials.missing_credentials()
+    assert found is None if message is None else message in (found or "")
+
+
+def test_validate_checks_the_store_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path).replace("p.yaml", "q.yaml")
+    Path(path).write_text("name: p\nstages: {a: {uses: tasks.generat}}\n")
+    store = tmp_path / "store"
+    store.write_text("")
+    assert cli.call(["validate", path, "--store", str(store)]) == 2
+    said = capsys.readouterr().err
+    assert "2 problems, nothing was run" in said
+    assert "did you mean 'tasks.generate'" in said
+    assert f"--store: store '{store}' cannot be used: {store} is a file" in said
+    good = tmp_path / "good.yaml"
+    good.write_text("name: p\nstages: {a: {uses: tasks.generate, with: {env: lookup, train: 4, dev: 1, heldout: 1}}}\n")
+    assert cli.call(["validate", str(good), "--store", str(store)]) == 2
+    assert "is a file" in capsys.readouterr().err
+    assert cli.call(["validate", str(good), "--store", str(tmp_path / "new")]) == 0
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""SQL conditions and columns that rules and selections name, checked on no rows when a file is read: what is wrong with
+them is found before anything runs."""
+
+import difflib
+
+import polars as pl
+
+from datastore import sql
+from datastore.errors import StoreError
+from datastore.scalars import SCHEMA
+from datastore.views import views
+from datastore.writer import SCALARS
+
+
+def tasks_of(rows: pl.LazyFrame) -> pl.LazyFrame:
+    """What a ``group`` condition sees: one row per task, over its trajectories."""
+    return rows.group_by("task_id").agg(
+        pl.len().alias("n"),
+        pl.col("success").mean().alias("pass_rate"),
+        pl.col("reward").mean().alias("mean_reward"),
+        pl.col("reward").max().alias("best_reward"),
+        pl.col("reward").min().alias("worst_reward"),
+        pl.col("reward").std(ddof=0).alias("reward_std"),
+        pl.col("n_steps").mean().alias("mean_steps"),
+        pl.col("env").first(),
+        pl.col("level").first(),
+    )
+
+
+def check_rows(where: str) -> str:
+    """``where``, a condition on the scalar columns. Raises StoreError if no row could be judged by it."""
+    sql.matching(_no_rows(), where, "condition").collect()
+    return where
+
+
+def check_tasks(where: str) -> str:
+    """``where``, a condition on what :func:`tasks_of` gives. Raises StoreError if no task could be judged by it."""
+    sql.matching(tasks_of(_no_rows()), where, "condition").collect()
+    return where
+
+
+def check_trajectories(where: str) -> str:
+    """``where``, a condition of a query over the buffer's views. Raises StoreError if it cannot be answered."""
+    empty = views(pl.LazyFrame(schema=SCHEMA))
+    try:
+        sql.collect(empty, f"select trajectory_id from trajectories where ({where})")
+    except StoreError as error:
+        raise StoreError(f"condition: {error}") from None
+    return where
+
+
+def check_column(name: str) -> str:
+    """``name`` of a scalar column. Raises StoreError if a trajectory has none of this name."""
+    if name not in SCALARS:
+        near = difflib.get_close_matches(name, SCALARS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; columns are {', '.join(SCALARS)}"
+        raise StoreError(f"a trajectory has no scalar column {name!r}{hint}")
+    return name
+
+
+def _no_rows() -> pl.LazyFrame:
+    return pl.LazyFrame(schema={name: SCHEMA[name] for name in SCALARS})

@@ -37,7 +37,7 @@ class Server:
     env: dict[str, str]
 
     def agentrl(self, *arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "flows.cli", *arguments]
+        command = [sys.executable, "-P", "-m", "flows.cli", *arguments]
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=120, check=False)
         return done.returncode, done.stdout + done.stderr
 
@@ -118,6 +118,8 @@ def catalog_runs(server: Server) -> list[dict[str, Any]]:
 @pytest.mark.ci
 def test_a_schedule_fires_and_a_failing_stage_is_tried_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(server.project.folder)
+    for name in ("schemas", "flows", "pipelines", "agentrl", "datastore"):
+        (server.project.folder / f"{name}.py").write_text("raise RuntimeError('this is not ours')\n")
     server.project.write(PIPELINE)
     code, output = server.agentrl("schedule", "pipeline.yaml", "--cron", "* * * * *", "--store", "store")
     assert code == 0, output

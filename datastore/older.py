@@ -1,17 +1,18 @@
 """Tables of an older schema: their rows with the columns and values of this one, to read and to migrate."""
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
-from polars.io.plugins import register_io_source
 
 from datastore.errors import StoreError
 from datastore.validation import LENIENT_SCHEMA
 from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
+
+if TYPE_CHECKING:
+    import polars as pl
 
 FROM: Mapping[str, tuple[str, ...]] = {"spans": ("action_mask", "policy", "policy_version")}
 """Columns whose values in old rows follow from others; all others take the model's default."""
@@ -70,14 +71,17 @@ def _spans(table: pa.Table) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), spans).cast(LENIENT_SCHEMA.field("spans").type)
 
 
-def scan(rows: pl.LazyFrame) -> pl.LazyFrame:
+def scan(rows: "pl.LazyFrame") -> "pl.LazyFrame":
     """All rows of an old table with the columns of this schema, lazily; only columns that are asked for are read."""
+    import polars as pl
+    from polars.io.plugins import register_io_source
+
     schema = pl.DataFrame(TRAJECTORY_SCHEMA.empty_table()).schema
     there = rows.collect_schema().names()
 
     def source(
-        with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
-    ) -> Iterator[pl.DataFrame]:
+        with_columns: list[str] | None, predicate: "pl.Expr | None", n_rows: int | None, batch_size: int | None
+    ) -> "Iterator[pl.DataFrame]":
         names = schema.names() if with_columns is None else with_columns or ["trajectory_id"]
         needed = list(dict.fromkeys([*names, *(predicate.meta.root_names() if predicate is not None else [])]))
         left = n_rows

@@ -28,7 +28,7 @@ from datastore.errors import LeaseLostError, LockTimeoutError
 from datastore.lease import Check
 from datastore.leftovers import abandoned_attempts
 from pipelines import library
-from pipelines.external import pinned
+from pipelines.external import PATH_OF, pinned
 from pipelines.fingerprint import outside_fields
 from pipelines.handles import HANDLES, Handle, Trajectories
 from pipelines.plan import Plan, Step, settle
@@ -265,4 +265,4 @@ def _environment(config: BaseModel) -> dict[str, str]:
     except PackageNotFoundError:
         ours = "source"
     described = {"agentrl": ours, "python": platform.python_version(), "machine": platform.machine()}
-    return described | {f"path of {field}": path for field, path in outside_fields(config).items()}
+    return described | {f"{PATH_OF}{field}": path for field, path in outside_fields(config).items()}

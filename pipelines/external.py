@@ -70,11 +70,31 @@ def outside(config: BaseModel) -> Iterator[tuple[Key, External, str]]:
             yield key, external, str(value)
 
 
+PATH_OF = "path of "
+"""Before the field, in the ``environment`` of a manifest: where something outside the store was."""
+
+
+def with_paths(config: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """A hashed config with the paths and names that it leaves out, from the ``environment`` of its manifest."""
+    whole: dict[str, Any] = json.loads(json.dumps(config))
+    for field, path in environment.items():
+        if field.startswith(PATH_OF):
+            *above, last = field.removeprefix(PATH_OF).split(".")
+            place: Any = whole
+            for part in above:
+                place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
+            if isinstance(place, list):
+                place.insert(int(last), path)
+            else:
+                place[last] = path
+    return whole
+
+
 def pinned(config: C, hashed: Mapping[str, str]) -> C:
     """The config with the very content that was ``hashed`` (label -> digest): a name on the Hugging Face hub becomes
     the local folder of that revision, so that nothing newer is loaded.
 
-    Raises LookupError if what lies outside changed since, or is not on this machine.
+    Raises LookupError if a path holds other content now, or if something is not on this machine.
     """
 
     def swap(key: Key, marks: tuple[Any, ...], value: Any) -> Any:
@@ -82,14 +102,19 @@ def pinned(config: C, hashed: Mapping[str, str]) -> C:
         if not external or value is None:
             return value
         name, before = str(value), hashed[f"{external.what} {dotted(key)}"]
-        if external_digest(name, external.what) != before:
-            raise LookupError(f"{external.what} {name!r} of with.{dotted(key)} changed since the plan; run again")
-        if before.rpartition("@")[0] != name:
+        named, at, revision = before.rpartition("@")
+        if not at or named != name:
+            if (now := external_digest(name, external.what)) != before:
+                raise LookupError(
+                    f"{external.what} {name!r} of with.{dotted(key)} changed: its content was {before[:12]} and is "
+                    f"{now[:12]}; put back what was there, or plan and run again with what is there now"
+                )
             return value
-        folder = _hub_folder(name) / "snapshots" / before.rpartition("@")[2]
+        folder = _hub_folder(name) / "snapshots" / revision
         if not folder.is_dir():
             raise LookupError(
-                f"{name!r} is not whole in the Hugging Face cache, no {folder}; fetch it: hf download {name}"
+                f"{external.what} {name!r} of with.{dotted(key)} is not in the Hugging Face cache at revision "
+                f"{revision}, no {folder}; fetch it: hf download {name} --revision {revision}"
             )
         return type(value)(folder)
 

@@ -13,9 +13,10 @@ from pydantic import BaseModel, ValidationError
 
 from datastore.catalog import Catalog
 from pipelines import yaml_text
+from pipelines.external import pinned, with_paths
 from pipelines.library import resolve
 from pipelines.problems import did_you_mean
-from pipelines.stages.common import ModelConfig
+from pipelines.stages.common import ModelConfig, outside_policy
 from pipelines.stages.grpo import OnlineConfig
 from pipelines.stages.train import DPOConfig, KTOConfig, OfflineConfig, PreferenceConfig, SFTConfig, TrainConfig
 from schemas.manifest import Manifest
@@ -65,20 +66,12 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
     """Compute optimiser step ``step`` (of an online stage: iteration) of a training artifact again. ``settings``, such
     as ``beta=0.3`` or ``algorithm.clip_high=0.3``, apply to that step only.
 
-    Raises ReplayError if the artifact is of no training stage, the step was never taken, or a setting is unknown.
+    Raises ReplayError if the artifact is of no training stage, the step was never taken, a setting is unknown, or the
+    model that it started from is not there as it was.
     """
     from agentrl.training.step import Trainer
 
-    stage = resolve(manifest.ingredients.uses)
-    try:
-        config = stage.config.model_validate(manifest.ingredients.config)
-    except ValidationError as error:
-        raise ReplayError(
-            f"the config of {manifest.ingredients.stage} cannot be read any more: {_first(error)}; if it names a class "
-            "of your own, replay in the folder of the pipeline file"
-        ) from None
-    if not isinstance(config, TrainConfig | OnlineConfig):
-        raise ReplayError(f"{manifest.ingredients.stage} is of stage {stage.name}, which trains nothing")
+    config = _config(manifest)
     changed = _changed(config, settings)
     metrics = _metrics(catalog, manifest, step)
     policy = _start(catalog, manifest, config)
@@ -102,6 +95,25 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
             recorded = {name: metrics[name] for name in found if metrics.get(name) is not None}
             return Replayed(step, sum(map(len, batches)), recorded, found, tuple(settings))
     raise ReplayError(f"step {step} updated nothing: all its groups were dropped, or it was skipped")
+
+
+def _config(manifest: Manifest) -> Any:
+    """The config of a training stage. Models outside the store are at the very content that they had."""
+    ingredients = manifest.ingredients
+    stage = resolve(ingredients.uses)
+    try:
+        config = stage.config.model_validate(with_paths(ingredients.config, manifest.environment))
+    except ValidationError as error:
+        raise ReplayError(
+            f"the config of {ingredients.stage} cannot be read any more: {_first(error)}; if it names a class of your "
+            "own or a relative path, replay in the folder where it ran"
+        ) from None
+    if not isinstance(config, TrainConfig | OnlineConfig):
+        raise ReplayError(f"{ingredients.stage} is of stage {stage.name}, which trains nothing")
+    try:
+        return pinned(config, ingredients.externals)
+    except LookupError as error:
+        raise ReplayError(f"{ingredients.stage} cannot be replayed: {error.args[0]}") from None
 
 
 def _check_reference(objective: "Objective", batches: StepRows) -> None:
@@ -208,7 +220,7 @@ def _start(catalog: Catalog, manifest: Manifest, config: Any) -> "Policy":
         return Policy.load(catalog.local(upstream, upstream.outputs[record.output].path))
     model: ModelConfig = config.model
     if model.path is not None:
-        return Policy.load(model.path)
+        return outside_policy(model.path)
     path = catalog.local(manifest, manifest.outputs["model"].path)
     tokenizer = Policy.load(path).tokenizer
     return Policy(init_model(tokenizer, manifest.ingredients.seed), tokenizer, name="tiny")

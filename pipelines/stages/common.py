@@ -53,6 +53,14 @@ def load_policy(model: Model) -> "Policy":
     return Policy.load(model.path, model.name)
 
 
+def outside_policy(path: str) -> "Policy":
+    """The policy of a model folder outside the store, or of a name on the Hugging Face hub."""
+    from agentrl.models.policy import Policy
+
+    folder = Path(path).expanduser()
+    return Policy.load(folder if folder.exists() else path)
+
+
 def start_policy(
     model: Model | None, config: ModelConfig | None, trajectories: "Iterable[Trajectory]", seed: int
 ) -> "Policy":
@@ -60,7 +68,6 @@ def start_policy(
 
     Raises ValueError if both or neither are given.
     """
-    from agentrl.models.policy import Policy
     from agentrl.models.tiny import tiny_policy
 
     if model is not None and config is None:
@@ -68,8 +75,7 @@ def start_policy(
     if config is None or model is not None:
         raise ValueError("wire inputs.model or set with.model, one of the two")
     if config.path is not None:
-        folder = Path(config.path).expanduser()
-        return Policy.load(folder if folder.exists() else config.path)
+        return outside_policy(config.path)
     return tiny_policy(trajectories, seed)
 
 

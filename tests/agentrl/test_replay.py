@@ -1,5 +1,7 @@
 """Every kind of training stage, on a small store; and any of their steps computed again from Parquet."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -25,6 +27,7 @@ from pipelines.replay import ReplayError, _changed, objective_of, replay
 from pipelines.stage import StageConfig
 from pipelines.stages.grpo import GRPOConfig
 from pipelines.stages.train import DPOConfig, PreferenceConfig
+from schemas.manifest import Manifest
 
 SPEC = """
 name: small
@@ -88,6 +91,60 @@ def test_a_replayed_step_has_the_recorded_loss_and_gradient(catalog: Catalog, st
     assert found.equal, found
     assert found.recorded["grad_norm"] > 0
     assert found.recorded["grad_norm"] == pytest.approx(found.replayed["grad_norm"], rel=1e-6)
+
+
+@pytest.fixture
+def based(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Manifest]:
+    """Trains from a model outside the store, named as it is given; ``org/name`` is in the cache of the hub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    warm = find_artifact(catalog, "warm")
+    model = catalog.local(warm, warm.outputs["model"].path)
+    for folder in (tmp_path / "base", tmp_path / "hub/models--org--name/snapshots/abc"):
+        shutil.copytree(model, folder)
+    (tmp_path / "hub/models--org--name/refs").mkdir()
+    (tmp_path / "hub/models--org--name/refs/main").write_text("abc")
+
+    def train(path: str) -> Manifest:
+        tasks, expert = (line for line in SPEC.splitlines() if line.startswith(("  tasks:", "  expert:")))
+        config = f"{{model: {{path: {path}}}, steps: 2, batch: 4}}"
+        tuned = f"{{uses: train.sft, inputs: {{trajectories: expert}}, with: {config}}}"
+        (tmp_path / "p.yaml").write_text(f"name: p\nstages:\n{tasks}\n{expert}\n  tuned: {tuned}\n")
+        store = str(catalog.place.root)  # type: ignore[union-attr]
+        plan = make_plan(load(str(tmp_path / "p.yaml")), catalog, store)
+        for step in plan.to_run:
+            perform(job_of(step, plan, "test-run"))
+        return find_artifact(catalog, f"tuned/{plan.steps['tuned'].fingerprint}")
+
+    return train
+
+
+def test_a_replay_starts_from_the_very_folder_that_was_trained(
+    based: Callable[[str], Manifest], catalog: Catalog, tmp_path: Path
+) -> None:
+    manifest = based("base")
+    assert replay(catalog, manifest, 1).equal
+    weights = tmp_path / "base/model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ReplayError, match=r"tuned cannot be replayed: model 'base' of with.model.path changed: its"):
+        replay(catalog, manifest, 1)
+    weights.write_bytes(content)
+    assert replay(catalog, manifest, 1).equal
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(ReplayError, match=r"there is no model at .*/base"):
+        replay(catalog, manifest, 1)
+
+
+def test_a_replay_loads_the_revision_of_the_hub_that_was_trained(
+    based: Callable[[str], Manifest], catalog: Catalog, tmp_path: Path
+) -> None:
+    manifest = based("org/name")
+    (tmp_path / "hub/models--org--name/refs/main").write_text("def")  # a newer revision, of which nothing is here
+    assert replay(catalog, manifest, 1).equal
+    shutil.rmtree(tmp_path / "hub/models--org--name/snapshots/abc")
+    with pytest.raises(ReplayError, match=r"not in the Hugging Face cache at revision abc.*--revision abc"):
+        replay(catalog, manifest, 1)
 
 
 def test_another_loss_or_knob_changes_that_step(catalog: Catalog) -> None:

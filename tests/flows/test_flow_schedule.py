@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from toy_project import Project, make_project
 
+from datastore.catalog import Catalog
+
 pytestmark = pytest.mark.slow
 
 ROOT = str(Path(__file__).parents[2])
@@ -180,6 +182,37 @@ def test_a_stage_of_another_pool_runs_there_as_its_own_deployment_run(
     assert there["name"] == "c"
     assert there["state_type"] == "COMPLETED"
     assert there["parent_task_run_id"]
+
+
+def test_force_reaches_a_stage_of_another_pool(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(server.project.folder)
+    text = """
+        name: forced
+        stages:
+          a: {uses: "toy:numbers", with: {n: 5}}
+          b: {uses: "toy:trouble", inputs: {table: a}, execution: {pool: other}}
+          c: {uses: "toy:trouble", inputs: {table: b}}
+    """
+    server.project.write(text, "forced.yaml")
+    catalog = Catalog(server.project.folder / "forced-store")
+
+    def made() -> tuple[int, str]:
+        [manifest] = catalog.manifests("b")
+        return manifest.made_again, manifest.attempt
+
+    run = ("run", "forced.yaml", "--store", "forced-store", "--json")
+    assert server.agentrl(*run)[0] == 0
+    first = made()
+    code, output = server.agentrl(*run, "--only", "b", "--force")
+    assert code == 0, output
+    stage = json.loads(output)["stages"]["b"]
+    assert (stage["status"], stage["reproduced"]) == ("ran", True)
+    again, attempt = made()
+    assert (first[0], again) == (0, 1)
+    assert attempt != first[1]
+    assert len([run for run in server.runs("forced") if run["name"] == "b"]) == 2
+    code, output = server.agentrl(*run)
+    assert {name: one["status"] for name, one in json.loads(output)["stages"].items()} == dict.fromkeys("abc", "cached")
 
 
 def test_a_cancelled_run_leaves_no_process_and_no_half_artifact(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toy_project import Project
 
 from datastore.catalog import Catalog
-from pipelines.external import pinned
+from pipelines.external import external_digest, pinned, with_paths
 from pipelines.fingerprint import UnhashableError, _installed_version, canonical, fingerprint, outside_fields
 from pipelines.load import load
 from pipelines.plan import make_plan
@@ -258,14 +258,32 @@ def test_a_name_on_the_hub_is_loaded_at_the_revision_that_was_hashed(
     (folder / "refs" / "main").write_text("abc")
     hashed = {"model base": "org/name@abc", "model judges.0.model": "org/name@abc"}
     config = Judges(base="org/name", judges=(Judge(model="org/name"),))
-    with pytest.raises(LookupError, match=r"not whole in the Hugging Face cache.*hf download org/name"):
+    with pytest.raises(LookupError, match=r"of with.base is not in the .* cache at revision abc.*hf download org/name"):
         pinned(config, hashed)
     (folder / "snapshots" / "abc").mkdir(parents=True)
     now = pinned(config, hashed)
     assert now.base == now.judges[0].model == str(folder / "snapshots" / "abc")
-    (folder / "refs" / "main").write_text("def")
-    with pytest.raises(LookupError, match=r"model 'org/name' of with.base changed since the plan; run again"):
+    (folder / "refs" / "main").write_text("def")  # newer on the hub, and not what was hashed
+    assert pinned(config, hashed) == now
+
+
+def test_a_folder_that_changed_since_it_was_hashed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "weights").write_text("1")
+    config = Judges(base=str(tmp_path / "m"))
+    hashed = {"model base": external_digest(str(tmp_path / "m"), "model")}
+    assert pinned(config, hashed) == config
+    (tmp_path / "m" / "weights").write_text("2")
+    with pytest.raises(LookupError, match=r"model '.*/m' of with.base changed: its content was \w{12} and is \w{12};"):
         pinned(config, hashed)
+
+
+def test_a_hashed_config_and_the_paths_that_it_leaves_out_are_the_whole_config() -> None:
+    whole = Judges(base="b", judges=(Judge(), Judge(model="m")), more={"x": "f"})
+    left = {"base": None, "judges": [{"model": None}, {}], "more": {}}
+    paths = {"python": "3", **{f"path of {field}": path for field, path in outside_fields(whole).items()}}
+    assert Judges.model_validate(with_paths(left, paths)) == whole
+    assert with_paths({"paths": []}, {"path of paths.0": "a", "path of paths.1": "b"}) == {"paths": ["a", "b"]}
 
 
 @pytest.mark.parametrize(("one", "other", "same"), [("2.13.0+cpu", "2.13.0+cu130", True), ("2.13.0", "2.14.0", False)])

@@ -39,6 +39,7 @@ Run = Annotated[str, typer.Argument(help="A run: its id, the beginning of it, or
 # the buffer
 At = Annotated[str | None, typer.Option("--at", help="A version number, or a time such as 2026-01-31T12:00")]
 Where = Annotated[str | None, typer.Option(help="SQL over the scalar columns, as in: success and env = 'lookup'")]
+Split = Annotated[str | None, typer.Option(help="Split of the rows: train, dev, heldout; to choose rows also all")]
 Selection = Annotated[str | None, typer.Option(help="A selection: TAG, the STAGE that made it, or STAGE/FINGERPRINT")]
 Embedder = Annotated[str, typer.Option(help="sentence-transformers model or path, or the embedded default")]
 Name = Annotated[str, typer.Option(help="Name of the selection in the catalog")]
@@ -74,7 +75,12 @@ class Rows:
 
     store: Store = "store"
     where: Where = None
+    split: Split = None
     selection: Selection = None
+
+    def split_or(self, default: str | None) -> str | None:
+        """The split that rows are taken of; None for all."""
+        return None if self.split == "all" else self.split or default
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

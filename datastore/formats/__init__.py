@@ -53,6 +53,8 @@ class Format:
     """Parts of a row (``losses.PARTS``) that do not come back."""
     leaves_out: Callable[[Trajectory], bool] | None = None
     """Rows that are not written at all."""
+    training: bool = False
+    """Whether what is written is a training set: held-out rows are then left out unless they are asked for."""
 
 
 def _head(fits: Callable[[Any], int]) -> Fits:
@@ -90,7 +92,7 @@ def _pairless(row: Trajectory) -> bool:
 
 
 FORMATS: dict[str, Format] = {
-    "openai-chat": Format(_head(chat.fits), chat.read, chat.write, loses=_TEXT_ONLY),
+    "openai-chat": Format(_head(chat.fits), chat.read, chat.write, loses=_TEXT_ONLY, training=True),
     "openai-responses": Format(_head(responses.fits), responses.read),
     "anthropic": Format(_head(anthropic.fits), anthropic.read, anthropic.write, loses=_TEXT_ONLY | _SPELLING),
     "trl-sft": Format(
@@ -98,12 +100,14 @@ FORMATS: dict[str, Format] = {
         trl.read_sft,
         trl.write_sft,
         loses=_TEXT_ONLY - {"token ids", "action mask"} | _SPELLING,
+        training=True,
     ),
     "trl-prompt-completion": Format(
         _head(trl.fits_prompt_completion),
         trl.read_prompt_completion,
         trl.write_prompt_completion,
         loses=_TEXT_ONLY | _SPELLING,
+        training=True,
     ),
     "trl-preference": Format(
         _head(trl.fits_preference),
@@ -111,6 +115,7 @@ FORMATS: dict[str, Format] = {
         trl.write_preference,
         loses=_TEXT_ONLY - {"success"} | _SPELLING,
         leaves_out=_pairless,
+        training=True,
     ),
     "trl-kto": Format(
         _head(trl.fits_kto),
@@ -118,8 +123,9 @@ FORMATS: dict[str, Format] = {
         trl.write_kto,
         loses=_TEXT_ONLY - {"success"} | _SPELLING,
         leaves_out=_unscored,
+        training=True,
     ),
-    "verl-sft": Format(verl.fits, verl.read, verl.write, suffix=".parquet", loses=_TEXT_ONLY),
+    "verl-sft": Format(verl.fits, verl.read, verl.write, suffix=".parquet", loses=_TEXT_ONLY, training=True),
     "verifiers": Format(
         _head(verifiers.fits),
         verifiers.read,
@@ -151,7 +157,9 @@ FORMATS: dict[str, Format] = {
     "otel": Format(_head(otel.fits), otel.read),
     "alpaca": Format(_head(alpaca.fits), alpaca.read),
     "tau-bench": Format(_head(tau_bench.fits), tau_bench.read),
-    "sharegpt": Format(_head(sharegpt.fits), sharegpt.read, sharegpt.write, loses=_TEXT_ONLY | _SPELLING | _SHAREGPT),
+    "sharegpt": Format(
+        _head(sharegpt.fits), sharegpt.read, sharegpt.write, loses=_TEXT_ONLY | _SPELLING | _SHAREGPT, training=True
+    ),
     "sharegpt-preference": Format(_head(sharegpt.fits_preference), sharegpt.read_preference),
     "huggingface": Format(huggingface.fits, huggingface.read, huggingface.write, tokens=True, suffix=""),
 }

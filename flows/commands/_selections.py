@@ -15,20 +15,33 @@ if TYPE_CHECKING:
     from schemas.manifest import InputRecord, Manifest
 
 
-def selected(buffer: "TrajectoryBuffer", rows: Rows, version: int | None = None) -> list[str]:
-    """Ids of the rows of a selection in its order, or of all rows sorted, that fulfil ``where``."""
+def selected(buffer: "TrajectoryBuffer", rows: Rows, split: str | None) -> list[str]:
+    """Ids of the rows of a selection in its order, or of all rows sorted, that fulfil ``where`` and are of a split
+    (None: of any)."""
+    from pipelines.stages.select import in_split, matching
+
+    return matching(buffer, in_split(rows.where, split), ids=_given(buffer, rows))
+
+
+def left_out(buffer: "TrajectoryBuffer", rows: Rows, split: str | None) -> int:
+    """How many rows :func:`selected` leaves out because they are of other splits."""
+    from pipelines.stages.select import not_in_split
+
+    return 0 if split is None else not_in_split(buffer, rows.where, split, ids=_given(buffer, rows))
+
+
+def _given(buffer: "TrajectoryBuffer", rows: Rows) -> list[str] | None:
+    """Ids of the selection that was named; None if there is none."""
     from datastore.catalog import Catalog
     from pipelines.execute import open_output
     from pipelines.handles import Trajectories
-    from pipelines.stages.select import matching
 
-    ids = None
-    if rows.selection is not None:
-        catalog = Catalog(buffer.store)
-        handle = open_output(record_of(catalog, rows.selection), catalog, buffer)
-        assert isinstance(handle, Trajectories)
-        ids = handle.ids()
-    return matching(buffer, rows.where, version, ids)
+    if rows.selection is None:
+        return None
+    catalog = Catalog(buffer.store)
+    handle = open_output(record_of(catalog, rows.selection), catalog, buffer)
+    assert isinstance(handle, Trajectories)
+    return handle.ids()
 
 
 def record_of(catalog: "Catalog", text: str) -> "InputRecord":

@@ -82,7 +82,8 @@ def curate(
     name: Name = "curated",
     as_json: Json = False,
 ) -> None:
-    """Narrow trajectories by rules to a selection, and print the funnel."""
+    """Narrow trajectories by rules to a selection, and print the funnel. Rows are of the train split unless --split
+    says otherwise."""
     from flows.commands._selections import funnel_of, publish, rules
 
     chosen = rules(file)
@@ -93,6 +94,7 @@ def curate(
         config = {
             "version": newest(rows.store),
             "where": rows.where,
+            "split": rows.split_or("train"),
             **chosen.model_dump(mode="json", exclude={"seed"}),
         }
         manifest = publish(rows, name, config, chosen.seed, file).manifest
@@ -105,6 +107,8 @@ def curate(
     for level in funnel:
         for line in _dropped(rows.store, level["dropped_examples"]):
             say(f"  {level['rule'].split()[0]} dropped {line}")
+    if funnel and funnel[0]["rule"].startswith("split "):
+        say(f"{funnel[0]['before'] - funnel[0]['after']} rows of other splits are left out; --split all takes them")
     where_to = f"selection {name}/{fingerprint[:8]}" if fingerprint else "a dry run, nothing was published"
     say(f"{count} rows; {where_to}")
 
@@ -117,13 +121,15 @@ def newest(store: str) -> int:
 def _tried(rows: Rows, chosen: "Rules") -> tuple[int, list[dict[str, Any]]]:
     """How many rows rules would leave, and the funnel."""
     from datastore.curation.curate import curate as apply
-    from flows.commands._selections import selected
+    from flows.commands._selections import left_out, selected
     from pipelines.stages.curate import funnel_table
+    from pipelines.stages.select import first_level
 
-    buffer = open_buffer(rows.store)
-    ids = selected(buffer, rows)
+    buffer, split = open_buffer(rows.store), rows.split_or("train")
+    ids = selected(buffer, rows, split)
     result = apply(buffer, chosen.rules, ids=ids, seed=chosen.seed, embedder=chosen.embedder)
-    return len(result.ids), funnel_table(result.funnel).to_pylist()
+    funnel = [*first_level(split, left_out(buffer, rows, split), len(ids)), *result.funnel]
+    return len(result.ids), funnel_table(funnel).to_pylist()
 
 
 def _dropped(store: str, ids: list[str]) -> list[str]:
@@ -147,13 +153,16 @@ def sample(
     name: Name = "sampled",
     as_json: Json = False,
 ) -> None:
-    """Draw training rows into a selection."""
+    """Draw training rows into a selection, of the train split unless --split says otherwise."""
     from flows.commands._selections import publish, selection_of
 
-    config = {"version": newest(rows.store), "where": rows.where, "draw": {"strategy": strategy, "n": n}}
+    draw = {"strategy": strategy, "n": n}
+    config = {"version": newest(rows.store), "where": rows.where, "split": rows.split_or("train"), "draw": draw}
     manifest = publish(rows, name, config, seed, Path()).manifest
     if as_json:
         drawn = selection_of(manifest, rows)
         say_json({"fingerprint": manifest.fingerprint, "ids": drawn["trajectory_id"], "weights": drawn["weight"]})
     else:
+        if left := manifest.metrics["other_splits"]:
+            say(f"{left} rows of other splits are left out; --split all takes them")
         say(f"{manifest.outputs['trajectories'].rows} rows; selection {name}/{manifest.fingerprint[:8]}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands._common import open_buffer
-from flows.options import AnyFormat, DryRun, Force, Format, Json, Location, Rows, Store, command
+from flows.options import AnyFormat, DryRun, Force, Format, Json, Location, Rows, Split, Store, command
 from flows.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def import_(
     format: AnyFormat = None,
     store: Store = "store",
     env: Annotated[str | None, typer.Option(help="Environment of all rows")] = None,
-    split: Annotated[str | None, typer.Option(help="Split of all rows")] = None,
+    split: Split = None,
     policy: Annotated[str | None, typer.Option(help="Policy of all rows")] = None,
     task_prefix: Annotated[str | None, typer.Option(help="Put before every task id")] = None,
     reward: Annotated[str | None, typer.Option(help="A component, or a field of the record as in stats.final")] = None,
@@ -115,22 +115,37 @@ def export(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Say what trajectories lose in another format, then write them in it."""
+    """Say what trajectories lose in another format, then write them in it. Formats of training sets take the train
+    split unless --split says otherwise; the others take all rows."""
+    from datastore.formats import named
     from datastore.formats.exports import export_rows, losses
-    from flows.commands._selections import selected
+    from flows.commands._selections import left_out, selected
 
     buffer = open_buffer(rows.store)
-    ids = selected(buffer, rows)
+    split = rows.split_or("train" if named(format).training else None)
+    ids = selected(buffer, rows, split)
+    left = left_out(buffer, rows, split)
+    if left and not as_json:
+        say(f"{left} rows of other splits than {split} are left out; --split all takes them")
     lost = losses(buffer, ids, format)
     if lost and not as_json:
         say(f"{format} cannot hold, of {len(ids)} rows: " + ", ".join(f"{what} {n}" for what, n in lost.items()))
     if dry_run:
         if as_json:
-            say_json({"path": str(path), "format": format, "rows": len(ids), "records": 0, "loses": lost})
+            say_json(
+                {
+                    "path": str(path),
+                    "format": format,
+                    "rows": len(ids),
+                    "records": 0,
+                    "other_splits": left,
+                    "loses": lost,
+                }
+            )
         return
     result = export_rows(buffer, ids, path, format, force=force)
     result.loses = lost
     if as_json:
-        say_json(result.as_dict())
+        say_json(result.as_dict() | {"other_splits": left})
     else:
         say(f"{result.records} records of {result.rows} rows written to {path}")

@@ -12,6 +12,7 @@ from pipelines.stage import Context, StageConfig, stage
 if TYPE_CHECKING:
     from datastore.curation.curate import Level
 
+EXAMPLES = 3
 FUNNEL_SCHEMA = pa.schema(
     [
         pa.field("rule", pa.string(), nullable=False),
@@ -43,6 +44,7 @@ class Curation(NamedTuple):
 
 class CurateConfig(StageConfig):
     rules: list[Rule] = Field(description="applied in this order; see docs/buffer.md")
+    split: str | None = Field("train", description="split of the tasks whose rows are taken; null takes all")
     embedder: str = Field("embedded", description="sentence-transformers model or path, or the embedded default")
     dry_run: bool = Field(False, description="pass all rows on, and only report what the rules would do")
 
@@ -52,15 +54,24 @@ def curate(
     context: Context, config: CurateConfig, trajectories: list[Trajectories], heldout: list[Tasks] | None = None
 ) -> Curation:
     """Narrow trajectories by rules to a selection of ids. The funnel has a row per rule: rows before and after, and the
-    ids of some rows that it dropped. ``heldout`` tasks are what the rule ``decontaminate`` compares with."""
+    ids of some rows that it dropped. Rows of other splits are left out by default, as the funnel says. ``heldout``
+    tasks are what the rule ``decontaminate`` compares with."""
+    from datastore.curation.curate import Level
     from datastore.curation.curate import curate as apply
 
     given = list(dict.fromkeys(name for selection in trajectories for name in selection.ids()))
+    kept = given
+    if config.split is not None:
+        splits = context.buffer.read(given, ["split"])["split"].to_pylist()
+        kept = [name for name, split in zip(given, splits, strict=True) if split == config.split]
+    funnel = []
+    if dropped := sorted(set(given) - set(kept)):
+        examples = [{"trajectory_id": name} for name in dropped[:EXAMPLES]]
+        funnel.append(Level(f"split {config.split}", len(given), len(kept), examples))
     prompts = [task.prompt for tasks in heldout or [] for task in tasks.read()]
-    result = apply(
-        context.buffer, config.rules, ids=given, heldout=prompts, seed=context.seed, embedder=config.embedder
-    )
-    context.metrics.update(before=len(given), after=len(result.ids))
+    result = apply(context.buffer, config.rules, ids=kept, heldout=prompts, seed=context.seed, embedder=config.embedder)
+    funnel += result.funnel
+    context.metrics.update(before=len(given), after=len(result.ids), other_splits=len(given) - len(kept))
     chosen = given if config.dry_run else result.ids
     weights = [1.0] * len(given) if config.dry_run else result.weights
-    return Curation(context.select(chosen, weights), context.table(funnel_table(result.funnel), "funnel"))
+    return Curation(context.select(chosen, weights), context.table(funnel_table(funnel), "funnel"))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from datastore.buffer import TrajectoryBuffer
+    from datastore.curation.curate import Level
     from datastore.sampling import Sample
 
 
@@ -29,6 +30,7 @@ class Draw(BaseModel):
 class SelectConfig(StageConfig):
     version: int = Field(ge=0, description="version of the buffer's table, see `agentrl buffer history`")
     where: str | None = Field(None, description="SQL over the scalar columns, as in: success and env = 'lookup'")
+    split: str | None = Field("train", description="split of the tasks whose rows are taken; null takes all")
     rules: list[Rule] = Field([], description="applied in this order to the rows that where leaves")
     embedder: str = Field("embedded", description="sentence-transformers model or path, or the embedded default")
     draw: Draw | None = Field(None, description="how many of the rows that are left, and which; None takes them all")
@@ -43,20 +45,24 @@ class SelectConfig(StageConfig):
 
 @stage("trajectories.select", version=1)
 def select(context: Context, config: SelectConfig, trajectories: list[Trajectories] | None = None) -> Curation:
-    """Rows of one version of the buffer, or of the selections given: first ``where``, then ``rules``, then ``draw``.
-    The funnel has a row per rule: rows before and after, and the ids of some rows that it dropped."""
-    from datastore.curation.curate import Level, curate
+    """Rows of one version of the buffer, or of the selections given: first ``where`` and ``split``, then ``rules``,
+    then ``draw``. The funnel has a row per rule: rows before and after, and the ids of some rows that it dropped. Rows
+    of other splits are left out by default, so that no held-out row is trained on; they are counted."""
+    from datastore.curation.curate import curate
 
     given = None
     if trajectories is not None:
         given = list(dict.fromkeys(name for selection in trajectories for name in selection.ids()))
     funnel: list[Level] = []
+    where, left = in_split(config.where, config.split), 0
+    if config.split is not None:
+        left = not_in_split(context.buffer, config.where, config.split, config.version, given)
     if config.draw and not config.rules:
         # millions of ids that are only drawn from must not become Python objects
-        before, sample = _drawn(context, config, config.draw, config.where, given)
+        before, sample = _drawn(context, config, config.draw, where, given)
         ids, weights = sample.ids, sample.weights
     else:
-        ids = matching(context.buffer, config.where, config.version, given)
+        ids = matching(context.buffer, where, config.version, given)
         before, weights = len(ids), [1.0] * len(ids)
     if config.rules:
         result = curate(
@@ -71,8 +77,36 @@ def select(context: Context, config: SelectConfig, trajectories: list[Trajectori
         if config.draw:
             _, sample = _drawn(context, config, config.draw, None, ids)
             ids, weights = sample.ids, sample.weights
-    context.metrics.update(before=before, after=len(ids))
+    context.metrics.update(before=before, after=len(ids), other_splits=left)
+    funnel = [*first_level(config.split, left, before), *funnel]
     return Curation(context.select(ids, weights), context.table(funnel_table(funnel), "funnel"))
+
+
+def first_level(split: str | None, left: int, kept: int) -> "list[Level]":
+    """The first level of a funnel, if ``left`` rows were left out because they are of other splits."""
+    from datastore.curation.curate import Level
+
+    return [Level(f"split {split}", left + kept, kept, [])] if left else []
+
+
+def in_split(where: str | None, split: str | None) -> str | None:
+    """The condition that ``where`` holds and the row is of a split (None: of any)."""
+    return where if split is None else _and(where, f"split = {_quoted(split)}")
+
+
+def not_in_split(
+    buffer: "TrajectoryBuffer", where: str | None, split: str, version: int | None = None, ids: list[str] | None = None
+) -> int:
+    """How many rows for which ``where`` holds, of ``ids`` or of all, are of other splits."""
+    return _rows(buffer, _and(where, f"split <> {_quoted(split)}"), version, ids, ()).height
+
+
+def _and(where: str | None, more: str) -> str:
+    return f"({where}) and {more}" if where else more
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def matching(

@@ -3,7 +3,7 @@ import os
 from pathlib import Path
 
 import pytest
-from store_rows import FP, Make
+from store_rows import FP, Make, build
 from typer.testing import CliRunner
 
 from datastore import TrajectoryBuffer
@@ -110,6 +110,40 @@ def test_curate_export_and_import(filled: str, tmp_path: Path) -> None:
     assert "already" in ask("import", str(out), "-f", "verifiers", "--store", other)
     with pytest.raises(StoreError, match="no artifact or tag 'nope'"):
         ask("export", str(out), "-f", "verifiers", "--selection", "nope", "--store", filled)
+
+
+def test_rows_of_other_splits_are_left_out_of_training_sets_and_counted(filled: str, tmp_path: Path) -> None:
+    held = [build(i, stage="eval", split="heldout", success=True, reward=1.0) for i in range(20, 23)]
+    TrajectoryBuffer(filled).append(held, stage="eval", fingerprint="e")
+    out, rules = tmp_path / "out.jsonl", tmp_path / "rules.yaml"
+    rules.write_text("[{rule: keep, what: all}]")
+    said = "3 rows of other splits"
+
+    chat = ("export", str(out), "-f", "openai-chat", "--force", "--store", filled)
+    text = ask(*chat)
+    assert f"{said} than train are left out; --split all takes them" in text
+    assert "12 records of 12 rows" in text
+    assert json.loads(ask(*chat, "--json"))["other_splits"] == 3
+    assert "15 records of 15 rows" in (text := ask(*chat, "--split", "all"))
+    assert said not in text
+    assert "3 records of 3 rows" in ask(*chat, "--split", "heldout")
+    whole = ask("export", str(out), "-f", "verifiers", "--force", "--store", filled)
+    assert "15 records of 15 rows" in whole  # no training set
+    assert said not in whole
+
+    for more in (["--dry-run"], []):
+        text = ask("curate", str(rules), "--store", filled, *more)
+        assert f"{said} are left out; --split all takes them" in text
+        assert "12 rows; " in text
+        funnel = json.loads(ask("curate", str(rules), "--store", filled, *more, "--json"))["funnel"]
+        assert (funnel[0]["rule"], funnel[0]["before"], funnel[0]["after"]) == ("split train", 15, 12)
+    assert "15 rows; " in ask("curate", str(rules), "--store", filled, "--split", "all")
+
+    text = ask("sample", "15", "--store", filled)
+    assert said in text
+    assert "12 rows; " in text
+    assert "15 rows; " in ask("sample", "15", "--store", filled, "--split", "all")
+    assert "3 rows; " in ask("sample", "9", "--store", filled, "--split", "heldout")
 
 
 @pytest.mark.parametrize("text", ["- {rule: fliter}", "rules: 3", "- {rule: cap, n: 0}", "a: ["])

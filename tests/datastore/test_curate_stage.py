@@ -5,8 +5,10 @@ from store_rows import build
 
 from datastore import TrajectoryBuffer
 from pipelines.handles import Tasks
+from pipelines.harness import Harness
 from pipelines.stage import Context
 from pipelines.stages.curate import CurateConfig, curate
+from pipelines.stages.select import select
 from schemas.arrow import to_table
 from schemas.task import TASK_SCHEMA, Task
 
@@ -44,3 +46,28 @@ def test_the_stage_narrows_its_inputs_and_reports_the_funnel(tmp_path: Path) -> 
     dry = curate(context("dry"), config, trajectories=[rows], heldout=[tasks])
     assert dry["trajectories"].ids() == rows.ids()
     assert dry["funnel"].table().to_pylist() == funnel
+
+
+def test_rows_of_other_splits_are_left_out_and_counted(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    rows = [build(i, split="heldout" if i % 3 == 0 else "train") for i in range(9)]
+    given = harness.trajectories(rows)
+    train = [row.trajectory_id for row in rows if row.split == "train"]
+    rules = [{"rule": "keep", "what": "all"}]
+    for made in (
+        harness.run(curate, {"rules": rules}, trajectories=[given]),
+        harness.run(select, {"version": harness.buffer.version, "rules": rules}),
+        harness.run(select, {"version": harness.buffer.version, "where": "level >= 0 or true"}, trajectories=[given]),
+    ):
+        assert made["trajectories"].ids() == train
+        assert made.metrics["other_splits"] == 3
+        first = made["funnel"].table().to_pylist()[0]
+        assert (first["rule"], first["before"], first["after"]) == ("split train", 9, 6)
+    for stage in (curate, select):
+        config = {"rules": rules, "split": None} | ({"version": harness.buffer.version} if stage is select else {})
+        made = harness.run(stage, config, trajectories=[given])
+        assert made["trajectories"].ids() == [row.trajectory_id for row in rows]
+        assert made["funnel"].table().num_rows == 1
+        assert made.metrics["other_splits"] == 0
+    quoted = harness.run(select, {"version": harness.buffer.version, "split": "it's"})
+    assert quoted["trajectories"].ids() == []

@@ -29,23 +29,17 @@ def tasks_of(rows: pl.LazyFrame) -> pl.LazyFrame:
 
 def check_rows(where: str) -> str:
     """``where``, a condition on the scalar columns. Raises StoreError if no row could be judged by it."""
-    sql.matching(_no_rows(), where, "condition").collect()
-    return where
+    return _judged(_no_rows(), where)
 
 
 def check_tasks(where: str) -> str:
     """``where``, a condition on what :func:`tasks_of` gives. Raises StoreError if no task could be judged by it."""
-    sql.matching(tasks_of(_no_rows()), where, "condition").collect()
-    return where
+    return _judged(tasks_of(_no_rows()), where)
 
 
 def check_trajectories(where: str) -> str:
     """``where``, a condition of a query over the buffer's views. Raises StoreError if it cannot be answered."""
-    empty = views(pl.LazyFrame(schema=SCHEMA))
-    try:
-        sql.collect(empty, f"select trajectory_id from trajectories where ({where})")
-    except StoreError as error:
-        raise StoreError(f"condition: {error}") from None
+    sql.collect(views(pl.LazyFrame(schema=SCHEMA)), f"select trajectory_id from trajectories where ({where})")
     return where
 
 
@@ -56,6 +50,11 @@ def check_column(name: str) -> str:
         hint = f"; did you mean {near[0]!r}?" if near else f"; columns are {', '.join(SCALARS)}"
         raise StoreError(f"a trajectory has no scalar column {name!r}{hint}")
     return name
+
+
+def _judged(rows: pl.LazyFrame, where: str) -> str:
+    sql.collect({"rows": rows}, f"select * from rows where ({where})")
+    return where
 
 
 def _no_rows() -> pl.LazyFrame:

@@ -174,7 +174,8 @@ class SearchIndex:
 
         ``where`` (an expression, or SQL) filters before anything is ranked. ``diverse`` between 0 and 1 re-ranks by
         MMR, 1 being relevance alone. ``per_task`` limits rows of one task. ``score`` is a cosine, a BM25 score, or a
-        sum of reciprocal ranks, by ``method``. Without ``refresh`` a stale index answers as it is, with a warning.
+        sum of reciprocal ranks, by ``method``. If the index knows no word of the text, no row is returned. Without
+        ``refresh`` a stale index answers as it is, with a warning.
         """
         if k < 1:
             raise StoreError(f"k {k} is less than 1")
@@ -242,13 +243,17 @@ class SearchIndex:
         if method == "dense":
             if not len(self._vectors):
                 return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+            query = self.embedder.encode([text])[0]
+            if not query.any():  # the embedder knows none of its words, so nothing is nearer than anything else
+                return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
             everything = len(allowed) == len(self._texts)
-            return nearest(self._vectors, self.embedder.encode([text])[0], k, None if everything else allowed)
+            return nearest(self._vectors, query, k, None if everything else allowed)
         fused = np.zeros(len(self._texts))
         for one in ("dense", "lexical"):
             best, _ = self._rank(text, allowed, k, one)
             fused[best] += 1 / (RRF + 1 + np.arange(len(best)))
         best = top(fused, k, allowed)
+        best = best[fused[best] > 0]
         return best, fused[best]
 
     def _bm25(self) -> Lexical:

@@ -32,6 +32,10 @@ def search(
         raise fail(f"error: --method {method!r}: allowed are dense, lexical, hybrid")
     options = {"where": where, "method": method, "diverse": diverse, "per_task": per_task}
     found = open_buffer(store).search(text, k, embedder=embedder, **options)
+    if not found.height and not as_json:
+        known = "; the embedded default knows the words of the buffer's prompts and no others"
+        say(f"nothing matched {text!r}{' among the rows that pass --where' if where else ''}{known}")
+        return
     columns = found.columns if as_json else ["trajectory_id", "score", "success", "reward", "n_steps", "prompt"]
     print_rows(found.select(columns).to_dicts(), as_json)
 

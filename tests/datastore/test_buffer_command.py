@@ -159,6 +159,10 @@ def test_search_index_experience_and_sample(filled: str) -> None:
     )
     assert hits[0]["trajectory_id"] == "rollout-01234567-000005"
     assert "boss of Ann" in ask("search", "boss of Ann 5", "--store", filled)
+    for method in ("dense", "lexical", "hybrid"):
+        assert "nothing matched 'zzz qqq'" in ask("search", "zzz qqq", "--method", method, "--store", filled)
+        assert json.loads(ask("search", "zzz qqq", "--method", method, "--store", filled, "--json")) == []
+        assert len(json.loads(ask("search", "zzz boss", "--method", method, "--store", filled, "--json"))) == 5
     assert json.loads(ask("index", "--store", filled, "--json"))[0]["stale"] == 0
     assert "Call: find" in ask("experience", "boss of Bob?", "--store", filled)
     drawn = json.loads(ask("sample", "3", "--strategy", "success_first", "--store", filled, "--json"))

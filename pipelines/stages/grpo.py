@@ -140,8 +140,8 @@ def _step(context: Context, loop: "OnlineLoop") -> "OnlineStep":
 
 def _report(context: Context, config: OnlineConfig, step: "OnlineStep", seconds: float) -> None:
     shown: dict[str, float | str] = {name: round(step.metrics[name], 3) for name in ("success", "reward")}
-    if "loss" in step.metrics:
-        shown["loss"] = round(step.metrics["loss"], 4)
+    if "grad_norm" in step.metrics:  # the loss of an on-policy step is near zero by construction
+        shown["grad norm"] = round(step.metrics["grad_norm"], 3)
     shown["tokens/s"] = f"{sum(row.n_tokens for row in step.trajectories) / seconds:,.0f}"
     context.progress(int(step.metrics["step"]) + 1, config.iterations, **shown)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from datastore.curation.rules import Rule
+from datastore.errors import StoreError
 from pipelines.handles import Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.curate import Curation, funnel_table
@@ -59,7 +60,11 @@ def select(context: Context, config: SelectConfig, trajectories: list[Trajectori
         left = not_in_split(context.buffer, config.where, config.split, config.version, given)
     if config.draw and not config.rules:
         # millions of ids that are only drawn from must not become Python objects
-        before, sample = _drawn(context, config, config.draw, where, given)
+        try:
+            before, sample = _drawn(context, config, config.draw, where, given)
+        except StoreError as error:
+            more = f"; {left} rows of other splits are left out, and `split: null` (--split all) takes them"
+            raise StoreError(f"{error}{more if left else ''}") from None
         ids, weights = sample.ids, sample.weights
     else:
         ids = matching(context.buffer, where, config.version, given)

@@ -139,11 +139,13 @@ def test_rows_of_other_splits_are_left_out_of_training_sets_and_counted(filled: 
         assert (funnel[0]["rule"], funnel[0]["before"], funnel[0]["after"]) == ("split train", 15, 12)
     assert "15 rows; " in ask("curate", str(rules), "--store", filled, "--split", "all")
 
-    text = ask("sample", "15", "--store", filled)
+    with pytest.raises(StoreError, match=r"n 13 is not between 1 and 12, .*; 3 rows of other splits are left out"):
+        ask("sample", "13", "--store", filled)
+    text = ask("sample", "12", "--store", filled)
     assert said in text
     assert "12 rows; " in text
     assert "15 rows; " in ask("sample", "15", "--store", filled, "--split", "all")
-    assert "3 rows; " in ask("sample", "9", "--store", filled, "--split", "heldout")
+    assert "3 rows; " in ask("sample", "3", "--store", filled, "--split", "heldout")
 
 
 @pytest.mark.parametrize("text", ["- {rule: fliter}", "rules: 3", "- {rule: cap, n: 0}", "a: ["])

@@ -150,9 +150,29 @@ class Context:
     def _row_fingerprint(self) -> str:
         return row_fingerprint(self.fingerprint, self.made_again)
 
-    def has_shard(self, shard: int) -> bool:
-        """Whether the rows of this shard are already in the buffer, from this run or one that was killed."""
-        return self.buffer.has(self._row_fingerprint, shard)
+    def has_shard(self, shard: int, ids: Sequence[str] = ()) -> bool:
+        """Whether the rows of this shard are already in the buffer, from this run or one that was killed.
+
+        Raises ValueError if they are, but lack some of ``ids``, which the shard is to hold.
+        """
+        if not self.buffer.has(self._row_fingerprint, shard):
+            return False
+        if lacking := sorted(set(ids).difference(self.row_ids())) if ids else []:
+            raise ValueError(
+                f"shard {shard} of {self.stage} is in the buffer, from a run that was killed, but lacks {len(lacking)} "
+                f"of its {len(ids)} rows, among them {', '.join(lacking[:3])}; make all of them again with "
+                f"`agentrl run --force {self.stage}`"
+            )
+        return True
+
+    def stored(self, shard: int, ids: Iterable[str]) -> dict[str, Trajectory]:
+        """Rows of this shard that are already in the buffer, from this run or one that was killed, by their id: those
+        of ``ids`` that are there."""
+        if not self.has_shard(shard):
+            return {}
+        known = set(self.row_ids())
+        chosen = [one for one in ids if one in known]
+        return dict(zip(chosen, self.buffer.get_many(chosen), strict=True))
 
     def append(self, trajectories: Iterable[Trajectory], shard: int = 0, on_error: "OnError" = "raise") -> int:
         """Append rows to the buffer with the lineage of this stage run, also if they are copies of another stage's

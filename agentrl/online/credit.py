@@ -67,6 +67,14 @@ def shaped_rewards(algorithm: PolicyGradient, rollouts: Sequence[Trajectory]) ->
     return rewards
 
 
+def group_of(row: Trajectory) -> str:
+    """The ticket that a rollout is of, whose samples are compared with each other. Rows that name none, or only their
+    task, are grouped by task and by the policy that sampled them: rewards of another policy are no baseline."""
+    if row.group_id and row.group_id != row.task_id:
+        return row.group_id
+    return f"{row.task_id} {row.fingerprint} {row.policy} {row.policy_version}"
+
+
 def _check_scored(rollouts: Sequence[Trajectory]) -> None:
     if unscored := [row.trajectory_id for row in rollouts if row.reward is None]:
         raise UnscoredError("reward", unscored)
@@ -76,7 +84,7 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
     """Training rows of ``rollouts``, by ``algorithm``. Rows stay in order; a row's ``logprobs`` are what ratios are
     taken to: the proximal policy's under off-policy correction, else those of the policy that sampled."""
     rewards = shaped_rewards(algorithm, rollouts)
-    groups = [row.group_id or row.task_id for row in rollouts]
+    groups = [group_of(row) for row in rollouts]
     penalties = _penalties(algorithm, rollouts, extras.reference)
     taken = [sum(one) for one in penalties]
     degenerate = degenerate_groups([row.scored_reward() - t for row, t in zip(rollouts, taken, strict=True)], groups)

@@ -1,10 +1,11 @@
 """The online loop: sample groups of rollouts, turn them into advantages, take optimiser steps."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from agentrl.algorithms.policy_gradient import Lists, PolicyGradient
 from agentrl.algorithms.ppo import PPO
 from agentrl.engines.streams import stream
 from agentrl.models.policy import Policy
-from agentrl.online.credit import Credit, Extras, assign
+from agentrl.online.credit import Credit, Extras, assign, group_of
 from agentrl.online.critic import CriticTrainer
-from agentrl.rollouts.runner import Attempt, RolloutRunner
+from agentrl.rollouts.runner import Attempt, RolloutRunner, tickets
 from agentrl.training.batch import check_rows
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
@@ -82,10 +83,14 @@ class OnlineLoop:
             self.critic = CriticTrainer(policy, algorithm.critic, optimizer.micro_tokens)
         self.trainer = Trainer(policy, algorithm, optimizer, iterations * updates)
 
-    def step(self, name: Callable[[int], str]) -> OnlineStep:
-        """One iteration; ``name`` gives the id of the loop's n-th rollout. If a step is repeated from the same state,
-        it makes the same rollouts."""
-        made, greedy, rounds = self._sample(name)
+    def step(self, name: Callable[[int], str], stored: Mapping[str, Trajectory] = MappingProxyType({})) -> OnlineStep:
+        """One iteration; ``name`` gives the id of a rollout by its number, which follows from iteration, round, ticket
+        and sample. ``stored`` holds, by id, the rollouts that this iteration made before a run was killed: they are
+        taken as they are, and nothing is sampled.
+
+        Raises ValueError if ``stored`` holds others than this iteration makes.
+        """
+        made, greedy, rounds = self._sample(name, stored)
         credit = assign(self.algorithm, made, self._extras(made, greedy))
         metrics = {
             "step": float(self.iteration),
@@ -127,27 +132,58 @@ class OnlineLoop:
         metrics.update({name: sum(one[name] for one in history) / len(history) for name in history[0]})
         return taken
 
-    def _sample(self, name: Callable[[int], str]) -> tuple[list[Trajectory], list[Trajectory], int]:
+    def numbers(self, iteration: int) -> range:
+        """The numbers of all rollouts that an iteration may make: fewer if it needs fewer rounds than are allowed."""
+        size = (1 + self.algorithm.resample) * self.tasks_per_step * self._per_ticket
+        return range(iteration * size, (iteration + 1) * size)
+
+    @property
+    def _per_ticket(self) -> int:
+        return self.samples + self.algorithm.needs_greedy
+
+    def _sample(
+        self, name: Callable[[int], str], stored: Mapping[str, Trajectory]
+    ) -> tuple[list[Trajectory], list[Trajectory], int]:
         """Rollouts of this iteration, greedy ones of the same tasks if the algorithm compares with them, and the
         number of rounds: while too few groups differ in reward, more tasks are drawn, as often as is allowed."""
         kept: list[Trajectory] = []
         greedy: list[Trajectory] = []
         for round_ in range(1 + self.algorithm.resample):
-            tasks = self._draw()
-            attempts = [Attempt(task, index) for task in tasks for index in range(self.samples)]
+            first = self.numbers(self.iteration).start + round_ * self.tasks_per_step * self._per_ticket
+            attempts = tickets(self._draw(), self.samples, name, first, extra=self._per_ticket - self.samples)
             seed = stream(self.seed, "online", self.iteration, round_)
-            kept += self.runner.run(attempts, seed, self._names(name, len(attempts)))
+            kept += self._made(self.runner, attempts, seed, stored)
             if self.algorithm.needs_greedy:
-                greedy += self._greedy(tasks, seed, name)
-            useful = ~degenerate_groups([row.scored_reward() for row in kept], [row.group_id for row in kept])
+                best = {
+                    name(first + place * self._per_ticket + self.samples): replace(one, index=self.samples)
+                    for place, one in enumerate(list(attempts.values())[:: self.samples])
+                }
+                greedy += self._greedy(best, seed, stored)
+            useful = ~degenerate_groups([row.scored_reward() for row in kept], [group_of(row) for row in kept])
             if useful.sum() >= self.tasks_per_step * self.samples:
                 break
+        if others := stored.keys() - {row.trajectory_id for row in [*kept, *greedy]}:
+            raise ValueError(
+                f"iteration {self.iteration} has stored rollouts that it does not make: {sorted(others)[:5]}"
+            )
+        self.made += len(kept) + len(greedy)
         return kept, greedy, round_ + 1
 
-    def _greedy(self, tasks: Sequence[Task], seed: int, name: Callable[[int], str]) -> list[Trajectory]:
+    @staticmethod
+    def _made(
+        runner: RolloutRunner, attempts: Mapping[str, Attempt], seed: int, stored: Mapping[str, Trajectory]
+    ) -> list[Trajectory]:
+        """Rollouts by their ids: sampled, or if this iteration has stored some, all of them from there."""
+        if not stored:
+            return runner.run(list(attempts.values()), seed, list(attempts))
+        if missing := [one for one in attempts if one not in stored]:
+            raise ValueError(f"the stored rollouts of this iteration lack {len(missing)}, among them {missing[:5]}")
+        return [stored[one] for one in attempts]
+
+    def _greedy(self, attempts: Mapping[str, Attempt], seed: int, stored: Mapping[str, Trajectory]) -> list[Trajectory]:
         sampling = self.runner.sampling.model_copy(update={"temperature": 0.0})
         runner = RolloutRunner(self.policy, self.runner.engine, self.runner.environment, sampling, self.runner.rewards)
-        made = runner.run([Attempt(task) for task in tasks], seed, self._names(name, len(tasks)))
+        made = self._made(runner, attempts, seed, stored)
         return [row.model_copy(update={"tags": ["greedy"]}) for row in made]
 
     def _extras(self, made: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> Extras:
@@ -171,13 +207,9 @@ class OnlineLoop:
             reference=logprobs(self.reference) if self.reference else None,
             proximal=logprobs(self.policy) if algorithm.off_policy else None,
             values=self.critic.values(rows) if self.critic else None,
-            greedy={row.group_id: row.scored_reward() for row in greedy},
+            greedy={group_of(row): row.scored_reward() for row in greedy},
             version=self.policy.version,
         )
-
-    def _names(self, name: Callable[[int], str], number: int) -> list[str]:
-        first, self.made = self.made, self.made + number
-        return [name(place) for place in range(first, self.made)]
 
     def save(self, path: Path, state: OnlineState) -> None:
         """Write everything that :meth:`restore` needs to go on as if nothing had happened."""

@@ -1,7 +1,7 @@
 """Rollouts: a policy acts in an environment, and what happened becomes trajectories."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentrl.chat.codec import ChatCodec, align
@@ -16,12 +16,26 @@ from schemas.trajectory import Message, Termination, Trajectory, one_span
 
 @dataclass(frozen=True)
 class Attempt:
-    """One rollout to make: of ``task``, as sample ``index`` of its group. ``hint`` is a template for
-    :func:`agentrl.rollouts.rationalize.with_hint`."""
+    """One rollout to make: of ``task``, as sample ``index`` of ``group``, which is the task itself if it is empty.
+    ``hint`` is a template for :func:`agentrl.rollouts.rationalize.with_hint`."""
 
     task: Task
     index: int = 0
     hint: str = ""
+    group: str = ""
+
+
+def tickets(
+    tasks: Sequence[Task], samples: int, name: Callable[[int], str], first: int = 0, extra: int = 0, hint: str = ""
+) -> dict[str, Attempt]:
+    """``samples`` attempts at each task, by the ids that ``name`` gives to their numbers, which begin at ``first`` and
+    leave room for ``extra`` more of each task. A task's group has the id of its first attempt."""
+    found = {}
+    for place, task in enumerate(tasks):
+        start = first + place * (samples + extra)
+        for index in range(samples):
+            found[name(start + index)] = Attempt(task, index, hint, name(start))
+    return found
 
 
 @dataclass
@@ -120,7 +134,7 @@ class RolloutRunner:
             trajectory_id=trajectory_id,
             episode_id=trajectory_id,
             task_id=task.task_id,
-            group_id=task.task_id,
+            group_id=attempt.group or task.task_id,
             sample_index=attempt.index,
             source=source,
             env=task.env,

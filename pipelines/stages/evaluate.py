@@ -43,9 +43,10 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
             temperature=temperature, max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens
         )
         ids = [context.trajectory_id(shard * len(rows) + number) for number in range(len(rows))]
-        if not context.has_shard(shard):
+        if not context.has_shard(shard, ids):
             draws = stream(context.seed, "evaluate", shard)
-            made = rollout_runner(policy, env, sampling).run([Attempt(task) for task in rows], draws, ids)
+            attempts = [Attempt(task, group=name) for task, name in zip(rows, ids, strict=True)]
+            made = rollout_runner(policy, env, sampling).run(attempts, draws, ids)
             context.append([row.model_copy(update={"tags": [decoding]}) for row in made], shard)
         columns = ["level", "success", "n_tokens", "n_tool_errors", "termination"]
         outcome = context.buffer.read(ids, columns).to_pylist()

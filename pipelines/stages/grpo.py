@@ -125,12 +125,14 @@ def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -
 
 
 def _step(context: Context, loop: "OnlineLoop") -> "OnlineStep":
-    """One iteration. If its loss is not finite, its rows are kept beside the last checkpoint."""
+    """One iteration. Rollouts that a killed run has put into the buffer are taken from there. If the loss is not
+    finite, the iteration's rows are kept beside the last checkpoint."""
     from agentrl.training.batch import TrainingError
     from agentrl.training.rows import save_rows
 
     try:
-        return loop.step(context.trajectory_id)
+        ids = map(context.trajectory_id, loop.numbers(loop.iteration))
+        return loop.step(context.trajectory_id, context.stored(loop.iteration, ids))
     except TrainingError as error:
         if error.rows is None:
             raise

@@ -54,17 +54,15 @@ class SampleConfig(StageConfig):
 @stage("trajectories.sample", version=1)
 def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -> Trajectories:
     """Rollouts of a policy, ``samples`` for each task."""
-    from agentrl.rollouts.runner import Attempt
+    from agentrl.rollouts.runner import tickets
 
     rows = tasks.read()
     runner = rollout_runner(load_policy(model), only_env(context, rows), config.sampling, config.rewards)
     for shard, start in enumerate(range(0, len(rows), config.shard_tasks)):
         part = rows[start : start + config.shard_tasks]
-        if not context.has_shard(shard):
-            attempts = [Attempt(task, index) for task in part for index in range(config.samples)]
-            first = start * config.samples
-            ids = [context.trajectory_id(first + number) for number in range(len(attempts))]
-            made = runner.run(attempts, stream(context.seed, "sample", shard), ids)
+        attempts = tickets(part, config.samples, context.trajectory_id, start * config.samples)
+        if not context.has_shard(shard, list(attempts)):
+            made = runner.run(list(attempts.values()), stream(context.seed, "sample", shard), list(attempts))
             context.append(made, shard)
         context.progress(start + len(part), len(rows))
     chosen = context.select()
@@ -151,7 +149,7 @@ def rationalize(
 ) -> Trajectories:
     """Retry the tasks that no given trajectory solved, with the answer as a hint. The output holds the solved retries
     without their hint; the retries as they were sampled stay in the buffer, with source ``hinted``."""
-    from agentrl.rollouts.runner import Attempt
+    from agentrl.rollouts.runner import tickets
 
     solved = {
         task_id
@@ -162,11 +160,11 @@ def rationalize(
     rows = tasks.read()
     unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
     env, policy = only_env(context, rows), load_policy(model)
-    if not context.has_shard(0):
-        attempts = [Attempt(task, index, config.hint) for task in unsolved.values() for index in range(config.samples)]
+    attempts = tickets(list(unsolved.values()), config.samples, context.trajectory_id, hint=config.hint)
+    if not context.has_shard(0, list(attempts)):
         runner = rollout_runner(policy, env, config.sampling)
-        ids = [context.trajectory_id(number) for number in range(len(attempts))]
-        context.append(runner.run(attempts, stream(context.seed, "hinted"), ids, source="hinted"))
+        made = runner.run(list(attempts.values()), stream(context.seed, "hinted"), list(attempts), source="hinted")
+        context.append(made)
     hinted = context.select(sorted(_of_source(context, "hinted"))).read()
     stripped: list[Trajectory] = []
     for task_id, retries in by_task(hinted).items():

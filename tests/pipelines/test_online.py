@@ -1,0 +1,147 @@
+"""Online training on rollouts that differ in reward: what it learns, and what a killed run goes on from."""
+
+from collections import defaultdict
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from agentrl.models.policy import Policy
+from agentrl.rollouts.runner import RolloutRunner
+from agentrl.training.rows import TrainingRows
+from agentrl.training.scoring import batch_logprobs
+from pipelines.handles import Model, Tasks
+from pipelines.harness import Harness
+from pipelines.stages.grpo import online
+from pipelines.stages.tasks import generate
+from pipelines.stages.train import sft
+from pipelines.stages.trajectories import sample, synthesize
+
+LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    return Harness(tmp_path_factory.mktemp("online"))
+
+
+@pytest.fixture(scope="module")
+def tasks(harness: Harness) -> Tasks:
+    return harness.run(generate, {"env": "lookup", "train": 6, "dev": 1, "heldout": 1})["train"]
+
+
+@pytest.fixture(scope="module")
+def warm(harness: Harness, tasks: Tasks) -> Model:
+    """A policy that solves some of the tasks some of the time."""
+    expert = harness.run(synthesize, tasks=tasks)["trajectories"]
+    config = {"model": {"init": "tiny"}, "steps": 40, "batch": 6, "optimizer": {"lr": 5e-3, "warmup": 10}}
+    return harness.run(sft, config, trajectories=[expert])["model"]
+
+
+SMALL = {"iterations": 4, "tasks": 3, "samples": 4, "optimizer": {"lr": 1e-3}, "checkpoint_every": 2, **LIMITS}
+"""Every checkpoint is after two iterations."""
+
+
+def test_rollouts_that_differ_in_reward_move_the_policy_towards_the_reward(
+    harness: Harness, warm: Model, tasks: Tasks
+) -> None:
+    one = {"iterations": 1, "tasks": 6, "samples": 8, "optimizer": {"lr": 1e-4}, **LIMITS}
+    made = harness.run(online, one, model=warm, tasks=tasks)
+    [metrics] = made["metrics"].table().to_pylist()
+    assert 0 < metrics["success"] < 1
+    assert metrics["grad_norm"] > 1e-3
+    rows = {row.trajectory_id: row for row in made["trajectories"].read()}
+    advantages = {row["trajectory_id"]: row["advantage"] for row in made["steps"].table().to_pylist()}
+    assert any(advantages.values())
+    groups = defaultdict(list)
+    for row in rows.values():
+        groups[row.group_id].append(row)
+    for group in groups.values():
+        mean = fmean(row.reward for row in group)
+        for row in group:
+            assert (advantages[row.trajectory_id] > 0) == (row.reward > mean)
+    trained = TrainingRows.of_table(made["batches"].table())
+    before, after = (batch_logprobs(Policy.load(model.path), trained) for model in (warm, made["model"]))
+    gained = {name: (new - old).sum() for name, old, new in zip(trained.ids(), before, after, strict=True)}
+    assert sum(advantages[name] * gain for name, gain in gained.items()) > 0
+
+
+def test_a_ticket_gives_its_rollouts_their_ids_and_their_group(harness: Harness, warm: Model, tasks: Tasks) -> None:
+    config = {**SMALL, "iterations": 2, "algorithm": {"type": "dapo", "resample": 1}}
+    made = harness.run(online, config, model=warm, tasks=tasks)
+    rounds = [int(row["rounds"]) for row in made["metrics"].table().to_pylist()]
+    rows = made["trajectories"].read()
+    expected = [
+        (iteration * 2 + round_) * 12 + number
+        for iteration, taken in enumerate(rounds)
+        for round_ in range(taken)
+        for number in range(12)
+    ]
+    assert [int(row.trajectory_id[-6:]) for row in rows] == expected
+    for row in rows:
+        assert int(row.group_id[-6:]) == int(row.trajectory_id[-6:]) - row.sample_index
+        assert row.group_id[:-6] == row.trajectory_id[:-6]
+    sampled = harness.run(sample, {"samples": 2, "sampling": LIMITS}, model=warm, tasks=tasks)["trajectories"].read()
+    assert [row.group_id for row in sampled] == [row.trajectory_id for row in sampled[::2] for _ in range(2)]
+
+
+class Killed(BaseException):
+    pass
+
+
+def killing(at: int) -> Any:
+    def progress(done: int, total: int | None = None, **metrics: Any) -> None:
+        if done == at:
+            raise Killed
+
+    return progress
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "remax"])
+def test_a_resumed_run_takes_the_rollouts_that_the_buffer_holds(
+    harness: Harness, warm: Model, tasks: Tasks, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is killed after its third iteration; its checkpoint is after the second."""
+    config = online.config.model_validate({**SMALL, "algorithm": {"type": algorithm}})
+    undisturbed = harness.run(online, config.model_dump(), model=warm, tasks=tasks)
+    context = harness._context("resumed")
+    with pytest.raises(Killed):
+        online(replace(context, progress=killing(3)), config, model=warm, tasks=tasks)
+    before = context.row_ids()
+    sampled: list[str] = []
+    run = RolloutRunner.run
+
+    def counted(self: Any, attempts: Any, seed: int, ids: Any, *more: Any) -> Any:
+        sampled.extend(ids)
+        return run(self, attempts, seed, ids, *more)
+
+    monkeypatch.setattr(RolloutRunner, "run", counted)
+    found = online(context, config, model=warm, tasks=tasks)
+    assert sampled
+    assert not set(sampled) & set(before)
+    assert sorted([*before, *sampled]) == context.row_ids()
+    for name in ("metrics", "batches"):
+        expected, again = (made[name].table().to_pydict() for made in (undisturbed.outputs, found))
+        for column in expected.keys() - {"row_id"}:
+            assert repr(again[column]) == repr(expected[column]), column  # NaN is not equal to itself
+    recorded = [row["trajectory_id"] for row in found["steps"].table().to_pylist()]
+    assert len(set(recorded)) == len(recorded)
+    assert set(recorded) <= set(context.row_ids())
+
+
+def test_rows_that_a_shard_should_not_hold_are_refused(harness: Harness, warm: Model, tasks: Tasks) -> None:
+    rows = harness.run(sample, {"samples": 2, "sampling": LIMITS}, model=warm, tasks=tasks)["trajectories"].read()
+    context = harness._context("short")
+    context.append(
+        row.model_copy(update={"trajectory_id": context.trajectory_id(number)}) for number, row in enumerate(rows[:7])
+    )
+    config = sample.config.model_validate({"samples": 2, "sampling": LIMITS})
+    with pytest.raises(ValueError, match=r"lacks 5 of its 12 rows, among them short-.*-000007.*run --force"):
+        sample(context, config, model=warm, tasks=tasks)
+    other = harness._context("others")
+    other.append(
+        row.model_copy(update={"trajectory_id": other.trajectory_id(number)}) for number, row in enumerate(rows[:7])
+    )
+    with pytest.raises(ValueError, match="stored rollouts of this iteration lack 5"):
+        online(other, online.config.model_validate(SMALL), model=warm, tasks=tasks)

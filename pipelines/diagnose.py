@@ -1,6 +1,5 @@
 """What the doctor looks at: the rollouts, metrics and evaluations of a run's stages, from the store."""
 
-import json
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -10,6 +9,7 @@ from agentrl.doctor.case import HEAVY, LIGHT, Case, Finding
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.places import LocalPlace
+from pipelines.stages.selected import plainly_drawn
 from schemas.manifest import Kind, Manifest
 from schemas.training import TrainingRow
 
@@ -61,15 +61,9 @@ def _case(
         sample = buffer.read(looked_at, HEAVY).to_pylist() if looked_at else []
     metrics = _read(catalog, manifest, "metrics")
     updates = int(manifest.ingredients.config.get("updates") or 1)
-    plain = {row["trajectory_id"] for row in rollouts if row["policy_version"] == 0 and _is_plain(row["sampling"])}
+    plain = {row["trajectory_id"] for row in rollouts if row["policy_version"] == 0 and plainly_drawn(row["sampling"])}
     checked = [row for row in sample if row["trajectory_id"] in plain and row["input_ids"]][:RECOMPUTED]
     return Case(rollouts, sample, metrics, heldout, updates, _logprobs(catalog, manifest, checked, recompute))
-
-
-def _is_plain(sampling: str) -> bool:
-    """Whether tokens were drawn from the policy's own distribution."""
-    settings = json.loads(sampling)
-    return settings.get("temperature", 1.0) == 1.0 and settings.get("top_p", 1.0) == 1.0 and not settings.get("top_k")
 
 
 def _logprobs(

@@ -1,12 +1,14 @@
 """Rows of selections for training stages: their scalars in memory, their tokens as a stream of columns."""
 
+import json
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 
 from agentrl.chat.codec import tokenize
 from pipelines.handles import Trajectories
@@ -16,12 +18,27 @@ from schemas.trajectory import NOT_TRAINED, Trajectory
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
 
-SCALARS = ("trajectory_id", "task_id", "source", "reward", "success", "n_tokens", "tags")
+SCALARS = ("trajectory_id", "task_id", "source", "reward", "success", "n_tokens", "tags", "sampling")
 BATCH_TOKENS, BATCH_ROWS = 2**21, 8192
 """The most tokens and rows that a training stage holds at once, apart from the rows of a step."""
 
 TEXT_ROWS = 256
 """Rows that are read whole at once, for their messages."""
+
+
+OtherTemperatures = Annotated[
+    Literal["refuse", "leave_out", "keep"],
+    Field(description="what happens to rows sampled greedily, at another temperature than 1, or with top_p or top_k"),
+]
+
+
+def plainly_drawn(sampling: str) -> bool:
+    """Whether a row with these settings has tokens that were drawn from the policy's own distribution, or none that
+    were drawn at all."""
+    settings = json.loads(sampling or "{}")
+    if not isinstance(settings, dict):
+        return True
+    return settings.get("temperature", 1.0) == 1.0 and settings.get("top_p", 1.0) == 1.0 and not settings.get("top_k")
 
 
 class Tokens(NamedTuple):
@@ -35,7 +52,8 @@ class Tokens(NamedTuple):
 
 class Selected:
     """Rows of several selections, in order, with ``weights`` [rows]. Rows that are tagged as not trained on (a judge's,
-    a fixed opponent's) are left out, and a warning says how many. ``scalars`` has the columns :data:`SCALARS`."""
+    a fixed opponent's) are left out, and a warning says how many. ``scalars`` has the columns :data:`SCALARS` up to
+    ``n_tokens``."""
 
     def __init__(self, selections: list[Trajectories]) -> None:
         self._buffer = selections[0].buffer
@@ -48,12 +66,39 @@ class Selected:
             warnings.warn(
                 f"{left} of {len(scalars)} rows are tagged {NOT_TRAINED!r} and are not trained on", stacklevel=3
             )
-            scalars, weights = scalars.take(pa.array(kept)), weights[kept]
-        self.scalars = scalars.drop_columns("tags")
-        self.weights = weights.astype(np.float64)
+        self.scalars, self.weights = scalars.drop_columns(["tags", "sampling"]), weights.astype(np.float64)
+        settings = scalars["sampling"].combine_chunks().dictionary_encode()
+        plain = np.array([plainly_drawn(one) for one in settings.dictionary.to_pylist()], dtype=bool)
+        self._plain = plain[settings.indices.to_numpy()] if len(scalars) else np.zeros(0, bool)
+        self._keep(kept)
 
     def __len__(self) -> int:
         return len(self.weights)
+
+    def _keep(self, positions: np.ndarray) -> None:
+        if len(positions) < len(self):
+            self.scalars = self.scalars.take(pa.array(positions))
+            self.weights, self._plain = self.weights[positions], self._plain[positions]
+
+    def at_temperature_1(self, others: OtherTemperatures) -> "Selected":
+        """This selection, of which the rows that were not drawn from a policy's own distribution are refused, left out
+        with a warning that says how many, or kept.
+
+        Raises ValueError that names such rows if they are refused.
+        """
+        shifted = np.flatnonzero(~self._plain)
+        if not len(shifted) or others == "keep":
+            return self
+        names = self.scalars["trajectory_id"].take(pa.array(shifted[:3])).to_pylist()
+        said = f"{len(shifted)} of {len(self)} rows were not sampled at temperature 1 without top_p and top_k"
+        if others == "refuse":
+            raise ValueError(
+                f"{said}, such as {', '.join(names)}: they are no samples of the policy, and their log-probs are not "
+                "its own; set other_temperatures: leave_out, or keep, in this stage"
+            )
+        warnings.warn(f"{said}; they are left out", stacklevel=3)
+        self._keep(np.flatnonzero(self._plain))
+        return self
 
     def trajectories(self) -> Iterator[Trajectory]:
         """Whole rows in order, read as they are asked for."""

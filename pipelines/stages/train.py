@@ -28,7 +28,7 @@ from agentrl.training.weights import row_weights, template_weights
 from pipelines.handles import Model, Pairs, Table, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.common import ModelConfig, load_policy, start_policy
-from pipelines.stages.selected import Selected, Tokens, check_tokenizer
+from pipelines.stages.selected import OtherTemperatures, Selected, Tokens, check_tokenizer
 from schemas.training import TRAINING_SCHEMA, TrainingRow
 from schemas.trajectory import UnscoredError
 
@@ -201,6 +201,7 @@ def _pair_batches(pairs: Pairs, policy: "Policy") -> Iterator[pa.RecordBatch]:
 
 class KTOConfig(TrainConfig):
     objective: KTO = KTO()
+    other_temperatures: OtherTemperatures = "refuse"
 
 
 @stage("train.kto", version=1)
@@ -209,7 +210,7 @@ def kto(context: Context, config: KTOConfig, trajectories: list[Trajectories], m
     from agentrl.training.scoring import reference_logprobs
 
     policy = load_policy(model).prepare(config.optimizer.precision)
-    chosen = Selected(trajectories)
+    chosen = Selected(trajectories).at_temperature_1(config.other_temperatures)
     success = chosen.scalars["success"]
     if success.null_count:
         raise UnscoredError("success", chosen.scalars.filter(pc.is_null(success))["trajectory_id"].to_pylist())
@@ -225,6 +226,7 @@ class OfflineConfig(TrainConfig):
     algorithm: PolicyGradientAlgorithm = Field(
         GRPO(), description="how stored rollouts become a loss; those with a critic are online"
     )
+    other_temperatures: OtherTemperatures = "refuse"
 
     @model_validator(mode="after")
     def _needs_stored_rollouts_alone(self) -> "OfflineConfig":
@@ -240,14 +242,15 @@ class OfflineConfig(TrainConfig):
 def offline(context: Context, config: OfflineConfig, trajectories: list[Trajectories], model: Model) -> Trained:
     """Policy gradient on rollouts that the buffer holds, with ``model`` as the proximal policy and the reference.
 
-    Groups are the rollouts of one task. ``algorithm.off_policy`` corrects for rollouts of other policies.
+    Groups are the rollouts of one ticket; rows that name none are grouped by task and by the policy that sampled them.
+    ``algorithm.off_policy`` corrects for rollouts of other policies.
     """
     from agentrl.online.credit import Extras, assign
     from agentrl.training.rows import TrainingRows
     from agentrl.training.scoring import batch_logprobs
 
     policy = load_policy(model).prepare(config.optimizer.precision)
-    chosen = Selected(trajectories)
+    chosen = Selected(trajectories).at_temperature_1(config.other_temperatures)
     both = zip(chosen.trajectories(), chosen.weights.tolist(), strict=True)
     weighted = [(row, weight) for row, weight in both if any(row.action_mask)]
     made = [row for row, _ in weighted]  # groups need their rollouts whole

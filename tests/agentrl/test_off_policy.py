@@ -70,7 +70,7 @@ def rollout(index: int, reward: float, version: int = 0, group: str = "g") -> Tr
     return Trajectory(
         trajectory_id=f"t-{index}",
         episode_id=f"t-{index}",
-        task_id=group,
+        task_id=f"task of {group}",
         group_id=group,
         env="e",
         source="model",

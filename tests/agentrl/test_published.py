@@ -38,7 +38,7 @@ def rollout(index: int, reward: float, group: str = "g", **changes: Any) -> Traj
     return Trajectory(
         trajectory_id=f"t-{index}",
         episode_id=f"t-{index}",
-        task_id=group,
+        task_id=f"task of {group}",
         group_id=group,
         env="e",
         source="model",

@@ -18,6 +18,7 @@ from flows.commands import (
     buffer_choose,
     buffer_exchange,
     buffer_read,
+    compare,
     doctor,
     pipelines,
     replay,
@@ -38,7 +39,7 @@ _buffer = typer.Typer(
     no_args_is_help=True, help="Query, curate, search, exchange and look after the trajectory buffer."
 )
 
-for _module in (pipelines, artifacts, doctor, replay):
+for _module in (pipelines, artifacts, compare, doctor, replay):
     app.add_typer(_module.app)
 for _module in (buffer_read, buffer_choose, buffer_exchange, buffer):
     _buffer.add_typer(_module.app)

@@ -1,1 +1,1 @@
-"""Statistics of measured proportions."""
+"""Statistics of what was measured: intervals, and paired differences."""

@@ -28,10 +28,13 @@ def training_report(
     evaluations: list[Table],
     metrics: list[Table] = [],  # noqa: B006  (an input that may be left out)
     examples: list[Trajectories] = [],  # noqa: B006
+    attempts: list[Trajectories] = [],  # noqa: B006
 ) -> Report:
     """Success on the evaluated tasks stage by stage with intervals, by level, training curves and example trajectories.
 
-    ``evaluations`` are results of ``evaluate.policy``, ``metrics`` those of training stages.
+    ``evaluations`` are results of ``evaluate.policy``, ``metrics`` those of training stages. ``attempts`` are rollouts
+    of evaluations: those whose policies were made in the same way are compared in a table, with what varies between
+    their configs, seeds pooled, and paired differences on the same tasks.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -61,6 +64,7 @@ def training_report(
             for n in names
         ],
         "examples": shown,
+        "sweeps": _sweeps(context, attempts),
         "plots": {
             "success": _success_plot(overall, names),
             "levels": _level_plot(results, names),
@@ -75,6 +79,23 @@ def training_report(
             "report.md": text.get_template("report.md.j2").render(content),
         }
     )
+
+
+def _sweeps(context: Context, attempts: list[Trajectories]) -> list[dict[str, Any]]:
+    """A table for each set of evaluations whose policies were made in the same way: its columns, rows and verdicts."""
+    from datastore.catalog import Catalog
+    from pipelines.compare import measure, sweeps
+
+    catalog = Catalog(context.buffer.store)
+    tables = []
+    for found in sweeps([measure(catalog, one) for one in attempts]):
+        content = found.to_json()
+        seeds = any(arm["seeds"] for arm in content["arms"])
+        columns = [*found.keys, "seeds"] if seeds else found.keys
+        rows = [{**arm, "cells": {**arm["settings"], "seeds": ", ".join(arm["seeds"])}} for arm in content["arms"]]
+        verdicts = [one["verdict"] for one in content["differences"]]
+        tables.append({"keys": found.keys, "columns": columns, "rows": rows, "verdicts": verdicts})
+    return tables
 
 
 def _turn(message: Any) -> dict[str, str]:
@@ -134,7 +155,8 @@ def _level_plot(results: list[dict[str, Any]], names: list[str]) -> str:
         axes.bar(offsets, [rows.get(name, 0.0) for name in names], width * 0.9, label=f"level {level}", alpha=0.85)
     axes.set_xticks(range(len(names)), names)
     axes.set_ylim(0, 1.02)
-    axes.legend(frameon=False, loc="upper left", fontsize=8)
+    if levels:
+        axes.legend(frameon=False, loc="upper left", fontsize=8)
     return _svg(figure)
 
 

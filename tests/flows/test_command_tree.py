@@ -82,6 +82,7 @@ OF_A_STORE = {
     "schedule": ["schedule", "quickstart", "--cron", "0 2 * * *"],
     "show": ["show", "last"],
     "diff": ["diff", "a", "b"],
+    "compare": ["compare", "eval"],
     "lineage": ["lineage", "warm"],
     "tag": ["tag", "best", "warm"],
     "gc": ["gc", "--keep-runs", "3"],

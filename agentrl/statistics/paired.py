@@ -1,0 +1,113 @@
+"""Means of runs over tasks, and paired differences between them, with bootstrap intervals (Efron 1979).
+
+A *run* maps each task to its outcome. What is resampled are tasks, and if there are several runs (seeds), the runs too:
+so an interval says what other tasks, and other seeds, might have given.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Run = Mapping[Any, float]
+
+RESAMPLES, AT_ONCE = 4000, 200
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of the second less that of the first, with its 95 % interval, over the ``tasks`` that both have.
+    ``gained`` tasks went better in the second, ``lost`` ones worse; ``unshared`` tasks only one of both has."""
+
+    mean: float
+    low: float
+    high: float
+    tasks: int
+    gained: int
+    lost: int
+    unshared: int = 0
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+
+def pooled(runs: Sequence[Run], seed: int = 0) -> Estimate:
+    """The mean over all runs and tasks. Raises ValueError if there is no outcome."""
+    outcomes, there = _matrix(runs, _tasks(runs))
+    draws = [_mean(outcomes, there, *drawn) for drawn in _drawn(outcomes, seed)]
+    return Estimate(float(outcomes.sum() / there.sum()), *_interval(draws))
+
+
+def difference(before: Sequence[Run], after: Sequence[Run], *, same_seeds: bool = False, seed: int = 0) -> Difference:
+    """How ``after`` differs from ``before`` on the tasks of both. With ``same_seeds`` the runs of both are paired too,
+    in their order.
+
+    Raises ValueError if they share no task.
+    """
+    first, second = set(_tasks(before)), set(_tasks(after))
+    shared = sorted(first & second, key=str)
+    if not shared:
+        raise ValueError("they share no task")
+    a, b = _matrix(before, shared), _matrix(after, shared)
+    draws = []
+    other = _drawn(b[0], seed + 1)
+    for of_runs, of_tasks in _drawn(a[0], seed):
+        runs_of_b = of_runs if same_seeds else next(other)[0]
+        draws.append(_mean(*b, runs_of_b, of_tasks) - _mean(*a, of_runs, of_tasks))
+    each = _by_task(*b) - _by_task(*a)
+    return Difference(
+        float(b[0].sum() / b[1].sum() - a[0].sum() / a[1].sum()),
+        *_interval(draws),
+        len(shared),
+        int((each > 1e-12).sum()),
+        int((each < -1e-12).sum()),
+        len(first ^ second),
+    )
+
+
+def _tasks(runs: Sequence[Run]) -> list[Any]:
+    return list(dict.fromkeys(task for run in runs for task in run))
+
+
+def _matrix(runs: Sequence[Run], tasks: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Outcomes, 0 where a run has none, and where it has one, both [runs, tasks]."""
+    there = np.array([[task in run for task in tasks] for run in runs], dtype=float)
+    if not there.sum():
+        raise ValueError("there is no outcome")
+    return np.array([[run.get(task, 0.0) for task in tasks] for run in runs], dtype=float), there
+
+
+def _drawn(outcomes: np.ndarray, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """How often each run and each task is drawn, [resamples, runs] and [resamples, tasks]."""
+    (runs, tasks), random = outcomes.shape, np.random.default_rng(seed)
+    for _ in range(RESAMPLES // AT_ONCE):
+        of_tasks = random.multinomial(tasks, np.full(tasks, 1 / tasks), AT_ONCE)
+        yield random.multinomial(runs, np.full(runs, 1 / runs), AT_ONCE), of_tasks
+
+
+def _mean(outcomes: np.ndarray, there: np.ndarray, of_runs: np.ndarray, of_tasks: np.ndarray) -> np.ndarray:
+    """The mean of each resample, [resamples]; NaN if nothing was drawn that has an outcome."""
+    count = (of_runs @ there * of_tasks).sum(1)
+    return np.divide((of_runs @ outcomes * of_tasks).sum(1), count, out=np.full(len(count), np.nan), where=count > 0)
+
+
+def _by_task(outcomes: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """The mean of each task, [tasks]."""
+    return outcomes.sum(0) / np.maximum(there.sum(0), 1)
+
+
+def _interval(draws: Sequence[np.ndarray]) -> tuple[float, float]:
+    low, high = np.nanpercentile(np.concatenate(draws), [2.5, 97.5])
+    return float(low), float(high)

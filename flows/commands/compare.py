@@ -1,0 +1,63 @@
+"""Compare what was measured: two evaluations task by task, or the arms of a sweep in one table."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.commands._common import open_catalog
+from flows.commands.artifacts import looked_up
+from flows.options import Json, Store, command
+from flows.terminal import console, say_json
+
+if TYPE_CHECKING:
+    from pipelines.compare import Comparison
+
+app = typer.Typer()
+
+
+@command(app)
+def compare(
+    arms: Annotated[
+        list[str],
+        typer.Argument(
+            help="Evaluations, rollouts, or models that were evaluated: TAG, STAGE, STAGE/FINGERPRINT, a pattern such "
+            "as 'eval-*', or a stage with a matrix. The first one is what the others are compared with"
+        ),
+    ],
+    greedy: Annotated[bool, typer.Option("--greedy", help="Compare greedy attempts; else those sampled")] = False,
+    store: Store = "store",
+    as_json: Json = False,
+) -> None:
+    """Put arms side by side: what varies between their configs, success with seeds pooled, and paired differences on
+    the same tasks."""
+    from pipelines.compare import compare as compute
+
+    with looked_up():
+        found = compute(open_catalog(store), arms, greedy=greedy)
+        described = found.to_json()
+    if as_json:
+        say_json(described)
+    else:
+        _print(found, described)
+
+
+def _print(found: "Comparison", described: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    seeds = any(arm["seeds"] for arm in described["arms"])
+    table = Table(box=None, pad_edge=False)
+    for column in (*(found.keys or ["policy"]), *(["seeds"] if seeds else []), "tasks", "success", "95 % interval"):
+        table.add_column(column, overflow="fold")
+    for arm in described["arms"]:
+        settings = [str(arm["settings"][key]) for key in found.keys] or [", ".join(dict.fromkeys(arm["policies"]))]
+        success = arm["success"]
+        interval = f"{success['low']:.3f} - {success['high']:.3f}"
+        of_seeds = [", ".join(arm["seeds"])] if seeds else []
+        table.add_row(*settings, *of_seeds, str(arm["tasks"]), f"{success['mean']:.3f}", interval)
+    out = console()
+    out.print(table)
+    for arm in described["arms"]:
+        if arm["unscored"]:
+            out.print(f"{arm['arm']}: {arm['unscored']} rows without an outcome are left out", markup=False)
+    for one in described["differences"]:
+        out.print(one["verdict"], markup=False, highlight=False, soft_wrap=True)

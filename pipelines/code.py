@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipelines.external import external_digest
 from pipelines.source import SourceFile, Statement, Target
 
 OUR_PACKAGES = ("schemas", "datastore", "agentrl", "pipelines", "flows")
@@ -85,6 +86,7 @@ class CodeGraph:
         self._roots: dict[str, Path | None] = dict.fromkeys(OUR_PACKAGES, self._ours)
         self._sources: dict[str, SourceFile | None] = {}
         self._listed: dict[Path, set[str]] = {}
+        self._folders_of_data: dict[Path, list[Path]] = {}
 
     def track(self, module: str) -> None:
         """Follow the top-level package of this imported module wherever it lies."""
@@ -138,24 +140,35 @@ class CodeGraph:
             if source and taken:
                 digests = "".join(taken[number].digest for number in sorted(taken))
                 reached.code[source.label] = hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
-                reached.code |= self._data(source, frozenset().union(*(s.texts for s in taken.values())))
+                reached.code |= self._data(source, taken.values())
         return reached
 
-    def _data(self, source: SourceFile, texts: frozenset[str]) -> dict[str, str]:
-        """Digests of data files that a module's texts name. Of the root itself, only files count."""
+    def _data(self, source: SourceFile, statements: Collection[Statement]) -> dict[str, str]:
+        """Digests of data files that a module's texts and paths name. A text alone names a file, or a folder of a
+        package; a path also names a folder beside a module that is in no package."""
+        texts = frozenset().union(*(statement.texts for statement in statements))
+        paths = frozenset().union(*(statement.paths for statement in statements))
         found: dict[str, str] = {}
         for folder in {source.file.parent, source.file.parent.parent} - {source.root.parent}:
-            for text in texts & self._names_in(folder):
-                path = folder / text
-                if path.is_dir() and folder == source.root:
-                    continue
-                files = [path] if path.is_file() else sorted(path.iterdir())
-                if any(file.suffix in (".py", ".pyc") or file.is_dir() for file in files):
-                    continue
-                for file in files:
+            there = self._names_in(folder)
+            named = {folder / text for text in texts & there if folder != source.root or (folder / text).is_file()}
+            named |= {folder / path for path in paths if path.partition("/")[0] in there}
+            for file in sorted({file for path in named for file in self._files(path)}):
+                if source.root in file.parents:
                     label = file.relative_to(source.root).as_posix()
-                    found[label] = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+                    found[label] = external_digest(str(file), "file")
         return found
+
+    def _files(self, path: Path) -> list[Path]:
+        """A file, or all files of a folder of data: one with Python in it is code, and a store holds what runs made."""
+        if path.is_file():
+            return [] if path.suffix in (".py", ".pyc") else [path]
+        if path not in self._folders_of_data:
+            files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
+            is_store = (path / "artifacts").is_dir() or (path / "trajectories" / "_delta_log").is_dir()
+            is_code = any(file.suffix in (".py", ".pyc") for file in files)
+            self._folders_of_data[path] = [] if is_store or is_code else files
+        return self._folders_of_data[path]
 
     def _names_in(self, folder: Path) -> set[str]:
         if folder not in self._listed:

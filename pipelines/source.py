@@ -13,7 +13,10 @@ from functools import cached_property
 from pathlib import Path
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{1,80}")
+_PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 
+_PATH_CALLS = frozenset({"Path", "PurePath", "join", "joinpath", "open", "with_name"})
+_IMPORT_CALLS = frozenset({"import_module", "__import__"})
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -27,13 +30,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Statement:
-    """One top-level statement. ``chains`` are dotted uses, as in ``module.part.function``; ``texts`` may name files."""
+    """One top-level statement. ``chains`` are dotted uses, as in ``module.part.function``; ``texts`` may name files,
+    and ``paths`` are written where a path is built: ``HERE / "data" / "facts.json"`` gives ``data/facts.json``."""
 
     digest: str
     names: frozenset[str]
     chains: frozenset[tuple[str, ...]]
     imports: dict[str, Target]
     texts: frozenset[str]
+    paths: frozenset[str] = frozenset()
 
 
 class _Docless(ast.NodeTransformer):
@@ -118,6 +123,7 @@ class SourceFile:
         chains: set[tuple[str, ...]] = set()
         imports: dict[str, Target] = {}
         texts: set[str] = set()
+        paths: set[str] = set()
         for child in _uses(node):
             if isinstance(child, ast.Attribute):
                 if chain := _chain(child):
@@ -135,8 +141,17 @@ class SourceFile:
             elif isinstance(child, ast.ImportFrom):
                 base = self._absolute(child)
                 imports.update((alias.asname or alias.name, Target(base, alias.name)) for alias in child.names)
+            elif isinstance(child, ast.BinOp) and isinstance(child.op, ast.Div):
+                paths |= _joined(_divided(child))
+            elif isinstance(child, ast.Call):
+                called = child.func.attr if isinstance(child.func, ast.Attribute) else getattr(child.func, "id", "")
+                if called in _PATH_CALLS:
+                    paths |= _joined(child.args)
+                elif called in _IMPORT_CALLS and child.args and (module := _text(child.args[0])):
+                    imports[f"import {module}"] = Target(module, None)
+                    imports[f"import {module} *"] = Target(module, "*")
         digest = hashlib.blake2b(ast.dump(node).encode(), digest_size=16).hexdigest()
-        return Statement(digest, frozenset(names), frozenset(chains), imports, frozenset(texts))
+        return Statement(digest, frozenset(names), frozenset(chains), imports, frozenset(texts), frozenset(paths))
 
     def _absolute(self, node: ast.ImportFrom) -> str:
         if not node.level:
@@ -144,6 +159,30 @@ class SourceFile:
         parts = self.name.split(".")
         parts = parts[: len(parts) - node.level + (self.file.name == "__init__.py")]
         return ".".join([*parts, node.module] if node.module else parts)
+
+
+def _text(node: ast.expr) -> str:
+    """The text of a constant; of an f-string what follows its last value; otherwise nothing."""
+    if isinstance(node, ast.JoinedStr) and node.values:
+        node = node.values[-1]
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _divided(node: ast.BinOp) -> list[ast.expr]:
+    """The operands of ``a / b / c``."""
+    left = node.left
+    return [*(_divided(left) if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Div) else [left]), node.right]
+
+
+def _joined(parts: Iterable[ast.expr]) -> set[str]:
+    """Runs of texts among the parts of a path, each joined by slashes."""
+    runs: list[list[str]] = [[]]
+    for part in parts:
+        if text := _text(part).strip("/"):
+            runs[-1].append(text)
+        else:
+            runs.append([])
+    return {path for run in runs if _PATH.fullmatch(path := "/".join(run))}
 
 
 def _bound(node: ast.stmt) -> set[str]:

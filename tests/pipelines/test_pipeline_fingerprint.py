@@ -78,6 +78,50 @@ def test_data_files_that_the_code_names_are_tracked(project: Project) -> None:
     assert changed(before, prints(project)) == {"b"}
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        "open(HERE / 'facts' / 'deep' / 'one.json')",
+        "open(HERE / 'facts/deep/one.json')",
+        "open(HERE.joinpath('facts', 'deep', 'one.json'))",
+        "open(os.path.join(HERE, 'facts', 'deep/one.json'))",
+        "open(f'{HERE}/facts/deep/one.json')",
+        "next((HERE / 'facts').rglob('*.json')).open()",
+        "(Path(__file__).parent.parent / 'facts' / 'deep' / 'one.json').open()",
+        "open(HERE / 'facts' / kind / 'one.json')",
+    ],
+)
+def test_data_files_are_tracked_however_their_path_is_built(project: Project, named: str) -> None:
+    folder = project.source("deeper").parent
+    data = (folder.parent if "parent.parent" in named else folder) / "facts" / "deep" / "one.json"
+    data.parent.mkdir(parents=True)
+    data.write_text("one")
+    top = "import os\nfrom pathlib import Path\n\nHERE = Path(__file__).parent\nkind = 'deep'\n"
+    project.source("deeper").write_text(top + project.source("deeper").read_text())
+    project.edit("deeper", "result = 0.0", f"result = float(len({named}.read()))")
+    before = prints(project)
+    data.write_text("one two")
+    assert changed(before, prints(project)) == {"b"}
+
+
+def test_a_folder_of_code_and_a_store_are_no_data(project: Project) -> None:
+    folder = project.folder / "made"
+    (folder / "trajectories" / "_delta_log").mkdir(parents=True)
+    project.edit("deeper", "result = 0.0", "from pathlib import Path\n\n    result = len(str(Path('made') / 'x'))")
+    before = prints(project)
+    (folder / "new.json").write_text("1")
+    assert changed(before, prints(project)) == set()
+
+
+def test_a_module_that_is_imported_by_its_written_name_is_tracked(project: Project) -> None:
+    project.source("late").write_text("def limit() -> float:\n    return 1.0\n")
+    imported = f"import_module('{project.package}.late').limit()"
+    project.edit("deeper", "result = 0.0", f"from importlib import import_module\n\n    result = {imported}")
+    before = prints(project)
+    project.edit("late", "1.0", "2.0")
+    assert changed(before, prints(project)) == {"b"}
+
+
 def test_a_swapped_import_of_the_same_name_is_seen(project: Project) -> None:
     project.source("other").write_text("def plus(values: list[float]) -> float:\n    return 1.0\n")
     before = prints(project)

@@ -33,7 +33,7 @@ Only = Annotated[list[str] | None, typer.Option(help="Only this stage, from cach
 From = Annotated[list[str] | None, typer.Option("--from", help="This stage and all after it")]
 Until = Annotated[list[str] | None, typer.Option(help="This stage and all before it")]
 Force = Annotated[bool, typer.Option("--force", help="Run stages that are cached, or replace a file that exists")]
-Artifact = Annotated[str, typer.Argument(help="TAG, STAGE (its newest) or STAGE/FINGERPRINT")]
+Artifact = Annotated[str, typer.Argument(help="TAG, STAGE (its newest), PIPELINE:STAGE or STAGE/FINGERPRINT")]
 Run = Annotated[str, typer.Argument(help="A run: its id, the beginning of it, or last")]
 
 # the buffer

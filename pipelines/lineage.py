@@ -1,11 +1,13 @@
 """Artifacts by the names that people use, and what they were made from."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from datastore.catalog import Catalog
 from pipelines.problems import did_you_mean
+from pipelines.runs import all_runs
 from schemas.manifest import Manifest
 
 Artifact = tuple[str, str]
@@ -13,25 +15,53 @@ Artifact = tuple[str, str]
 
 
 def find_artifact(catalog: Catalog, text: str) -> Manifest:
-    """A tag, ``stage`` (its newest artifact) or ``stage/abcd`` (the beginning of a fingerprint).
+    """A tag, ``stage`` (its newest artifact), ``stage/abcd`` (the beginning of a fingerprint), or ``pipeline:stage``
+    (what the newest run of that pipeline made or re-used).
 
-    Raises LookupError with a message for the user if there is none, or more than one.
+    Raises LookupError with a message for the user if there is none, or more than one. If pipelines share the stage's
+    name, a warning says whose artifact the newest is.
     """
     tags = catalog.tags()
+    pipeline, of_a_pipeline, name = text.rpartition(":")
+    if of_a_pipeline and text not in tags:
+        return _of_pipeline(catalog, pipeline, name)
     stage, _, prefix = "/".join(tags[text]).partition("/") if text in tags else text.partition("/")
-    found = (
-        [manifest for manifest in catalog.manifests(stage) if manifest.fingerprint.startswith(prefix)] if stage else []
-    )
+    every = catalog.manifests(stage) if stage else []
+    found = [manifest for manifest in every if manifest.fingerprint.startswith(prefix)]
     if not found:
         stages = sorted({manifest.ingredients.stage for manifest in catalog.all()})
         hint = did_you_mean(stage, [*stages, *tags]) if stage not in stages else ""
-        known = f"; its fingerprints: {', '.join(m.fingerprint[:8] for m in catalog.manifests(stage)[:5])}"
+        known = f"; its fingerprints: {', '.join(m.fingerprint[:8] for m in every[:5])}"
         hint = hint or (known if stage in stages else f"; artifacts of: {', '.join(stages) or 'no stage yet'}")
         raise LookupError(f"there is no artifact or tag {text!r}{hint}")
     if prefix and len(found) > 1:
         names = ", ".join(manifest.fingerprint[:12] for manifest in found)
         raise LookupError(f"{text!r} is the beginning of several: {names}; write more of it")
+    makers = list(dict.fromkeys(manifest.ingredients.pipeline for manifest in found))
+    if len(makers) > 1:
+        first, *others = (one or "no pipeline" for one in makers)
+        warnings.warn(
+            f"{text} is {stage}/{found[0].fingerprint[:8]} of {first}; there are others of {', '.join(others)}: to "
+            f"choose, write PIPELINE:{stage} or {stage}/FINGERPRINT",
+            stacklevel=2,
+        )
     return found[0]
+
+
+def _of_pipeline(catalog: Catalog, pipeline: str, stage: str) -> Manifest:
+    """What the newest run of a pipeline that had this stage made or re-used, also if another pipeline made it first."""
+    runs = [run for run in all_runs(catalog) if run["pipeline"] == pipeline]
+    for run in runs:
+        fingerprint = run["stages"].get(stage, {}).get("fingerprint")
+        if fingerprint and (manifest := catalog.manifest(stage, fingerprint)):
+            return manifest
+    if not runs:
+        names = sorted({run["pipeline"] for run in all_runs(catalog)})
+        hint = did_you_mean(pipeline, names) or f"; pipelines that ran: {', '.join(names) or 'none'}"
+        raise LookupError(f"no run of pipeline {pipeline!r} is in this store{hint}")
+    stages = sorted({name for run in runs for name in run["stages"]})
+    hint = did_you_mean(stage, stages) or f"; its stages: {', '.join(stages)}"
+    raise LookupError(f"pipeline {pipeline!r} has no artifact of stage {stage!r}{hint}")
 
 
 @dataclass

@@ -2,31 +2,43 @@
 
 import json
 import time
+import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from datastore.catalog import Catalog
 from flows.show import print_lineage
-from pipelines.lineage import lineage, mermaid
+from pipelines.lineage import find_artifact, lineage, mermaid
 from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
 
 
-def publish(catalog: Catalog, stage: str, inputs: list[str]) -> None:
-    folder = catalog.staging(stage, "0" * 32)
+def publish(
+    catalog: Catalog, stage: str, inputs: list[str], pipeline: str = "", fingerprint: str = "0" * 32, day: int = 1
+) -> None:
+    folder = catalog.staging(stage, fingerprint)
     (folder / "table.txt").write_text(stage)
     records = [InputRecord(stage=name, output="table", fingerprint="0" * 32) for name in inputs]
     ingredients = Ingredients(
-        scheme=1, stage=stage, uses="x", uses_version="1", config={}, seed=0, inputs={"tables": records}, code={}
+        scheme=1,
+        pipeline=pipeline,
+        stage=stage,
+        uses="x",
+        uses_version="1",
+        config={},
+        seed=0,
+        inputs={"tables": records},
+        code={},
     )
     output = OutputRecord(kind=Kind.TABLE, path="table.txt", rows=None, digest="d")
     manifest = Manifest(
-        fingerprint="0" * 32,
+        fingerprint=fingerprint,
         ingredients=ingredients,
         outputs={"table": output},
         run_id="r",
-        created_at=datetime.now(UTC),
+        created_at=datetime(2026, 1, day, tzinfo=UTC),
         duration_s=0.0,
         buffer_version=None,
     )
@@ -53,3 +65,30 @@ def test_600_rounds_that_share_their_inputs_are_shown_in_seconds(tmp_path: Path)
     print_lineage(console, root)
     assert (tmp_path / "out").read_text().count("a-17/00000000") == 2
     assert time.monotonic() - began < 20
+
+
+def test_a_stage_of_several_pipelines_is_found_by_pipeline(tmp_path: Path) -> None:
+    catalog = Catalog(str(tmp_path))
+    publish(catalog, "grpo", [], "small", "a" * 32, day=1)
+    publish(catalog, "grpo", [], "large", "b" * 32, day=2)
+    for number, (pipeline, fingerprint) in enumerate({"small": "a", "large": "b", "third": "a"}.items()):
+        record = {"run_id": f"r{number}", "pipeline": pipeline, "state": "completed", "host": "h", "pid": 1}
+        stages = {"grpo": {"status": "ran", "fingerprint": fingerprint * 32}, "next": {"status": "failed", "fingerprint": ""}}
+        catalog.write_run(record | {"stages": stages})
+    with pytest.warns(
+        UserWarning, match=r"grpo is grpo/bbbbbbbb of large; there are others of small: .* PIPELINE:grpo"
+    ):
+        assert find_artifact(catalog, "grpo").fingerprint == "b" * 32
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert find_artifact(catalog, "small:grpo").fingerprint == "a" * 32
+        assert find_artifact(catalog, "large:grpo").fingerprint == "b" * 32
+        assert find_artifact(catalog, "third:grpo").fingerprint == "a" * 32, "made by another pipeline, and re-used"
+        assert find_artifact(catalog, "grpo/aa").fingerprint == "a" * 32
+    for text, message in (
+        ("smal:grpo", "did you mean 'small'"),
+        ("small:gpro", "has no artifact of stage 'gpro'; did you mean 'grpo'"),
+        ("small:next", "has no artifact of stage 'next'"),
+    ):
+        with pytest.raises(LookupError, match=message):
+            find_artifact(catalog, text)

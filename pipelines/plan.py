@@ -271,6 +271,9 @@ def _input_changes(old: Ingredients, new: Ingredients) -> list[str]:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value. A list of mappings counts item by item, other lists as a whole."""
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        value = dict(enumerate(value))
     if isinstance(value, dict) and value:
         return {key: leaf for name, item in value.items() for key, leaf in _flat(item, f"{prefix}{name}.").items()}
     return {prefix.rstrip("."): value}

@@ -73,7 +73,8 @@ def test_a_stage_of_several_pipelines_is_found_by_pipeline(tmp_path: Path) -> No
     publish(catalog, "grpo", [], "large", "b" * 32, day=2)
     for number, (pipeline, fingerprint) in enumerate({"small": "a", "large": "b", "third": "a"}.items()):
         record = {"run_id": f"r{number}", "pipeline": pipeline, "state": "completed", "host": "h", "pid": 1}
-        stages = {"grpo": {"status": "ran", "fingerprint": fingerprint * 32}, "next": {"status": "failed", "fingerprint": ""}}
+        failed = {"status": "failed", "fingerprint": ""}
+        stages = {"grpo": {"status": "ran", "fingerprint": fingerprint * 32}, "next": failed}
         catalog.write_run(record | {"stages": stages})
     with pytest.warns(
         UserWarning, match=r"grpo is grpo/bbbbbbbb of large; there are others of small: .* PIPELINE:grpo"

@@ -9,9 +9,9 @@ from toy_project import Project
 
 from datastore.buffer import TrajectoryBuffer
 from pipelines.execute import Outcome, open_output
-from pipelines.plan import Selection
+from pipelines.plan import Selection, differences
 from pipelines.problems import SpecError
-from schemas.manifest import InputRecord
+from schemas.manifest import Ingredients, InputRecord
 
 PIPELINE = """
     name: p
@@ -70,6 +70,25 @@ def test_reasons_name_the_key_the_module_the_input(project: Project) -> None:
     project.edit("deeper", "return b + a", "return a + b")
     project.run(PIPELINE, Selection(only=("a",)), settings=["stages.a.with.n=6"])
     assert reasons(project, "b", settings=["stages.a.with.n=6"]) == ["input a changed"]
+
+
+def test_a_reason_names_the_key_within_a_list() -> None:
+    old = Ingredients(
+        scheme=1,
+        stage="s",
+        uses="u",
+        uses_version="1",
+        config={"rules": [{"rule": "keep", "n": 1}], "splits": ["a"]},
+        seed=0,
+        inputs={},
+        code={},
+    )
+    new = old.model_copy(update={"config": {"rules": [{"rule": "keep", "n": 2}, {"rule": "cap"}], "splits": ["b"]}})
+    assert differences(old, new) == [
+        "config rules.0.n: 1 -> 2",
+        "config rules.1.rule: unset -> cap",
+        'config splits: ["a"] -> ["b"]',
+    ]
 
 
 def test_an_external_file_is_a_reason(project: Project) -> None:

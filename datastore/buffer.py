@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from datastore.content import CONTENT, STORED_SCHEMA, combined, contents
 from datastore.delta_paths import data_files, scan_table
 from datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError
 from datastore.ingest import BATCH_ROWS, OnError, Rows
-from datastore.lookup import Lookup
+from datastore.lookup import Ids, Lookup, id_array
 from datastore.places import place
 from datastore.table import BufferTable, schema_version
 from datastore.uniqueness import KnownIds
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from datastore.scalars import ScalarColumns
 
 Answer = TypeVar("Answer")
-Ids: TypeAlias = Sequence[str] | pa.Array | pa.ChunkedArray
 DIGEST_ROWS = 2**20
 
 
@@ -267,7 +266,7 @@ class TrajectoryBuffer:
             near = difflib.get_close_matches(unknown[0], TRAJECTORY_SCHEMA.names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
-        return self._read(_array(ids), wanted)
+        return self._read(id_array(ids), wanted)
 
     def _read(self, ids: pa.Array, wanted: list[str]) -> pa.Table:
         schema = _columns(wanted)
@@ -323,18 +322,11 @@ class TrajectoryBuffer:
         digests."""
         with self._table.following() as table:
             stored = schema_version(table) == TRAJECTORY_VERSION
-        names, size = _array(ids), DIGEST_ROWS if stored else 2 * BATCH_ROWS
+        names, size = id_array(ids), DIGEST_ROWS if stored else 2 * BATCH_ROWS
         parts = (names.slice(start, size) for start in range(0, len(names), size))
         if stored:
             return combined(self._read(part, [CONTENT])[CONTENT] for part in parts)
         return combined(contents(self._read(part, TRAJECTORY_SCHEMA.names)) for part in parts)
-
-
-def _array(ids: Ids) -> pa.Array:
-    """Ids as one Arrow array of strings."""
-    array = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids, pa.string())
-    array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
-    return array.cast(pa.string())
 
 
 def _columns(names: Sequence[str]) -> pa.Schema:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 THREADS = os.cpu_count() or 2
+Ids: TypeAlias = Sequence[str] | pa.Array | pa.ChunkedArray
 _LAST = chr(0x10FFFF)
 FOOTER_BYTES = 2**25
 """Footers stay in memory up to this total, as they are stored. In memory they take several times as much."""
@@ -39,6 +40,13 @@ class _Group(NamedTuple):
     number: int
     least: str
     most: str
+
+
+def id_array(ids: Ids) -> pa.Array:
+    """Ids as one Arrow array of strings."""
+    array = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids, pa.string())
+    array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    return array.cast(pa.string())
 
 
 @dataclass

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -38,6 +39,7 @@ from schemas.trajectory import Trajectory, row_fingerprint, trajectory_id
 if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
     from datastore.ingest import OnError
+    from datastore.lookup import Ids
 
 
 class StageConfig(BaseModel):
@@ -193,14 +195,13 @@ class Context:
         return done.quarantined
 
     def select(
-        self, ids: Sequence[str] | None = None, weights: Sequence[float] | None = None, name: str = "trajectories"
+        self, ids: "Ids | None" = None, weights: Sequence[float] | None = None, name: str = "trajectories"
     ) -> Trajectories:
-        """An output that selects rows of the buffer: all that this stage run appended, unless ``ids`` are given."""
-        chosen = self.row_ids() if ids is None else list(ids)
-        table = pa.table(
-            {"trajectory_id": chosen, "weight": [1.0] * len(chosen) if weights is None else list(weights)},
-            schema=SELECTION_SCHEMA,
-        )
+        """An output that selects rows of the buffer: all that this stage run appended, unless ``ids`` are given.
+        Without ``weights`` each row counts 1."""
+        chosen = self.row_ids() if ids is None else ids
+        counts = np.ones(len(chosen), np.float32) if weights is None else list(weights)
+        table = pa.table({"trajectory_id": chosen, "weight": counts}, schema=SELECTION_SCHEMA)
         return Trajectories(self._write(name, table), **self._origin(name), buffer=self.buffer)
 
     def tasks(self, rows: Iterable[Task], name: str = "tasks") -> Tasks:

@@ -1,19 +1,22 @@
 """Applying the rules. Every rule takes the rows that are left and says which of them stay; heavy columns are read only
 by the rules that look at them, for the rows that are left by then."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from datastore import sql
 from datastore.curation import rules as r
 from datastore.curation.conditions import tasks_of
 from datastore.curation.text import action_texts, contaminated, near_duplicates, tool_vectors
 from datastore.errors import StoreError
+from datastore.lookup import Ids, id_array
 from datastore.ranking import RANK
 from datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
 from datastore.writer import SCALARS
@@ -26,20 +29,19 @@ EXAMPLES = 3
 
 @dataclass(frozen=True)
 class Level:
-    """One level of the funnel: a rule, the rows before and after it, and some of those it dropped."""
+    """One level of the funnel: a rule, the rows before and after it, and the ids of some that it dropped."""
 
     rule: str
     before: int
     after: int
-    examples: list[dict[str, Any]]
+    examples: list[str]
 
 
 @dataclass(frozen=True)
 class Curated:
     """The selection, in the order of ids, and how it came about."""
 
-    ids: list[str]
-    weights: list[float]
+    ids: pa.Array
     funnel: list[Level]
 
 
@@ -76,29 +78,40 @@ def curate(
     buffer: "TrajectoryBuffer",
     rules: Sequence[r.Rule],
     *,
-    ids: Sequence[str] | None = None,
+    ids: Ids | None = None,
     heldout: Sequence[str] = (),
     seed: int = 0,
     embedder: str = EMBEDDED,
     version: int | None = None,
 ) -> Curated:
     """Narrow rows (default: the whole buffer) by rules. ``heldout`` holds prompts of held-out tasks, for
-    decontamination. The same buffer version (None: the newest), rules and seed give the same selection. Every weight is
-    1."""
+    decontamination. The same buffer version (None: the newest), rules and seed give the same selection."""
     version = buffer.table().version() if version is None else version
-    rows = buffer.scan(version).select(SCALARS).sort("trajectory_id").collect()
+    found = buffer.scan(version)
     if ids is not None:
-        rows = rows.filter(pl.col("trajectory_id").is_in(list(set(ids))))
+        found = found.join(pl.LazyFrame({"trajectory_id": id_array(ids)}), on="trajectory_id", how="semi")
+    rows = found.select(_needed(rules)).collect().sort("trajectory_id")
     work = _Work(buffer, seed, embedder, sorted(set(heldout)), version)
     funnel = []
     for rule in rules:
         kept = _APPLY[rule.rule](rows, rule, work).sort("trajectory_id")
         dropped = rows.join(kept, on="trajectory_id", how="anti")
-        examples = dropped.select("trajectory_id", "task_id", "reward", "prompt").head(EXAMPLES).to_dicts()
+        examples = dropped["trajectory_id"].head(EXAMPLES).to_list()
         funnel.append(Level(_describe(rule), rows.height, kept.height, examples))
         rows = kept
-    chosen = rows["trajectory_id"].to_list()
-    return Curated(chosen, [1.0] * len(chosen), funnel)
+    return Curated(id_array(rows["trajectory_id"].to_arrow()), funnel)
+
+
+_BUILT_ON = ("trajectory_id", "task_id", "reward", "success", "n_steps", "n_tokens", "env", "level")
+_READS = {"decontaminate": ("prompt", "split")}
+
+
+def _needed(rules: Sequence[r.Rule]) -> list[str]:
+    """The scalar columns that rules may look at: those that they are built on, and all that their texts name. Prompts
+    and settings of millions of rows would take many times as much memory."""
+    texts = [str(value) for rule in rules for value in (*rule.model_dump().values(), *_READS.get(rule.rule, ()))]
+    named = set(re.findall(r"\w+", " ".join(texts).lower()))
+    return [name for name in SCALARS if name in _BUILT_ON or name in named]
 
 
 def _describe(rule: r.Rule) -> str:

@@ -1,7 +1,7 @@
 """Exports: rows of the buffer in another format, after a count of what they lose in it."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from datastore.errors import StoreError
 from datastore.formats import FORMATS, Format, named
 from datastore.formats.files import replaced
 from datastore.formats.losses import present
+from datastore.lookup import Ids, id_array
 from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Exported:
         return asdict(self)
 
 
-def losses(buffer: "TrajectoryBuffer", ids: Sequence[str], name: str) -> dict[str, int]:
+def losses(buffer: "TrajectoryBuffer", ids: Ids, name: str) -> dict[str, int]:
     """How many of these rows would lose what, most first."""
     format = named(name)
     counts: Counter[str] = Counter()
@@ -42,16 +43,14 @@ def losses(buffer: "TrajectoryBuffer", ids: Sequence[str], name: str) -> dict[st
     return dict(counts.most_common())
 
 
-def export_rows(
-    buffer: "TrajectoryBuffer", ids: Sequence[str], path: Path, name: str, *, force: bool = False
-) -> Exported:
+def export_rows(buffer: "TrajectoryBuffer", ids: Ids, path: Path, name: str, *, force: bool = False) -> Exported:
     """Write rows to a file or folder, a bounded number in memory at a time.
 
     The name's extension may ask for compression (``.gz``). The file or folder appears whole or not at all. Raises
     StoreError if it is there already; with ``force`` the old one is replaced as a whole.
     """
     format = _writable(name)
-    if not ids:
+    if not len(ids):
         raise StoreError("there are no rows to export; the filter or the selection is empty")
     exported = Exported(str(path), name, len(ids))
     with replaced(path, force) as working:
@@ -68,6 +67,7 @@ def _writable(name: str) -> Format:
     return format
 
 
-def _rows(buffer: "TrajectoryBuffer", ids: Sequence[str]) -> Iterator[Trajectory]:
-    for start in range(0, len(ids), BATCH_ROWS):
-        yield from buffer.get_many(ids[start : start + BATCH_ROWS])
+def _rows(buffer: "TrajectoryBuffer", ids: Ids) -> Iterator[Trajectory]:
+    names = id_array(ids)
+    for start in range(0, len(names), BATCH_ROWS):
+        yield from buffer.get_many(names.slice(start, BATCH_ROWS))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from schemas.manifest import InputRecord, Manifest
 
 
-def selected(buffer: "TrajectoryBuffer", rows: Rows, split: str | None) -> list[str]:
+def selected(buffer: "TrajectoryBuffer", rows: Rows, split: str | None) -> "pa.Array":
     """Ids of the rows of a selection in its order, or of all rows sorted, that fulfil ``where`` and are of a split
     (None: of any)."""
     from pipelines.stages.select import in_split, matching
@@ -30,9 +30,10 @@ def left_out(buffer: "TrajectoryBuffer", rows: Rows, split: str | None) -> int:
     return 0 if split is None else not_in_split(buffer, rows.where, split, ids=_given(buffer, rows))
 
 
-def _given(buffer: "TrajectoryBuffer", rows: Rows) -> list[str] | None:
+def _given(buffer: "TrajectoryBuffer", rows: Rows) -> "pa.Array | None":
     """Ids of the selection that was named; None if there is none."""
     from datastore.catalog import Catalog
+    from datastore.lookup import id_array
     from pipelines.execute import open_output
     from pipelines.handles import Trajectories
 
@@ -41,7 +42,7 @@ def _given(buffer: "TrajectoryBuffer", rows: Rows) -> list[str] | None:
     catalog = Catalog(buffer.store)
     handle = open_output(record_of(catalog, rows.selection), catalog, buffer)
     assert isinstance(handle, Trajectories)
-    return handle.ids()
+    return id_array(handle.selection()["trajectory_id"])
 
 
 def record_of(catalog: "Catalog", text: str) -> "InputRecord":

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
 from datastore.curation.rules import Rule
@@ -30,11 +31,16 @@ def funnel_table(funnel: "list[Level]") -> pa.Table:
             "rule": level.rule,
             "before": level.before,
             "after": level.after,
-            "dropped_examples": [example["trajectory_id"] for example in level.examples],
+            "dropped_examples": level.examples,
         }
         for level in funnel
     ]
     return pa.Table.from_pylist(levels, schema=FUNNEL_SCHEMA)
+
+
+def distinct(selections: list[Trajectories]) -> pa.Array:
+    """The ids of selections in their order, each once."""
+    return pc.unique(pa.chunked_array(chunk for one in selections for chunk in one.selection()["trajectory_id"].chunks))
 
 
 class Curation(NamedTuple):
@@ -59,19 +65,17 @@ def curate(
     from datastore.curation.curate import Level
     from datastore.curation.curate import curate as apply
 
-    given = list(dict.fromkeys(name for selection in trajectories for name in selection.ids()))
-    kept = given
+    given = distinct(trajectories)
+    kept, funnel = given, []
     if config.split is not None:
-        splits = context.buffer.read(given, ["split"])["split"].to_pylist()
-        kept = [name for name, split in zip(given, splits, strict=True) if split == config.split]
-    funnel = []
-    if dropped := sorted(set(given) - set(kept)):
-        examples = [{"trajectory_id": name} for name in dropped[:EXAMPLES]]
-        funnel.append(Level(f"split {config.split}", len(given), len(kept), examples))
+        same = pc.equal(context.buffer.read(given, ["split"])["split"], config.split).combine_chunks()
+        kept, dropped = given.filter(same), given.filter(pc.invert(same))
+        if len(dropped):
+            examples = sorted(dropped.slice(0, EXAMPLES).to_pylist())
+            funnel.append(Level(f"split {config.split}", len(given), len(kept), examples))
     prompts = [task.prompt for tasks in heldout or [] for task in tasks.read()]
     result = apply(context.buffer, config.rules, ids=kept, heldout=prompts, seed=context.seed, embedder=config.embedder)
     funnel += result.funnel
     context.metrics.update(before=len(given), after=len(result.ids), other_splits=len(given) - len(kept))
     chosen = given if config.dry_run else result.ids
-    weights = [1.0] * len(given) if config.dry_run else result.weights
-    return Curation(context.select(chosen, weights), context.table(funnel_table(funnel), "funnel"))
+    return Curation(context.select(chosen), context.table(funnel_table(funnel), "funnel"))

@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from datastore.curation.rules import Rule
 from datastore.errors import StoreError
+from datastore.lookup import id_array
 from pipelines.handles import Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.curate import Curation, funnel_table
+from pipelines.stages.curate import Curation, distinct, funnel_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -51,24 +54,21 @@ def select(context: Context, config: SelectConfig, trajectories: list[Trajectori
     of other splits are left out by default, so that no held-out row is trained on; they are counted."""
     from datastore.curation.curate import curate
 
-    given = None
-    if trajectories is not None:
-        given = list(dict.fromkeys(name for selection in trajectories for name in selection.ids()))
+    given = None if trajectories is None else distinct(trajectories)
     funnel: list[Level] = []
     where, left = in_split(config.where, config.split), 0
     if config.split is not None:
         left = not_in_split(context.buffer, config.where, config.split, config.version, given)
     if config.draw and not config.rules:
-        # millions of ids that are only drawn from must not become Python objects
         try:
             before, sample = _drawn(context, config, config.draw, where, given)
         except StoreError as error:
             more = f"; {left} rows of other splits are left out, and `split: null` (--split all) takes them"
             raise StoreError(f"{error}{more if left else ''}") from None
-        ids, weights = sample.ids, sample.weights
+        ids, weights = id_array(sample.ids), sample.weights
     else:
-        ids = matching(context.buffer, where, config.version, given)
-        before, weights = len(ids), [1.0] * len(ids)
+        ids, weights = matching(context.buffer, where, config.version, given), None
+        before = len(ids)
     if config.rules:
         result = curate(
             context.buffer,
@@ -78,10 +78,10 @@ def select(context: Context, config: SelectConfig, trajectories: list[Trajectori
             embedder=config.embedder,
             version=config.version,
         )
-        ids, weights, funnel = result.ids, result.weights, result.funnel
+        ids, weights, funnel = result.ids, None, result.funnel
         if config.draw:
             _, sample = _drawn(context, config, config.draw, None, ids)
-            ids, weights = sample.ids, sample.weights
+            ids, weights = id_array(sample.ids), sample.weights
     context.metrics.update(before=before, after=len(ids), other_splits=left)
     funnel = [*first_level(config.split, left, before), *funnel]
     return Curation(context.select(ids, weights), context.table(funnel_table(funnel), "funnel"))
@@ -100,7 +100,7 @@ def in_split(where: str | None, split: str | None) -> str | None:
 
 
 def not_in_split(
-    buffer: "TrajectoryBuffer", where: str | None, split: str, version: int | None = None, ids: list[str] | None = None
+    buffer: "TrajectoryBuffer", where: str | None, split: str, version: int | None = None, ids: pa.Array | None = None
 ) -> int:
     """How many rows for which ``where`` holds, of ``ids`` or of all, are of other splits."""
     return _rows(buffer, _and(where, f"split <> {_quoted(split)}"), version, ids, ()).height
@@ -115,18 +115,18 @@ def _quoted(text: str) -> str:
 
 
 def matching(
-    buffer: "TrajectoryBuffer", where: str | None, version: int | None = None, ids: list[str] | None = None
-) -> list[str]:
-    """Ids for which ``where`` holds: of ``ids`` in their order, or of all rows sorted."""
-    rows = _rows(buffer, where, version, ids, ())["trajectory_id"]
+    buffer: "TrajectoryBuffer", where: str | None, version: int | None = None, ids: pa.Array | None = None
+) -> pa.Array:
+    """Ids for which ``where`` holds: of ``ids`` in their order, or of all rows sorted. They stay in Arrow, since there
+    may be millions of them."""
+    found = id_array(_rows(buffer, where, version, ids, ())["trajectory_id"].to_arrow())
     if ids is None:
-        return rows.sort().to_list()
-    allowed = set(rows)
-    return [name for name in ids if name in allowed]
+        return found.take(pc.sort_indices(found))
+    return ids.filter(pc.is_in(ids, value_set=found))
 
 
 def _drawn(
-    context: Context, config: SelectConfig, draw: Draw, where: str | None, ids: list[str] | None
+    context: Context, config: SelectConfig, draw: Draw, where: str | None, ids: pa.Array | None
 ) -> "tuple[int, Sample]":
     """How many rows there are to draw from, and the draw."""
     from datastore.sampling import COLUMNS, SAMPLERS
@@ -136,7 +136,7 @@ def _drawn(
 
 
 def _rows(
-    buffer: "TrajectoryBuffer", where: str | None, version: int | None, ids: list[str] | None, columns: Sequence[str]
+    buffer: "TrajectoryBuffer", where: str | None, version: int | None, ids: pa.Array | None, columns: Sequence[str]
 ) -> "pl.DataFrame":
     """The rows for which ``where`` holds, of ``ids`` or of all, in no promised order: their ids and these columns."""
     import polars as pl
@@ -145,4 +145,4 @@ def _rows(
     rows = buffer.sql(f"select {names} from trajectories{f' where ({where})' if where else ''}", version)
     if ids is None:
         return rows
-    return rows.join(pl.DataFrame({"trajectory_id": ids}, schema={"trajectory_id": pl.String}), "trajectory_id", "semi")
+    return rows.join(pl.DataFrame({"trajectory_id": ids}), on="trajectory_id", how="semi")

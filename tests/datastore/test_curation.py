@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from store_rows import build
 
 from datastore import StoreError, TrajectoryBuffer
+from datastore.curation import curate as module
 from datastore.curation.curate import Curated, curate
 from datastore.curation.diversity import cluster_balanced, k_center
 from datastore.curation.rules import Rules
@@ -33,8 +34,7 @@ def apply(folder: Path, rows: list[Trajectory], *rules: dict[str, Any], **option
     buffer = TrajectoryBuffer(folder)
     buffer.append(rows, stage="rollout", fingerprint="f")
     result = curate(buffer, Rules.model_validate({"rules": list(rules)}).rules, **options)
-    assert result.weights == [1.0] * len(result.ids)
-    return [int(name[-6:]) for name in result.ids], result
+    return [int(name[-6:]) for name in result.ids.to_pylist()], result
 
 
 def test_filter_and_funnel(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_filter_and_funnel(tmp_path: Path) -> None:
     assert len(kept) == 1
     first, second = result.funnel
     assert (first.rule, first.before, first.after) == ("filter where=success and n_steps <= 4", 5, 2)
-    assert [example["trajectory_id"][-1] for example in first.examples] == ["0", "1", "2"]
+    assert [example[-1] for example in first.examples] == ["0", "1", "2"]
     assert (second.before, second.after) == (2, 1)
 
 
@@ -227,3 +227,25 @@ def test_a_sample_larger_than_the_rows_is_refused() -> None:
 def test_a_sampler_reads_no_more_than_its_columns(strategy: str) -> None:
     few = ROWS.select("trajectory_id", *COLUMNS[strategy])
     assert SAMPLERS[strategy](few, 10, 3) == SAMPLERS[strategy](ROWS, 10, 3)
+
+
+def test_rules_read_the_columns_that_they_look_at_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[set[str]] = []
+
+    def spy(rows: pl.DataFrame, rule: Any, work: Any) -> pl.DataFrame:
+        read.append(set(rows.columns))
+        return rows
+
+    monkeypatch.setattr(module, "_APPLY", dict.fromkeys(module._APPLY, spy))
+    buffer = TrajectoryBuffer(tmp_path)
+    buffer.append([row(0, "t")], stage="rollout", fingerprint="f")
+    for rule in (
+        {"rule": "keep"},
+        {"rule": "decontaminate"},
+        {"rule": "filter", "where": "Segment = 0 and agent <> ''"},
+        {"rule": "cap", "n": 1, "per": "split"},
+    ):
+        curate(buffer, Rules.model_validate({"rules": [rule]}).rules)
+    basis, *more = read
+    assert not basis & {"prompt", "sampling"}
+    assert [one - basis for one in more] == [{"prompt", "split"}, {"segment", "agent"}, {"split"}]

@@ -21,39 +21,48 @@ class Sample:
     weights: list[float]
 
 
-def _all(rows: pl.DataFrame, order: np.ndarray, weights: np.ndarray | None = None) -> Sample:
-    ids = rows["trajectory_id"].gather(order).to_list()
-    return Sample(ids, [1.0] * len(ids) if weights is None else weights.astype(float).tolist())
+class _Sorted:
+    """Rows in the order of their ids: a draw depends on the rows, not on the order they came in. Only the columns that
+    are asked for are brought in order, since there may be millions of rows."""
+
+    def __init__(self, rows: pl.DataFrame, n: int) -> None:
+        if not 1 <= n <= rows.height:
+            raise StoreError(f"n {n} is not between 1 and {rows.height}, the number of rows to draw from")
+        self.height = rows.height
+        self._rows = rows
+        self._order = rows["trajectory_id"].arg_sort()
+
+    def __getitem__(self, name: str) -> pl.Series:
+        return self._rows[name].gather(self._order)
+
+    def sample(self, places: np.ndarray, weights: np.ndarray | None = None) -> Sample:
+        """The rows at these places in order."""
+        ids = self._rows["trajectory_id"].gather(self._order.gather(places)).to_list()
+        return Sample(ids, [1.0] * len(ids) if weights is None else weights.astype(float).tolist())
 
 
-def _check(rows: pl.DataFrame, n: int) -> pl.DataFrame:
-    if not 1 <= n <= rows.height:
-        raise StoreError(f"n {n} is not between 1 and {rows.height}, the number of rows to draw from")
-    return rows.sort("trajectory_id")  # the draw depends on the rows, not on the order they came in
-
-
-def _scored(rows: pl.DataFrame, column: str) -> pl.DataFrame:
+def _scored(rows: pl.DataFrame, column: str) -> None:
     if unscored := rows[column].null_count():
         raise StoreError(
             f"{unscored} of {rows.height} rows have no {column}: unscored is not failed; leave them out with "
             f"--where '{column} is not null', or draw by a strategy that needs no outcome, such as uniform"
         )
-    return rows
 
 
 def uniform(rows: pl.DataFrame, n: int, seed: int = 0) -> Sample:
     """Without replacement, every row with the same chance. The distribution stays as it is in the buffer: tasks count
     as often as they were attempted."""
-    rows = _check(rows, n)
-    return _all(rows, np.random.default_rng(seed).permutation(rows.height)[:n])
+    chosen = _Sorted(rows, n)
+    return chosen.sample(np.random.default_rng(seed).permutation(chosen.height)[:n])
 
 
 def success_first(rows: pl.DataFrame, n: int, seed: int = 0) -> Sample:
     """Successes in random order, then failures. While successes last, the loss sees the policy conditioned on success
     (rejection sampling): easy tasks are over-represented by their pass rate."""
-    rows = _scored(_check(rows, n), "success")
-    noise = np.random.default_rng(seed).random(rows.height)
-    return _all(rows, np.lexsort([noise, ~rows["success"].to_numpy()])[:n])
+    chosen = _Sorted(rows, n)
+    _scored(rows, "success")
+    noise = np.random.default_rng(seed).random(chosen.height)
+    return chosen.sample(np.lexsort([noise, ~chosen["success"].to_numpy()])[:n])
 
 
 def prioritized(
@@ -65,44 +74,48 @@ def prioritized(
     The weights (N P(i))^-beta, divided by their largest, undo the bias: completely if beta is 1, since the weighted
     mean then estimates the uniform one, and in part if beta is smaller.
     """
-    rows = _check(rows, n)
+    chosen = _Sorted(rows, n)
     if priority not in rows.columns:
         raise StoreError(f"there is no column {priority!r} to prioritise by; columns are {', '.join(rows.columns)}")
-    rows = _scored(rows, priority)
-    values = (np.abs(rows[priority].cast(pl.Float64).to_numpy()) + 1e-6) ** alpha
+    _scored(rows, priority)
+    values = (np.abs(chosen[priority].cast(pl.Float64).to_numpy()) + 1e-6) ** alpha
     if not np.isfinite(values).all():
         raise StoreError(f"column {priority!r} holds values that are not finite; filter them out first")
     probability = values / values.sum()
     drawn = np.random.default_rng(seed).choice(rows.height, size=n, p=probability)
     weights = (rows.height * probability) ** -beta
-    return _all(rows, drawn, weights[drawn] / weights.max())
+    return chosen.sample(drawn, weights[drawn] / weights.max())
 
 
 def recency(rows: pl.DataFrame, n: int, seed: int = 0, *, half_life: float = 1.0) -> Sample:
     """Without replacement; a row's chance halves with every ``half_life`` policy versions of age. Moves the
     distribution towards the newest policy, so importance ratios stay near 1; tasks that only old policies tried become
     rare."""
-    rows = _check(rows, n)
-    age = rows["policy_version"].max() - rows["policy_version"].to_numpy().astype(float)
+    chosen = _Sorted(rows, n)
+    age = rows["policy_version"].max() - chosen["policy_version"].to_numpy().astype(float)
     # Efraimidis and Spirakis (2006): the n largest of log(u) / w are a weighted draw without replacement
     keys = np.log(np.random.default_rng(seed).random(rows.height)) * 2.0 ** np.minimum(age / half_life, 1000.0)
-    return _all(rows, np.argsort(-keys, kind="stable")[:n])
+    return chosen.sample(np.argsort(-keys, kind="stable")[:n])
 
 
 def diversity(rows: pl.DataFrame, n: int, seed: int = 0, *, by: str = "task_id") -> Sample:
     """Values of a column in turn, each in random order. Flattens the distribution over that column: tasks with few rows
     weigh as much as tasks with many."""
-    rows = _check(rows, n)
-    noise = np.random.default_rng(seed).random(rows.height)
-    turn = rows.with_columns(pl.Series("__noise", noise)).select(pl.col("__noise").rank("ordinal").over(by))
-    return _all(rows, np.lexsort([noise, turn["__noise"].to_numpy()])[:n])
+    chosen = _Sorted(rows, n)
+    noise = np.random.default_rng(seed).random(chosen.height)
+    values = chosen[by].cast(pl.String).cast(pl.Categorical).to_physical().to_numpy().astype(np.int64)
+    grouped = np.lexsort([noise, values])  # each value's rows together, in random order
+    first = np.flatnonzero(np.diff(values[grouped], prepend=-1))
+    turn = np.empty(chosen.height, np.uint32)
+    turn[grouped] = np.arange(chosen.height) - np.repeat(first, np.diff(first, append=chosen.height))
+    return chosen.sample(np.lexsort([noise, turn])[:n])
 
 
 def curriculum(rows: pl.DataFrame, n: int, seed: int = 0, *, gate: float = 0.6) -> Sample:
     """Uniform over the levels that are open. The lowest level is open. The next one is open if the newest policy
     version that tried the level before it has a success rate of ``gate`` or more. Rows of closed levels have no chance
     at all."""
-    rows = _scored(rows, "success")
+    _scored(rows, "success")
     newest = rows.filter(pl.col("policy_version") == pl.col("policy_version").max().over("level"))
     rates = dict(newest.group_by("level").agg(pl.col("success").mean()).sort("level").iter_rows())
     opened: list[int] = []

@@ -110,7 +110,7 @@ def _needed(rules: Sequence[r.Rule]) -> list[str]:
     """The scalar columns that rules may look at: those that they are built on, and all that their texts name. Prompts
     and settings of millions of rows would take many times as much memory."""
     texts = [str(value) for rule in rules for value in (*rule.model_dump().values(), *_READS.get(rule.rule, ()))]
-    named = set(re.findall(r"\w+", " ".join(texts).lower()))
+    named = set(re.findall(r"\w+", " ".join(texts)))
     return [name for name in SCALARS if name in _BUILT_ON or name in named]
 
 

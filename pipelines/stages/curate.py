@@ -66,12 +66,12 @@ def curate(
     from datastore.curation.curate import curate as apply
 
     given = distinct(trajectories)
-    kept, funnel = given, []
+    kept, funnel = given, list[Level]()
     if config.split is not None:
         same = pc.equal(context.buffer.read(given, ["split"])["split"], config.split).combine_chunks()
         kept, dropped = given.filter(same), given.filter(pc.invert(same))
         if len(dropped):
-            examples = sorted(dropped.slice(0, EXAMPLES).to_pylist())
+            examples = dropped.take(pc.sort_indices(dropped)[:EXAMPLES]).to_pylist()
             funnel.append(Level(f"split {config.split}", len(given), len(kept), examples))
     prompts = [task.prompt for tasks in heldout or [] for task in tasks.read()]
     result = apply(context.buffer, config.rules, ids=kept, heldout=prompts, seed=context.seed, embedder=config.embedder)

@@ -242,7 +242,7 @@ def test_rules_read_the_columns_that_they_look_at_and_no_other(tmp_path: Path, m
     for rule in (
         {"rule": "keep"},
         {"rule": "decontaminate"},
-        {"rule": "filter", "where": "Segment = 0 and agent <> ''"},
+        {"rule": "filter", "where": "segment = 0 and agent <> ''"},
         {"rule": "cap", "n": 1, "per": "split"},
     ):
         curate(buffer, Rules.model_validate({"rules": [rule]}).rules)

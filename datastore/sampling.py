@@ -103,7 +103,7 @@ def diversity(rows: pl.DataFrame, n: int, seed: int = 0, *, by: str = "task_id")
     weigh as much as tasks with many."""
     chosen = _Sorted(rows, n)
     noise = np.random.default_rng(seed).random(chosen.height)
-    values = chosen[by].cast(pl.String).cast(pl.Categorical).to_physical().to_numpy().astype(np.int64)
+    values: np.ndarray = chosen[by].cast(pl.String).cast(pl.Categorical).to_physical().to_numpy().astype(np.int64)
     grouped = np.lexsort([noise, values])  # each value's rows together, in random order
     first = np.flatnonzero(np.diff(values[grouped], prepend=-1))
     turn = np.empty(chosen.height, np.uint32)

@@ -28,6 +28,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+from scale_training import peak_memory
 
 from datastore import TrajectoryBuffer
 from datastore.copies import warm
@@ -59,12 +60,6 @@ def report(what: str, figure: str, target: str = "", met: bool | None = None) ->
     verdict = "" if met is None else ("met" if met else "MISSED")
     lines.append((what, figure, target, verdict))
     print(f"{what:<66} {figure:>16}  {target:<14} {verdict}", flush=True)
-
-
-def peak_memory() -> float:
-    """GiB of this process alone; ``ru_maxrss`` would count what it was forked from."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 2**20
 
 
 def ms(seconds: float) -> str:
@@ -337,7 +332,7 @@ def main() -> None:
             report(f"size on disk: {TITLES.get(name, name)}", f"{size(folder / name) / 2**20:,.0f} MiB")
         queries(buffer, folder)
         rows(buffer, folder)
-        report("peak memory so far", f"{peak_memory():.2f} GiB")
+        report("peak memory so far", f"{peak_memory() / 2**30:.2f} GiB")
         done = subprocess.run([sys.executable, __file__, "search"], check=False, stdout=subprocess.PIPE, text=True)
         print(done.stdout, end="")
         report("load average at the end", f"{os.getloadavg()[0]:.1f}")
@@ -351,6 +346,6 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["search"]:
         search()
-        report("search: peak memory", f"{peak_memory():.2f} GiB")
+        report("search: peak memory", f"{peak_memory() / 2**30:.2f} GiB")
     else:
         main()

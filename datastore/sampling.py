@@ -104,11 +104,11 @@ def diversity(rows: pl.DataFrame, n: int, seed: int = 0, *, by: str = "task_id")
     chosen = _Sorted(rows, n)
     noise = np.random.default_rng(seed).random(chosen.height)
     values: np.ndarray = chosen[by].cast(pl.String).cast(pl.Categorical).to_physical().to_numpy().astype(np.int64)
-    grouped = np.lexsort([noise, values])  # each value's rows together, in random order
+    grouped = np.lexsort((noise, values))  # each value's rows together, in random order
     first = np.flatnonzero(np.diff(values[grouped], prepend=-1))
     turn = np.empty(chosen.height, np.uint32)
     turn[grouped] = np.arange(chosen.height) - np.repeat(first, np.diff(first, append=chosen.height))
-    return chosen.sample(np.lexsort([noise, turn])[:n])
+    return chosen.sample(np.lexsort((noise, turn))[:n])
 
 
 def curriculum(rows: pl.DataFrame, n: int, seed: int = 0, *, gate: float = 0.6) -> Sample:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from toy_project import Project, make_project
 
@@ -239,8 +240,8 @@ def test_a_cancelled_run_leaves_no_process_and_no_half_artifact(
 def _workers_of(store: Path) -> list[int]:
     """Processes whose standard output is a log of this store."""
     found = []
-    for link in Path("/proc").glob("[0-9]*/fd/1"):
-        with contextlib.suppress(OSError):
-            if os.readlink(link).startswith(str(store)):
-                found.append(int(link.parts[2]))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(file.fd == 1 and file.path.startswith(str(store)) for file in process.open_files()):
+                found.append(process.pid)
     return found

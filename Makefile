@@ -58,12 +58,12 @@ $(BIN)/python:
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing agentrl and its pinned dependencies into $(VENV) (once, a minute or two) ..."
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[report]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[report,dialects]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing what tests and checks need ..."
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,retrieval,formats,lora,trackers,parity,deepspeed]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,formats,lora,trackers,parity,deepspeed]'
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev

@@ -1,103 +1,106 @@
-"""Between messages and tokens: rendering with a tokenizer's own chat template, and parsing what a policy sampled.
-
-A conversation is encoded turn by turn and never as a whole, so that training sees exactly the tokens that were sampled.
-The opening is encoded once, an assistant turn keeps its sampled tokens, and an observation is the template text between
-two assistant turns.
+"""Between messages and tokens. A conversation is encoded turn by turn and never as a whole, so that training sees
+exactly the tokens that were sampled: the opening is encoded once, an assistant turn keeps its sampled tokens, and an
+observation is what the model family's template writes between two assistant turns.
 """
 
 import json
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from itertools import groupby, takewhile
+from typing import Protocol
 
-from agentrl.chat.hermes import Parsed, format_assistant, parse_assistant
+from agentrl.chat.hermes import Parsed, with_thoughts
+from agentrl.chat.template import Template
 from schemas.trajectory import Message, Role, Trajectory
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+
+class Reader(Protocol):
+    """Reads the turns that a model family's policies sample."""
+
+    def read(self, turn: list[int], prompt: list[int], tools: str) -> Parsed:
+        """The message of one turn, with or without its end. ``prompt`` are the tokens before it, or none."""
+        ...
 
 
-def _template_message(message: Message) -> dict[str, Any]:
-    """As chat templates of Hugging Face tokenizers expect it."""
-    out: dict[str, Any] = {"role": message.role.value, "content": message.content}
-    if message.name:
-        out["name"] = message.name
-    if message.tool_call_id:
-        out["tool_call_id"] = message.tool_call_id
-    return out
+class Bridge(Protocol):
+    """What a model family writes between two turns."""
+
+    def between(self, prompt: list[int], turn: list[int], messages: list[Message], tools: str) -> list[int]:
+        """Token ids from the end of ``turn`` to the beginning of the next one, with ``messages`` in between.
+
+        Raises ValueError if the family has no way to go on from this turn.
+        """
+        ...
 
 
 class ChatCodec:
-    """Encodes and decodes conversations with one tokenizer.
+    """Encodes and decodes conversations of one tokenizer in one dialect.
 
-    Raises ValueError if the tokenizer has no chat template or no end-of-turn token.
+    ``dialect`` names it, and ``remarks`` say what of it a user should know. ``stop_ids`` are the tokens that end a
+    turn.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        if not tokenizer.chat_template:
-            raise ValueError("the tokenizer has no chat_template; save one with it, or use a chat model")
-        if tokenizer.eos_token_id is None:
-            raise ValueError("the tokenizer has no eos_token; set the token that ends an assistant turn")
-        self.tokenizer = tokenizer
-        self.stop_id: int = tokenizer.eos_token_id
-        self._after_turn = self._text_after_turn()
+    def __init__(
+        self,
+        template: Template,
+        dialect: str,
+        reader: Reader,
+        bridge: Bridge | None = None,
+        remarks: Sequence[str] = (),
+    ) -> None:
+        self.template = template
+        self.dialect = dialect
+        self.reader = reader
+        self.bridge = bridge
+        self.remarks = list(remarks)
+        self.stop_ids = list(template.stop_ids)
         self._known: dict[str, list[int]] = {}
+
+    @property
+    def stop_id(self) -> int:
+        """The token that ends most turns."""
+        return self.stop_ids[0]
 
     def opening(self, messages: list[Message], tools: str = "[]") -> list[int]:
         """Token ids of the opening messages, up to the beginning of the assistant's turn."""
-        return self._encode(self._render(messages, generate=True, tools=tools))
+        return self.template.encode(self.template.render(messages, generate=True, tools=tools))
 
     def shows_tools(self) -> bool:
         """Whether the chat template writes the tools into the opening."""
         stem = [Message(role=Role.USER, content=".")]
         tool = {"type": "function", "function": {"name": "x", "description": "x", "parameters": {"type": "object"}}}
-        return self._render(stem, tools=json.dumps([tool])) != self._render(stem)
+        return self.template.render(stem, tools=json.dumps([tool])) != self.template.render(stem)
 
-    def assistant(self, message: Message) -> list[int]:
-        """Token ids of an assistant turn that was written, not sampled; ends with the end-of-turn token."""
-        return [*self._encode(format_assistant(message)), self.stop_id]
+    def assistant(self, message: Message, answers: Sequence[Message] = ()) -> list[int]:
+        """Token ids of an assistant turn that was written, not sampled; ends with an end-of-turn token. ``answers`` are
+        the tools' answers to it: some templates write a turn in the middle of tool calls differently."""
+        end = self.template.call_end if message.tool_calls else self.template.end
+        stop = self.stop_ids[self.template.ends.index(end)] if end else self.stop_id
+        return [*self.template.encode(self.template.turn(message, answers)), stop]
 
-    def observations(self, messages: list[Message]) -> list[int]:
+    def observations(
+        self, messages: list[Message], prompt: Sequence[int] = (), turn: Sequence[int] = (), tools: str = "[]"
+    ) -> list[int]:
         """Token ids between the end-of-turn token of one assistant turn and the beginning of the next.
 
-        Rollouts of one task often see the same observations, so encodings are remembered.
+        ``turn`` is the turn before, and ``prompt`` are the tokens before that; families that close a turn in several
+        ways need them. Rollouts of one task often see the same observations, so encodings are remembered.
         """
+        if self.bridge and turn:
+            return self.bridge.between(list(prompt), list(turn), messages, tools)
         key = "\0".join(
             f"{message.role}\0{message.name}\0{message.tool_call_id}\0{message.content}" for message in messages
         )
         if key not in self._known:
-            self._known[key] = self._encode_observations(messages)
+            self._known[key] = self.template.encode(self.template.after_turn(messages))
         return list(self._known[key])
 
-    def _encode_observations(self, messages: list[Message]) -> list[int]:
-        stem = [Message(role=Role.USER, content="."), Message(role=Role.ASSISTANT, content=".")]
-        before = self._render(stem, generate=False)
-        after = self._render([*stem, *messages], generate=True)
-        if not after.startswith(before):
-            raise ValueError("the chat template rewrites earlier turns; use one that only appends")
-        return self._encode(self._after_turn + after[len(before) :])
-
-    def parse(self, ids: list[int]) -> Parsed:
-        """Parse the token ids of one sampled turn, with or without its end-of-turn token."""
-        turn = ids[:-1] if ids and ids[-1] == self.stop_id else ids
-        return parse_assistant(str(self.tokenizer.decode(turn, skip_special_tokens=False)))
-
-    def _text_after_turn(self) -> str:
-        """What the template writes after an assistant's end-of-turn token, mostly a line break or nothing."""
-        text = self._render([Message(role=Role.USER, content="."), Message(role=Role.ASSISTANT, content=".")])
-        stop = self.tokenizer.eos_token
-        return text[text.rfind(stop) + len(stop) :] if stop in text else ""
-
-    def _render(self, messages: list[Message], generate: bool = False, tools: str = "[]") -> str:
-        text = self.tokenizer.apply_chat_template(
-            [_template_message(message) for message in messages],
-            tools=json.loads(tools) or None,
-            add_generation_prompt=generate,
-            tokenize=False,
-        )
-        return str(text)
-
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+    def parse(self, ids: Sequence[int], prompt: Sequence[int] = (), tools: str = "[]") -> Parsed:
+        """Parse the token ids of one sampled turn, with or without its end-of-turn token. ``prompt`` are the tokens
+        before it: some families begin the turn in the prompt."""
+        parsed = self.reader.read(list(ids), list(prompt), tools)
+        if parsed.message.reasoning or self.template.writes_reasoning:
+            return parsed
+        return Parsed(with_thoughts(parsed.message), parsed.error)
 
 
 def align(messages: list[Message], mask: list[bool]) -> list[Message]:
@@ -122,26 +125,49 @@ def align(messages: list[Message], mask: list[bool]) -> list[Message]:
     return spanned
 
 
+Turn = tuple[Message, tuple[int, int]]
+"""An assistant's message and its span in the tokens."""
+
+
+def encode(codec: ChatCodec, messages: Sequence[Message], tools: str) -> tuple[list[int], list[bool], list[Turn]]:
+    """The tokens of a written conversation, which of them are the assistant's, and its turns.
+
+    Raises ValueError if no assistant message follows the opening, two follow each other, or the dialect cannot write
+    the conversation.
+    """
+    ids: list[int] = []
+    mask: list[bool] = []
+    turns: list[Turn] = []
+    blocks = [list(group) for _, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT)]
+    for block, following in zip(blocks, [*blocks[1:], []], strict=True):
+        is_action = block[0].role is Role.ASSISTANT
+        if is_action:
+            if not ids or len(block) > 1:
+                raise ValueError("an assistant message must follow a user or tool message")
+            new = codec.assistant(block[0], list(takewhile(lambda message: message.role is Role.TOOL, following)))
+            turns.append((block[0], (len(ids), len(ids) + len(new))))
+        elif turns:
+            start, end = turns[-1][1]
+            new = codec.observations(block, ids[:start], ids[start:end], tools)
+        else:
+            new = codec.opening(block, tools)
+        ids += new
+        mask += [is_action] * len(new)
+    return ids, mask, turns
+
+
 def tokenize(trajectory: Trajectory, codec: ChatCodec, tokenizer: str) -> Trajectory:
     """A trajectory that was written, not sampled, with its tokens; one that has tokens is returned as it is.
 
     ``tokenizer`` is the tokenizer's fingerprint. Log-probabilities are NaN: a scripted or imported policy has none.
-    Raises ValueError if no assistant message follows the opening, or two follow each other.
+    Raises ValueError, with the trajectory's id, if it cannot be encoded.
     """
     if trajectory.input_ids:
         return trajectory
-    ids: list[int] = []
-    mask: list[bool] = []
-    for is_action, group in groupby(trajectory.messages, key=lambda message: message.role is Role.ASSISTANT):
-        block = list(group)
-        if is_action and (not ids or len(block) > 1):
-            raise ValueError(f"{trajectory.trajectory_id}: an assistant message must follow a user or tool message")
-        if is_action:
-            new = codec.assistant(block[0])
-        else:
-            new = codec.observations(block) if ids else codec.opening(block, trajectory.tools)
-        ids += new
-        mask += [is_action] * len(new)
+    try:
+        ids, mask, _ = encode(codec, trajectory.messages, trajectory.tools)
+    except ValueError as error:
+        raise ValueError(f"{trajectory.trajectory_id}: {error}") from error
     return trajectory.model_copy(
         update={
             "messages": align(trajectory.messages, mask),

@@ -42,6 +42,14 @@ def parse_assistant(text: str) -> Parsed:
     return Parsed(Message(role=Role.ASSISTANT, content=content, reasoning=reasoning, tool_calls=calls))
 
 
+def with_thoughts(message: Message) -> Message:
+    """The message with the ``<think>`` tags of its content as its reasoning."""
+    reasoning = "\n".join(part.strip() for part in _THINK.findall(message.content))
+    if not reasoning:
+        return message
+    return message.model_copy(update={"content": _THINK.sub("", message.content).strip(), "reasoning": reasoning})
+
+
 def format_assistant(message: Message) -> str:
     """The text of one turn, the inverse of :func:`parse_assistant`."""
     parts = [f"<think>{message.reasoning}</think>"] if message.reasoning else []

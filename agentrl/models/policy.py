@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.chat.codec import ChatCodec
+from agentrl.chat.dialects import find_dialect
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -104,7 +106,14 @@ class Policy:
 
     @cached_property
     def codec(self) -> ChatCodec:
-        return ChatCodec(self.tokenizer)
+        """How messages become tokens. What a user should know of the dialect found is given as warnings.
+
+        Raises ValueError if no dialect fits the tokenizer.
+        """
+        codec = find_dialect(self.tokenizer)
+        for remark in codec.remarks:
+            warnings.warn(f"dialect {codec.dialect} of model {self.name}: {remark}", stacklevel=3)
+        return codec
 
     @cached_property
     def tokenizer_fingerprint(self) -> str:

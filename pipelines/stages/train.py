@@ -69,6 +69,7 @@ def sft(context: Context, config: SFTConfig, trajectories: list[Trajectories], m
     """Supervised fine-tuning on the action tokens of trajectories, each counting by its weight in the selection."""
     chosen = Selected(trajectories)
     policy = start_policy(model, config.model, chosen.trajectories(), context.seed)
+    context.metrics["dialect"] = policy.codec.dialect
     if pc.any(pc.equal(chosen.scalars["source"], NEGATIVE)).as_py() and not policy.codec.shows_tools():
         raise ValueError(
             "negative examples differ by the tools on offer, which this model's chat template does not show: "

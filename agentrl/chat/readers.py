@@ -1,0 +1,72 @@
+"""Reading sampled turns: by the tokenizer's own response template, or in the Hermes form."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from agentrl.chat.hermes import Parsed, parse_assistant
+from agentrl.chat.template import THOUGHT, Template
+from schemas.trajectory import Message, Role, ToolCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def bare(ids: list[int], stop_ids: tuple[int, ...]) -> list[int]:
+    """A turn without its end-of-turn token."""
+    return ids[:-1] if ids and ids[-1] in stop_ids else ids
+
+
+def broken(text: str, error: str, reasoning: str | None = None) -> Parsed:
+    """A turn whose calls cannot be read: its text is the content."""
+    return Parsed(Message(role=Role.ASSISTANT, content=text, reasoning=reasoning), error)
+
+
+def as_text(arguments: Any) -> str:
+    """Arguments as JSON text. Raises ValueError if they are none."""
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    return json.dumps(arguments, allow_nan=False)
+
+
+class HermesReader:
+    """Reads ``<think>`` and ``<tool_call>`` tags."""
+
+    def __init__(self, template: Template) -> None:
+        self.template = template
+
+    def read(self, turn: list[int], prompt: list[int], tools: str) -> Parsed:
+        text = str(self.template.tokenizer.decode(bare(turn, self.template.stop_ids), skip_special_tokens=False))
+        begun = THOUGHT if self.template.prompt.rstrip().endswith(THOUGHT) else ""
+        return parse_assistant(begun + text)
+
+
+class ResponseTemplateReader:
+    """Reads by the ``response_template`` that the tokenizer carries (transformers 5.13 and later)."""
+
+    def __init__(self, template: Template) -> None:
+        self.template = template
+        self.tokenizer: PreTrainedTokenizerBase = template.tokenizer
+
+    def read(self, turn: list[int], prompt: list[int], tools: str) -> Parsed:
+        text = str(self.tokenizer.decode(turn, skip_special_tokens=False))
+        if turn and turn[-1] not in self.template.stop_ids:
+            text += self.template.end
+        before = str(self.tokenizer.decode(prompt, skip_special_tokens=False)) if prompt else self.template.prompt
+        try:
+            found = self.tokenizer.parse_response(text, prefix=before, tools=json.loads(tools) or None)
+            calls = [
+                ToolCall(
+                    id=f"call_{number}", name=one["function"]["name"], arguments=as_text(one["function"]["arguments"])
+                )
+                for number, one in enumerate(found.get("tool_calls") or [])
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            return broken(text, f"the response template cannot read it: {error}")
+        reasoning = next((found[key] for key in ("reasoning_content", "reasoning", "thinking") if found.get(key)), None)
+        message = Message(
+            role=Role.ASSISTANT,
+            content=(found.get("content") or "").strip(),
+            reasoning=reasoning.strip() if reasoning else None,
+            tool_calls=calls,
+        )
+        return Parsed(message)

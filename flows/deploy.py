@@ -2,6 +2,8 @@
 
 import logging
 import os
+import shlex
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -34,9 +36,6 @@ from pipelines.worker import StageError
 DEFAULT_POOL = "agentrl"
 TAG = "agentrl"
 POLL_S = 1.0
-SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Environment of a flow run: no module in its working directory is taken for one of ours. Pipelines look there later,
-after our packages are imported."""
 
 
 @flow(name="agentrl", validate_parameters=False, persist_result=False)
@@ -54,8 +53,6 @@ def run_pipeline(
 
     Raises StageError if a stage fails, ValueError if the plan is blocked, SpecError if the file is wrong.
     """
-    for name in SAFE_PATH:  # programs that stages start look for modules as in a run by command
-        os.environ.pop(name, None)
     catalog = Catalog(store)
     pipeline = load(file, profile=profile, settings=settings or ())
     plan = make_plan(pipeline, catalog, store, Selection(only=tuple(only or ()), force=force))
@@ -93,13 +90,18 @@ def deploy(plan: Plan, name: str, pool: str, cron: str | None = None, timezone: 
         tags=[TAG, pipeline.name],
         description=pipeline.description or None,
         work_pool_name=pool,
-        job_variables={"env": SAFE_PATH} | ({"working_dir": str(Path.cwd())} if local else {}),
+        job_variables=_process(Path.cwd()) if local else {},
         entrypoint_type=EntrypointType.MODULE_PATH,
         enforce_parameter_schema=False,
         **schedule,
     )
     deployment.apply()
     return f"{pipeline.name}/{name}"
+
+
+def _process(folder: Path) -> dict[str, str]:
+    """How a process pool on this machine starts a flow run."""
+    return {"working_dir": str(folder), "command": shlex.join([sys.executable, "-P", "-m", "flows.flow_run"])}
 
 
 def _parameters(plan: Plan, pool: str, local: bool) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What stages that sample from a policy or train it share: loading the policy, and finding its environment."""
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -44,6 +45,18 @@ class ModelConfig(StageConfig):
         if path and lacks_template(Path(path).expanduser()):
             raise ValueError("its tokenizer has no chat_template; save one with it, or use a chat model")
         return path
+
+
+def warn_of_splits(counts: Mapping[str, int], what: str) -> None:
+    """Warn if some of ``what`` is trained on, ``counts`` by split, are not of the train split."""
+    others = {split: count for split, count in counts.items() if split != "train"}
+    if others:
+        by_split = ", ".join(f"{split} {count}" for split, count in sorted(others.items()))
+        warnings.warn(
+            f"{sum(others.values())} of {sum(counts.values())} {what} to train on are not of the train split "
+            f"({by_split}): what is measured on these splits from now on is not measured on unseen tasks",
+            stacklevel=3,
+        )
 
 
 def load_policy(model: Model) -> "Policy":

@@ -1,6 +1,7 @@
 """Stages that train online: every iteration samples with the current policy, and updates it."""
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from agentrl.training.trackers import Tracker
 from datastore.places import sync_tree
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import REWARDS, load_policy, only_env, rollout_runner
+from pipelines.stages.common import REWARDS, load_policy, only_env, rollout_runner, warn_of_splits
 
 if TYPE_CHECKING:
     from agentrl.online.loop import OnlineLoop, OnlineStep
@@ -69,6 +70,7 @@ def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) ->
     from agentrl.online.loop import OnlineLoop
 
     policy, rows = load_policy(model), tasks.read()
+    warn_of_splits(Counter(task.split for task in rows), "tasks")
     sampling = Sampling(max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens)
     return OnlineLoop(
         policy,

@@ -9,6 +9,7 @@ from pydantic import Field
 from agentrl.search.agentq import by_task, step_pairs, trajectory_pairs
 from pipelines.handles import Pairs, Trajectories
 from pipelines.stage import Context, StageConfig, stage
+from pipelines.stages.common import warn_of_splits
 
 
 class PairsConfig(StageConfig):
@@ -24,6 +25,7 @@ def agentq(context: Context, config: PairsConfig, trajectories: list[Trajectorie
     make = step_pairs if config.kind == "step" else trajectory_pairs
     weights = {name: weight for selection in trajectories for name, weight in _weights(selection)}
     read = [row for selection in trajectories for row in selection.read() if row.input_ids]
+    warn_of_splits(Counter(row.split for row in read), "rows")
     scored = [row for row in read if row.reward is not None]
     groups = by_task(scored)
     rows = [pair for group in groups.values() for pair in make(group, config.margin, config.per_task)]

@@ -12,13 +12,14 @@ from pydantic import Field
 
 from agentrl.chat.codec import tokenize
 from pipelines.handles import Trajectories
+from pipelines.stages.common import warn_of_splits
 from schemas.training import TRAINING_SCHEMA
 from schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
 
-SCALARS = ("trajectory_id", "task_id", "source", "reward", "success", "n_tokens", "tags", "sampling")
+SCALARS = ("trajectory_id", "task_id", "source", "reward", "success", "n_tokens", "split", "tags", "sampling")
 BATCH_TOKENS, BATCH_ROWS = 2**21, 8192
 """The most tokens and rows that a training stage holds at once, apart from the rows of a step."""
 
@@ -52,13 +53,15 @@ class Tokens(NamedTuple):
 
 class Selected:
     """Rows of several selections, in order, with ``weights`` [rows]. Rows that are tagged as not trained on (a judge's,
-    a fixed opponent's) are left out, and a warning says how many. ``scalars`` has the columns :data:`SCALARS` up to
-    ``n_tokens``."""
+    a fixed opponent's) are left out, and a warning says how many. Another one says how many are not of the train split.
+    ``scalars`` has the columns :data:`SCALARS` up to ``n_tokens``."""
 
     def __init__(self, selections: list[Trajectories]) -> None:
         self._buffer = selections[0].buffer
         scalars = pa.concat_tables(selection.table(SCALARS) for selection in selections).combine_chunks()
         weights = np.concatenate([selection.selection()["weight"].to_numpy() for selection in selections])
+        counted = pc.value_counts(scalars["split"].combine_chunks()).to_pylist()
+        warn_of_splits({one["values"]: one["counts"] for one in counted}, "rows")
         tags = scalars["tags"].combine_chunks()
         tagged = tags.value_parent_indices().filter(pc.equal(tags.flatten(), NOT_TRAINED))
         kept = np.setdiff1d(np.arange(len(scalars)), tagged.to_numpy())
@@ -66,7 +69,7 @@ class Selected:
             warnings.warn(
                 f"{left} of {len(scalars)} rows are tagged {NOT_TRAINED!r} and are not trained on", stacklevel=3
             )
-        self.scalars, self.weights = scalars.drop_columns(["tags", "sampling"]), weights.astype(np.float64)
+        self.scalars, self.weights = scalars.drop_columns(["split", "tags", "sampling"]), weights.astype(np.float64)
         settings = scalars["sampling"].combine_chunks().dictionary_encode()
         plain = np.array([plainly_drawn(one) for one in settings.dictionary.to_pylist()], dtype=bool)
         self._plain = plain[settings.indices.to_numpy()] if len(scalars) else np.zeros(0, bool)

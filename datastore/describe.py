@@ -35,7 +35,7 @@ VIEWS: dict[str, dict[str, str]] = {
         "sampling": "JSON: temperature and other settings of the sampler",
         "termination": "why the episode ended: answered, max_steps, max_tokens, format_error, env_error",
         "reward_components": "list of {name, value, weight}; the reward is made of them",
-        "tags": "free words",
+        "tags": "free words; evaluations tag their rows greedy or sampled",
         "n_steps": "assistant messages",
         "n_tokens": "tokens of the whole row",
         "n_action_tokens": "tokens that the policy sampled",

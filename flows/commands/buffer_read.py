@@ -135,5 +135,12 @@ def schema(
     if as_json:
         say_json(rows)
         return
-    shown = [row | {"type": row["type"] if len(row["type"]) < 25 else row["type"].partition("(")[0]} for row in rows]
-    print_rows(shown, as_json)
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in ("view", "column", "type", "meaning"):
+        table.add_column(name, no_wrap=name != "meaning")
+    for row in rows:
+        short = row["type"] if len(row["type"]) < 25 else row["type"].partition("(")[0]
+        table.add_row(row["view"], row["column"], short, row["meaning"])
+    console().print(table)

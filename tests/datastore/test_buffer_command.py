@@ -230,5 +230,8 @@ def test_schema_describes_every_column_of_every_view(filled: str) -> None:
         assert [row["column"] for row in rows if row["view"] == view] == columns
         assert set(columns) == set(VIEWS[view])  # none without a meaning, no meaning without a column
     text = ask("schema", "tool_calls")
+    assert "…" not in (whole := ask("schema", "trajectories"))
+    meaning = " ".join(VIEWS["trajectories"]["pipeline"].split()[-4:])
+    assert meaning in " ".join(whole.split())
     assert "JSON: arguments of the call" in text
     assert "input_ids" not in text

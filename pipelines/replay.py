@@ -78,7 +78,7 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
     total = config.steps if isinstance(config, TrainConfig) else config.iterations * config.updates
     scale = float(manifest.metrics.get("lr_scale") or 1.0) if isinstance(config, OfflineConfig) else 1.0
     optimizer = config.optimizer.model_copy(update={"lr": config.optimizer.lr * scale})
-    trainer = Trainer(policy, objective_of(config), optimizer, total)
+    trainer = Trainer(policy, objective_of(config), optimizer, total, seed=manifest.ingredients.seed)
     updates = config.updates if isinstance(config, OnlineConfig) else 1
     for number, batches, lr_scale in _steps(catalog, manifest, config):
         first = number * updates

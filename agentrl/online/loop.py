@@ -81,7 +81,7 @@ class OnlineLoop:
         if isinstance(algorithm, PPO):
             torch.manual_seed(seed)
             self.critic = CriticTrainer(policy, algorithm.critic, optimizer.micro_tokens)
-        self.trainer = Trainer(policy, algorithm, optimizer, iterations * updates)
+        self.trainer = Trainer(policy, algorithm, optimizer, iterations * updates, seed=seed)
 
     def step(self, name: Callable[[int], str], stored: Mapping[str, Trajectory] = MappingProxyType({})) -> OnlineStep:
         """One iteration; ``name`` gives the id of a rollout by its number, which follows from iteration, round, ticket

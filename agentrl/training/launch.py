@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from agentrl.models.policy import Policy
 from agentrl.training.batch import TrainingError
+from agentrl.training.jit_locks import clear_stale_locks
 from agentrl.training.job import DeepSpeed, TrainingJob
 from agentrl.training.loop import fit
 from agentrl.training.optimizer import OptimizerConfig
@@ -24,6 +26,7 @@ from agentrl.training.step import Metrics, Trainer
 
 DONE = "AGENTRL_STEP "
 FAILED = "AGENTRL_ERROR "
+NOTE = "AGENTRL_NOTE "
 
 
 def command(config: DeepSpeed, job: Path) -> list[str]:
@@ -58,6 +61,8 @@ def launch(config: DeepSpeed, job: Path, on_step: Callable[[Metrics], None]) -> 
         for line in process.stdout:
             if line.startswith(DONE):
                 on_step(json.loads(line[len(DONE) :]))
+            elif line.startswith(NOTE):
+                warnings.warn(line[len(NOTE) :].strip(), stacklevel=2)
             elif line.startswith(FAILED):
                 reason = line[len(FAILED) :].strip()
             else:
@@ -77,15 +82,17 @@ def run(job_file: Path) -> None:
     folder = job_file.parent
     job = TrainingJob.model_validate_json(job_file.read_text())
     rows = TrainingRows.open(folder / "rows.arrow")
+    if os.environ.get("LOCAL_RANK") == "0":
+        for said in clear_stale_locks(shared=job.deepspeed.hostfile is not None):
+            print(NOTE + said, flush=True)
     policy = Policy.load(folder / "start")
-    torch.manual_seed(job.seed)  # all ranks begin with the same adapters
     ranks: list[DeepSpeedRanks] = []
 
     def backend(policy: Policy, config: OptimizerConfig) -> DeepSpeedRanks:
         ranks.append(DeepSpeedRanks(policy, job))
         return ranks[0]
 
-    trainer = Trainer(policy, job.objective, job.optimizer, job.steps, backend)
+    trainer = Trainer(policy, job.objective, job.optimizer, job.steps, backend, job.seed)
     history = fit(trainer, rows, job.batch, job.seed, folder / "checkpoints", _say, job.checkpoint_every)
     ranks[0].export(folder / "model")
     if ranks[0].rank == 0:

@@ -1,17 +1,15 @@
 """Low-rank adapters inside a policy, through PEFT."""
 
-from typing import TYPE_CHECKING
+import torch
 
+from agentrl.engines.streams import stream
 from agentrl.models.policy import Policy
 from agentrl.training.optimizer import LoRA
 from schemas.installation import install_hint
 
-if TYPE_CHECKING:
-    import torch
 
-
-def add_lora(policy: Policy, config: LoRA) -> None:
-    """Put adapters into the policy's model. From then on only they are trained.
+def add_lora(policy: Policy, config: LoRA, seed: int) -> None:
+    """Put adapters into the policy's model. From then on only they are trained. The same seed gives the same adapters.
 
     Raises ValueError if PEFT is not installed.
     """
@@ -22,13 +20,14 @@ def add_lora(policy: Policy, config: LoRA) -> None:
     targets = config.targets if isinstance(config.targets, str) else list(config.targets)
     if targets == "all-linear":
         targets = _linear_names(policy.model)
-    inject_adapter_in_model(LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets), policy.model)
+    with torch.random.fork_rng():
+        torch.manual_seed(stream(seed, "lora"))
+        made = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets)
+        inject_adapter_in_model(made, policy.model)
 
 
-def _linear_names(model: "torch.nn.Module") -> list[str]:
+def _linear_names(model: torch.nn.Module) -> list[str]:
     """Last parts of the names of all linear modules but the output head."""
-    import torch
-
     head = model.get_output_embeddings()  # type: ignore[operator]
     found = {
         name.rsplit(".", 1)[-1] for name, m in model.named_modules() if type(m) is torch.nn.Linear and m is not head

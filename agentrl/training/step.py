@@ -63,7 +63,8 @@ class Backend(Protocol):
 
 
 class Trainer:
-    """Updates ``policy`` in place to minimise ``objective`` over ``total`` optimiser steps."""
+    """Updates ``policy`` in place to minimise ``objective`` over ``total`` optimiser steps. ``seed`` decides what
+    adapters begin with."""
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Trainer:
         config: OptimizerConfig,
         total: int,
         backend: Callable[[Policy, OptimizerConfig], Backend] = OneProcess,
+        seed: int = 0,
     ) -> None:
         self.policy = policy
         self.objective = objective
@@ -81,7 +83,7 @@ class Trainer:
         policy.prepare(config.precision)
         plain = needs_plain_pass(policy)
         if config.lora:
-            add_lora(policy, config.lora)
+            add_lora(policy, config.lora, seed)
         if config.gradient_checkpointing:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.packs = can_pack(policy.model) and not plain

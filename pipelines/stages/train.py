@@ -318,7 +318,7 @@ def _fit(
             return _trained(
                 context, rows, history, lambda path: shutil.copytree(job / "model", path, dirs_exist_ok=True)
             )
-        trainer = Trainer(policy, objective, config.optimizer, config.steps)
+        trainer = Trainer(policy, objective, config.optimizer, config.steps, seed=context.seed)
         history = fit(trainer, rows, config.batch, context.seed, context.scratch / "checkpoint.pt", report)
     merge_lora(policy)
     return _trained(context, rows, history, policy.save)

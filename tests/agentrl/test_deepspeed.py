@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from small_models import random_rows, small_model
 
 from agentrl.algorithms.dpo import DPO
@@ -71,8 +70,7 @@ def test_adapters_train_and_are_folded_in(zero: int, tmp_path: Path) -> None:
     optimizer = OPTIMIZER.model_copy(update={"lora": LoRA(rank=4, alpha=8)})
     job, rows = job_in(folder, GRPO(), zero, optimizer=optimizer)
     history = launch(job.deepspeed, job.write(folder), lambda metrics: None)
-    torch.manual_seed(job.seed)
-    trainer = Trainer(Policy.load(folder / "start"), GRPO(), optimizer, STEPS)
+    trainer = Trainer(Policy.load(folder / "start"), GRPO(), optimizer, STEPS, seed=job.seed)
     losses = [trainer.step(rows.take(batch))["loss"] for batch in islice(epochs(rows, 3, 0), STEPS)]
     assert [row["loss"] for row in history] == pytest.approx(losses, rel=1e-4, abs=1e-6)
     merge_lora(trainer.policy)

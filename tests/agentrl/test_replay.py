@@ -32,27 +32,35 @@ from schemas.manifest import Manifest
 SPEC = """
 name: small
 stages:
-  tasks: {uses: tasks.generate, with: {env: lookup, train: 12, dev: 2, heldout: 2}}
-  expert: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}, with: {noise: 0.5}}
+  tasks: {uses: tasks.generate, with: {env: lookup, train: 6, dev: 2, heldout: 2}}
+  expert: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}}
+  sloppy: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}, with: {noise: 1.0}}
+  # It learns two ways to act in each task, so that the rollouts of a group differ in reward.
   warm:
     uses: train.sft
-    inputs: {trajectories: expert}
-    with: {model: {init: tiny}, steps: 12, batch: 4, optimizer: {lr: 5.0e-3}, template_weight: 0.5}
+    inputs: {trajectories: [expert, sloppy]}
+    with: {model: {init: tiny}, steps: 50, batch: 6, optimizer: {lr: 5.0e-3, warmup: 10}}
   sample:
     uses: trajectories.sample
     inputs: {model: warm, tasks: tasks.train}
-    with: {samples: 2, sampling: {max_turn_tokens: 12, max_tokens: 64}}
-  # A policy this weak solves nothing, so degenerate groups are kept: their entropy bonus is what is trained.
+    with: {samples: 4, sampling: {max_turn_tokens: 24, max_tokens: 120}}
+  adapted:
+    uses: train.sft
+    inputs: {trajectories: expert, model: warm}
+    with: {steps: 3, batch: 4, optimizer: {lr: 1.0e-3, lora: {rank: 2, alpha: 4}}, template_weight: 0.5}
   kto: {uses: train.kto, inputs: {trajectories: [sample], model: warm}, with: {steps: 2, batch: 4}}
   offline:
     uses: train.offline
     inputs: {trajectories: sample, model: warm}
-    with: {steps: 2, batch: 4, algorithm: {type: rloo, degenerate: keep, entropy: 0.1, off_policy: {truncate: 2.0}}}
+    with: {steps: 2, batch: 4, algorithm: {type: rloo, off_policy: {truncate: 2.0}}}
 """
+LORA = ", lora: {rank: 2, alpha: 4}"
 ONLINE = {
-    "ppo": "{type: ppo, level: turn, kl: {where: reward, estimator: k1}, entropy: 0.1}",
-    "vapo": "{type: vapo, critic: {pretrain: 1}, per_level: true, entropy: 0.1, off_policy: {vtrace: [1.0, 1.0]}}",
-    "subgoal": "{type: grpo, credit: subgoal, degenerate: keep, entropy: 0.1}",
+    "plain": "{type: grpo}",
+    "low-rank": "{type: grpo}",
+    "ppo": "{type: ppo, level: turn, kl: {where: reward, estimator: k1}}",
+    "vapo": "{type: vapo, critic: {pretrain: 1}, per_level: true, off_policy: {vtrace: [1.0, 1.0]}}",
+    "subgoal": "{type: grpo, credit: subgoal}",
 }
 for name, algorithm in ONLINE.items():
     SPEC += f"""
@@ -61,12 +69,12 @@ for name, algorithm in ONLINE.items():
     inputs: {{model: warm, tasks: tasks.train}}
     with:
       iterations: 2
-      tasks: 2
-      samples: 2
+      tasks: 6
+      samples: 4
       updates: 2
-      max_tokens: 64
-      max_turn_tokens: 12
-      optimizer: {{lr: 1.0e-3}}
+      max_tokens: 120
+      max_turn_tokens: 24
+      optimizer: {{lr: 1.0e-3{LORA if name == "low-rank" else ""}}}
       algorithm: {algorithm}
 """
 
@@ -84,7 +92,10 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 @pytest.mark.parametrize(
     ("stage", "step"),
-    [("warm", 7), ("kto", 1), ("offline", 1), ("ppo", 0), ("ppo", 1), ("vapo", 1), ("subgoal", 1)],
+    [
+        *[("warm", 7), ("adapted", 2), ("kto", 1), ("offline", 1), ("plain", 0), ("plain", 1), ("low-rank", 1)],
+        *[("ppo", 0), ("ppo", 1), ("vapo", 1), ("subgoal", 1)],
+    ],
 )
 def test_a_replayed_step_has_the_recorded_loss_and_gradient(catalog: Catalog, stage: str, step: int) -> None:
     found = replay(catalog, find_artifact(catalog, stage), step)
@@ -147,6 +158,16 @@ def test_a_replay_loads_the_revision_of_the_hub_that_was_trained(
         replay(catalog, manifest, 1)
 
 
+@pytest.mark.parametrize("stage", [*ONLINE, "offline"])
+def test_what_is_replayed_are_rollouts_that_differ_in_reward(catalog: Catalog, stage: str) -> None:
+    """Their advantages alone move the policy: no bonus or penalty does."""
+    manifest = find_artifact(catalog, stage)
+    output = manifest.outputs["rows" if stage == "offline" else "batches"]
+    weights = pq.read_table(catalog.local(manifest, output.path))["weights"].to_pylist()
+    assert any(weight > 0 for row in weights for weight in row)
+    assert any(weight < 0 for row in weights for weight in row)
+
+
 def test_another_loss_or_knob_changes_that_step(catalog: Catalog) -> None:
     manifest = find_artifact(catalog, "ppo")
     other = replay(catalog, manifest, 1, ["algorithm={type: gspo, entropy: 0.5}"])
@@ -174,7 +195,7 @@ def test_the_doctor_computes_log_probs_again_with_the_model_that_sampled(catalog
     buffer = TrajectoryBuffer(catalog.place.uri)
     for stage in ("sample", "ppo"):
         case = _case(catalog, buffer, find_artifact(catalog, stage), None, recompute=False)
-        assert len(case.recomputed) == {"sample": 16, "ppo": 4}[stage]  # those of the second iteration have moved on
+        assert len(case.recomputed) == {"sample": 16, "ppo": 16}[stage]  # those of the second iteration have moved on
         assert "log-probs do not match the policy" not in {finding.name for finding in examine(case)}
 
 
@@ -192,7 +213,7 @@ def test_the_value_head_is_fitted_alone_first(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     ("stage", "step", "setting", "message"),
     [
-        ("warm", 99, [], "steps are 0 to 11"),
+        ("warm", 99, [], "steps are 0 to 49"),
         ("sample", 0, [], "trains nothing"),
         ("ppo", 0, ["algorithn.entropy=1"], "did you mean 'algorithm'"),
         ("ppo", 0, ["iterations=1"], "allowed are NAME=VALUE of algorithm, optimizer"),

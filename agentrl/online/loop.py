@@ -17,6 +17,7 @@ from agentrl.engines.streams import stream
 from agentrl.models.policy import Policy
 from agentrl.online.credit import Credit, Extras, assign, group_of
 from agentrl.online.critic import CriticTrainer
+from agentrl.rollouts.outcomes import shares_of_ends
 from agentrl.rollouts.runner import Attempt, RolloutRunner, tickets
 from agentrl.training.batch import check_rows
 from agentrl.training.optimizer import OptimizerConfig
@@ -99,6 +100,7 @@ class OnlineLoop:
             "tokens_per_rollout": sum(row.n_tokens for row in made) / len(made),
             "dropped_groups": (len(made) - sum(credit.trained)) / self.samples,
             "rounds": float(rounds),
+            **shares_of_ends(row.termination for row in made),
             **credit.metrics,
         }
         if self.critic:

@@ -3,19 +3,18 @@
 from typing import NamedTuple
 
 import pyarrow as pa
-from pydantic import Field
 
-from agentrl.engines.base import Sampling
 from agentrl.engines.streams import stream
 from agentrl.statistics.intervals import wilson
 from pipelines.handles import Model, Table, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, stage
+from pipelines.stage import Context, stage
+from pipelines.stages.budget import TokenLimits, check_room
 from pipelines.stages.common import load_policy, only_env, rollout_runner
+from pipelines.stages.outcomes import warn_of_ends
 
 
-class EvaluateConfig(StageConfig):
-    max_turn_tokens: int = Field(40, ge=1)
-    max_tokens: int = Field(192, ge=1)
+class EvaluateConfig(TokenLimits):
+    pass
 
 
 class Evaluation(NamedTuple):
@@ -39,17 +38,19 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
     split = "+".join(sorted({task.split for task in rows}))
     env, results = only_env(context, rows), []
     for shard, (decoding, temperature) in enumerate(DECODINGS.items()):
-        sampling = Sampling(
-            temperature=temperature, max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens
-        )
+        sampling = config.sampling(policy, temperature=temperature)
         ids = [context.trajectory_id(shard * len(rows) + number) for number in range(len(rows))]
         if not context.has_shard(shard, ids):
             draws = stream(context.seed, "evaluate", shard)
             attempts = [Attempt(task, group=name) for task, name in zip(rows, ids, strict=True)]
-            made = rollout_runner(policy, env, sampling).run(attempts, draws, ids)
+            runner = rollout_runner(policy, env, sampling)
+            check_room(policy, runner.environment, rows, sampling)
+            made = runner.run(attempts, draws, ids)
             context.append([row.model_copy(update={"tags": [decoding]}) for row in made], shard)
         columns = ["level", "success", "n_tokens", "n_tool_errors", "termination"]
-        outcome = context.buffer.read(ids, columns).to_pylist()
+        table = context.buffer.read(ids, columns)
+        warn_of_ends(table, f"{decoding} rollouts")
+        outcome = table.to_pylist()
         for level in [-1, *sorted({row["level"] for row in outcome})]:
             part = [row for row in outcome if level in (-1, row["level"])]
             which = {"policy": model.stage, "decoding": decoding, "temperature": temperature, "split": split}

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -10,17 +11,22 @@ from pydantic import Field
 
 from agentrl.algorithms import PolicyGradientAlgorithm
 from agentrl.algorithms.grpo import GRPO
-from agentrl.engines.base import Sampling
 from agentrl.rewards.component import Rewards
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.trackers import Tracker
 from datastore.places import sync_tree
 from pipelines.handles import Model, Table, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, stage
+from pipelines.stage import Context, stage
+from pipelines.stages.budget import TokenLimits, check_room
 from pipelines.stages.common import REWARDS, load_policy, only_env, rollout_runner, warn_of_splits
+from pipelines.stages.outcomes import ENDS, MOST, warn_of_shares
 
 if TYPE_CHECKING:
     from agentrl.online.loop import OnlineLoop, OnlineStep
+
+
+SHOWN = ("grad_norm", "reference_kl", "behaviour_kl")
+"""Metrics of an iteration that its progress shows, beside success and reward, if the algorithm has them."""
 
 
 class Online(NamedTuple):
@@ -31,7 +37,7 @@ class Online(NamedTuple):
     metrics: Table
 
 
-class OnlineConfig(StageConfig):
+class OnlineConfig(TokenLimits):
     algorithm: PolicyGradientAlgorithm = Field(GRPO(), description="how rollouts update the policy")
     iterations: int = Field(25, ge=1)
     tasks: int = Field(32, ge=1, description="tasks of one iteration")
@@ -40,8 +46,6 @@ class OnlineConfig(StageConfig):
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-6)
     track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
     rewards: Rewards = Field([], description=REWARDS)
-    max_turn_tokens: int = Field(40, ge=1)
-    max_tokens: int = Field(192, ge=1)
     checkpoint_every: int = Field(5, ge=1, description="iterations between two points at which a killed run resumes")
 
 
@@ -71,10 +75,12 @@ def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) ->
 
     policy, rows = load_policy(model), tasks.read()
     warn_of_splits(Counter(task.split for task in rows), "tasks")
-    sampling = Sampling(max_turn_tokens=config.max_turn_tokens, max_tokens=config.max_tokens)
+    sampling = config.sampling(policy)
+    runner = rollout_runner(policy, only_env(context, rows), sampling, config.rewards)
+    check_room(policy, runner.environment, rows, sampling)
     return OnlineLoop(
         policy,
-        rollout_runner(policy, only_env(context, rows), sampling, config.rewards),
+        runner,
         rows,
         config.algorithm,
         config.optimizer,
@@ -109,6 +115,8 @@ def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -
             if loop.iteration % config.checkpoint_every == 0:
                 sync_tree(parts)  # a checkpoint says that the batches before it are there
                 loop.save(checkpoint, state)
+    means = {name: fmean(row.get(name, 0.0) for row in state.metrics) for name in ENDS}
+    warn_of_shares(means, loop.made, sum(row["success"] for row in state.metrics))
     context.metrics.update(
         first_success=state.metrics[0]["success"],
         last_success=state.metrics[-1]["success"],
@@ -143,9 +151,12 @@ def _step(context: Context, loop: "OnlineLoop") -> "OnlineStep":
 
 
 def _report(context: Context, config: OnlineConfig, step: "OnlineStep", seconds: float) -> None:
+    """Show what moves. The loss does not: on fresh rollouts, advantages of mean 0 make it 0, whatever the gradient."""
     shown: dict[str, float | str] = {name: round(step.metrics[name], 3) for name in ("success", "reward")}
-    if "grad_norm" in step.metrics:  # the loss of an on-policy step is near zero by construction
-        shown["grad norm"] = round(step.metrics["grad_norm"], 3)
+    for name in SHOWN:
+        if name in step.metrics:
+            shown[name] = float(f"{step.metrics[name]:.2g}")
+    shown.update({name: f"{step.metrics[name]:.0%}" for name in ENDS if step.metrics[name] > MOST})
     shown["tokens/s"] = f"{sum(row.n_tokens for row in step.trajectories) / seconds:,.0f}"
     context.progress(int(step.metrics["step"]) + 1, config.iterations, **shown)
 

@@ -4,7 +4,6 @@ from random import Random
 
 from pydantic import Field
 
-from agentrl.engines.base import Sampling
 from agentrl.engines.streams import stream
 from agentrl.rewards.component import Rewards
 from agentrl.rollouts.demonstrations import demonstrate
@@ -13,7 +12,9 @@ from agentrl.rollouts.rationalize import HINT, is_grounded, strip_hint
 from agentrl.search.agentq import by_task
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
+from pipelines.stages.budget import SamplingConfig, check_room
 from pipelines.stages.common import REWARDS, environment, load_policy, only_env, rollout_runner
+from pipelines.stages.outcomes import warn_of_ends
 from schemas.trajectory import Trajectory
 
 
@@ -46,7 +47,7 @@ def synthesize(context: Context, config: SynthesizeConfig, tasks: Tasks) -> Traj
 
 class SampleConfig(StageConfig):
     samples: int = Field(8, ge=1, description="rollouts of each task")
-    sampling: Sampling = Sampling()
+    sampling: SamplingConfig = SamplingConfig()
     rewards: Rewards = Field([], description=REWARDS)
     shard_tasks: int = Field(128, ge=1, description="tasks between two points at which a killed run resumes")
 
@@ -57,7 +58,10 @@ def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -
     from agentrl.rollouts.runner import tickets
 
     rows = tasks.read()
-    runner = rollout_runner(load_policy(model), only_env(context, rows), config.sampling, config.rewards)
+    policy = load_policy(model)
+    sampling = config.sampling.of(policy)
+    runner = rollout_runner(policy, only_env(context, rows), sampling, config.rewards)
+    check_room(policy, runner.environment, rows, sampling)
     for shard, start in enumerate(range(0, len(rows), config.shard_tasks)):
         part = rows[start : start + config.shard_tasks]
         attempts = tickets(part, config.samples, context.trajectory_id, start * config.samples)
@@ -66,8 +70,9 @@ def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -
             context.append(made, shard)
         context.progress(start + len(part), len(rows))
     chosen = context.select()
-    outcome = chosen.table(["task_id", "success"])
-    solved = {task for task, success in zip(*outcome.to_pydict().values(), strict=True) if success}
+    outcome = chosen.table(["task_id", "success", "termination"])
+    warn_of_ends(outcome)
+    solved = set(outcome.filter(outcome["success"])["task_id"].to_pylist())
     context.metrics.update(
         rows=outcome.num_rows,
         success=sum(outcome["success"].to_pylist()) / max(1, outcome.num_rows),
@@ -140,7 +145,7 @@ class RationalizeConfig(StageConfig):
     samples: int = Field(4, ge=1, description="retries of each task that was never solved")
     hint: str = Field(HINT, description="appended to the opening; {answer} stands for the ground truth")
     keep: int = Field(1, ge=1, description="at most this many solved retries of each task")
-    sampling: Sampling = Sampling()
+    sampling: SamplingConfig = SamplingConfig()
 
 
 @stage("trajectories.rationalize", version=1)
@@ -162,10 +167,14 @@ def rationalize(
     env, policy = only_env(context, rows), load_policy(model)
     attempts = tickets(list(unsolved.values()), config.samples, context.trajectory_id, hint=config.hint)
     if not context.has_shard(0, list(attempts)):
-        runner = rollout_runner(policy, env, config.sampling)
+        sampling = config.sampling.of(policy)
+        runner = rollout_runner(policy, env, sampling)
+        check_room(policy, runner.environment, list(unsolved.values()), sampling, config.hint)
         made = runner.run(list(attempts.values()), stream(context.seed, "hinted"), list(attempts), source="hinted")
         context.append(made)
-    hinted = context.select(sorted(_of_source(context, "hinted"))).read()
+    retried = context.select(sorted(_of_source(context, "hinted")))
+    warn_of_ends(retried.table(["termination", "success"]), "retries")
+    hinted = retried.read()
     stripped: list[Trajectory] = []
     for task_id, retries in by_task(hinted).items():
         task = unsolved[task_id]

@@ -1,0 +1,109 @@
+"""How many tokens a rollout may have: what a config leaves out comes from the model, and what cannot work is refused
+before anything is sampled."""
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from agentrl.engines.base import Sampling
+from agentrl.rollouts.rationalize import with_hint
+from pipelines.stage import StageConfig
+
+if TYPE_CHECKING:
+    from agentrl.environments.base import Environment
+    from agentrl.models.policy import Policy
+    from schemas.task import Task
+
+ROOM = 16
+"""Tokens after the prompt without which a rollout says nothing: about those of a short tool call."""
+
+LOOKED_AT = 8
+"""Tasks with the shortest prompts, and as many with the longest, that are rendered."""
+
+
+class TokenLimits(StageConfig):
+    """How long rollouts may become."""
+
+    max_turn_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="sampled tokens in one turn; null: max_new_tokens of the model's generation config, if any",
+    )
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="all tokens of a row, prompt and observations included; null: the model's context length",
+    )
+
+    def sampling(self, policy: "Policy", **settings: Any) -> Sampling:
+        """These limits for a policy, with other ``settings`` of :class:`Sampling`.
+
+        Raises ValueError if the model has no context length and ``max_tokens`` is not set, or is beyond it.
+        """
+        context = context_length(policy)
+        if self.max_tokens is None and context is None:
+            raise ValueError(f"the model {policy.name} names no context length: set max_tokens")
+        if self.max_tokens is not None and context is not None and self.max_tokens > context:
+            raise ValueError(
+                f"max_tokens {self.max_tokens} is beyond the context of {context} tokens of the model {policy.name}; "
+                "lower it, or leave it out"
+            )
+        total = self.max_tokens or context
+        assert total is not None
+        generation = getattr(policy.model, "generation_config", None)
+        turn = self.max_turn_tokens or getattr(generation, "max_new_tokens", None) or total
+        return Sampling(max_turn_tokens=turn, max_tokens=total, **settings)
+
+
+class SamplingConfig(TokenLimits):
+    """How tokens are drawn."""
+
+    temperature: float = Field(1.0, ge=0, description="0 takes the most likely token")
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, description="0 keeps all tokens")
+
+    def of(self, policy: "Policy") -> Sampling:
+        """See :meth:`TokenLimits.sampling`."""
+        return self.sampling(policy, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+
+
+def context_length(policy: "Policy") -> int | None:
+    """Tokens that a model was made for; None if its config does not say."""
+    return getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def check_room(
+    policy: "Policy", environment: "Environment", tasks: "Sequence[Task]", sampling: Sampling, hint: str = ""
+) -> None:
+    """Compare prompts, as the model's chat template renders them with their tools, with the limit of tokens.
+
+    Raises ValueError if even the shortest prompt leaves less than :data:`ROOM` tokens. A warning names the longest if
+    that leaves less.
+    """
+    ordered = sorted(tasks, key=lambda task: len(task.prompt))
+    chosen = {task.task_id: task for task in [*ordered[:LOOKED_AT], *ordered[-LOOKED_AT:]]}
+    sizes: dict[str, int] = {}
+    for task in chosen.values():
+        opening = environment.episode(task).opening()
+        if hint:
+            opening = with_hint(opening, task, hint)
+        sizes[task.task_id] = len(policy.codec.opening(opening, task.tools))
+    if not sizes:
+        return
+    room = min(ROOM, sampling.max_turn_tokens)
+    shortest, longest = min(sizes, key=lambda one: sizes[one]), max(sizes, key=lambda one: sizes[one])
+    what = "tokens, rendered with the model's chat template and tools"
+    if sizes[shortest] + room > sampling.max_tokens:
+        raise ValueError(
+            f"max_tokens {sampling.max_tokens} leaves no room for a turn: the shortest prompt, of task {shortest}, has "
+            f"{sizes[shortest]} {what}, the longest {sizes[longest]}; set max_tokens to {sizes[longest] + 4 * room} or "
+            "more, or use a model with a longer context"
+        )
+    if sizes[longest] + room > sampling.max_tokens:
+        warnings.warn(
+            f"the prompt of task {longest} has {sizes[longest]} {what}: with max_tokens {sampling.max_tokens} its "
+            "rollouts end before they say anything",
+            stacklevel=2,
+        )

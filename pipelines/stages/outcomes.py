@@ -1,0 +1,53 @@
+"""How the rollouts of a stage ended: what most of them have in common is said in the run's own output."""
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from agentrl.rollouts.outcomes import LIMITS, shares_of_ends
+
+MOST = 0.5
+"""Share of the rollouts from which on a stage warns."""
+
+FEW = 8
+"""With fewer rollouts nothing is said."""
+
+ENDS = ("limited", "format_errors")
+"""Names of the shares of :func:`shares_of_ends`."""
+
+
+def warn_of_ends(rows: pa.Table, what: str = "rollouts") -> None:
+    """Warn if most rollouts ended by a limit or in format errors, or if none succeeded. ``rows`` has the columns
+    ``termination`` and ``success``."""
+    ends = Counter(rows["termination"].to_pylist())
+    by = ", ".join(f"{end} {ends[end] / len(rows):.0%}" for end in LIMITS if ends[end])
+    success = [one for one in rows["success"].to_pylist() if one is not None]
+    warn_of_shares(shares_of_ends(ends.elements()), len(rows), sum(success) if success else None, what, by)
+
+
+def warn_of_shares(
+    shares: Mapping[str, float], number: int, successes: float | None, what: str = "rollouts", by: str = ""
+) -> None:
+    """The same from the ``shares`` of :func:`shares_of_ends`; without ``successes`` nothing is said of them."""
+    if number < FEW:
+        return
+    if shares["limited"] > MOST:
+        warnings.warn(
+            f"{shares['limited']:.0%} of {number} {what} ended by a limit{f' ({by})' if by else ''}: raise max_tokens "
+            "or max_turn_tokens, or the environment's max_steps, or train the policy to end its turns first",
+            stacklevel=3,
+        )
+    if shares["format_errors"] > MOST:
+        warnings.warn(
+            f"{shares['format_errors']:.0%} of {number} {what} ended in format errors: the policy does not speak the "
+            "dialect of its tools; look at one with `agentrl buffer show ID`, and warm up with demonstrations",
+            stacklevel=3,
+        )
+    if successes == 0:
+        warnings.warn(
+            f"none of {number} {what} succeeded: check the environment's score on a known good answer, warm up with "
+            "demonstrations, or take easier tasks",
+            stacklevel=3,
+        )

@@ -222,6 +222,7 @@ class Session:
             status="reused" if outcome.reused else "ran",
             duration_s=round(took, 3),
             metrics=manifest.metrics,
+            warnings=manifest.warnings,
             rows={output: record.rows for output, record in manifest.outputs.items()},
             reproduced=outcome.reproduced,
         )
@@ -231,6 +232,8 @@ class Session:
         if outcome.reproduced is not None:
             text += ", same content as before" if outcome.reproduced else ", content DIFFERS from before"
         self.display.stage_ended(name, text, ok=True)
+        for warning in manifest.warnings:
+            self.display.note(f"warning: {name}: {warning}")
 
     def stop(self) -> None:
         """End the stages at work, and start no more."""

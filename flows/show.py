@@ -94,6 +94,8 @@ def print_artifact(console: Console, manifest: Manifest, catalog: Catalog) -> No
     console.print(table)
     if manifest.metrics:
         console.print(metrics_text(manifest.metrics), markup=False, highlight=False)
+    for warning in manifest.warnings:
+        console.print(f"warning: {warning}", markup=False, highlight=False)
 
 
 def print_diff(console: Console, a: Run, b: Run, found: dict[str, dict[str, Any]]) -> None:

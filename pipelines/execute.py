@@ -198,7 +198,9 @@ def _run(
     )
     _seed(job.ingredients)
     started = time.monotonic()
-    handles = stage(context, pinned(job.config, job.ingredients.externals), **inputs)
+    said: list[str] = []
+    with _heard(said):
+        handles = stage(context, pinned(job.config, job.ingredients.externals), **inputs)
     duration = time.monotonic() - started
     return Manifest(
         fingerprint=job.fingerprint,
@@ -206,12 +208,28 @@ def _run(
         outputs={name: _record(handle, folder, buffer) for name, handle in handles.items()},
         run_id=job.run_id,
         made_again=made_again,
+        warnings=[redacted(text) for text in dict.fromkeys(said)],
         created_at=datetime.now(UTC),
         duration_s=round(duration, 3),
         buffer_version=buffer.version,
         metrics={k: redacted(v) if isinstance(v, str) else v for k, v in context.metrics.items()},
         environment=_environment(job.config),
     )
+
+
+@contextmanager
+def _heard(said: list[str]) -> Iterator[None]:
+    """Keep the warnings that our code or the user's gives for people, in addition to what happens to them anyway."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def keep(message: Warning | str, category: type[Warning], filename: str, *more: Any, **named: Any) -> None:
+            if category is UserWarning and "site-packages" not in Path(filename).parts:
+                said.append(str(message))
+            show(message, category, filename, *more, **named)
+
+        warnings.showwarning = keep
+        yield
 
 
 def _input(many: bool, records: list[InputRecord], catalog: Catalog, buffer: TrajectoryBuffer) -> Any:

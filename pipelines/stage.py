@@ -163,7 +163,7 @@ class Context:
             raise ValueError(
                 f"shard {shard} of {self.stage} is in the buffer, from a run that was killed, but lacks {len(lacking)} "
                 f"of its {len(ids)} rows, among them {', '.join(lacking[:3])}; make all of them again with "
-                f"`agentrl run --force {self.stage}`"
+                f"`agentrl run ... --only {self.stage} --force`"
             )
         return True
 

@@ -83,6 +83,8 @@ class Manifest(BaseModel):
     outputs: dict[str, OutputRecord]
     run_id: str
     made_again: int = 0
+    warnings: list[str] = []
+    """What the stage, and what it uses of ours, warned of."""
     created_at: datetime
     duration_s: float
     buffer_version: int | None = None

@@ -20,6 +20,7 @@ STAGES = '''
 
 import os
 import time
+import warnings
 from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
@@ -60,6 +61,7 @@ def add(context: Context, config: Sum, tables: list[Table], extra: Table | None 
 
 class Trouble(StageConfig):
     error: str = ""
+    warning: str = ""
     sleep: float = 0.0
     marker: str = ""
 
@@ -72,6 +74,8 @@ def trouble(context: Context, config: Trouble, table: Table) -> Table:
     if config.marker and not os.path.exists(config.marker):
         open(config.marker, "w").close()
         raise RuntimeError("the first try fails")
+    if config.warning:
+        warnings.warn(config.warning, stacklevel=2)
     if config.error:
         raise ValueError(config.error)
     return context.table(table.table())

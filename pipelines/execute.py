@@ -125,7 +125,9 @@ def _perform(job: Job, began: float, progress: Progress, waits: Callable[[str], 
             catalog.remove_attempt(left)
         folder = catalog.staging(job.stage, job.fingerprint)
         try:
-            made_again = before.made_again + 1 if before else 0
+            # what a killed run has left of a stage that was never published is not trusted if it is forced
+            untrusted = job.forced and bool(buffer.ids(job.fingerprint))
+            made_again = before.made_again + 1 if before else int(untrusted)
             manifest = _run(job, stage, inputs, folder, made_again, catalog, buffer, progress)
             published = catalog.publish(manifest, folder, instead_of=before, check=check)
         except BaseException:

@@ -87,12 +87,13 @@ def test_run_then_nothing_to_do(project: Project) -> None:
 def test_what_a_stage_warns_of_is_in_the_output_of_the_run(project: Project) -> None:
     """A worker runs both stages; each says its own warning, also if the texts are equal."""
     text = PIPELINE + '      d: {uses: "toy:trouble", inputs: {table: c}, with: {warning: "most ended by a limit"}}'
-    done = run(project, "--set", "stages.c.with.warning=most ended by a limit", text=text)
+    setting = ("--set", "stages.c.with.warning=most ended by a limit")
+    done = run(project, *setting, text=text)
     for stage in "cd":
         assert f"warning: {stage}: most ended by a limit" in done.stdout
     shown = agentrl("show", "c")
     assert "warning: most ended by a limit" in shown.stdout
-    again = run(project, "--json", "--only", "c", "--force", "--set", "stages.c.with.warning=most ended by a limit", text=text)
+    again = run(project, "--json", "--only", "c", "--force", *setting, text=text)
     assert json.loads(again.stdout)["stages"]["c"]["warnings"] == ["most ended by a limit"]
 
 

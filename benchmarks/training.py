@@ -100,7 +100,10 @@ def training_rows(rows: list[Any], **fields: Any) -> list[Any]:
 
 def pair_rows(groups: list[list[Any]]) -> list[Any]:
     rows = training_rows([row for group in groups for row in group[:2]], ref_logprobs=-3.0)
-    return [row.model_copy(update={"unit": number // 2}) for number, row in enumerate(rows)]
+    return [  # pairs count by their weights
+        row.model_copy(update={"unit": number // 2, "weights": [1.0] * len(row.input_ids)})
+        for number, row in enumerate(rows)
+    ]
 
 
 # sides: each is a function that takes `STEPS` optimiser steps

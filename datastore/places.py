@@ -205,7 +205,9 @@ class S3Place:
             return found[1] if found and found[0] == data else None
 
     def open(self, key: str) -> Any:
-        """An Arrow file that reads only the ranges asked for."""
+        """An Arrow file that reads only the ranges asked for. This is Arrow's own client: it fetches the ranges of a
+        Parquet file's columns at once. A file of obstore is a Python object, of which Arrow reads one range after
+        another."""
         from pyarrow.fs import S3FileSystem
 
         if self._files is None:

@@ -70,12 +70,15 @@ def make_row(
         "logprobs": (),
         "spans": (),
     }
-    for name, value in fields.items():
-        if value is not None:
-            values[name] = value
-    if extra:
-        values.update(extra)
+    values |= {name: value for name, value in fields.items() if value is not None}
+    values |= extra or {}
     values.setdefault("episode_id", values["trajectory_id"])
+    _count(values, messages)
+    return Trajectory.model_validate(values)
+
+
+def _count(values: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    """Set the messages of a row, its counts, and what holds only if it has tokens."""
     mask = values.get("action_mask", ())
     if mask:
         values["logprobs"] = [math.nan if one is None else one for one in values.get("logprobs", ())]
@@ -88,7 +91,6 @@ def make_row(
     values["n_tool_calls"] = sum([len(one["tool_calls"]) for one in messages])
     values["n_tokens"] = len(mask)
     values["n_action_tokens"] = sum(mask)
-    return Trajectory.model_validate(values)
 
 
 def task_id(source: str, task: Any, content: Any) -> str:

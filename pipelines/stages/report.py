@@ -36,8 +36,6 @@ def training_report(
     of evaluations: those whose policies were made in the same way are compared in a table, with what varies between
     their configs, seeds pooled, and paired differences on the same tasks.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     results = [row for table in evaluations for row in table.table().to_pylist()]
     overall = [row for row in results if row["level"] == -1]
     names = [row["policy"] for row in overall if row["decoding"] == "sampled"]
@@ -47,14 +45,6 @@ def training_report(
         for selection in examples
         for row in context.buffer.get_many(selection.ids()[: config.examples])
     ]
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: printable(value) if type(value) is str else value,  # markup that is safe stays
-    )
     content = {
         "title": config.title,
         "fingerprint": context.fingerprint[:8],
@@ -71,14 +61,27 @@ def training_report(
             **{name: _curve_plot(name, rows) for name, rows in curves.items()},
         },
     }
+    return context.report(_rendered(content))
+
+
+def _rendered(content: dict[str, Any]) -> dict[str, str]:
+    """The files of a report, by name."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # markup that is safe stays
+    )
     text = Environment(loader=FileSystemLoader(TEMPLATES), trim_blocks=True, undefined=StrictUndefined)
     text.filters |= {"plain": markdown, "code": markdown_code}
-    return context.report(
-        {
-            "report.html": environment.get_template("report.html.j2").render(content),
-            "report.md": text.get_template("report.md.j2").render(content),
-        }
-    )
+    return {
+        "report.html": environment.get_template("report.html.j2").render(content),
+        "report.md": text.get_template("report.md.j2").render(content),
+    }
 
 
 def _sweeps(context: Context, attempts: list[Trajectories]) -> list[dict[str, Any]]:

@@ -1,0 +1,56 @@
+"""The embedded tiny policy: its tokens, and that it learns to copy whatever the seed."""
+
+import pytest
+from architectures import lookup_tasks
+
+from agentrl.algorithms.sft import SFT
+from agentrl.chat.codec import tokenize
+from agentrl.environments import load_environment
+from agentrl.models.tiny import tiny_policy
+from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.training.loop import epochs
+from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.rows import TrainingRows
+from agentrl.training.step import Trainer
+from schemas.training import TrainingRow
+from schemas.trajectory import Trajectory
+
+ENV = load_environment("lookup")
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Trajectory]:
+    return [demonstrate(ENV, task, 0.0, 0, f"expert-{n}") for n, task in enumerate(lookup_tasks(256))]
+
+
+def test_the_constant_part_of_a_call_is_few_tokens_and_a_name_is_one_everywhere(runs: list[Trajectory]) -> None:
+    policy = tiny_policy(runs, seed=0)
+    run = next(run for run in runs if run.n_tool_calls == 3)
+    row = tokenize(run, policy.codec, "tiny")
+    calls = [message for message in row.messages if message.tool_calls]
+    assert [message.token_end - message.token_start for message in calls] == [10, 10, 10]
+    [name] = policy.codec._encode("Ann")
+    for text in ("boss of Ann?", '{"who": "Ann", "rel": "boss"}', "<tool_response>Ann</tool_response>"):
+        assert name in policy.codec._encode(text), text
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_fresh_policy_learns_to_copy_names_within_eighty_steps(runs: list[Trajectory], seed: int) -> None:
+    policy = tiny_policy(runs, seed)
+    rows = TrainingRows.of(
+        [
+            TrainingRow(
+                row_id=run.trajectory_id,
+                unit=number,
+                input_ids=row.input_ids,
+                mask=row.action_mask,
+                weights=[1.0] * row.n_tokens,
+            )
+            for number, run in enumerate(runs)
+            for row in [tokenize(run, policy.codec, "tiny")]
+        ]
+    )
+    trainer = Trainer(policy, SFT(), OptimizerConfig(lr=5e-3, schedule="linear", warmup=20), 80)
+    batches = epochs(rows, 16, seed)
+    losses = [trainer.step(rows.take(next(batches)))["loss"] for _ in range(80)]
+    assert sum(losses[-5:]) / 5 < 0.12  # without a copied name, a call has at least 0.3 nats a token

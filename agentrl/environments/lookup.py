@@ -32,6 +32,11 @@ VALUES = {
 }
 LEVEL_SHARES = {1: 0.1, 2: 0.4, 3: 0.5}
 PEOPLE_PER_TASK = 5
+RESERVED = 0.2
+"""Share of the chains of relations that the split ``compositional`` keeps for itself."""
+
+Question = tuple[str, list[str]]
+"""The first name, and the relations in the order of the calls."""
 
 
 def _question(start: str, relations: list[str]) -> str:
@@ -92,6 +97,7 @@ class LookupEnvironment:
     name = "lookup"
     version = "1"
     max_steps = 5
+    compositional = True
     tools: list[dict[str, Any]] = [  # noqa: RUF012  (a constant of the protocol)
         {
             "type": "function",
@@ -113,20 +119,24 @@ class LookupEnvironment:
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         """Tasks whose questions, and whose paths of entities from first name to answer, occur in one split only.
 
+        If ``sizes`` name a split ``compositional``, its chains of two or three relations occur in no other split.
+
         Raises ValueError if ``sizes`` ask for more questions than exist.
         """
         random = Random(f"lookup-{seed}")
         questions = {level: self._questions(level, random) for level in LEVEL_SHARES}
+        reserved = self._reserve(questions, seed) if sizes.get("compositional") else {}
         owner: dict[tuple[str, ...], str] = {}  # path of entities -> split
         splits: dict[str, list[Task]] = {}
         for split, size in sizes.items():
             rows = []
-            for number, level in enumerate(self._levels(size, random)):
-                if not questions[level]:
+            pool = reserved if split == "compositional" else questions
+            for number, level in enumerate(self._levels(size, random, [level for level in LEVEL_SHARES if level in pool])):
+                if not pool[level]:
                     raise ValueError(
                         f"{split}: {size} asks for more level-{level} questions than exist; use fewer tasks"
                     )
-                start, relations = questions[level].pop()
+                start, relations = pool[level].pop()
                 while True:
                     facts = self._facts(start, random)
                     path = _walk(facts, start, relations)
@@ -167,15 +177,28 @@ class LookupEnvironment:
         yield Message(role=Role.ASSISTANT, content=who)
 
     @staticmethod
-    def _levels(size: int, random: Random) -> list[int]:
-        counts = {level: round(size * share) for level, share in LEVEL_SHARES.items()}
+    def _levels(size: int, random: Random, levels: list[int]) -> list[int]:
+        whole = sum(LEVEL_SHARES[level] for level in levels)
+        counts = {level: round(size * LEVEL_SHARES[level] / whole) for level in levels}
         counts[max(counts)] += size - sum(counts.values())
-        levels = [level for level, count in counts.items() for _ in range(count)]
-        random.shuffle(levels)
-        return levels
+        drawn = [level for level, count in counts.items() for _ in range(count)]
+        random.shuffle(drawn)
+        return drawn
 
     @staticmethod
-    def _questions(level: int, random: Random) -> list[tuple[str, list[str]]]:
+    def _reserve(questions: dict[int, list[Question]], seed: int) -> dict[int, list[Question]]:
+        """Take the questions of a seeded share of the chains of each level above 1 out of ``questions``."""
+        random = Random(f"lookup-chains-{seed}")
+        reserved = {}
+        for level in [level for level in questions if level > 1]:
+            chains = sorted({tuple(relations) for _, relations in questions[level]})
+            chosen = set(random.sample(chains, round(RESERVED * len(chains))))
+            reserved[level] = [one for one in questions[level] if tuple(one[1]) in chosen]
+            questions[level] = [one for one in questions[level] if tuple(one[1]) not in chosen]
+        return reserved
+
+    @staticmethod
+    def _questions(level: int, random: Random) -> list[Question]:
         chains: list[list[str]] = [[]]
         for _ in range(level - 1):
             chains = [[*chain, link] for chain in chains for link in LINKS]

@@ -20,19 +20,32 @@ class GenerateConfig(StageConfig):
     train: int = Field(512, ge=1)
     dev: int = Field(256, ge=0, description="settings are chosen on these")
     heldout: int = Field(512, ge=0, description="only results are reported on these")
+    compositional: int = Field(
+        0, ge=0, description="held-out tasks put together in ways that no other split has, from parts that it has"
+    )
 
 
 class Splits(NamedTuple):
     train: Tasks
     dev: Tasks
     heldout: Tasks
+    compositional: Tasks
 
 
-@stage("tasks.generate", version=1)
+@stage("tasks.generate", version=2)
 def generate(context: Context, config: GenerateConfig) -> Splits:
-    """Draw tasks of one environment, in splits that share no question."""
-    sizes = {"train": config.train, "dev": config.dev, "heldout": config.heldout}
-    splits = load_environment(config.env).tasks(sizes, context.seed)
+    """Draw tasks of one environment, in splits that share no question.
+
+    Raises ValueError if ``compositional`` tasks are asked of an environment that does not set ``compositional = True``.
+    """
+    environment = load_environment(config.env)
+    sizes = {"train": config.train, "dev": config.dev, "heldout": config.heldout, "compositional": config.compositional}
+    if config.compositional and not getattr(environment, "compositional", False):
+        raise ValueError(
+            f"env {config.env!r} has no compositional split: set with.compositional to 0, or make tasks() give that "
+            "split tasks of kinds of their own and set compositional = True in the class"
+        )
+    splits = environment.tasks(sizes, context.seed)
     named = {"env": config.env}  # stages after this one look the environment up by it
     splits = {name: [task.model_copy(update=named) for task in rows] for name, rows in splits.items()}
     context.metrics.update({name: len(rows) for name, rows in splits.items()})

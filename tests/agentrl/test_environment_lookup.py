@@ -44,6 +44,22 @@ def test_tasks_are_the_same_for_the_same_seed_only(splits: dict[str, list[Task]]
     assert ENV.tasks(sizes, seed=4) != splits
 
 
+def chain_of(task: Task) -> tuple[str, ...]:
+    return tuple(json.loads(task.metadata)["relations"])
+
+
+def test_compositional_tasks_are_chains_that_occur_nowhere_else_of_relations_that_do() -> None:
+    splits = ENV.tasks({"train": 768, "dev": 256, "heldout": 512, "compositional": 256}, seed=3)
+    ordinary = [chain_of(task) for name in ("train", "dev", "heldout") for task in splits[name]]
+    novel = {chain_of(task) for task in splits["compositional"]}
+    assert len(splits["compositional"]) == 256
+    assert not novel & set(ordinary)
+    assert {len(chain) for chain in novel} == {2, 3}
+    assert {relation for chain in novel for relation in chain} <= {one for chain in ordinary for one in chain}
+    sets = [{path_of(task) for task in rows} for rows in splits.values()]
+    assert sum(map(len, sets)) == len(set.union(*sets))
+
+
 def test_more_tasks_than_questions_is_an_error() -> None:
     with pytest.raises(ValueError, match="train: 50000 asks for more level-"):
         ENV.tasks({"train": 50_000}, seed=0)

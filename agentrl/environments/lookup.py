@@ -131,7 +131,9 @@ class LookupEnvironment:
         for split, size in sizes.items():
             rows = []
             pool = reserved if split == "compositional" else questions
-            for number, level in enumerate(self._levels(size, random, [level for level in LEVEL_SHARES if level in pool])):
+            for number, level in enumerate(
+                self._levels(size, random, [level for level in LEVEL_SHARES if level in pool])
+            ):
                 if not pool[level]:
                     raise ValueError(
                         f"{split}: {size} asks for more level-{level} questions than exist; use fewer tasks"

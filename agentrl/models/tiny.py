@@ -17,9 +17,9 @@ TURN_START, TURN_END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 SPECIAL = [PAD, TURN_START, TURN_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 PIECES = r" ?\p{Ll}+\n?|\p{L}+|\p{N}|[^\p{L}\p{N}]+(?:\p{L}+\": [^\p{L}\p{N}]*)*"
-"""What is never merged with its neighbours: a word, a digit, and a run of anything else. JSON keys belong to the run that
-they stand in, so that the constant part of a tool call is few tokens. A capitalised word has no space before it, so that
-a name is the same token wherever it stands."""
+"""What is never merged with its neighbours: a word, a digit, and a run of anything else. JSON keys belong to the run
+that they stand in, so that the constant part of a tool call is few tokens. A capitalised word has no space before it, so
+that a name is the same token wherever it stands."""
 
 # The Hermes dialect, as `agentrl.chat.hermes` writes it. Tools are shown by name and arguments alone: a model this
 # small learns their use from demonstrations, and every token costs time.
@@ -83,10 +83,10 @@ def init_model(tokenizer: "PreTrainedTokenizerBase", seed: int, max_tokens: int 
     """A Qwen3 of 2 layers, width 128 and 4 heads that share keys and values, with tied embeddings, for sequences of up
     to ``max_tokens`` tokens and turns of up to 40, which its configs say.
 
-    A tool's user mostly copies: names from the question and from answers into calls. A model this small learns that late,
-    and on some seeds hardly at all, if all weights are random. So attention begins by copying: the output projection of
-    each head is the transpose of its value projection (mimetic initialisation, Trockman and Kolter 2023), so that a
-    token which is attended to becomes more likely. Queries and keys are normalised in Qwen3, which helps too.
+    A tool's user mostly copies: names from the question and from answers into calls. A model this small learns that
+    late, and on some seeds hardly at all, if all weights are random. So attention begins by copying: the output
+    projection of each head is the transpose of its value projection (mimetic initialisation, Trockman and Kolter 2023),
+    so that a token which is attended to becomes more likely. Queries and keys are normalised in Qwen3, which helps too.
     ``initializer_range`` is 0.06: with the usual 0.02 it does not learn to copy within a few hundred steps.
     """
     import torch

@@ -1,6 +1,8 @@
 """Stages that make trajectories, or choose among them."""
 
+from operator import itemgetter
 from random import Random
+from typing import Any
 
 from pydantic import Field
 
@@ -84,30 +86,38 @@ def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -
 
 class RejectConfig(StageConfig):
     keep: int = Field(1, ge=1, description="at most this many successes of each task")
+    agree: int = Field(1, ge=1, description="identical successes that a task needs of a run for the run to be kept")
 
 
-@stage("trajectories.reject", version=1)
+@stage("trajectories.reject", version=2)
 def reject(context: Context, config: RejectConfig, trajectories: list[Trajectories]) -> Trajectories:
-    """Rejection sampling: successes only, of each task the ``keep`` best and, among equals, those of fewest steps, then
-    of fewest tokens. Identical runs of one task count once. Unscored rows are left out and counted."""
+    """Rejection sampling: successes only, of each task the ``keep`` best and, among equals, those that were made most
+    often, then those of fewest steps, then of fewest tokens. Identical runs of one task count once. A run that other
+    runs repeat is more seldom right by luck. Unscored rows are left out and counted."""
     columns = ["trajectory_id", "task_id", "success", "reward", "n_steps", "n_tokens", "input_ids"]
     read = [row for selection in trajectories for row in selection.table(columns).to_pylist()]
     rows = [row for row in read if row["success"] is not None and row["reward"] is not None]
-    rows.sort(key=lambda row: (-row["reward"], row["n_steps"], row["n_tokens"], row["trajectory_id"]))
+    same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in filter(itemgetter("success"), rows):
+        same.setdefault((row["task_id"], tuple(row["input_ids"]) or row["trajectory_id"]), []).append(row)
+    runs = [
+        (-row["reward"], -len(equals), row["n_steps"], row["n_tokens"], row["trajectory_id"], row["task_id"])
+        for equals in same.values()
+        for row in [min(equals, key=lambda row: (-row["reward"], row["trajectory_id"]))]
+        if len(equals) >= config.agree
+    ]
     kept: dict[str, list[str]] = {}
-    seen: set[tuple[str, tuple[int, ...]]] = set()
-    for row in rows:
-        mine = kept.setdefault(row["task_id"], [])
-        content = (row["task_id"], tuple(row["input_ids"]) or (row["trajectory_id"],))
-        if row["success"] and len(mine) < config.keep and content not in seen:
-            mine.append(row["trajectory_id"])
-            seen.add(content)
+    for *_, trajectory_id, task_id in sorted(runs):
+        mine = kept.setdefault(task_id, [])
+        if len(mine) < config.keep:
+            mine.append(trajectory_id)
     chosen = sorted(trajectory_id for ids in kept.values() for trajectory_id in ids)
     context.metrics.update(
         before=len(read),
         unscored=len(read) - len(rows),
         after=len(chosen),
-        tasks_solved=sum(bool(ids) for ids in kept.values()),
+        tasks_solved=len({task for task, *_ in same}),
+        tasks_kept=len(kept),
     )
     return context.select(chosen)
 

@@ -70,6 +70,46 @@ def test_rejection_keeps_the_best_and_shortest_successes(harness: Harness) -> No
         assert row.n_steps == min(other.n_steps for other in rivals)
 
 
+def _attempt(name: str, task: str, tokens: list[int], success: bool = True, n_steps: int = 1) -> Trajectory:
+    return Trajectory(
+        trajectory_id=name,
+        episode_id=name,
+        task_id=task,
+        source="model",
+        env="lookup",
+        split="train",
+        prompt="?",
+        reward=float(success),
+        success=success,
+        termination=Termination.ANSWERED,
+        n_steps=n_steps,
+        n_tokens=len(tokens),
+        messages=[Message(role=Role.USER, content="?"), Message(role=Role.ASSISTANT, content="!")],
+        tokenizer="t",
+        input_ids=tokens,
+        action_mask=[False] + [True] * (len(tokens) - 1),
+        logprobs=[-0.1] * len(tokens),
+    )
+
+
+def test_rejection_prefers_what_rollouts_of_a_task_agree_on_and_can_ask_for_it(harness: Harness) -> None:
+    rows = harness.trajectories(
+        [
+            _attempt("lucky", "a", [1, 9], n_steps=1),
+            _attempt("usual-1", "a", [1, 2, 3], n_steps=2),
+            _attempt("usual-2", "a", [1, 2, 3], n_steps=2),
+            _attempt("wrong-1", "b", [1, 5], success=False),
+            _attempt("wrong-2", "b", [1, 5], success=False),
+            _attempt("alone", "b", [1, 6]),
+        ]
+    )
+    assert harness.run(reject, {"keep": 1}, trajectories=[rows])["trajectories"].ids() == ["alone", "usual-1"]
+    assert harness.run(reject, {"keep": 2}, trajectories=[rows])["trajectories"].ids() == ["alone", "lucky", "usual-1"]
+    asked = harness.run(reject, {"keep": 2, "agree": 2}, trajectories=[rows])
+    assert asked["trajectories"].ids() == ["usual-1"]
+    assert (asked.metrics["tasks_solved"], asked.metrics["tasks_kept"]) == (2, 1)
+
+
 def test_training_refuses_rows_of_another_tokenizer_and_empty_selections(harness: Harness, tmp_path: Path) -> None:
     llama().save(tmp_path / "llama")
     tasks = harness.run(generate, {"env": "lookup", "train": 8, "dev": 1, "heldout": 1})["train"]

@@ -21,7 +21,7 @@ class ReportConfig(StageConfig):
     examples: int = Field(2, ge=0, description="trajectories shown of each selection given as examples")
 
 
-@stage("report.training", version=1, requires={"matplotlib": "report"})
+@stage("report.training", version=2, requires={"matplotlib": "report"})
 def training_report(
     context: Context,
     config: ReportConfig,
@@ -37,6 +37,9 @@ def training_report(
     their configs, seeds pooled, and paired differences on the same tasks.
     """
     results = [row for table in evaluations for row in table.table().to_pylist()]
+    for row in results:  # a policy may be evaluated on several splits
+        other = row["split"] != results[0]["split"]
+        row["policy"] = f"{row['policy']}, {row['split']}" if other else row["policy"]
     overall = [row for row in results if row["level"] == -1]
     names = [row["policy"] for row in overall if row["decoding"] == "sampled"]
     curves = {table.stage: table.table().to_pylist() for table in metrics}
@@ -142,7 +145,7 @@ def _success_plot(overall: list[dict[str, Any]], names: list[str]) -> str:
         label = "temperature 1" if decoding == "sampled" else "greedy"
         places = [place + shift for place in range(len(rows))]
         axes.errorbar(places, [r["success"] for r in rows], errors, fmt="o-", color=color, capsize=3, label=label)
-    axes.set_xticks(range(len(names)), names)
+    axes.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
     axes.set_ylim(0, 1.02)
     axes.legend(frameon=False, loc="lower right")
     return _svg(figure)
@@ -156,7 +159,7 @@ def _level_plot(results: list[dict[str, Any]], names: list[str]) -> str:
         rows = {r["policy"]: r["success"] for r in results if r["level"] == level and r["decoding"] == "sampled"}
         offsets = [number + (place - (len(levels) - 1) / 2) * width for number in range(len(names))]
         axes.bar(offsets, [rows.get(name, 0.0) for name in names], width * 0.9, label=f"level {level}", alpha=0.85)
-    axes.set_xticks(range(len(names)), names)
+    axes.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
     axes.set_ylim(0, 1.02)
     if levels:
         axes.legend(frameon=False, loc="upper left", fontsize=8)

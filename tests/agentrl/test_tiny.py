@@ -23,15 +23,21 @@ def runs() -> list[Trajectory]:
     return [demonstrate(ENV, task, 0.0, 0, f"expert-{n}") for n, task in enumerate(lookup_tasks(256))]
 
 
-def test_the_constant_part_of_a_call_is_few_tokens_and_a_name_is_one_everywhere(runs: list[Trajectory]) -> None:
+def test_the_constant_part_of_a_call_is_few_tokens_and_a_word_is_one_everywhere(runs: list[Trajectory]) -> None:
     policy = tiny_policy(runs, seed=0)
     run = next(run for run in runs if run.n_tool_calls == 3)
     row = tokenize(run, policy.codec, "tiny")
     calls = [message for message in row.messages if message.tool_calls]
     assert [message.token_end - message.token_start for message in calls] == [10, 10, 10]
-    [name] = policy.codec._encode("Ann")
-    for text in ("boss of Ann?", '{"who": "Ann", "rel": "boss"}', "<tool_response>Ann</tool_response>"):
-        assert name in policy.codec._encode(text), text
+    for word, text in (
+        ("Ann", "boss of Ann?"),
+        ("Ann", '{"who": "Ann", "rel": "boss"}'),
+        ("Ann", "<tool_response>Ann</tool_response>"),
+        ("rival", "city of the rival of Ann?"),
+        ("rival", '", "rel": "rival"}}'),
+    ):
+        [token] = policy.codec._encode(word)
+        assert token in policy.codec._encode(text), text
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -17,9 +17,9 @@ TURN_START, TURN_END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 SPECIAL = [PAD, TURN_START, TURN_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 PIECES = r"\p{L}+\n?|\p{N}|[^\p{L}\p{N}]+(?:\p{L}+\": [^\p{L}\p{N}]*)*"
-"""What is never merged with its neighbours: a word, a digit, and a run of anything else. A word has no space before it, so
-that it is the same token wherever it stands and can be copied. JSON keys belong to the run that they stand in, so that
-the constant part of a tool call is few tokens."""
+"""What is never merged with its neighbours: a word, a digit, and a run of anything else. A word has no space before it,
+so that it is the same token wherever it stands and can be copied. JSON keys belong to the run that they stand in, so
+that the constant part of a tool call is few tokens."""
 
 # The Hermes dialect, as `agentrl.chat.hermes` writes it. Tools are shown by name and arguments alone: a model this
 # small learns their use from demonstrations, and every token costs time.

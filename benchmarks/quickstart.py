@@ -1,17 +1,21 @@
-"""The quickstart with three seeds, each in a fresh store: held-out success after each training stage, time and memory.
+"""The quickstart with twenty seeds, each in a fresh store: held-out success after each training stage, time and memory.
 
-make quickstart-seeds                    # writes the table of docs/quickstart.md
-SEEDS="0 1 2 3 4" python benchmarks/quickstart.py
+make quickstart-seeds                    # writes the table of docs/quickstart.md, after each seed
+SEEDS="0 1 2" python benchmarks/quickstart.py
 SCALE=small python benchmarks/quickstart.py      # one seed
 CHECK=1 ...                              # exit code 1 if a target is missed
+
+The seeds were chosen before any of them was run, and settings on the dev split of others (100 to 109).
 """
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,8 +26,20 @@ import psutil
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "quickstart.md"
 BEGIN, END = "<!-- seeds: begin -->", "<!-- seeds: end -->"
+FIXED = list(range(200, 220))
 POLICIES = ["warm", "star", "dpo", "grpo"]
+LAST = "compositional"
 MINUTES, GIB = 5.0, 3.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Metrics of each evaluation, seconds of the whole command by the clock and of all its processes, peak GiB."""
+
+    metrics: dict[str, dict[str, Any]]
+    wall_s: float
+    cpu_s: float
+    gib: float
 
 
 def memory_of(process: psutil.Process) -> float:
@@ -37,69 +53,86 @@ def memory_of(process: psutil.Process) -> float:
     return total / 2**30
 
 
-def run(seed: int, store: str) -> tuple[dict[str, dict[str, Any]], float, float]:
-    """Metrics of each policy's evaluation, minutes, and peak memory in GiB."""
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run(seed: int, store: str) -> Run:
     command = [sys.executable, "-m", "flows.cli", "run", "quickstart", "--jobs", "2", "--store", store, "--set"]
-    started, peak = time.monotonic(), 0.0
+    started, before, peak = time.monotonic(), cpu_of_children(), 0.0
     child = psutil.Popen([*command, f"seed={seed}"], cwd=ROOT)
     while child.poll() is None:
         peak = max(peak, memory_of(child))
         time.sleep(0.2)
-    minutes = (time.monotonic() - started) / 60
+    wall, cpu = time.monotonic() - started, cpu_of_children() - before
     if child.returncode:
         raise SystemExit(f"seed {seed}: the run failed")
     metrics = {}
-    for policy in POLICIES:
+    for policy in [*POLICIES, LAST]:
         show = [sys.executable, "-m", "flows.cli", "show", f"eval_{policy}", "--store", store, "--json"]
         shown = subprocess.run(show, cwd=ROOT, check=True, capture_output=True, text=True)
         metrics[policy] = json.loads(shown.stdout)["metrics"]
-    return metrics, minutes, peak
+    return Run(metrics, wall, cpu, peak)
 
 
-def verdicts(median: dict[str, dict[str, float]], minutes: float, peak: float) -> list[tuple[str, str, bool]]:
+def verdicts(runs: dict[int, Run]) -> list[tuple[str, str, bool]]:
     """(what was measured, its target, whether it was met)."""
+    final = {seed: one.metrics["grpo"]["success"] for seed, one in runs.items()}
+    worst = min(final, key=lambda seed: final[seed])
+    wall, peak = max(one.wall_s for one in runs.values()), max(one.gib for one in runs.values())
+    warm = median(runs, "warm", "success")
     found = [
-        (f"warm {median['warm']['success']:.3f}", "0.25 to 0.55", 0.25 <= median["warm"]["success"] <= 0.55),
-        (f"final {median['grpo']['success']:.3f}", "0.90 or more", median["grpo"]["success"] >= 0.90),
-        (f"slowest run {minutes:.1f} minutes", f"{MINUTES:.0f} or less", minutes <= MINUTES),
+        (f"final, worst of {len(runs)} seeds: {final[worst]:.3f} (seed {worst})", "0.90 or more", final[worst] >= 0.90),
+        (f"warm {warm:.3f}", "0.25 to 0.60", 0.25 <= warm <= 0.60),
+        (f"slowest run {wall / 60:.1f} minutes", f"{MINUTES:.0f} or less", wall <= 60 * MINUTES),
         (f"peak memory {peak:.2f} GiB", f"under {GIB:.0f}", peak < GIB),
     ]
     for before, after in pairwise(POLICIES):
-        low = median[before]["success_low"]
-        what = f"{after} {median[after]['success']:.3f}"
-        found.append((what, f"not below {before}'s interval, {low:.3f}", median[after]["success"] >= low))
+        low, now = median(runs, before, "success_low"), median(runs, after, "success")
+        found.append((f"{after} {now:.3f}", f"not below {before}'s interval, {low:.3f}", now >= low))
     return found
 
 
+def median(runs: dict[int, Run], policy: str, key: str) -> float:
+    return statistics.median(one.metrics[policy][key] for one in runs.values())
+
+
+def table(runs: dict[int, Run]) -> str:
+    lines = [
+        f"| seed | {' | '.join([*POLICIES, LAST])} | s | CPU s | peak GiB |",
+        "| --- " * (len(POLICIES) + 5) + "|",
+    ]
+    for seed, one in runs.items():
+        cells = [f"{m['success']:.3f}, greedy {m['greedy']:.3f}" for m in one.metrics.values()]
+        m = one.metrics["grpo"]
+        cells[-2] = (
+            f"**{m['success']:.3f}** ({m['success_low']:.3f} to {m['success_high']:.3f}), greedy {m['greedy']:.3f}"
+        )
+        lines.append(f"| {seed} | {' | '.join(cells)} | {one.wall_s:.0f} | {one.cpu_s:.0f} | {one.gib:.2f} |")
+    for name, of in (("median", statistics.median), ("worst", min)):
+        cells = [f"{of(one.metrics[policy]['success'] for one in runs.values()):.3f}" for policy in [*POLICIES, LAST]]
+        of = max if of is min else of
+        times = [f"{of(getattr(one, field) for one in runs.values()):.0f}" for field in ("wall_s", "cpu_s")]
+        lines.append(f"| {name} | {' | '.join(cells)} | {' | '.join(times)} | |")
+    return "\n".join(lines)
+
+
 def main() -> int:
-    seeds = [0] if os.environ.get("SCALE") == "small" else [int(s) for s in os.environ.get("SEEDS", "0 1 2").split()]
-    results = {}
+    chosen = os.environ.get("SEEDS")
+    seeds = [0] if os.environ.get("SCALE") == "small" else [int(s) for s in chosen.split()] if chosen else FIXED
+    runs: dict[int, Run] = {}
     for seed in seeds:
         with TemporaryDirectory(prefix="agentrl-quickstart-") as store:
-            results[seed] = run(seed, store)
-    lines = ["| seed | " + " | ".join(POLICIES) + " | minutes | peak GiB |", "| --- " * (len(POLICIES) + 3) + "|"]
-    for seed, (metrics, minutes, peak) in results.items():
-        cells = [
-            f"{m['success']:.3f} ({m['success_low']:.3f} to {m['success_high']:.3f}), greedy {m['greedy']:.3f}"
-            for m in metrics.values()
-        ]
-        lines.append(f"| {seed} | " + " | ".join(cells) + f" | {minutes:.1f} | {peak:.2f} |")
-    median = {
-        policy: {
-            key: statistics.median(m[policy][key] for m, _, _ in results.values()) for key in ("success", "success_low")
-        }
-        for policy in POLICIES
-    }
-    cells = [f"**{median[policy]['success']:.3f}**" for policy in POLICIES]
-    lines.append("| median | " + " | ".join(cells) + " | | |")
-    checks = verdicts(median, max(r[1] for r in results.values()), max(r[2] for r in results.values()))
-    table = "\n".join(lines)
-    judged = "\n".join(f"- {what}; target {target}: {'met' if met else 'MISSED'}" for what, target, met in checks)
-    print(f"\n{table}\n\n{judged}")
-    if PAGE.exists() and len(seeds) >= 3:
-        text = PAGE.read_text()
-        head, tail = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-        PAGE.write_text(f"{head}\n{table}\n\n{judged}\n{tail}")
+            runs[seed] = run(seed, store)
+        checks = verdicts(runs)
+        judged = "\n".join(f"- {what}; target {target}: {'met' if met else 'MISSED'}" for what, target, met in checks)
+        text = f"{table(runs)}\n\n{len(runs)} of {len(seeds)} seeds were run.\n\n{judged}"
+        print(f"\n{text}", flush=True)
+        if seeds == FIXED:
+            page = PAGE.read_text()
+            head, tail = page[: page.index(BEGIN) + len(BEGIN)], page[page.index(END) :]
+            PAGE.write_text(f"{head}\n{text}\n{tail}")
     return int(os.environ.get("CHECK") == "1" and not all(met for _, _, met in checks))
 
 

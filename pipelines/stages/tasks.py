@@ -39,13 +39,15 @@ def generate(context: Context, config: GenerateConfig) -> Splits:
     Raises ValueError if ``compositional`` tasks are asked of an environment that does not set ``compositional = True``.
     """
     environment = load_environment(config.env)
-    sizes = {"train": config.train, "dev": config.dev, "heldout": config.heldout, "compositional": config.compositional}
-    if config.compositional and not getattr(environment, "compositional", False):
-        raise ValueError(
-            f"env {config.env!r} has no compositional split: set with.compositional to 0, or make tasks() give that "
-            "split tasks of kinds of their own and set compositional = True in the class"
-        )
-    splits = environment.tasks(sizes, context.seed)
+    sizes = {"train": config.train, "dev": config.dev, "heldout": config.heldout}
+    if config.compositional:
+        if not getattr(environment, "compositional", False):
+            raise ValueError(
+                f"env {config.env!r} has no compositional split: set with.compositional to 0, or make tasks() give "
+                "that split tasks of kinds of their own and set compositional = True in the class"
+            )
+        sizes["compositional"] = config.compositional
+    splits = {"compositional": [], **environment.tasks(sizes, context.seed)}
     named = {"env": config.env}  # stages after this one look the environment up by it
     splits = {name: [task.model_copy(update=named) for task in rows] for name, rows in splits.items()}
     context.metrics.update({name: len(rows) for name, rows in splits.items()})

@@ -1,5 +1,7 @@
 """The embedded tiny policy: its tokens, and that it learns to copy whatever the seed."""
 
+from functools import partial
+
 import pytest
 from architectures import lookup_tasks
 
@@ -29,6 +31,7 @@ def test_the_constant_part_of_a_call_is_few_tokens_and_a_word_is_one_everywhere(
     row = tokenize(run, policy.codec, "tiny")
     calls = [message for message in row.messages if message.tool_calls]
     assert [message.token_end - message.token_start for message in calls] == [10, 10, 10]
+    tokens = partial(policy.tokenizer.encode, add_special_tokens=False)
     for word, text in (
         ("Ann", "boss of Ann?"),
         ("Ann", '{"who": "Ann", "rel": "boss"}'),
@@ -36,8 +39,8 @@ def test_the_constant_part_of_a_call_is_few_tokens_and_a_word_is_one_everywhere(
         ("rival", "city of the rival of Ann?"),
         ("rival", '", "rel": "rival"}}'),
     ):
-        [token] = policy.codec._encode(word)
-        assert token in policy.codec._encode(text), text
+        [token] = tokens(word)
+        assert token in tokens(text), text
 
 
 @pytest.mark.parametrize("seed", [0, 1])

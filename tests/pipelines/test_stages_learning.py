@@ -70,6 +70,17 @@ def test_rejection_keeps_the_best_and_shortest_successes(harness: Harness) -> No
         assert row.n_steps == min(other.n_steps for other in rivals)
 
 
+def test_compositional_tasks_are_refused_of_an_environment_without_them(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"env": "lookup", "train": 8, "dev": 2, "heldout": 2}
+    assert harness.run(generate, sizes)["compositional"].read() == []
+    assert len(harness.run(generate, {**sizes, "compositional": 4})["compositional"].read()) == 4
+    monkeypatch.setattr("agentrl.environments.lookup.LookupEnvironment.compositional", False)
+    with pytest.raises(ValueError, match="env 'lookup' has no compositional split: set with.compositional to 0"):
+        harness.run(generate, {**sizes, "compositional": 4})
+
+
 def _attempt(name: str, task: str, tokens: list[int], success: bool = True, n_steps: int = 1) -> Trajectory:
     return Trajectory(
         trajectory_id=name,

@@ -77,7 +77,7 @@ def test_compositional_tasks_are_refused_of_an_environment_without_them(
     assert harness.run(generate, sizes)["compositional"].read() == []
     assert len(harness.run(generate, {**sizes, "compositional": 4})["compositional"].read()) == 4
     monkeypatch.setattr("agentrl.environments.lookup.LookupEnvironment.compositional", False)
-    with pytest.raises(ValueError, match="env 'lookup' has no compositional split: set with.compositional to 0"):
+    with pytest.raises(ValueError, match=r"env .lookup. has no compositional split: set with\.compositional to 0"):
         harness.run(generate, {**sizes, "compositional": 4})
 
 

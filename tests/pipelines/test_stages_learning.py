@@ -95,11 +95,12 @@ def _attempt(name: str, task: str, tokens: list[int], success: bool = True, n_st
         termination=Termination.ANSWERED,
         n_steps=n_steps,
         n_tokens=len(tokens),
+        n_action_tokens=len(tokens) - 1,
         messages=[Message(role=Role.USER, content="?"), Message(role=Role.ASSISTANT, content="!")],
         tokenizer="t",
         input_ids=tokens,
         action_mask=[False] + [True] * (len(tokens) - 1),
-        logprobs=[-0.1] * len(tokens),
+        logprobs=[float("nan")] + [-0.1] * (len(tokens) - 1),
     )
 
 

@@ -122,6 +122,9 @@ class CodeGraph:
             self._sources[name] = SourceFile.read(name, *located) if located else None
         return self._sources[name]
 
+    def is_users(self, source: SourceFile) -> bool:
+        return source.root != self._ours
+
     def reach(self, starts: Collection[Start], idle: Collection[str] = ()) -> Reached:
         """Everything that ``starts`` can reach without entering the modules in ``idle``.
 
@@ -290,6 +293,18 @@ class _Walk:
         for head, *rest in statement.chains:
             if head in imports:
                 yield self._follow(imports[head], rest)
+            if head in source.bindings:
+                yield Target(source.name, head)
+        if self.graph.is_users(source):
+            yield from self._types(source, statement, imports)
+
+    def _types(self, source: SourceFile, statement: Statement, imports: Mapping[str, Target]) -> Iterator[Target]:
+        """What annotations of the user's code name in code of the user's: a schema of tools may be made of them."""
+        for head, *rest in statement.typed:
+            if head in imports:
+                target = self._follow(imports[head], rest) if rest else self._used(imports[head])
+                if (found := self.graph.source(target.module)) and self.graph.is_users(found):
+                    yield target
             if head in source.bindings:
                 yield Target(source.name, head)
 

@@ -1,13 +1,16 @@
 """A Python source as top-level statements: what each binds, which names it uses when it runs, what it imports.
 
 A name in a type position (the annotation of a parameter or a variable, the class in ``isinstance`` or in a ``case``)
-runs nothing of what it names, so it is not a use. The annotations of a class's own fields are: pydantic runs them.
+runs nothing of what it names, so it is not a use. The annotations of a class's own fields are: pydantic runs them. Code
+of the user's may read its annotations, as tools do that are described by the types of their parameters: these names are
+kept apart, in ``typed``.
 """
 
 import ast
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +19,9 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{1,80}")
 _PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 
 _PATH_CALLS = frozenset({"Path", "PurePath", "join", "joinpath", "open", "with_name"})
+_TYPED = {"isinstance": 1, "issubclass": 1, "cast": 0}
+"""Functions of two arguments, and which of them is a type."""
+
 _IMPORT_CALLS = frozenset({"import_module", "__import__"})
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -39,10 +45,12 @@ class Statement:
     imports: dict[str, Target]
     texts: frozenset[str]
     paths: frozenset[str] = frozenset()
+    typed: frozenset[tuple[str, ...]] = frozenset()
 
 
 class _Docless(ast.NodeTransformer):
-    """Drops bare strings, which are documentation wherever they stand, and blocks that only type checkers read."""
+    """Drops bare strings, which are documentation wherever they stand, blocks that only type checkers read, and those
+    that run only in a script: stages are imported."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -56,7 +64,7 @@ class _Docless(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt] | None:
-        if "TYPE_CHECKING" in ast.dump(node.test):
+        if "TYPE_CHECKING" in ast.dump(node.test) or ast.unparse(node.test) == "__name__ == '__main__'":
             return [self.visit(child) for child in node.orelse] or None
         return self.generic_visit(node)
 
@@ -151,7 +159,9 @@ class SourceFile:
                     imports[f"import {module}"] = Target(module, None)
                     imports[f"import {module} *"] = Target(module, "*")
         digest = hashlib.blake2b(ast.dump(node).encode(), digest_size=16).hexdigest()
-        return Statement(digest, frozenset(names), frozenset(chains), imports, frozenset(texts), frozenset(paths))
+        return Statement(
+            digest, frozenset(names), frozenset(chains), imports, frozenset(texts), frozenset(paths), _typed(node)
+        )
 
     def _absolute(self, node: ast.ImportFrom) -> str:
         if not node.level:
@@ -251,14 +261,47 @@ def _uses(node: ast.AST, in_class: bool = False) -> Iterator[ast.AST]:
         skipped.add(id(node.annotation))
     elif isinstance(node, ast.MatchClass):
         skipped.add(id(node.cls))
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2:
-        if node.func.id in ("isinstance", "issubclass"):
-            skipped.add(id(node.args[1]))
-        elif node.func.id == "cast":
-            skipped.add(id(node.args[0]))
+    elif (argument := _typed_argument(node)) is not None:
+        skipped.add(id(argument))
     for child in ast.iter_child_nodes(node):
         if id(child) not in skipped:
             yield from _uses(child, isinstance(node, ast.ClassDef))
+
+
+def _typed(node: ast.stmt) -> frozenset[tuple[str, ...]]:
+    """Dotted names in the type positions of a statement, also those in quotes."""
+    found: set[tuple[str, ...]] = set()
+    for child in ast.walk(node):
+        here: list[ast.expr | None] = []
+        if isinstance(child, ast.arg | ast.AnnAssign):
+            here = [child.annotation]
+        elif isinstance(child, _Function):
+            here = [child.returns]
+        elif isinstance(child, ast.MatchClass):
+            here = [child.cls]
+        else:
+            here = [_typed_argument(child)]
+        for expression in filter(None, here):
+            for part in _uses(_unquoted(expression)):
+                if isinstance(part, ast.Name):
+                    found.add((part.id,))
+                elif isinstance(part, ast.Attribute) and (chain := _chain(part)):
+                    found.add(chain)
+    return frozenset(found)
+
+
+def _typed_argument(node: ast.AST) -> ast.expr | None:
+    """The argument of ``isinstance`` and the like that is a type."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2:
+        return node.args[_TYPED[node.func.id]] if node.func.id in _TYPED else None
+    return None
+
+
+def _unquoted(expression: ast.expr) -> ast.AST:
+    if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
+        with suppress(SyntaxError, ValueError):
+            return ast.parse(expression.value, mode="eval")
+    return expression
 
 
 def _chain(node: ast.Attribute) -> tuple[str, ...] | None:

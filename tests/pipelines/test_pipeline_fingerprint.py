@@ -122,6 +122,38 @@ def test_a_module_that_is_imported_by_its_written_name_is_tracked(project: Proje
     assert changed(before, prints(project)) == {"b"}
 
 
+def test_what_runs_only_in_a_script_does_not_count(project: Project) -> None:
+    maths = project.source("maths")
+    maths.write_text(maths.read_text() + '\n\nif __name__ == "__main__":\n    print(total([1.0]))\n')
+    before = prints(project)
+    project.edit("maths", "print(total([1.0]))", "print(total([2.0]))")
+    assert changed(before, prints(project)) == set()
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        "def tool(order: Order) -> None: ...",
+        "def tool(orders: 'list[Order] | None' = None) -> None: ...",
+        "def tool() -> shapes.Order: ...",
+        "def tool(x) -> None:\n    assert isinstance(x, Order)",
+    ],
+)
+def test_types_that_the_users_code_names_are_followed(project: Project, used: str) -> None:
+    project.source("shapes").write_text("class Order:\n    item: str\n\n\nclass Other:\n    pass\n")
+    maths = project.source("maths")
+    imports = f"from {project.package} import shapes\nfrom {project.package}.shapes import Order\n"
+    maths.write_text(f"{imports}{maths.read_text()}\n\n{used}\n")
+    project.edit(
+        "maths", "def total(values: list[float]) -> float:\n", "def total(values: list[float]) -> float:\n    tool\n"
+    )
+    before = prints(project)
+    project.edit("shapes", "    pass", "    x: int")
+    assert changed(before, prints(project)) == set()
+    project.edit("shapes", "item: str", "item: int")
+    assert changed(before, prints(project)) == {"b"}
+
+
 def test_a_swapped_import_of_the_same_name_is_seen(project: Project) -> None:
     project.source("other").write_text("def plus(values: list[float]) -> float:\n    return 1.0\n")
     before = prints(project)

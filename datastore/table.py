@@ -119,14 +119,17 @@ class BufferTable:
             raise NewerSchemaError(self.uri, found, TRAJECTORY_VERSION)
 
     def ensure(self) -> None:
-        """Create the table if there is none. Raises if its schema is older than ours, since it then takes no
-        appends."""
+        """Create the table if there is none. Raises as :meth:`refuse_older` does."""
         try:
-            with self.following() as table:
-                found = schema_version(table)
+            self.refuse_older()
         except NoBufferError:
             self._create()
-            return
+
+    def refuse_older(self) -> None:
+        """Raise OlderSchemaError if the table's schema is older than ours, since it then takes no appends, and
+        NoBufferError if there is none."""
+        with self.following() as table:
+            found = schema_version(table)
         if found < TRAJECTORY_VERSION:
             raise OlderSchemaError(self.uri, found, TRAJECTORY_VERSION)
 

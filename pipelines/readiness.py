@@ -9,8 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from datastore.errors import StoreError
-from datastore.places import S3Place, place
+from datastore.errors import NoBufferError, StoreError
+from datastore.places import LocalPlace, S3Place, place
+from datastore.table import BufferTable
 from pipelines.fields import Key
 from pipelines.problems import Origin, Problem
 from schemas.installation import install_hint, is_installed
@@ -43,19 +44,31 @@ def lacks_template(folder: Path) -> bool:
 
 
 def store_problem(store: str, *, write: bool) -> str | None:
-    """Why a store cannot be used; None if it can. A bucket is asked for its list of names once."""
+    """Why a store cannot be used; None if it can. A bucket is asked for its list of names once. To ``write``, its
+    folder must be writable, and its buffer of this schema."""
     try:
         found = place(store)
     except StoreError as error:
         return str(error)
     if isinstance(found, S3Place):
-        return _bucket_problem(found)
+        return _bucket_problem(found) or (_table_problem(found) if write else None)
     path = found.root
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir():
         return f"store {store!r} cannot be used: {there} is a file; give a folder, or one that can be made"
     if write and not os.access(there, os.W_OK | os.X_OK):
         return f"store {store!r} cannot be used: {there} is not writable for this user; give another with --store"
+    return _table_problem(found) if write else None
+
+
+def _table_problem(found: LocalPlace | S3Place) -> str | None:
+    """Why the buffer takes no rows: an older schema, a newer one, a broken log."""
+    try:
+        BufferTable(found).refuse_older()
+    except NoBufferError:
+        return None
+    except StoreError as error:
+        return str(error)
     return None
 
 

@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from datastore import credentials
+from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
+from datastore.upkeep import migrate
 from flows import cli
 from pipelines import readiness
 from pipelines.load import load
@@ -147,6 +150,15 @@ def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
     for path in (store, store / "below"):
         with pytest.raises(SpecError, match="is a file; give a folder"):
             make_plan(load(write(tmp_path)), Catalog(tmp_path), str(path))
+
+
+def test_a_buffer_of_an_older_schema_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(Path(__file__).parents[1] / "datastore/old_store_version_2", store)
+    with pytest.raises(SpecError, match=r"has schema_version 2, .*; run `agentrl buffer migrate` first"):
+        make_plan(load(write(tmp_path)), Catalog(str(store)), str(store))
+    migrate(TrajectoryBuffer(store))
+    assert make_plan(load(write(tmp_path)), Catalog(str(store)), str(store)).to_run
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -51,12 +51,13 @@ def id_array(ids: Ids) -> pa.Array:
 
 @dataclass
 class _File:
-    """One data file: bounds of its ids, and those of its row groups once the footer was read."""
+    """One data file: bounds of its ids, and once the footer was read, those of its row groups and its columns."""
 
     path: str
     least: str
     most: str
     groups: list[_Group] | None = None
+    columns: tuple[str, ...] = ()
 
 
 class Lookup:
@@ -90,9 +91,8 @@ class Lookup:
         def one(task: tuple[_File, list[_Group]]) -> pa.Table:
             file, groups = task
             with self._reading(file), self._open(file) as source:
-                there = source.schema_arrow.names
-                old = not set(columns) <= set(there)
-                read = to_read(columns, there) if old else list(columns)
+                old = not set(columns) <= set(file.columns)
+                read = to_read(columns, file.columns) if old else list(columns)
                 numbers = [group.number for group in groups]
                 rows = source.read_row_groups(numbers, columns=read, use_threads=False)
             # the ids that these row groups may hold, since Arrow hashes all that it is given
@@ -135,7 +135,8 @@ class Lookup:
         if file.groups is None:
             with self._reading(file), self._open(file) as source:
                 footer = source.metadata
-            index = footer.schema.to_arrow_schema().names.index("trajectory_id")  # a scalar before all lists
+            file.columns = tuple(footer.schema.to_arrow_schema().names)
+            index = file.columns.index("trajectory_id")  # a scalar before all lists
             found = (footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups))
             bounds = ((one.min, one.max) if one and one.has_min_max else ("", _LAST) for one in found)
             file.groups = [_Group(number, *both) for number, both in enumerate(bounds)]

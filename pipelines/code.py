@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.external import external_digest
-from pipelines.source import SourceFile, Statement, Target
+from pipelines.source import SourceFile, Statement, Target, stamp_of
 
 OUR_PACKAGES = ("schemas", "datastore", "agentrl", "pipelines", "flows")
 
@@ -61,11 +61,14 @@ _INSTALLED = ("site-packages", "dist-packages")
 @dataclass
 class Reached:
     """``code``: source file, relative to its root, -> digest of what is reached in it. ``packages``: top-level packages
-    of others -> the modules of ours and the user's that use them. ``loads``: kinds of :data:`LOADERS` reached."""
+    of others -> the modules of ours and the user's that use them. ``loads``: kinds of :data:`LOADERS` reached.
+    ``files``: source file -> its stamp when it was read. ``modules``: names of the user's modules."""
 
     code: dict[str, str] = field(default_factory=dict)
     packages: dict[str, set[str]] = field(default_factory=dict)
     loads: set[str] = field(default_factory=set)
+    files: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    modules: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,16 @@ class Start:
     module: str
     name: str
     fields: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Sources:
+    """How the code of a stage was found, to find it again: see :func:`changed_code`."""
+
+    starts: tuple[Start, ...]
+    idle: frozenset[str]
+    files: Mapping[Path, tuple[int, int]]
+    modules: tuple[str, ...]
 
 
 class CodeGraph:
@@ -144,6 +157,9 @@ class CodeGraph:
                 digests = "".join(taken[number].digest for number in sorted(taken))
                 reached.code[source.label] = hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
                 reached.code |= self._data(source, taken.values())
+                reached.files[source.file] = source.stamp
+                if self.is_users(source):
+                    reached.modules.append(found)
         return reached
 
     def _data(self, source: SourceFile, statements: Collection[Statement]) -> dict[str, str]:
@@ -177,6 +193,19 @@ class CodeGraph:
         if folder not in self._listed:
             self._listed[folder] = {item.name for item in folder.iterdir()}
         return self._listed[folder]
+
+
+def changed_code(sources: Sources, folders: Iterable[Path], code: Mapping[str, str]) -> list[str]:
+    """Source files, relative to their roots, of which a stage reaches other code now than ``code`` says. Data files are
+    left out: a stage may write them.
+
+    Raises LookupError if code is gone, or is no Python any more.
+    """
+    if all(stamp_of(file) == stamp for file, stamp in sources.files.items()):
+        return []
+    now = CodeGraph(folders).reach(sources.starts, sources.idle).code
+    labels = sorted(label for label in code.keys() | now.keys() if label.endswith(".py"))
+    return [label for label in labels if code.get(label) != now.get(label)]
 
 
 def _elsewhere(top: str) -> Path | None:

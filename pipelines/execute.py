@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +28,7 @@ from datastore.errors import LeaseLostError, LockTimeoutError
 from datastore.lease import Check
 from datastore.leftovers import abandoned_attempts
 from pipelines import library
+from pipelines.code import Sources, changed_code
 from pipelines.external import PATH_OF, pinned
 from pipelines.fingerprint import outside_fields
 from pipelines.handles import HANDLES, Handle, Trajectories
@@ -55,6 +56,7 @@ class Job:
     fingerprint: str
     run_id: str
     forced: bool = False
+    sources: Sources | None = None
 
     @property
     def stage(self) -> str:
@@ -87,6 +89,7 @@ def job_of(step: Step, plan: Plan, run_id: str) -> Job:
         fingerprint=step.fingerprint,
         run_id=run_id,
         forced=step.forced,
+        sources=step.sources,
     )
 
 
@@ -117,6 +120,7 @@ def _perform(job: Job, began: float, progress: Progress, waits: Callable[[str], 
         before = catalog.manifest(job.stage, job.fingerprint)
         if before and not job.forced:
             return Outcome(before, time.monotonic() - began, reused=True)
+        _take_code(job)
         inputs = {
             name: _input(stage.inputs[name].many, records, catalog, buffer)
             for name, records in job.ingredients.inputs.items()
@@ -137,6 +141,28 @@ def _perform(job: Job, began: float, progress: Progress, waits: Callable[[str], 
     if published.attempt != folder.name:  # somebody published meanwhile
         return Outcome(published, took, reused=True)
     return Outcome(published, took, reproduced=same_content(before, published))
+
+
+class CodeChangedError(RuntimeError):
+    """The code of a stage is not what its fingerprint says."""
+
+
+def _take_code(job: Job) -> None:
+    """Import the user's modules that the stage reaches, unless their code was edited since the plan: what the stage
+    makes would then stand under the fingerprint of other code. A later edit does not act on this stage any more."""
+    if job.sources is None:
+        return
+    try:
+        changed = changed_code(job.sources, job.folders, job.ingredients.code)
+    except LookupError as error:
+        raise CodeChangedError(f"code changed since the plan: {error.args[0]}; run again") from None
+    if changed:
+        raise CodeChangedError(
+            f"code {', '.join(changed)} changed since the plan; run again, to go on with it as it is"
+        )
+    for name in job.sources.modules:
+        with suppress(Exception):  # what fails here, and is used, fails again in the stage
+            importlib.import_module(name)
 
 
 @contextmanager

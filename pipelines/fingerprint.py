@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipelines.choices import Chosen
-from pipelines.code import OUR_PACKAGES, USED_IF_SET, CodeGraph, Reached, Start
+from pipelines.code import OUR_PACKAGES, USED_IF_SET, CodeGraph, Reached, Sources, Start
 from pipelines.external import external_digest, outside
 from pipelines.fields import Key, dotted, models
 from pipelines.load import Node
@@ -160,6 +160,8 @@ class Fingerprinter:
 
     def __init__(self, graph: CodeGraph) -> None:
         self.graph = graph
+        self.sources: dict[str, Sources] = {}
+        """Of each stage whose ingredients were computed: how its code was found."""
         self._versions: dict[str, str] = {}
 
     def ingredients(
@@ -200,7 +202,9 @@ class Fingerprinter:
         used = {*node.choices, *(choice for choice in flowing if choice.kind in loads)}
         choices = sorted(used, key=lambda choice: choice.label)
         starts += [Start(c.implementation.__module__, c.implementation.__name__) for c in choices]
-        return self.graph.reach(starts, idle), choices
+        reached = self.graph.reach(starts, idle)
+        self.sources[node.name] = Sources(tuple(starts), frozenset(idle), reached.files, tuple(reached.modules))
+        return reached, choices
 
     def _version(self, package: str) -> str:
         if package not in self._versions:

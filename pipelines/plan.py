@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from datastore.catalog import Catalog
-from pipelines.code import CodeGraph
+from pipelines.code import CodeGraph, Sources
 from pipelines.fingerprint import Fingerprinter, UnhashableError, fingerprint
 from pipelines.load import Edge, Node, Pipeline
 from pipelines.problems import Origin, Problem, SpecError, did_you_mean
@@ -72,6 +72,7 @@ class Step:
     manifest: Manifest | None = None
     forced: bool = False
     may_be_reused: bool = False
+    sources: Sources | None = None
 
     @property
     def name(self) -> str:
@@ -152,7 +153,8 @@ def make_plan(pipeline: Pipeline, catalog: Catalog, store: str, selection: Selec
             message = str(error.args[0])
             problems.append(Problem(f"stage {node.name}: with.{message}", Origin(str(pipeline.path), None)))
             continue
-        plan.steps[node.name] = _decided(node, ingredients, plan, chosen, catalog)
+        step = plan.steps[node.name] = _decided(node, ingredients, plan, chosen, catalog)
+        step.sources = fingerprinter.sources[node.name]
     if plan.to_run and (problem := store_problem(store, write=True)):
         problems.append(Problem(problem, Origin("--store", None)))
     if problems:

@@ -49,8 +49,7 @@ class Statement:
 
 
 class _Docless(ast.NodeTransformer):
-    """Drops bare strings, which are documentation wherever they stand, blocks that only type checkers read, and those
-    that run only in a script: stages are imported."""
+    """Drops bare strings, which are documentation wherever they stand, and blocks that only type checkers read."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -64,7 +63,7 @@ class _Docless(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt] | None:
-        if "TYPE_CHECKING" in ast.dump(node.test) or ast.unparse(node.test) == "__name__ == '__main__'":
+        if "TYPE_CHECKING" in ast.dump(node.test):
             return [self.visit(child) for child in node.orelse] or None
         return self.generic_visit(node)
 
@@ -81,17 +80,20 @@ class SourceFile:
     bindings: dict[str, list[int]] = field(default_factory=dict)
     acts: list[int] = field(default_factory=list)
     stars: list[str] = field(default_factory=list)
+    stamp: tuple[int, int] = (0, 0)
+    """Time of change and size when it was read."""
     _statements: dict[tuple[int, frozenset[str]], Statement] = field(default_factory=dict)
 
     @classmethod
     def read(cls, name: str, file: Path, root: Path) -> "SourceFile":
         """Raises LookupError with a message for the user if the file is not Python."""
+        stamp = stamp_of(file)
         try:
             tree = ast.parse(file.read_bytes())
         except (SyntaxError, ValueError) as error:
             line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
             raise LookupError(f"{file}{line} is not Python: {getattr(error, 'msg', error)}") from None
-        source = cls(name, file, root)
+        source = cls(name, file, root, stamp=stamp)
         for node in _one_by_one(_Docless().visit(tree).body):
             number = len(source.nodes)
             source.nodes.append(node)
@@ -193,6 +195,15 @@ def _joined(parts: Iterable[ast.expr]) -> set[str]:
         else:
             runs.append([])
     return {path for run in runs if _PATH.fullmatch(path := "/".join(run))}
+
+
+def stamp_of(file: Path) -> tuple[int, int]:
+    """Time of change and size of a file; two zeros if there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
 
 
 def _bound(node: ast.stmt) -> set[str]:

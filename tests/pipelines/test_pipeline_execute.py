@@ -13,6 +13,7 @@ import psutil
 import pytest
 from toy_project import Project
 
+from pipelines.code import changed_code
 from pipelines.execute import Job, job_of
 from pipelines.processes import descendants
 from pipelines.worker import StageError, Workers
@@ -47,6 +48,30 @@ def test_a_worker_runs_stages_and_reports_progress(project: Project) -> None:
     assert outcome.manifest.outputs["table"].rows == 5
     assert seen[-1] == ("t", 8, 8, {})
     assert project.catalog.manifest("t", outcome.manifest.fingerprint) == outcome.manifest
+
+
+def test_code_that_was_edited_since_the_plan_does_not_run_under_the_fingerprint_of_the_plan(project: Project) -> None:
+    text = PIPELINE % ("", 0.0) + '      b: {uses: "toy:add", inputs: {tables: [a]}}\n'
+    project.run(text, _until_a())
+    plan = project.plan(text)
+    job = job_of(plan.steps["b"], plan, "test-run")
+    assert job.sources
+    project.edit("deeper", "# start here", "# a comment is no edit of the code")
+    assert changed_code(job.sources, job.folders, job.ingredients.code) == []
+    project.edit("deeper", "result = 0.0", "result = 0.5")
+    workers = Workers(lambda *_: None)
+    said = rf"CodeChangedError: code {project.package}/deeper\.py changed since the plan; run again"
+    try:
+        with pytest.raises(StageError, match=said):
+            workers.run(job, project.folder / "log")
+        assert project.catalog.manifests("b") == []
+        outcome = workers.run(job_of((again := project.plan(text)).steps["b"], again, "r"), project.folder / "log")
+        assert outcome.manifest.fingerprint != job.fingerprint
+        project.edit("deeper", "result = 0.5", "result = (")
+        with pytest.raises(StageError, match=r"code changed since the plan: .*deeper\.py:3 is not Python"):
+            workers.run(job, project.folder / "log")
+    finally:
+        workers.close()
 
 
 def test_a_failure_has_one_line_and_a_log_with_the_rest(project: Project) -> None:

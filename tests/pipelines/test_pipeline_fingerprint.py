@@ -122,14 +122,6 @@ def test_a_module_that_is_imported_by_its_written_name_is_tracked(project: Proje
     assert changed(before, prints(project)) == {"b"}
 
 
-def test_what_runs_only_in_a_script_does_not_count(project: Project) -> None:
-    maths = project.source("maths")
-    maths.write_text(maths.read_text() + '\n\nif __name__ == "__main__":\n    print(total([1.0]))\n')
-    before = prints(project)
-    project.edit("maths", "print(total([1.0]))", "print(total([2.0]))")
-    assert changed(before, prints(project)) == set()
-
-
 @pytest.mark.parametrize(
     "used",
     [

@@ -9,6 +9,7 @@ from itertools import groupby, takewhile
 from typing import Protocol
 
 from agentrl.chat.hermes import Parsed, with_thoughts
+from agentrl.chat.tags import Tagged
 from agentrl.chat.template import Template
 from schemas.trajectory import Message, Role, Trajectory
 
@@ -41,7 +42,7 @@ class ChatCodec:
 
     def __init__(
         self,
-        template: Template,
+        template: Template | Tagged,
         dialect: str,
         reader: Reader,
         bridge: Bridge | None = None,
@@ -73,9 +74,12 @@ class ChatCodec:
     def assistant(self, message: Message, answers: Sequence[Message] = ()) -> list[int]:
         """Token ids of an assistant turn that was written, not sampled; ends with an end-of-turn token. ``answers`` are
         the tools' answers to it: some templates write a turn in the middle of tool calls differently."""
-        end = self.template.call_end if message.tool_calls else self.template.end
-        stop = self.stop_ids[self.template.ends.index(end)] if end else self.stop_id
-        return [*self.template.encode(self.template.turn(message, answers)), stop]
+        return [*self.template.encode(self.template.turn(message, answers)), *self.template.closing(message)]
+
+    def ended(self, turn: Sequence[int]) -> bool:
+        """Whether a turn that stopped at one of ``stop_ids`` is over. Where it is not, the policy goes on with it: a
+        closing tag is several tokens, and its last one may stand elsewhere."""
+        return self.template.ended(turn)
 
     def observations(
         self, messages: list[Message], prompt: Sequence[int] = (), turn: Sequence[int] = (), tools: str = "[]"

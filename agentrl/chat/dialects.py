@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 from agentrl.chat.codec import ChatCodec
 from agentrl.chat.probes import NEXT_QUESTION, PROBES, Outcome, try_out
 from agentrl.chat.readers import HermesReader, ResponseTemplateReader
+from agentrl.chat.tags import TAGS, Tagged
 from agentrl.chat.template import Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+KEY = "dialect"
+"""The key of ``tokenizer_config.json`` that names a dialect of tags. It stays with a model when it is saved."""
 
 NO_CALLS = (
     "the chat template writes no tool calls; they are written and read as Hermes tags, <tool_call>{...}</tool_call>"
@@ -24,12 +28,14 @@ NO_RENDERERS = "the package renderers is not installed, so its model families we
 
 
 def find_dialect(tokenizer: "PreTrainedTokenizerBase") -> ChatCodec:
-    """The codec of the first dialect that fits: Hermes tags, if all that the chat template writes comes back from them;
-    a family of ``renderers`` that writes what the template writes; the tokenizer's ``response_template``; and Hermes
-    tags again, with remarks that say what does not fit.
+    """The codec of the tags that the tokenizer names, or of the first dialect that fits: Hermes tags, if all that the
+    chat template writes comes back from them; a family of ``renderers`` that writes what the template writes; the
+    tokenizer's ``response_template``; and Hermes tags again, with remarks that say what does not fit.
 
     Raises ValueError if the tokenizer has no chat template, or one that refuses a user's question and its answer.
     """
+    if chosen := tokenizer.init_kwargs.get(KEY):
+        return _tagged(tokenizer, chosen)
     template = Template(tokenizer)
     hermes = ChatCodec(template, "hermes", HermesReader(template))
     outcomes = _outcomes(hermes)
@@ -63,6 +69,13 @@ def _family(tokenizer: "PreTrainedTokenizerBase") -> ChatCodec | None:
     options = "".join(f", {name}={value}" for name, value in family.options.items())
     name = f"{family.name} (renderers {version('renderers')}{options})"
     return _with_remarks(ChatCodec(Template(tokenizer, family.stop_ids), name, family, family), [])
+
+
+def _tagged(tokenizer: "PreTrainedTokenizerBase", name: str) -> ChatCodec:
+    if name not in TAGS:
+        raise ValueError(f"the tokenizer names the dialect {name!r}; allowed are {', '.join(TAGS)}, or none")
+    tagged = Tagged(Template(tokenizer), TAGS[name])
+    return ChatCodec(tagged, name, tagged)
 
 
 def _outcomes(codec: ChatCodec) -> dict[str, Outcome]:

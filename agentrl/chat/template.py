@@ -138,6 +138,15 @@ class Template:
             "turn with it: turns like this can be sampled, but not written"
         )
 
+    def closing(self, message: Message) -> list[int]:
+        """The token that ends a written turn."""
+        end = self.call_end if message.tool_calls else self.end
+        return [self.stop_ids[self.ends.index(end)] if end else self.stop_ids[0]]
+
+    def ended(self, turn: Sequence[int]) -> bool:
+        """Whether a turn that stopped is over."""
+        return turn[-1] in self.stop_ids
+
     def after_turn(self, messages: list[Message]) -> str:
         """The text between the end of an assistant's turn and the beginning of its next one, with ``messages`` in
         between. It is taken from after a mark, so it does not matter if the template rewrites what came before."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.chat.codec import ChatCodec
-from agentrl.chat.dialects import find_dialect
+from agentrl.chat.dialects import KEY, find_dialect
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,6 +31,8 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
         "special": sorted(tokenizer.all_special_tokens),
         "template": tokenizer.chat_template,
     }
+    if dialect := tokenizer.init_kwargs.get(KEY):
+        content[KEY] = dialect
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from agentrl.chat import families
 from agentrl.chat.codec import ChatCodec, tokenize
 from agentrl.chat.dialects import NO_CALLS, NO_REASONING, NO_RENDERERS, REWRITES, UNREAD, find_dialect
+from agentrl.models.policy import Policy
 from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 DIALECTS = {
@@ -290,3 +292,82 @@ def test_any_sampled_tokens_can_be_read_and_gone_on_from(name: str, data: st.Dat
             raise
         return
     assert "Rome" in tokenizer.decode(new)
+
+
+def tagged(name: str) -> ChatCodec:
+    policy = POLICIES["qwen"]()
+    policy.tokenizer.init_kwargs["dialect"] = name
+    return find_dialect(policy.tokenizer)
+
+
+TAGGED = {
+    "search_r1": (
+        ToolCall(id="call_0", name="search", arguments=json.dumps({"query": "who wrote Faust?"})),
+        "<search>who wrote Faust?</search>\n\n<information>Goethe <b></information>\n\n",
+    ),
+    "retool": (
+        ToolCall(id="call_0", name="code_interpreter", arguments=json.dumps({"code": "x = 1 > 0\nprint(x)"})),
+        "<code>\n```python\nx = 1 > 0\nprint(x)\n```\n</code>\n<interpreter>\nGoethe <b>\n</interpreter>\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_agents_of_tags_are_written_as_published(name: str) -> None:
+    one, text = TAGGED[name]
+    codec = tagged(name)
+    made = tokenize(
+        row(
+            [
+                user("Who?"),
+                says("", one, reasoning="Hm."),
+                answers(one, "Goethe <b>"),
+                says("Goethe", reasoning="So <b>."),
+            ]
+        ),
+        codec,
+        "digest",
+    )
+    tokenizer = codec.template.tokenizer
+    opening = tokenizer.decode(codec.opening([user("Who?")]))
+    end = "<|im_end|>"
+    whole = f"{opening}<think>Hm.</think>\n{text}<think>So <b>.</think>\n<answer>Goethe</answer>{end}"
+    assert tokenizer.decode(made.input_ids) == whole
+    said = [tokenizer.decode(made.input_ids[m.token_start : m.token_end]) for m in made.messages]
+    assert said[2] not in said[1] + said[3]
+    assert said[1].endswith(text.partition(said[2])[0])
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_turn_of_tags_stops_at_its_end_and_nowhere_before(name: str) -> None:
+    codec = tagged(name)
+    for message in (says("", TAGGED[name][0], reasoning="a <b>c</b> -> d"), says("x > y", reasoning="z")):
+        ids = codec.assistant(message)
+        over = [place for place, one in enumerate(ids) if one in codec.stop_ids and codec.ended(ids[: place + 1])]
+        assert over == [len(ids) - 1]
+        parsed = codec.parse(ids)
+        assert (parsed.error, parsed.message.content, parsed.message.reasoning) == (
+            None,
+            message.content,
+            message.reasoning,
+        )
+        assert [one.arguments for one in parsed.message.tool_calls] == [one.arguments for one in message.tool_calls]
+
+
+def test_calls_that_tags_cannot_write_are_refused_and_broken_ones_are_errors() -> None:
+    codec = tagged("search_r1")
+    with pytest.raises(ValueError, match=r"one call of search\(query\) in a turn, and the turn calls find"):
+        codec.assistant(says("", FIND))
+    assert codec.parse(codec.template.encode("<search>who")).error
+    with pytest.raises(ValueError, match="'tags'; allowed are search_r1, retool"):
+        tagged("tags")
+
+
+def test_a_chosen_dialect_stays_with_the_model_and_is_part_of_its_tokenizers_fingerprint(tmp_path: Path) -> None:
+    policy = POLICIES["qwen"]()
+    before = policy.tokenizer_fingerprint
+    policy.tokenizer.init_kwargs["dialect"] = "retool"
+    policy.save(tmp_path)
+    loaded = Policy.load(tmp_path)
+    assert loaded.codec.dialect == "retool"
+    assert loaded.tokenizer_fingerprint != before

@@ -172,10 +172,7 @@ def rationalised(setting: Setting, solved: set[str], number: int) -> list[Any]:
     made = setting.sample(list(tasks.values()), number, HINT)
     good = [row for row in made if row.success and is_grounded(row, tasks[row.task_id])]
     codec = setting.warm.codec
-    return [
-        strip_hint(row, setting.environment.episode(tasks[row.task_id]).opening(), codec, f"s{number}")
-        for number, row in enumerate(good)
-    ]
+    return [strip_hint(row, tasks[row.task_id], HINT, codec, f"s{number}") for number, row in enumerate(good)]
 
 
 def imitate(setting: Setting, policy: Any, star: bool, masked: bool) -> None:

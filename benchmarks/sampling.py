@@ -12,7 +12,6 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,7 +21,7 @@ from transformers.utils import logging
 
 from agentrl.algorithms.sft import SFT
 from agentrl.chat.codec import tokenize
-from agentrl.engines.base import Engine, Generation, Respond, Sampling
+from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
@@ -39,43 +38,27 @@ from schemas.training import TrainingRow
 TARGET = 2.0
 
 
-class GeneratePerTurn:
+class GeneratePerTurn(TransformersEngine):
     """The usual way: ``generate()`` over the whole conversation at every turn, all unfinished rows in one batch."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-
-    def generate(
-        self, prompts: Sequence[list[int]], respond: Respond, sampling: Sampling, stop_id: int, seed: int
-    ) -> list[Generation]:
-        torch.manual_seed(seed)
-        rows = [Generation(list(prompt)) for prompt in prompts]
-        live = list(range(len(rows)))
+    def _step(self) -> None:
+        rows, self._waiting = self._waiting, []
+        sampling = rows[0].sampling
+        width = max(len(row.session.ids) for row in rows)
+        ids = torch.tensor([[0] * (width - len(row.session.ids)) + row.session.ids for row in rows])
+        mask = torch.tensor([[0] * (width - len(row.session.ids)) + [1] * len(row.session.ids) for row in rows])
         config = GenerationConfig(
             do_sample=True, temperature=sampling.temperature, top_k=0, max_new_tokens=sampling.max_turn_tokens,
-            eos_token_id=stop_id, pad_token_id=0, return_dict_in_generate=True, output_logits=True,
+            eos_token_id=rows[0].stop[0], pad_token_id=0, return_dict_in_generate=True, output_logits=True,
         )  # fmt: skip
-        while live:
-            width = max(len(rows[row].ids) for row in live)
-            ids = torch.tensor([[0] * (width - len(rows[row].ids)) + rows[row].ids for row in live])
-            mask = torch.tensor([[0] * (width - len(rows[row].ids)) + [1] * len(rows[row].ids) for row in live])
-            with torch.inference_mode():
-                out = self.policy.model.generate(ids, attention_mask=mask, generation_config=config)
-                logprobs = torch.stack(out.logits, 1).log_softmax(-1)
-                new = out.sequences[:, width:]
-                chosen = logprobs.gather(-1, new[..., None])[..., 0]
-            going = []
-            for place, row in enumerate(live):
-                turn = new[place].tolist()
-                turn = turn[: turn.index(stop_id) + 1] if stop_id in turn else turn
-                for token, logprob in zip(turn, chosen[place].tolist(), strict=False):
-                    rows[row].act(token, logprob)
-                observation = respond(row, turn) if turn[-1] == stop_id else None
-                if observation is not None and len(rows[row].ids) + len(observation) < sampling.max_tokens:
-                    rows[row].observe(observation)
-                    going.append(row)
-            live = going
-        return rows
+        out = self.model.generate(ids, attention_mask=mask, generation_config=config)
+        new = out.sequences[:, width:]
+        chosen = torch.stack(out.logits, 1).log_softmax(-1).gather(-1, new[..., None])[..., 0].tolist()
+        for row, turn, logprobs in zip(rows, new.tolist(), chosen, strict=True):
+            stopped = row.stop[0] in turn
+            row.ids = turn[: turn.index(row.stop[0]) + 1] if stopped else turn[: row.limit]
+            row.logprobs = logprobs[: len(row.ids)]
+            self._resolve(row, "stop" if stopped else "length")
 
 
 def trained_policy(tasks: list[Task], steps: int) -> Policy:
@@ -108,7 +91,7 @@ def main() -> int:
     policy = trained_policy(tasks, steps)
     engines: dict[str, Engine] = {
         "one cache across turns": TransformersEngine(policy.model),
-        "generate() per turn": GeneratePerTurn(policy),
+        "generate() per turn": GeneratePerTurn(policy.model),
     }
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     turns: dict[str, float] = {}

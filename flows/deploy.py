@@ -24,11 +24,11 @@ from datastore.catalog import Catalog
 from datastore.places import is_remote
 from flows.display import Lines
 from flows.flow import run_stages
-from flows.session import Session
+from flows.session import RunSession
 from flows.slots import Slots
 from pipelines.execute import Outcome, same_content
 from pipelines.load import load
-from pipelines.plan import Plan, Selection, Status, Step, make_plan
+from pipelines.plan import Plan, PlannedStage, Selection, Status, make_plan
 from pipelines.problems import did_you_mean
 from pipelines.secrets import shown_setting
 from pipelines.worker import StageError
@@ -62,7 +62,7 @@ def run_pipeline(
     if not plan.to_run:
         log.info("everything is up to date, %d stages cached", len(plan.having(Status.CACHED)))
         return
-    session = Session(plan, catalog, Lines(log.info), engine="prefect", engine_reason="a deployment of its server")
+    session = RunSession(plan, catalog, Lines(log.info), engine="prefect", engine_reason="a deployment of its server")
     with session.recorded():
         run_stages(session, jobs, Slots(session, own_server=False), run_in_pool, pool)
 
@@ -196,7 +196,7 @@ def delete(name: str) -> None:
 # stages in other pools
 
 
-def run_in_pool(session: Session, step: Step) -> Outcome:
+def run_in_pool(session: RunSession, step: PlannedStage) -> Outcome:
     """Run one stage as a deployment run in the work pool that its ``execution`` names, and wait for it.
 
     Raises StageError if that run fails, is cancelled, or publishes another fingerprint than was planned here. If
@@ -238,7 +238,7 @@ def _run_parameters(plan: Plan, pool: str) -> dict[str, Any]:
         return _parameters(plan, pool, _pool_type(client, pool) == "process")
 
 
-def _wait(session: Session, started: FlowRun) -> FlowRun:
+def _wait(session: RunSession, started: FlowRun) -> FlowRun:
     with get_client(sync_client=True) as client:
         while True:
             found = client.read_flow_run(started.id)

@@ -28,14 +28,14 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.tasks import Task, exponential_backoff
 
 from flows.order import start_in_order
-from flows.session import Session, Stopped
+from flows.session import RunSession, Stopped
 from flows.slots import Slots
 from pipelines.execute import Outcome
-from pipelines.plan import Step
+from pipelines.plan import PlannedStage
 from pipelines.worker import StageError
 from schemas.manifest import Kind
 
-Elsewhere = Callable[[Session, Step], Outcome]
+Elsewhere = Callable[[RunSession, PlannedStage], Outcome]
 """Runs a stage in the work pool that its ``execution`` names, and waits for it."""
 
 FLUSH_S = 5.0
@@ -60,7 +60,7 @@ def quiet() -> None:
 class _ProgressArtifact:
     """Shows a long stage's progress in Prefect."""
 
-    def __init__(self, session: Session, name: str) -> None:
+    def __init__(self, session: RunSession, name: str) -> None:
         self.key = _key(session.plan.pipeline.name, name)
         self.description = f"Stage {name} of run {session.run_id}"
         self.id: Any = None
@@ -82,7 +82,9 @@ def _key(*parts: str) -> str:
     return "-".join("".join(c if c.isalnum() else "-" for c in part.lower()) for part in parts)
 
 
-def _task(session: Session, step: Step, slots: Slots, pool: str | None, elsewhere: Elsewhere) -> Task[[], None]:
+def _task(
+    session: RunSession, step: PlannedStage, slots: Slots, pool: str | None, elsewhere: Elsewhere
+) -> Task[[], None]:
     """The Prefect task of one stage. ``pool`` is where this flow runs."""
     execution = step.node.execution
 
@@ -116,7 +118,7 @@ def _task(session: Session, step: Step, slots: Slots, pool: str | None, elsewher
     )
 
 
-def _as_stage_error(session: Session, step: Step, error: Any) -> StageError:
+def _as_stage_error(session: RunSession, step: PlannedStage, error: Any) -> StageError:
     if isinstance(error, StageError):
         return error
     limit = step.node.execution.timeout_s
@@ -124,7 +126,7 @@ def _as_stage_error(session: Session, step: Step, error: Any) -> StageError:
     return StageError(step.name, cause, session.log(step.name))
 
 
-def run_with_prefect(session: Session, jobs: int, own_server: bool, elsewhere: Elsewhere) -> None:
+def run_with_prefect(session: RunSession, jobs: int, own_server: bool, elsewhere: Elsewhere) -> None:
     """One flow run with one task run for each stage that is to run. ``jobs`` stages run at once at most.
 
     A failure ends up in ``session.failure``; stages that wait are not started.
@@ -156,13 +158,13 @@ def run_with_prefect(session: Session, jobs: int, own_server: bool, elsewhere: E
         flush()
 
 
-def run_stages(session: Session, jobs: int, slots: Slots, elsewhere: Elsewhere, pool: str | None = None) -> None:
+def run_stages(session: RunSession, jobs: int, slots: Slots, elsewhere: Elsewhere, pool: str | None = None) -> None:
     """The body of a flow: each stage as soon as what it reads is there. Raises the first failure.
 
     On any other exception (a cancelled run, Ctrl-C) the stages at work are ended.
     """
 
-    def start(step: Step, upstream: list[PrefectFuture[None]]) -> PrefectFuture[None]:
+    def start(step: PlannedStage, upstream: list[PrefectFuture[None]]) -> PrefectFuture[None]:
         return cast(Any, _task(session, step, slots, pool, elsewhere)).submit(wait_for=upstream)
 
     try:
@@ -176,7 +178,7 @@ def run_stages(session: Session, jobs: int, slots: Slots, elsewhere: Elsewhere, 
         raise session.failure
 
 
-def _leave_artifacts(session: Session) -> None:
+def _leave_artifacts(session: RunSession) -> None:
     """Create a table of the run for Prefect's pages, and the report if a stage wrote one."""
     pipeline = session.plan.pipeline.name
     rows = [

@@ -7,8 +7,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from flows.session import Session, Stopped
-from pipelines.plan import Step
+from flows.session import RunSession, Stopped
+from pipelines.plan import PlannedStage
 from pipelines.worker import StageError
 
 
@@ -21,7 +21,7 @@ class Started(Protocol):
 F = TypeVar("F", bound=Started)
 
 
-def start_in_order(session: Session, jobs: int, start: Callable[[Step, list[F]], F]) -> None:
+def start_in_order(session: RunSession, jobs: int, start: Callable[[PlannedStage, list[F]], F]) -> None:
     """Start each stage as soon as what it reads is there, at most ``jobs`` at once, and wait for all.
 
     ``start`` is given the step and what it returned for the steps that this one reads. No stage starts once the run is
@@ -46,7 +46,7 @@ def _put(ended: "queue.Queue[str]", name: str, _: object) -> None:
     ended.put(name)
 
 
-def run_here(session: Session, jobs: int) -> None:
+def run_here(session: RunSession, jobs: int) -> None:
     """All stages in threads of this process: no retries, time limits, slots or pools.
 
     A failure ends up in ``session.failure``; stages that wait are not started. On any other exception (Ctrl-C) the
@@ -66,7 +66,7 @@ def run_here(session: Session, jobs: int) -> None:
     with ThreadPoolExecutor(jobs, thread_name_prefix="stage") as pool:
         futures: list[Future[None]] = []
 
-        def start(step: Step, _: list[Future[None]]) -> Future[None]:
+        def start(step: PlannedStage, _: list[Future[None]]) -> Future[None]:
             futures.append(pool.submit(run_one, step.name))
             return futures[-1]
 

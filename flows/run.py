@@ -22,10 +22,10 @@ from datastore.places import LocalPlace
 from flows.display import display_for
 from flows.order import run_here
 from flows.server import ServerError, serving, users_server
-from flows.session import Session
+from flows.session import RunSession
 from flows.terminal import console
 from pipelines.execute import Outcome
-from pipelines.plan import Plan, Status, Step
+from pipelines.plan import Plan, PlannedStage, Status
 from schemas.installation import missing
 from schemas.manifest import Kind, Manifest
 
@@ -59,7 +59,7 @@ def choose_engine(plan: Plan, wanted: bool | None) -> Orchestration:
     return Orchestration(False, "no stage needs it")
 
 
-def needs_prefect(step: Step) -> list[str]:
+def needs_prefect(step: PlannedStage) -> list[str]:
     """Fields of a stage's ``execution`` that are set and have an effect only with Prefect."""
     execution = step.node.execution
     return [name for name in ("pool", "concurrency", "retries", "timeout_s") if getattr(execution, name)]
@@ -81,7 +81,7 @@ def run_plan(plan: Plan, catalog: Catalog, *, jobs: int, prefect: bool | None, a
     if engine.ignored:
         warning = f"warning: --no-prefect: what stages ask of Prefect does not apply ({engine.ignored})"
         out.print(warning, markup=False, highlight=False)
-    session = Session(
+    session = RunSession(
         plan,
         catalog,
         display_for(out, quiet=as_json),
@@ -127,7 +127,7 @@ def _problems(plan: Plan, prefect: bool) -> list[str]:
 
 
 @contextmanager
-def _ended_by_signals(session: Session, out: Console, as_json: bool) -> Iterator[None]:
+def _ended_by_signals(session: RunSession, out: Console, as_json: bool) -> Iterator[None]:
     """Ctrl-C and SIGTERM raise KeyboardInterrupt, once. If Prefect does not end in time (a retry that waits, a
     server that does not answer), the end of the run is printed and the process exits."""
 
@@ -155,7 +155,7 @@ def _ended_by_signals(session: Session, out: Console, as_json: bool) -> Iterator
             signal.signal(number, handler)
 
 
-def _run(session: Session, jobs: int, prefect: bool) -> None:
+def _run(session: RunSession, jobs: int, prefect: bool) -> None:
     if not prefect:
         run_here(session, jobs)
         return
@@ -170,7 +170,7 @@ def _run(session: Session, jobs: int, prefect: bool) -> None:
         run_with_prefect(session, jobs, server is not None, _in_pool)
 
 
-def _in_pool(session: Session, step: Step) -> Outcome:
+def _in_pool(session: RunSession, step: PlannedStage) -> Outcome:
     from flows.deploy import run_in_pool
 
     return run_in_pool(session, step)
@@ -198,14 +198,14 @@ def _nothing_to_do(plan: Plan, catalog: Catalog, out: Console, as_json: bool) ->
     return OK
 
 
-def _say(session: Session, out: Console, as_json: bool, cancelled: bool) -> None:
+def _say(session: RunSession, out: Console, as_json: bool, cancelled: bool) -> None:
     if as_json:
         print(json.dumps(session.record, indent=2, default=str), flush=True)
     else:
         _report(session, out, cancelled)
 
 
-def _report(session: Session, out: Console, cancelled: bool) -> None:
+def _report(session: RunSession, out: Console, cancelled: bool) -> None:
     plan = session.plan
     stages: dict[str, dict[str, Any]] = session.record["stages"]
     ran = [name for name, stage in stages.items() if stage["status"] in ("ran", "reused")]
@@ -261,7 +261,7 @@ def _success(name: str, metrics: dict[str, Any]) -> tuple[str, ...]:
     return str(metrics.get("policy") or name), number("success"), interval, number("greedy"), tasks
 
 
-def _reports(step: Step, manifest: Manifest, catalog: Catalog) -> list[str]:
+def _reports(step: PlannedStage, manifest: Manifest, catalog: Catalog) -> list[str]:
     found = []
     for output in manifest.outputs.values():
         if output.kind is Kind.REPORT:

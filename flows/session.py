@@ -16,7 +16,7 @@ from datastore.errors import StoreError
 from datastore.places import LocalPlace
 from flows.display import Display, seconds
 from pipelines.execute import Job, Outcome, job_of
-from pipelines.plan import Plan, Status, Step
+from pipelines.plan import Plan, PlannedStage, Status
 from pipelines.runs import HEARTBEAT_S, this_process
 from pipelines.secrets import redacted
 from pipelines.worker import StageError, Workers
@@ -39,7 +39,7 @@ def logs_folder(catalog: Catalog) -> Path:
 
 
 @dataclass
-class Session:
+class RunSession:
     """State of one run. ``record`` is what ``runs/<run_id>.json`` holds."""
 
     plan: Plan
@@ -150,7 +150,7 @@ class Session:
                 self._stage(name, status="cancelled")
         self._write(state=state, ended_at=datetime.now(UTC), duration_s=round(time.monotonic() - self._start, 3))
 
-    def _last_duration(self, step: Step) -> float | None:
+    def _last_duration(self, step: PlannedStage) -> float | None:
         earlier = self.catalog.manifests(step.name)
         return earlier[0].duration_s if earlier else None
 

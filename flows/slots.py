@@ -14,8 +14,8 @@ from prefect.concurrency.sync import concurrency
 
 from datastore.errors import LockTimeoutError
 from datastore.lease import hold
-from flows.session import Session, Stopped
-from pipelines.plan import Step
+from flows.session import RunSession, Stopped
+from pipelines.plan import PlannedStage
 from pipelines.runs import all_runs, whom
 
 LEASE_S = 60.0
@@ -25,7 +25,7 @@ POLL_S = 0.3
 class Slots:
     """The slots that stages of a plan name; those that the server lacks are made, with room for one."""
 
-    def __init__(self, session: Session, own_server: bool) -> None:
+    def __init__(self, session: RunSession, own_server: bool) -> None:
         self.session, self.own_server = session, own_server
         self.room: dict[str, int] = {}
         names = sorted({name for step in session.plan.to_run for name in step.node.execution.concurrency})
@@ -39,7 +39,7 @@ class Slots:
                 self.room[name] = known.get(name, 1)
 
     @contextmanager
-    def held(self, step: Step) -> Iterator[None]:
+    def held(self, step: PlannedStage) -> Iterator[None]:
         """Hold the slots that a stage names, taken in alphabetical order. Raises Stopped if the run ends while it
         waits."""
         with ExitStack() as stack:
@@ -48,7 +48,9 @@ class Slots:
                 self._wait(step, name, stack, take)
             yield
 
-    def _wait(self, step: Step, name: str, stack: ExitStack, take: Callable[..., AbstractContextManager[None]]) -> None:
+    def _wait(
+        self, step: PlannedStage, name: str, stack: ExitStack, take: Callable[..., AbstractContextManager[None]]
+    ) -> None:
         said = False
         while not self.session.stopping.is_set():
             try:

@@ -26,6 +26,7 @@ CARRIERS = frozenset(
         "pipelines.stage",  # hands data to stages
         "pipelines.handles",
         "agentrl.algorithms",  # tables of names; what a config chooses from them is followed separately
+        "agentrl.engines",
         "agentrl.environments",
         "agentrl.training.trackers",  # shows metrics
         "schemas.annotations",

@@ -32,7 +32,7 @@ from pipelines.code import Sources, changed_code
 from pipelines.external import PATH_OF, pinned
 from pipelines.fingerprint import outside_fields
 from pipelines.handles import HANDLES, Handle, Trajectories
-from pipelines.plan import Plan, Step, settle
+from pipelines.plan import Plan, PlannedStage, settle
 from pipelines.runs import all_runs, at_work_on, whom
 from pipelines.secrets import redacted
 from pipelines.stage import Context, Progress, Stage, no_progress
@@ -74,7 +74,7 @@ class Outcome:
     reproduced: bool | None = None
 
 
-def job_of(step: Step, plan: Plan, run_id: str) -> Job:
+def job_of(step: PlannedStage, plan: Plan, run_id: str) -> Job:
     """The job that runs a step. All inputs of the step must be there, because its fingerprint depends on their
     content."""
     settle(step, plan, Catalog(plan.store))

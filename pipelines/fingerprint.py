@@ -38,7 +38,19 @@ SCHEME = 2
 """Increase it if this module, or the code that carries data to stages, changes what a fingerprint means."""
 
 NO_EFFECT: Mapping[str, tuple[str, ...]] = {
-    "*": ("log_every", "num_workers"),
+    "*": (
+        "log_every",
+        "num_workers",
+        "engine.base_url",  # where a model is served
+        "engine.concurrency",
+        "engine.requests_per_minute",
+        "engine.timeout_s",
+        "engine.retries",
+        "engine.price_prompt",
+        "engine.price_completion",
+        "engine.max_cost",
+        "engine.cache",
+    ),
     "train.*": (
         "track",  # sends metrics elsewhere too
         "checkpoint_every",  # from where a killed run goes on

@@ -59,7 +59,7 @@ class Selection:
 
 
 @dataclass
-class Step:
+class PlannedStage:
     """One stage of a plan. ``manifest`` is the artifact that is already there. ``fingerprint`` is empty as long as an
     input is still to be made, see :func:`settle`. ``may_be_reused``: it is re-used if those inputs have the same
     content as before."""
@@ -99,13 +99,13 @@ class Plan:
     pipeline: Pipeline
     store: str
     selection: Selection
-    steps: dict[str, Step]
+    steps: dict[str, PlannedStage]
 
-    def having(self, status: Status) -> list[Step]:
+    def having(self, status: Status) -> list[PlannedStage]:
         return [step for step in self.steps.values() if step.status is status]
 
     @property
-    def to_run(self) -> list[Step]:
+    def to_run(self) -> list[PlannedStage]:
         return self.having(Status.RUN)
 
     def command(self, verb: str = "run", selection: Iterable[str] | None = None) -> str:
@@ -169,9 +169,11 @@ def _record(edge: Edge, plan: Plan) -> InputRecord:
     return InputRecord(stage=edge.stage, output=edge.output, fingerprint=step.fingerprint, digest=digest)
 
 
-def _decided(node: Node, ingredients: Ingredients, plan: Plan, chosen: Collection[str], catalog: Catalog) -> Step:
+def _decided(
+    node: Node, ingredients: Ingredients, plan: Plan, chosen: Collection[str], catalog: Catalog
+) -> PlannedStage:
     """Whether a stage runs. If its inputs are made in this run, its fingerprint is not known yet."""
-    step = Step(node, "", ingredients, Status.RUN)
+    step = PlannedStage(node, "", ingredients, Status.RUN)
     changing = [plan.steps[name] for name in node.upstream if plan.steps[name].status is not Status.CACHED]
     if not changing:
         step.fingerprint = fingerprint(ingredients)
@@ -191,7 +193,7 @@ def _decided(node: Node, ingredients: Ingredients, plan: Plan, chosen: Collectio
     return step
 
 
-def settle(step: Step, plan: Plan, catalog: Catalog) -> None:
+def settle(step: PlannedStage, plan: Plan, catalog: Catalog) -> None:
     """Give a step its fingerprint, now that everything that it reads is there.
 
     Raises LookupError if something is not.
@@ -214,7 +216,7 @@ def settle(step: Step, plan: Plan, catalog: Catalog) -> None:
     step.fingerprint = fingerprint(step.ingredients)
 
 
-def _unmet(other: Step, plan: Plan) -> str:
+def _unmet(other: PlannedStage, plan: Plan) -> str:
     if other.status is Status.BLOCKED:
         return f"input {other.name} is blocked"
     return f"input {other.name} is not cached ({'; '.join(other.reasons)}); make it first: " + plan.command(
@@ -222,7 +224,7 @@ def _unmet(other: Step, plan: Plan) -> str:
     )
 
 
-def _reasons(step: Step, changing: list[Step], catalog: Catalog) -> list[str]:
+def _reasons(step: PlannedStage, changing: list[PlannedStage], catalog: Catalog) -> list[str]:
     """Why a stage is not known to be cached: what differs from the newest artifact that this pipeline made. If the only
     difference is that inputs are made again, the step may be re-used."""
     pipeline = step.ingredients.pipeline

@@ -103,7 +103,8 @@ class OneOf:
     """Marks a config field that holds an object of a class chosen by name, or the :class:`Settings` of one.
 
     ``ours`` maps each name to ``module:Class``. A class of the user's has the methods of ``base``, callable in the same
-    way. ``declares`` recognises the declaration of such a class in a source that nobody has imported yet.
+    way, or those of ``or_base``. ``declares`` recognises the declaration of such a class in a source that nobody has
+    imported yet.
     """
 
     kind: str
@@ -111,6 +112,7 @@ class OneOf:
     base: type[Any]
     key: str = "type"
     declares: Declares = field(default=is_class)
+    or_base: type[Any] | None = None
 
     def __hash__(self) -> int:
         return hash((self.kind, self.base, self.key))
@@ -120,7 +122,8 @@ class OneOf:
         """How a class of the user's is written, for messages."""
         if issubclass(self.base, BaseModel):
             return f"a class derived from {self.base.__module__}.{self.base.__name__}"
-        return f"a class with the methods {' and '.join(_methods(self.base))}"
+        bases = [self.base, self.or_base] if self.or_base else [self.base]
+        return f"a class with the methods {', or '.join(' and '.join(_methods(base)) for base in bases)}"
 
     def find(self, name: str) -> type[Any]:
         """The class of that name. Raises LookupError with a message for the user."""
@@ -134,7 +137,8 @@ class OneOf:
         derived = isinstance(found, type) and (not issubclass(self.base, BaseModel) or issubclass(found, self.base))
         if not derived:
             raise LookupError(f"{name!r} is no {self.kind}: {self.rule}")
-        if problem := misfit(found, self.base):
+        problem = misfit(found, self.base)
+        if problem and not (self.or_base and not misfit(found, self.or_base)):
             raise LookupError(f"{name!r} is no {self.kind}: {problem}")
         return found
 

@@ -1,10 +1,16 @@
-"""The protocol of generation engines: tokens in, tokens and log-probabilities out, over several turns."""
+"""The protocol of generation engines. A session is its token ids; an engine samples the next turn of a session."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.trajectory import Span
+
+if TYPE_CHECKING:
+    from schemas.trajectory import Message
 
 
 class Sampling(BaseModel):
@@ -21,21 +27,41 @@ class Sampling(BaseModel):
     max_tokens: int = Field(192, ge=1, description="all tokens of a row, prompt and observations included")
 
 
-@dataclass
-class Generation:
-    """One row: ``logprobs[t]`` belongs to ``ids[t]`` and is NaN if ``mask[t]`` is false (prompt and observations).
+@dataclass(frozen=True)
+class Turn:
+    """What a policy said: sampled token ``ids`` with their ``logprobs``, and ``spans`` over them.
 
-    ``truncated`` is true if a limit of :class:`Sampling` ended the last turn.
+    ``stop`` is ``stop`` if a stop token ended the turn (it is the last of ``ids``), ``length`` if a limit of
+    :class:`Sampling` did, and ``cut`` if its time was over. An engine without token ids gives ``message`` alone.
     """
 
     ids: list[int]
+    logprobs: list[float]
+    spans: list[Span]
+    stop: Literal["stop", "length", "cut"]
+    message: "Message | None" = None
+
+
+@dataclass(eq=False)
+class Session:
+    """One contiguous token sequence: ``logprobs[t]`` belongs to ``ids[t]`` and is NaN if ``mask[t]`` is false (prompt
+    and observations). ``spans`` say which weights sampled what, as those of a trajectory do.
+
+    ``key`` orders sessions. Sessions with the same ``root`` are likely to share a prefix: samples of one group, forks
+    of one parent. ``messages`` and ``tools`` (JSON) are the same conversation as text, for engines without token ids.
+    Use a session as a context manager: an engine may keep a cache for it until :meth:`end`.
+    """
+
+    ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    truncated: bool = False
-
-    def __post_init__(self) -> None:
-        self.mask = self.mask or [False] * len(self.ids)
-        self.logprobs = self.logprobs or [float("nan")] * len(self.ids)
+    spans: list[Span] = field(default_factory=list)
+    key: tuple[int, ...] = ()
+    root: str = ""
+    messages: "list[Message]" = field(default_factory=list)
+    tools: str = "[]"
+    on_end: "Callable[[Session], None] | None" = None
+    on_fork: "Callable[[Session, Session], None] | None" = None
 
     def observe(self, ids: Sequence[int]) -> None:
         """Append tokens that the policy did not choose."""
@@ -43,24 +69,90 @@ class Generation:
         self.mask += [False] * len(ids)
         self.logprobs += [float("nan")] * len(ids)
 
-    def act(self, token: int, logprob: float) -> None:
-        """Append one sampled token."""
-        self.ids.append(token)
-        self.mask.append(True)
-        self.logprobs.append(logprob)
+    def act(self, turn: Turn) -> None:
+        """Append a turn that an engine sampled."""
+        here = len(self.ids)
+        for span in turn.spans:
+            start = (
+                self.spans.pop().start if self.spans and self.spans[-1].version == span.version else here + span.start
+            )
+            self.spans.append(Span(version=span.version, start=start, end=here + span.end))
+        self.ids += turn.ids
+        self.mask += [True] * len(turn.ids)
+        self.logprobs += turn.logprobs
+
+    def fork(self, key: tuple[int, ...] = ()) -> "Session":
+        """A session that begins as a copy of this one, and goes its own way."""
+        child = Session(
+            list(self.ids), list(self.mask), list(self.logprobs), list(self.spans), key or self.key, self.root,
+            list(self.messages), self.tools, self.on_end, self.on_fork,
+        )  # fmt: skip
+        if self.on_fork:
+            self.on_fork(self, child)
+        return child
+
+    def end(self) -> None:
+        """Tell the engine that no further turn follows."""
+        if self.on_end:
+            self.on_end(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
-Respond = Callable[[int, list[int]], list[int] | None]
-"""Called with a row's number and the ids of the turn that it has just finished; returns the ids to feed before its next
-turn, or None when the row is done."""
+@dataclass(frozen=True)
+class Weights:
+    """Weights for an engine: a folder with safetensors, or a module of the same shape in this process."""
+
+    version: int
+    source: Path | Any
 
 
 class Engine(Protocol):
-    """Samples turns of many rows from one model."""
+    """Samples turns of many sessions at once.
 
-    def generate(
-        self, prompts: Sequence[list[int]], respond: Respond, sampling: Sampling, stop_id: int, seed: int
-    ) -> list[Generation]:
-        """Sample turns for each prompt until ``respond`` returns None or a limit is reached. The same seed gives the
-        same tokens."""
+    ``exact`` says that turns have token ids and log-probabilities; ``version`` is that of the weights.
+    ``reproducible`` says that equal seeds give equal tokens, to the bit.
+    """
+
+    exact: bool
+    reproducible: bool
+    version: int
+
+    def open(self, key: tuple[int, ...] = (), root: str = "") -> Session:
+        """A new session without tokens."""
         ...
+
+    async def turn(
+        self,
+        session: Session,
+        sampling: Sampling,
+        *,
+        stop: Sequence[int],
+        seed: int,
+        deadline: int = 0,
+        time_limit: float | None = None,
+    ) -> Turn:
+        """The session's next turn; the caller appends it. ``deadline`` orders requests, the smallest first.
+        ``time_limit`` in seconds cuts the turn. A turn that is cancelled or fails has changed nothing."""
+        ...
+
+    async def score(self, ids: Sequence[int], start: int = 1) -> list[float]:
+        """Log-probabilities of ``ids[start:]``, each given all tokens before it, at temperature 1. ``start`` is at
+        least 1."""
+        ...
+
+    async def load(self, weights: Weights) -> None:
+        """Continue with other weights. Turns under way go on with them, and their spans say from where."""
+        ...
+
+    async def close(self) -> None:
+        """Free what the engine holds."""
+        ...
+
+
+class EngineError(RuntimeError):
+    """An engine failed, which says nothing about an agent or its environment."""

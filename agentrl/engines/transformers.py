@@ -1,179 +1,359 @@
-"""The embedded engine: a Hugging Face model in this process, with one key-value cache kept across turns.
+"""The embedded engine: a Hugging Face model in this process, with continuous batching.
 
-All rows advance together, one token per step. If the turn of a row has ended, the row is fed its observation as forced
-tokens while the other rows go on sampling. So no token is computed twice; calling ``generate()`` for each turn would
-compute the whole conversation again at each turn. Rows that are done leave the batch.
+Rows have lengths of their own. Each step samples one token for every row whose turn is under way. What comes between
+two turns is computed in one chunk, and the cache of a row stays in its slot while its tool runs, so no token is
+computed twice. Tokens that sessions of one root share, such as the prompt of a group, are computed once and copied.
+
+Steps run on the thread of the event loop, one after the other, and other tasks run between them.
 """
 
-from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
-from agentrl.engines.base import Generation, Respond, Sampling
+from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
+from agentrl.engines.lanes import Lanes, Row
+from agentrl.engines.seats import Seat, Seats
+from agentrl.engines.slab import Slab
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_SHRINK_BELOW = 0.7  # below this share of live rows, copying the cache is worth its time
+_MOVE_BELOW = 0.7  # below this share of used slots, moving the rows together is worth its time
+_WAIT_SHARE = 8  # one chunk pass for this share of the sampling rows: many small passes cost more
+_WAIT_STEPS = 8  # and no row waits for more steps than this
+_CHUNK_TOKENS = 8192  # tokens of one pass over chunks
+_SHARED_TOKENS = 4  # a shorter common prefix is not worth copying
+
+Schedule = Literal["exact", "free"]
 
 
-class _SlabLayer(DynamicLayer):
-    """Keys and values [rows, heads, tokens, width] in a slab with room to grow: appending one token copies one token.
-    The library's layer copies the whole cache."""
+@dataclass
+class Work:
+    """What an engine has done. ``computed`` counts tokens that went through the model, ``sampled`` those drawn."""
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self._length = 0
-            self._slabs: list[torch.Tensor] = [key_states[:, :, :0], value_states[:, :, :0]]
-        end = self._length + key_states.shape[2]
-        for index, new in enumerate((key_states, value_states)):
-            slab = self._slabs[index]
-            if slab.shape[2] < end:
-                rows, heads, _, width = new.shape
-                grown = new.new_empty(rows, heads, max(64, 2 * end), width)
-                grown[:, :, : self._length] = slab[:, :, : self._length]
-                slab = self._slabs[index] = grown
-            slab[:, :, self._length : end] = new
-        self._length = end
-        self.keys, self.values = (slab[:, :, :end] for slab in self._slabs)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._slabs = [slab[indices] for slab in self._slabs]
-        self.keys, self.values = (slab[:, :, : self._length] for slab in self._slabs)
-
-
-def _filter(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Logits [rows, vocabulary] after temperature, top-k and top-p; excluded tokens are -inf."""
-    logits = logits / sampling.temperature
-    if 0 < sampling.top_k < logits.shape[-1]:
-        kth = logits.topk(sampling.top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, float("-inf"))
-    if sampling.top_p < 1:
-        ordered, order = logits.sort(descending=True)
-        probabilities = ordered.softmax(-1)
-        outside = probabilities.cumsum(-1) - probabilities >= sampling.top_p
-        logits = logits.masked_fill(outside.scatter(-1, order, outside), float("-inf"))
-    return logits
-
-
-def _draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[list[int], list[float]]:
-    """One token for each row of ``logits`` [rows, vocabulary], with its log-probability."""
-    logits = logits.float()
-    if sampling.temperature == 0:
-        return logits.argmax(-1).tolist(), [0.0] * logits.shape[0]
-    logprobs = _filter(logits, sampling).log_softmax(-1)
-    # Divide by exponential noise and take the largest: the same draw as torch.multinomial, much faster on a CPU.
-    clocks = torch.empty_like(logprobs).exponential_(generator=generator)
-    tokens = (logprobs.exp() / clocks).argmax(-1, keepdim=True)
-    return tokens[:, 0].tolist(), logprobs.gather(-1, tokens)[:, 0].tolist()
+    sampled: int = 0
+    computed: int = 0
+    copied: int = 0
+    steps: int = 0
 
 
 class TransformersEngine:
-    """Generates with ``model`` on the device it is on. ``max_rows`` bounds the batch, and with it the memory."""
+    """Samples with ``model`` on the device it is on. ``max_rows`` bounds the slots, and with them the memory.
 
-    def __init__(self, model: "PreTrainedModel", max_rows: int = 256) -> None:
+    ``schedule`` exact waits before each step until every open session has asked for its next turn or ended: the same
+    seeds give the same tokens, to the bit. ``free`` does not wait; float32 sums may then differ in their last bit,
+    since which rows share a step depends on time. ``autocast`` gives the context of forward passes.
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        max_rows: int = 256,
+        schedule: Schedule = "exact",
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         self.model = model
-        self.max_rows = max_rows
+        self.reproducible = schedule == "exact"
+        self.version = 0
+        self.work = Work()
+        self._autocast = autocast
+        self._slab = Slab(model)
+        self._lanes = Lanes()
+        self._seats = Seats(max_rows)
+        self._waiting: list[Row] = []
+        self._outside: set[Session] = set()
+        self._names = itertools.count()
+        self._pump: asyncio.Task[None] | None = None
+        self._all_back = asyncio.Event()
+        self._held = 0
 
-    def generate(
-        self, prompts: Sequence[list[int]], respond: Respond, sampling: Sampling, stop_id: int, seed: int
-    ) -> list[Generation]:
+    def open(self, key: tuple[int, ...] = (), root: str = "") -> Session:
         """See :class:`agentrl.engines.base.Engine`."""
-        generator = torch.Generator(self.model.device).manual_seed(seed)
+        session = Session(key=key, root=root or f"#{next(self._names)}", on_end=self._end, on_fork=self._forked)
+        self._outside.add(session)
+        return session
+
+    async def turn(
+        self,
+        session: Session,
+        sampling: Sampling,
+        *,
+        stop: Sequence[int],
+        seed: int,
+        deadline: int = 0,
+        time_limit: float | None = None,
+    ) -> Turn:
+        """See :class:`agentrl.engines.base.Engine`. Raises EngineError if the model fails."""
+        limit = min(sampling.max_turn_tokens, sampling.max_tokens - len(session.ids))
+        if limit < 1:
+            return Turn([], [], [], "length")
+        expires = math.inf if time_limit is None else time.monotonic() + time_limit
+        done: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+        row = Row(session, sampling, tuple(stop), limit, seed, deadline, expires, done)
+        self._waiting.append(row)
+        seat = self._seats.by_session.get(session)
+        if seat is not None:
+            seat.row = row
+        self._returned(session)
+        if self._pump is None or self._pump.done():
+            self._all_back = asyncio.Event()
+            self._pump = asyncio.create_task(self._run())
+        try:
+            return await done
+        except asyncio.CancelledError:
+            self._withdraw(row)
+            raise
+
+    async def score(self, ids: Sequence[int], start: int = 1) -> list[float]:
+        """See :class:`agentrl.engines.base.Engine`."""
+        tokens = torch.tensor([list(ids)], device=self.model.device)
+        with self._passes():
+            logits = self.model(input_ids=tokens, use_cache=False, logits_to_keep=len(ids) - start + 1).logits[0, :-1]
+            chosen = logits.float().log_softmax(-1).gather(-1, tokens[0, start:, None])
+        return [float(value) for value in chosen[:, 0].tolist()]
+
+    async def load(self, weights: Weights) -> None:
+        """See :class:`agentrl.engines.base.Engine`. All caches are computed again with the new weights, so that later
+        tokens see these alone. The source may be this engine's own model, if it was changed in place."""
+        if weights.source is not self.model:
+            self.model.load_state_dict(_state(weights.source))
+        for seat in self._seats.by_session.values():
+            if seat.row is not None and seat.row not in self._waiting:
+                self._lanes.suspend(seat.slot, self.version)
+                self._waiting.append(seat.row)
+            self._lanes.length[seat.slot] = 0
+        self.version = weights.version
+
+    async def close(self) -> None:
+        """See :class:`agentrl.engines.base.Engine`."""
+        if self._pump is not None and not self._pump.done():
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+        self._fail(EngineError("the engine was closed"))
+        self._outside.clear()
+        self._slab.clear()
+
+    # -- which sessions are outside: in a tool, or about to begin
+
+    def _returned(self, session: Session) -> None:
+        self._outside.discard(session)
+        if not self._outside:
+            self._all_back.set()
+
+    def _end(self, session: Session) -> None:
+        seat = self._seats.by_session.get(session)
+        if seat is not None:
+            self._lanes.length[seat.slot] = 0
+            self._seats.leave(session)
+        self._returned(session)
+
+    def _forked(self, parent: Session, child: Session) -> None:
+        self._outside.add(child)
+
+    def _withdraw(self, row: Row) -> None:
+        """Forget a turn that nobody waits for any more."""
+        seat = self._seats.by_session.get(row.session)
+        if seat is not None and seat.row is row:
+            if row not in self._waiting:
+                self._lanes.suspend(seat.slot, self.version)
+                known = min(int(self._lanes.length[seat.slot]), len(row.session.ids))
+                self._lanes.length[seat.slot] = known
+            seat.row = None
+        if row in self._waiting:
+            self._waiting.remove(row)
+        self._outside.add(row.session)
+
+    # -- the loop
+
+    async def _run(self) -> None:
+        """Step until no turn is under way."""
         was_training = self.model.training
         self.model.eval()
-        rows = [Generation(list(prompt)) for prompt in prompts]
-        # Rows of similar length share a batch, so that little is padded.
-        order = sorted(range(len(rows)), key=lambda row: len(rows[row].ids))
-        with torch.inference_mode():
-            for start in range(0, len(order), self.max_rows):
-                self._run(rows, order[start : start + self.max_rows], respond, sampling, stop_id, generator)
-        self.model.train(was_training)
-        return rows
+        try:
+            while self._waiting or self._lanes.rows:
+                while self.reproducible and self._outside:
+                    self._all_back.clear()
+                    await self._all_back.wait()
+                with self._passes():
+                    self._step()
+                await asyncio.sleep(0)
+        except Exception as error:
+            self._fail(EngineError(f"the embedded engine failed: {type(error).__name__}: {error}"), error)
+        finally:
+            self.model.train(was_training)
 
-    def _run(
-        self,
-        rows: list[Generation],
-        live: list[int],
-        respond: Respond,
-        sampling: Sampling,
-        stop_id: int,
-        generator: torch.Generator,
-    ) -> None:
-        """Advance the rows numbered in ``live`` to their ends. ``None`` in ``live`` marks a row that is done."""
-        device = self.model.device
-        width = max(len(rows[row].ids) for row in live)
-        # Left padding: the last tokens of all rows are at the same position.
-        ids = torch.tensor([[0] * (width - len(rows[row].ids)) + rows[row].ids for row in live], device=device)
-        mask = torch.tensor(
-            [[0] * (width - len(rows[row].ids)) + [1] * len(rows[row].ids) for row in live], device=device
-        )
-        cache = DynamicCache()
-        cache.layer_class_to_replicate = _SlabLayer
-        cache.layers = []
-        places: list[int | None] = list(live)
-        forced: dict[int, deque[int]] = {}
-        turn_start = {row: len(rows[row].ids) for row in live}
-        position = mask.cumsum(-1).sub(1).clamp(min=0)
-        while True:
-            logits = self.model(
-                input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, logits_to_keep=1
-            ).logits[:, -1]
-            tokens, logprobs = _draw(logits, sampling, generator)
-            for place, row in enumerate(places):
-                if row is None:
-                    continue
-                if forced.get(row):
-                    tokens[place] = forced[row].popleft()
-                    continue
-                rows[row].act(tokens[place], logprobs[place])
-                if not self._advance(rows[row], row, turn_start, forced, respond, sampling, stop_id):
-                    places[place] = None
-            alive = [place for place, row in enumerate(places) if row is not None]
-            if not alive:
-                return
-            next_ids = torch.tensor(tokens, device=device)[:, None]
-            last = position[:, -1:] + 1
-            mask = torch.cat([mask, mask.new_ones(len(places), 1)], dim=1)
-            if len(alive) < _SHRINK_BELOW * len(places):
-                keep = torch.tensor(alive, device=device)
-                cache.batch_select_indices(keep)
-                next_ids, last, mask = next_ids[keep], last[keep], mask[keep]
-                places = [places[place] for place in alive]
-            ids, position = next_ids, last
+    @contextmanager
+    def _passes(self) -> Iterator[None]:
+        with torch.inference_mode(), self._autocast():
+            yield
 
-    @staticmethod
-    def _advance(
-        generation: Generation,
-        row: int,
-        turn_start: dict[int, int],
-        forced: dict[int, deque[int]],
-        respond: Respond,
-        sampling: Sampling,
-        stop_id: int,
-    ) -> bool:
-        """Account for a token just sampled; False when the row is done. A finished turn queues its observation."""
-        turn = generation.ids[turn_start[row] :]
-        if turn[-1] == stop_id:
-            observation = respond(row, turn)
-            if observation is None:
-                return False
-            if len(generation.ids) + len(observation) >= sampling.max_tokens:
-                generation.truncated = True
-                return False
-            generation.observe(observation)
-            forced[row] = deque(observation)
-            turn_start[row] = len(generation.ids)
-            return True
-        if len(turn) >= sampling.max_turn_tokens or len(generation.ids) >= sampling.max_tokens:
-            generation.truncated = True
-            return False
-        return True
+    def _step(self) -> None:
+        now = time.monotonic()
+        self._cut(row for row in (*self._waiting, *self._lanes.rows.values()) if row.expires <= now)
+        self._gather()
+        self._held += 1
+        enough = max(1, len(self._lanes.rows) // _WAIT_SHARE)
+        if self._waiting and (len(self._waiting) >= enough or self._held >= _WAIT_STEPS):
+            self._held = 0
+            while self._admit():
+                pass
+        if self._lanes.rows:
+            self.work.steps += 1
+            self.work.computed += len(self._lanes.rows)
+            self.work.sampled += len(self._lanes.rows)
+            for slot in self._lanes.step(self._slab, self._seats.slots):
+                self._finish(slot)
+
+    def _finish(self, slot: int, cut: bool = False) -> None:
+        """Resolve the turn that a slot samples."""
+        row = self._lanes.suspend(slot, self.version)
+        self._resolve(row, "cut" if cut else "stop" if row.ids and row.ids[-1] in row.stop else "length")
+
+    def _resolve(self, row: Row, stop: Literal["stop", "length", "cut"]) -> None:
+        seat = self._seats.by_session.get(row.session)
+        if seat is not None:
+            seat.row, seat.used = None, self.work.steps
+        self._outside.add(row.session)
+        if not row.done.done():
+            row.done.set_result(Turn(row.ids, row.logprobs, row.spans, stop))
+
+    def _cut(self, rows: Iterable[Row]) -> None:
+        for row in list(rows):
+            if row in self._waiting:
+                self._waiting.remove(row)
+                self._resolve(row, "cut")
+            else:
+                self._finish(self._seats.by_session[row.session].slot, cut=True)
+
+    def _fail(self, error: EngineError, cause: BaseException | None = None) -> None:
+        """Give an error to all who wait, and start from nothing."""
+        error.__cause__ = cause
+        seated = [seat.row for seat in self._seats.by_session.values() if seat.row is not None]
+        for row in (*self._waiting, *seated):
+            if not row.done.done():
+                row.done.set_exception(error)
+        self._waiting, self._lanes, self._seats = [], Lanes(), Seats(self._seats.limit)
+        self._slab.clear()
+
+    def _gather(self) -> None:
+        """Move rows together if many slots are unused."""
+        seats = self._seats
+        if seats.slots > 8 and len(seats.by_session) < _MOVE_BELOW * seats.slots:
+            order = seats.gather()
+            self._lanes.keep(order)
+            self._slab.keep(order) if order else self._slab.clear()
+
+    # -- chunks
+
+    def _admit(self) -> bool:
+        """Compute what waiting rows have that the cache has not, except for the last token of each, and begin to
+        sample. Returns whether rows were left that can share what was computed now."""
+        self._waiting.sort(key=lambda row: row.session.key if self.reproducible else (row.deadline,))
+        begun: list[Seat] = []
+        left: list[Row] = []
+        leading: set[str] = set()
+        copies: list[tuple[int, int, int]] = []
+        shared = False
+        for row in self._waiting:
+            session = row.session
+            seat = self._seats.by_session.get(session)
+            if seat is None:
+                if session.root in leading:
+                    shared = True
+                    left.append(row)
+                    continue
+                donor, width = self._donor(session)
+                seat = self._seats.take(session)
+                if seat is None:
+                    left.append(row)
+                    continue
+                self._lanes.reserve(self._seats.slots)
+                self._lanes.length[seat.slot] = 0
+                if donor is None:
+                    leading.add(session.root)
+                else:
+                    copies.append((donor.slot, seat.slot, width))
+            seat.row = row
+            begun.append(seat)
+        self._waiting = left
+        if copies:
+            self._copy(copies)
+        self._compute(begun)
+        for seat in begun:
+            assert seat.row is not None
+            self._lanes.begin(seat.slot, seat.row)
+        return shared and bool(begun)
+
+    def _donor(self, session: Session) -> tuple[Seat | None, int]:
+        """The seat whose cache has the longest common prefix with a session, and its length."""
+        best, width = None, _SHARED_TOKENS - 1
+        for seat in self._seats.by_root.get(session.root, ()):
+            common = _common(session.ids, seat.session.ids, int(self._lanes.length[seat.slot]))
+            if common > width:
+                best, width = seat, common
+        return best, min(width, len(session.ids) - 1) if best else 0
+
+    def _copy(self, copies: list[tuple[int, int, int]]) -> None:
+        sources, targets, widths = map(list, zip(*copies, strict=True))
+        self._slab.copy(sources, targets, max(widths))
+        self._lanes.length[targets] = widths
+        self.work.copied += sum(widths)
+
+    def _compute(self, seats: list[Seat]) -> None:
+        """Chunks of similar length share a pass."""
+        chunks = []
+        for seat in seats:
+            assert seat.row is not None
+            tokens = [*seat.session.ids, *seat.row.ids]
+            start = int(self._lanes.length[seat.slot])
+            if len(tokens) - 1 > start:
+                chunks.append((len(tokens) - 1 - start, start, seat.slot, tokens[start:-1]))
+            self._lanes.last[seat.slot] = tokens[-1]
+            self._lanes.length[seat.slot] = len(tokens) - 1
+        chunks.sort(key=lambda chunk: (chunk[0], chunk[2]))
+        while chunks:
+            rows = max(1, _CHUNK_TOKENS // chunks[-1][0])
+            part, chunks = chunks[-rows:], chunks[:-rows]
+            self._pass(part)
+
+    def _pass(self, part: list[tuple[int, int, int, list[int]]]) -> None:
+        longest, device = part[-1][0], self.model.device
+        # Padding comes after a chunk, at the place of the row's next token, which overwrites it before it is seen.
+        ids = torch.tensor([tokens + [0] * (longest - size) for size, _, _, tokens in part], device=device)
+        starts = torch.tensor([start for _, start, _, _ in part], device=device)
+        sizes = torch.tensor([size for size, _, _, _ in part], device=device)
+        places = torch.minimum(torch.arange(longest, device=device), sizes[:, None])
+        slots = torch.tensor([slot for _, _, slot, _ in part], device=device)
+        width = max(start + size for size, start, _, _ in part) + 1
+        self._slab.forward(slots, ids, starts[:, None] + places, width)
+        self.work.computed += sum(size for size, _, _, _ in part)
+
+
+def _common(ids: list[int], others: list[int], limit: int) -> int:
+    """Length of the common prefix, at most ``limit``."""
+    low, high = 0, min(len(ids), len(others), limit)
+    if ids[:high] == others[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if ids[:middle] == others[:middle] else (low, middle - 1)
+    return low
+
+
+def _state(source: Any) -> dict[str, Any]:
+    """Parameters of a module, or of a model folder."""
+    if hasattr(source, "state_dict"):
+        return source.state_dict()
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(source, dtype="auto").state_dict()

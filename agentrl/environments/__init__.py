@@ -5,14 +5,14 @@ To add an environment, write its module and name it in the table below.
 
 from typing import cast
 
-from agentrl.environments.base import Environment
+from agentrl.environments.base import Environment, PlainEnvironment
 from schemas.choice import OneOf
 from schemas.declared import is_environment
 
 ENVIRONMENTS = {"lookup": "agentrl.environments.lookup:LookupEnvironment"}
 """Name -> ``module:Class``."""
 
-ENVIRONMENT = OneOf("environment", ENVIRONMENTS, Environment, declares=is_environment)
+ENVIRONMENT = OneOf("environment", ENVIRONMENTS, Environment, declares=is_environment, or_base=PlainEnvironment)
 
 
 def load_environment(name: str) -> Environment:

@@ -1,12 +1,18 @@
-"""What the engine needs of an environment: tasks, tools, and episodes that answer tool calls and score an answer."""
+"""What rollouts need of an environment: tasks, and episodes that answer what a policy says and score it.
 
-from collections.abc import Generator
-from dataclasses import dataclass
+An environment of one's own may be a plain synchronous class instead (:mod:`agentrl.environments.adapted`).
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role, ToolCall
+
+MAX_STEPS = 32
+"""Assistant messages of an episode, if its environment does not say ``max_steps``."""
 
 
 @dataclass(frozen=True)
@@ -19,68 +25,103 @@ class Observation:
 
 @dataclass(frozen=True)
 class Score:
-    """The outcome of an episode: weighted reward components, and whether it counts as solved."""
+    """The outcome of an episode: weighted reward components, and whether it counts as solved.
+
+    ``state`` is what a verifier needs to score the episode again without the environment; JSON-serialisable. If tasks
+    have subgoals, ``subgoals`` in it lists for each of them, in order, the number (from 0) of the tool call that
+    reached it, or None if none did. ``credit: subgoal`` reads it.
+    """
 
     success: bool
     components: tuple[RewardComponent, ...]
+    state: Any = None
 
     @property
     def reward(self) -> float:
         return sum(component.value * component.weight for component in self.components)
 
 
+@dataclass(frozen=True)
+class Step:
+    """What answers an assistant message: tool results, user turns, or nothing. ``reward`` is that of this step, if the
+    environment gives one. ``done`` ends the episode; so does a step without messages. Numbers in ``info`` are summed
+    over the episode: ``tool_errors`` counts calls that were refused."""
+
+    messages: list[Message] = field(default_factory=list)
+    reward: float | None = None
+    done: bool = False
+    info: Mapping[str, int] = field(default_factory=dict)
+
+
 class Episode(Protocol):
-    """One attempt at one task. Holds the environment's state."""
+    """One attempt at one task. Its methods must not block; what may, runs in ``asyncio.to_thread``.
 
-    def opening(self) -> list[Message]:
-        """The messages that the policy sees first."""
+    An exception of any method is a failure of the environment: it ends this episode alone, as ``env_error``.
+    """
+
+    opening: list[Message]
+    """The messages that the policy sees first."""
+    tools: str
+    """JSON of the tools on offer."""
+
+    async def step(self, message: Message) -> Step:
+        """Answer an assistant message. Unknown tools and bad arguments are observations, never exceptions."""
         ...
 
-    def call(self, call: ToolCall) -> Observation:
-        """Answer one tool call. Unknown tools and bad arguments are observations with ``error``, never exceptions."""
+    async def score(self) -> Score:
+        """Score the episode as it is now; it may have ended without an answer."""
         ...
 
-    def score(self, answer: str | None) -> Score:
-        """Score the final answer; None when the episode ended without one."""
+    async def close(self) -> None:
+        """Free what the episode holds."""
         ...
-
-    def state(self) -> dict[str, Any]:
-        """What a verifier needs to score the episode again without the environment; JSON-serialisable.
-
-        If tasks have subgoals, ``subgoals`` lists for each of them, in order, the number (from 0) of the tool call that
-        reached it, or None if none did. ``credit: subgoal`` reads it.
-        """
-        ...
-
-
-def answer_calls(episode: Episode, message: Message) -> tuple[list[Message], list[Observation]]:
-    """Tool messages that answer an assistant message's calls, in their order, and the observations that they carry."""
-    observations = [episode.call(call) for call in message.tool_calls]
-    answers = [
-        Message(role=Role.TOOL, content=observation.content, tool_call_id=call.id, name=call.name)
-        for call, observation in zip(message.tool_calls, observations, strict=True)
-    ]
-    return answers, observations
 
 
 class Environment(Protocol):
-    """A family of tasks. ``max_steps`` counts assistant messages."""
+    """A family of tasks. It may have ``max_steps``, the assistant messages of an episode."""
 
     name: str
     version: str
-    max_steps: int
-    tools: list[dict[str, Any]]
 
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         """Tasks for each split, disjoint between splits. Raises ValueError if that many do not exist."""
         ...
 
-    def episode(self, task: Task) -> Episode: ...
+    async def reset(self, task: Task) -> Episode:
+        """A new attempt at a task."""
+        ...
+
+
+class PlainEnvironment(Protocol):
+    """A synchronous class that is adapted (:mod:`agentrl.environments.adapted`)."""
+
+    name: str
+    version: str
+
+    def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
+        """As those of an environment."""
+        ...
+
+    def episode(self, task: Task) -> Any:
+        """A new attempt at a task."""
+        ...
 
 
 class Demonstrator(Protocol):
     """An environment that comes with a scripted expert."""
 
-    def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Observation], None]:
-        """Assistant messages of one attempt; observations are sent back into the generator with ``send``."""
+    def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Message], None]:
+        """Assistant messages of one attempt; the messages that answer each are sent back into the generator."""
         ...
+
+
+def tool_message(call: ToolCall, content: str) -> Message:
+    """The message that answers a call."""
+    return Message(role=Role.TOOL, content=content, tool_call_id=call.id, name=call.name)
+
+
+def answer_calls(call: Callable[[ToolCall], Observation], message: Message) -> Step:
+    """The step that answers all calls of an assistant message, in their order."""
+    observations = [call(one) for one in message.tool_calls]
+    answers = [tool_message(one, seen.content) for one, seen in zip(message.tool_calls, observations, strict=True)]
+    return Step(answers, info={"tool_errors": sum(seen.error for seen in observations)})

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from random import Random
 from typing import Any
 
-from agentrl.environments.base import Observation, Score
+from agentrl.environments.base import Observation, Score, Step, answer_calls
 from agentrl.rewards.answers import exact_match
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role, ToolCall
@@ -63,9 +63,14 @@ class LookupEpisode:
         self.reached: list[int] = []
         self.calls = 0
         self.answer: str | None = None
+        self.opening = [Message(role=Role.USER, content=task.prompt)]
+        self.tools = task.tools
 
-    def opening(self) -> list[Message]:
-        return [Message(role=Role.USER, content=self.task.prompt)]
+    async def step(self, message: Message) -> Step:
+        if message.tool_calls:
+            return answer_calls(self.call, message)
+        self.answer = message.content
+        return Step(done=True)
 
     def call(self, call: ToolCall) -> Observation:
         number, self.calls = self.calls, self.calls + 1
@@ -81,14 +86,14 @@ class LookupEpisode:
             self.reached.append(number)
         return Observation("unknown", error=True) if value is None else Observation(value)
 
-    def score(self, answer: str | None) -> Score:
-        self.answer = answer
-        success = answer is not None and exact_match(answer, json.loads(self.task.ground_truth))
-        return Score(success, (RewardComponent(name="exact_match", value=float(success)),))
-
-    def state(self) -> dict[str, Any]:
+    async def score(self) -> Score:
+        success = self.answer is not None and exact_match(self.answer, json.loads(self.task.ground_truth))
         missing = len(self.relations) - len(self.reached)
-        return {"answer": self.answer, "subgoals": [*self.reached, *[None] * missing]}
+        state = {"answer": self.answer, "subgoals": [*self.reached, *[None] * missing]}
+        return Score(success, (RewardComponent(name="exact_match", value=float(success)),), state)
+
+    async def close(self) -> None:
+        pass
 
 
 class LookupEnvironment:
@@ -159,10 +164,10 @@ class LookupEnvironment:
             splits[split] = rows
         return splits
 
-    def episode(self, task: Task) -> LookupEpisode:
+    async def reset(self, task: Task) -> LookupEpisode:
         return LookupEpisode(task)
 
-    def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Observation], None]:
+    def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Message], None]:
         """A scripted expert that errs with probability ``noise`` at each turn: it asks for a wrong relation, about a
         wrong person, or answers too early."""
         metadata = json.loads(task.metadata)

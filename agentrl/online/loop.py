@@ -91,7 +91,9 @@ class OnlineLoop:
 
         Raises ValueError if ``stored`` holds others than this iteration makes.
         """
-        made, greedy, rounds = self._sample(name, stored)
+        sampled, greedy, rounds = self._sample(name, stored)
+        compared = {group_of(row) for row in (greedy or sampled) if row.reward is not None}
+        made = [row for row in sampled if row.reward is not None and group_of(row) in compared]
         credit = assign(self.algorithm, made, self._extras(made, greedy))
         metrics = {
             "step": float(self.iteration),
@@ -100,7 +102,8 @@ class OnlineLoop:
             "tokens_per_rollout": sum(row.n_tokens for row in made) / len(made),
             "dropped_groups": (len(made) - sum(credit.trained)) / self.samples,
             "rounds": float(rounds),
-            **shares_of_ends(row.termination for row in made),
+            "unscored": float(len(sampled) - len(made)),
+            **shares_of_ends(row.termination for row in sampled),
             **credit.metrics,
         }
         if self.critic:
@@ -112,7 +115,7 @@ class OnlineLoop:
         ]
         self.iteration += 1
         self.policy.version += bool(batches)
-        return OnlineStep(made + greedy, records, batches, metrics)
+        return OnlineStep(sampled + greedy, records, batches, metrics)
 
     def _update(self, credit: Credit, metrics: dict[str, float]) -> list[tuple[int, TrainingRows]]:
         """Take the optimiser steps, add the means of their metrics, and return the rows of each step."""
@@ -161,7 +164,10 @@ class OnlineLoop:
                     for place, one in enumerate(list(attempts.values())[:: self.samples])
                 }
                 greedy += self._greedy(best, seed, stored)
-            useful = ~degenerate_groups([row.scored_reward() for row in kept], [group_of(row) for row in kept])
+            scored = [row for row in kept if row.reward is not None]
+            if not scored:
+                raise ValueError(f"no rollout of {len(kept)} could be scored: {kept[0].tags}; look at the environment")
+            useful = ~degenerate_groups([row.scored_reward() for row in scored], [group_of(row) for row in scored])
             if useful.sum() >= self.tasks_per_step * self.samples:
                 break
         if others := stored.keys() - {row.trajectory_id for row in [*kept, *greedy]}:
@@ -184,9 +190,8 @@ class OnlineLoop:
 
     def _greedy(self, attempts: Mapping[str, Attempt], seed: int, stored: Mapping[str, Trajectory]) -> list[Trajectory]:
         sampling = self.runner.sampling.model_copy(update={"temperature": 0.0})
-        runner = RolloutRunner(self.policy, self.runner.engine, self.runner.environment, sampling, self.runner.rewards)
-        made = self._made(runner, attempts, seed, stored)
-        return [row.model_copy(update={"tags": ["greedy"]}) for row in made]
+        made = self._made(self.runner.sampling_as(sampling), attempts, seed, stored)
+        return [row.model_copy(update={"tags": ["greedy", *row.tags]}) for row in made]
 
     def _extras(self, made: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> Extras:
         rows = TrainingRows.of(
@@ -209,7 +214,7 @@ class OnlineLoop:
             reference=logprobs(self.reference) if self.reference else None,
             proximal=logprobs(self.policy) if algorithm.off_policy else None,
             values=self.critic.values(rows) if self.critic else None,
-            greedy={group_of(row): row.scored_reward() for row in greedy},
+            greedy={group_of(row): row.reward for row in greedy if row.reward is not None},
             version=self.policy.version,
         )
 

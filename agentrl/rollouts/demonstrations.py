@@ -6,7 +6,10 @@ from collections.abc import Generator
 from random import Random
 from typing import cast
 
-from agentrl.environments.base import Demonstrator, Environment, Episode, Observation, answer_calls
+from agentrl.engines.blocking import blocking
+from agentrl.environments.adapted import protocol
+from agentrl.environments.base import Demonstrator, Environment, Episode
+from agentrl.environments.hosts import Threads
 from agentrl.rollouts.rationalize import with_hint
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, Trajectory
@@ -24,12 +27,27 @@ def demonstrate(
         raise ValueError(
             f"env {environment.name!r} has no scripted expert; give it demonstrate(), or import trajectories"
         )
-    expert = cast(Demonstrator, environment)
-    episode = environment.episode(task)
-    opening = with_hint(episode.opening(), task, hint) if hint else episode.opening()
-    turns = expert.demonstrate(task, noise, Random(f"{seed}-{task.task_id}"))
-    said, errors = _act(episode, turns)
-    score = episode.score(said[-1].content)
+    turns = cast(Demonstrator, environment).demonstrate(task, noise, Random(f"{seed}-{task.task_id}"))
+    return blocking(_demonstrated(environment, task, turns, noise, trajectory_id, hint))
+
+
+async def _demonstrated(
+    environment: Environment,
+    task: Task,
+    turns: Generator[Message, list[Message], None],
+    noise: float,
+    trajectory_id: str,
+    hint: str,
+) -> Trajectory:
+    host = Threads(1)
+    episode = await protocol(environment, host).reset(task)
+    try:
+        said, errors = await _act(episode, turns)
+        score = await episode.score()
+    finally:
+        await episode.close()
+        await host.close()
+    opening = with_hint(list(episode.opening), task, hint) if hint else list(episode.opening)
     return Trajectory(
         trajectory_id=trajectory_id,
         episode_id=trajectory_id,
@@ -52,19 +70,20 @@ def demonstrate(
         n_tool_calls=sum(len(message.tool_calls) for message in said),
         n_tool_errors=errors,
         messages=opening + said,
-        tools=task.tools,
-        final_state=json.dumps(episode.state()),
+        tools=episode.tools,
+        final_state=json.dumps(score.state),
     )
 
 
-def _act(episode: Episode, turns: Generator[Message, list[Observation], None]) -> tuple[list[Message], int]:
-    """The messages of the expert and the tools up to the expert's answer, and the number of calls that were refused."""
+async def _act(episode: Episode, turns: Generator[Message, list[Message], None]) -> tuple[list[Message], int]:
+    """The messages of the expert and of the environment, and the number of calls that were refused."""
     said: list[Message] = []
     errors = 0
     message = next(turns)
-    while message.tool_calls:
-        answers, observations = answer_calls(episode, message)
-        said += [message, *answers]
-        errors += sum(observation.error for observation in observations)
-        message = turns.send(observations)
-    return [*said, message], errors
+    while True:
+        step = await episode.step(message)
+        said += [message, *step.messages]
+        errors += step.info.get("tool_errors", 0)
+        if step.done or not step.messages:
+            return said, errors
+        message = turns.send(step.messages)

@@ -15,23 +15,31 @@ def with_hint(opening: list[Message], task: Task, template: str) -> list[Message
     return [*opening[:-1], opening[-1].model_copy(update={"content": f"{opening[-1].content} {hint}"})]
 
 
+def without_hint(opening: list[Message], task: Task, template: str) -> list[Message]:
+    """The opening that :func:`with_hint` made this of."""
+    hint = " " + template.format(answer=json.loads(task.ground_truth))
+    return [*opening[:-1], opening[-1].model_copy(update={"content": opening[-1].content.removesuffix(hint)})]
+
+
 def is_grounded(trajectory: Trajectory, task: Task) -> bool:
     """Whether some observation holds the answer. A run without that only repeats its hint, and teaches nothing."""
     answer = str(json.loads(task.ground_truth)).strip()
     return any(message.role is Role.TOOL and message.content.strip() == answer for message in trajectory.messages)
 
 
-def strip_hint(hinted: Trajectory, opening: list[Message], codec: ChatCodec, trajectory_id: str) -> Trajectory:
+def strip_hint(hinted: Trajectory, task: Task, template: str, codec: ChatCodec, trajectory_id: str) -> Trajectory:
     """The same run after the opening without the hint: only the opening's tokens change.
 
     Its log-probabilities are NaN, since no policy has sampled these tokens after this opening.
     """
     start = hinted.action_mask.index(True)
+    number = next(n for n, message in enumerate(hinted.messages) if message.role is Role.ASSISTANT)
+    opening = without_hint(hinted.messages[:number], task, template)
     ids = codec.opening(opening, hinted.tools)
     mask = [False] * len(ids) + hinted.action_mask[start:]
     shift = len(ids) - start
     spans = [Span(version=one.version, start=one.start + shift, end=one.end + shift) for one in hinted.spans]
-    messages = opening + [m for m in hinted.messages if m.role in (Role.ASSISTANT, Role.TOOL)]
+    messages = opening + hinted.messages[number:]
     return hinted.model_copy(
         update={
             "trajectory_id": trajectory_id,

@@ -1,173 +1,262 @@
-"""Rollouts: a policy acts in an environment, and what happened becomes trajectories."""
+"""Rollouts: a policy acts in environments, many episodes at once, and what happened becomes trajectories."""
 
+import asyncio
+import copy
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
 
-from agentrl.chat.codec import ChatCodec, align
-from agentrl.engines.base import Engine, Generation, Sampling
-from agentrl.environments.base import Environment, Episode, Score, answer_calls
+from agentrl.engines.base import Engine, Sampling, Weights
+from agentrl.engines.blocking import blocking
+from agentrl.engines.streams import stream
+from agentrl.environments.adapted import protocol
+from agentrl.environments.base import Environment
+from agentrl.environments.hosts import Host, Processes, Threads
 from agentrl.models.policy import Policy
 from agentrl.rewards.component import Reward, with_rewards
-from agentrl.rollouts.rationalize import with_hint
+from agentrl.rollouts.episodes import Act, Attempt, EpisodeRun, tickets
+from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from schemas.task import Task
-from schemas.trajectory import Message, Termination, Trajectory, one_span
+from schemas.trajectory import Message, Trajectory
 
+__all__ = ["Attempt", "Limits", "RolloutRunner", "tickets"]
 
-@dataclass(frozen=True)
-class Attempt:
-    """One rollout to make: of ``task``, as sample ``index`` of ``group``, which is the task itself if it is empty.
-    ``hint`` is a template for :func:`agentrl.rollouts.rationalize.with_hint`."""
+_REPORT_S = 0.5
+COUNTED = ("tool_timeouts", "tool_exceptions", "observations_cut")
 
-    task: Task
-    index: int = 0
-    hint: str = ""
-    group: str = ""
-
-
-def tickets(
-    tasks: Sequence[Task], samples: int, name: Callable[[int], str], first: int = 0, extra: int = 0, hint: str = ""
-) -> dict[str, Attempt]:
-    """``samples`` attempts at each task, by the ids that ``name`` gives to their numbers, which begin at ``first`` and
-    leave room for ``extra`` more of each task. A task's group has the id of its first attempt."""
-    found = {}
-    for place, task in enumerate(tasks):
-        start = first + place * (samples + extra)
-        for index in range(samples):
-            found[name(start + index)] = Attempt(task, index, hint, name(start))
-    return found
-
-
-@dataclass
-class _Run:
-    """An attempt that is not finished."""
-
-    episode: Episode
-    messages: list[Message]
-    steps: int = 0
-    tool_calls: int = 0
-    tool_errors: int = 0
-    answer: str | None = None
-    termination: Termination = Termination.MAX_STEPS
-
-    def observe(self, message: Message) -> list[Message]:
-        """Tool messages that answer the calls of an assistant message."""
-        answers, observations = answer_calls(self.episode, message)
-        self.tool_calls += len(observations)
-        self.tool_errors += sum(observation.error for observation in observations)
-        return answers
+OnProgress = Callable[[int, int, dict[str, float | str]], None]
+"""Told of episodes done, of how many, and with what numbers."""
 
 
 class RolloutRunner:
-    """Makes trajectories of one policy in one environment with one engine. ``rewards`` are added to the
-    environment's."""
+    """Makes trajectories of one policy with one engine, in one environment or in those that tasks name by ``env``.
+
+    ``rewards`` are added to the environments'. ``counts`` says what went wrong so far: environments that failed, tools
+    that took too long or raised, observations that were cut. An engine without token ids needs no ``policy``.
+    """
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Policy | None,
         engine: Engine,
-        environment: Environment,
+        environment: Environment | Mapping[str, Environment],
         sampling: Sampling,
         rewards: Sequence[Reward] = (),
+        limits: Limits = DEFAULT_LIMITS,
+        on_progress: OnProgress | None = None,
     ) -> None:
+        if policy is None and engine.exact:
+            raise ValueError("an engine with token ids needs the policy's tokenizer; give the policy")
         self.policy = policy
         self.engine = engine
         self.environment = environment
         self.sampling = sampling
         self.rewards = rewards
+        self.limits = limits
+        self.on_progress = on_progress
+        self.counts: Counter[str] = Counter()
+
+    def sampling_as(self, sampling: Sampling) -> "RolloutRunner":
+        """The same runner with other sampling; both add to the same ``counts``."""
+        other = copy.copy(self)
+        other.sampling = sampling
+        return other
 
     def run(
         self, attempts: Sequence[Attempt], seed: int, ids: Sequence[str], source: str = "model"
     ) -> list[Trajectory]:
         """One trajectory for each attempt, in their order, named by ``ids``; ``source`` says what kind of run it is.
-        The same seed and attempts give the same trajectories."""
-        codec = self.policy.codec
-        runs = [self._start(attempt) for attempt in attempts]
-        prompts = [codec.opening(run.messages, attempt.task.tools) for run, attempt in zip(runs, attempts, strict=True)]
+        With an engine that is reproducible, the same seed and attempts give the same trajectories."""
 
-        def respond(row: int, turn: list[int]) -> list[int] | None:
-            return self._respond(runs[row], turn, codec)
+        async def collect() -> list[Trajectory]:
+            found: dict[str, Trajectory] = {}
+            async with aclosing(self.groups(attempts, seed, ids, source)) as groups:
+                async for group in groups:
+                    found.update((row.trajectory_id, row) for row in group)
+            return [found[name] for name in ids]
 
-        with self.policy.autocast():
-            generations = self.engine.generate(prompts, respond, self.sampling, codec.stop_id, seed)
-        return [
-            with_rewards(self._trajectory(trajectory_id, attempt, run, generation, source), attempt.task, self.rewards)
-            for trajectory_id, attempt, run, generation in zip(ids, attempts, runs, generations, strict=True)
-        ]
+        return blocking(collect())
 
-    def _start(self, attempt: Attempt) -> _Run:
-        episode = self.environment.episode(attempt.task)
-        opening = episode.opening()
-        if attempt.hint:
-            opening = with_hint(opening, attempt.task, attempt.hint)
-        return _Run(episode, opening)
+    def openings(self, tasks: Sequence[Task]) -> list[tuple[list[Message], str]]:
+        """What the policy sees first of each task: messages, and JSON of the tools."""
 
-    def _respond(self, run: _Run, turn: list[int], codec: ChatCodec) -> list[int] | None:
-        parsed = codec.parse(turn)
-        run.steps += 1
-        run.messages.append(parsed.message)
-        if parsed.error:
-            run.termination = Termination.FORMAT_ERROR
-            return None
-        if not parsed.message.tool_calls:
-            run.answer, run.termination = parsed.message.content, Termination.ANSWERED
-            return None
-        if run.steps == self.environment.max_steps:
-            return None
-        results = run.observe(parsed.message)
-        run.messages += results
-        return codec.observations(results)
+        async def look() -> list[tuple[list[Message], str]]:
+            host = Threads()
+            places: dict[str, Environment] = {}
+            seen = []
+            for task in tasks:
+                episode = await self._place(Attempt(task), places, host).reset(task)
+                seen.append((list(episode.opening), episode.tools))
+                await episode.close()
+            await host.close()
+            return seen
 
-    def _trajectory(
-        self, trajectory_id: str, attempt: Attempt, run: _Run, generation: Generation, source: str
+        return blocking(look())
+
+    async def groups(
+        self, attempts: Sequence[Attempt], seed: int, ids: Sequence[str], source: str = "model"
+    ) -> AsyncGenerator[list[Trajectory], None]:
+        """The trajectories of each group when all of them are done, groups in the order in which they finish. Closing
+        the iterator cancels what is under way."""
+        if self.policy is not None and self.engine.version != self.policy.version:
+            await self.engine.load(Weights(self.policy.version, self.policy.model))
+        host: Host = Processes(self.limits.processes) if self.limits.processes else Threads()
+        places: dict[str, Environment] = {}
+        numbers = iter(range(len(attempts)))
+        done: asyncio.Queue[tuple[int, Trajectory]] = asyncio.Queue()
+
+        async def work() -> None:
+            for number in numbers:
+                attempt = attempts[number]
+                row = await self._episode(
+                    attempt, self._place(attempt, places, host), number, seed, ids[number], source
+                )
+                done.put_nowait((number, row))
+
+        tasks = [asyncio.create_task(work()) for _ in range(min(self.limits.in_flight, len(attempts)))]
+        try:
+            report = _Report(len(attempts), self.on_progress)
+            async for group in _whole_groups(attempts, done, tasks, report):
+                yield group
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await host.close()
+
+    def _place(self, attempt: Attempt, places: dict[str, Environment], host: Host) -> Environment:
+        name = attempt.task.env
+        if name not in places:
+            given = self.environment if isinstance(self.environment, Mapping) else {name: self.environment}
+            if name not in given:
+                raise ValueError(f"task {attempt.task.task_id} is of env {name!r}; given are {sorted(given)}")
+            places[name] = protocol(given[name], host, self.limits.tool_s, self.limits.observation_chars)
+        return places[name]
+
+    async def _episode(
+        self, attempt: Attempt, environment: Environment, number: int, seed: int, name: str, source: str
     ) -> Trajectory:
-        task = attempt.task
-        if generation.truncated:
-            run.termination = Termination.MAX_TOKENS
-            # cut off in the middle of a turn, which is kept as text; a turn that ended was answered already
-            if generation.mask[-1] and generation.ids[-1] != self.policy.codec.stop_id:
-                tail = generation.ids[_last_turn(generation.mask) :]
-                run.messages.append(self.policy.codec.parse(tail).message)
-                run.steps += 1
-        score: Score = run.episode.score(run.answer)
+        codec = self.policy.codec if self.policy and self.engine.exact else None
+        act = Act(self.engine, codec, self.sampling, self.limits)
+        with self.engine.open((number,), root=f"{attempt.group_id}{attempt.hint}") as session:
+            run = EpisodeRun(act, environment, attempt, session, stream(seed, "row", number))
+            await run.run()
+        self.counts.update({name: run.info[name] for name in COUNTED if run.info[name]})
+        if run.error:
+            self.counts["env_errors"] += 1
+        row = self._trajectory(name, run, source)
+        return await asyncio.to_thread(with_rewards, row, attempt.task, self.rewards) if self.rewards else row
+
+    def _trajectory(self, name: str, run: EpisodeRun, source: str) -> Trajectory:
+        task, session, score = run.attempt.task, run.session, run.score
         return Trajectory(
-            trajectory_id=trajectory_id,
-            episode_id=trajectory_id,
+            trajectory_id=name,
+            episode_id=name,
             task_id=task.task_id,
-            group_id=attempt.group or task.task_id,
-            sample_index=attempt.index,
+            group_id=run.attempt.group_id,
+            sample_index=run.attempt.index,
             source=source,
             env=task.env,
-            env_version=self.environment.version,
+            env_version=run.environment.version,
             split=task.split,
             level=task.level,
             prompt=task.prompt,
-            policy=self.policy.name,
-            policy_version=self.policy.version,
+            policy=self.policy.name if self.policy else getattr(self.engine, "name", ""),
+            policy_version=session.spans[0].version if session.spans else self.engine.version,
             sampling=self.sampling.model_dump_json(),
-            reward=score.reward,
-            success=score.success,
+            reward=score.reward if score else None,
+            success=score.success if score else None,
             termination=run.termination,
-            reward_components=list(score.components),
+            reward_components=list(score.components) if score else [],
+            tags=run.tags,
             n_steps=run.steps,
-            n_tokens=len(generation.ids),
-            n_action_tokens=sum(generation.mask),
+            n_tokens=len(session.ids),
+            n_action_tokens=sum(session.mask),
             n_tool_calls=run.tool_calls,
-            n_tool_errors=run.tool_errors,
-            messages=align(run.messages, generation.mask),
-            tools=task.tools,
-            final_state=json.dumps(run.episode.state()),
-            tokenizer=self.policy.tokenizer_fingerprint,
-            input_ids=generation.ids,
-            action_mask=generation.mask,
-            logprobs=generation.logprobs,
-            spans=one_span(self.policy.version, generation.mask),
+            n_tool_errors=run.info["tool_errors"],
+            messages=run.messages,
+            tools=session.tools,
+            final_state=json.dumps(score.state if score else None),
+            tokenizer=self.policy.tokenizer_fingerprint if self.policy and session.ids else "",
+            input_ids=session.ids,
+            action_mask=session.mask,
+            logprobs=session.logprobs,
+            spans=session.spans,
         )
 
 
-def _last_turn(mask: list[bool]) -> int:
-    """Where the last run of action tokens begins."""
-    start = len(mask)
-    while start and mask[start - 1]:
-        start -= 1
-    return start
+async def _whole_groups(
+    attempts: Sequence[Attempt],
+    done: "asyncio.Queue[tuple[int, Trajectory]]",
+    tasks: "Sequence[asyncio.Task[None]]",
+    report: "_Report",
+) -> AsyncGenerator[list[Trajectory], None]:
+    """Groups whose last row was put into ``done``. Raises what a task raises."""
+    missing = Counter(attempt.group_id for attempt in attempts)
+    rows: dict[str, list[tuple[int, Trajectory]]] = {name: [] for name in missing}
+    failed = asyncio.ensure_future(_first_failure(tasks))
+    try:
+        for _ in attempts:
+            number, row = done.get_nowait() if not done.empty() else await _next(done, failed)
+            report(row)
+            group = attempts[number].group_id
+            rows[group].append((number, row))
+            missing[group] -= 1
+            if not missing[group]:
+                yield [one for _, one in sorted(rows.pop(group), key=lambda pair: pair[0])]
+    finally:
+        failed.cancel()
+        await asyncio.gather(failed, return_exceptions=True)
+
+
+async def _next(
+    done: "asyncio.Queue[tuple[int, Trajectory]]", failed: "asyncio.Future[None]"
+) -> tuple[int, Trajectory]:
+    """What comes next. Raises what ``failed`` raises, if that comes first."""
+    coming = asyncio.ensure_future(done.get())
+    try:
+        either: list[asyncio.Future[Any]] = [coming, failed]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not coming.done():
+            failed.result()
+        return await coming
+    finally:
+        coming.cancel()
+
+
+async def _first_failure(tasks: "Sequence[asyncio.Task[None]]") -> None:
+    """Raises the first exception of a task; does not return before."""
+    finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in finished:
+        task.result()
+    await asyncio.Event().wait()
+
+
+class _Report:
+    """Counts episodes, and tells of them now and then."""
+
+    def __init__(self, total: int, tell: OnProgress | None) -> None:
+        self.total, self.tell = total, tell
+        self.done = self.tokens = self.scored = self.solved = 0
+        self.started = self.told = time.monotonic()
+
+    def __call__(self, row: Trajectory) -> None:
+        self.done += 1
+        self.tokens += row.n_action_tokens
+        self.scored += row.success is not None
+        self.solved += bool(row.success)
+        now = time.monotonic()
+        if self.tell is None or (now - self.told < _REPORT_S and self.done < self.total):
+            return
+        self.told, seconds = now, max(1e-9, now - self.started)
+        shown: dict[str, float | str] = {
+            "episodes/s": f"{self.done / seconds:,.1f}",
+            "tokens/s": f"{self.tokens / seconds:,.0f}",
+            "left": f"{seconds / self.done * (self.total - self.done):,.0f} s",
+        }
+        if self.scored:
+            shown["success"] = round(self.solved / self.scored, 3)
+        self.tell(self.done, self.total, shown)

@@ -2,6 +2,7 @@
 matrix, pack rows over prefixes, and sample with a cache of ours; some families scale, cap or route in ways that these
 do not know."""
 
+import asyncio
 import random
 import warnings
 from collections.abc import Callable, Sequence
@@ -9,7 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from agentrl.engines.base import Sampling
+from agentrl.engines.base import Sampling, Session
+from agentrl.engines.blocking import blocking
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.models.policy import Policy
 from agentrl.training.batch import collate
@@ -84,7 +86,7 @@ def check_sampling(policy: Policy) -> None:
     where = f"model {policy.name} ({model.config.model_type})"
     try:
         with policy.autocast():
-            made = TransformersEngine(model).generate(prompts, lambda *_: None, sampling, stop_id=-1, seed=0)
+            made = blocking(_sampled(TransformersEngine(model), prompts, sampling))
     except Exception as error:
         raise ModelMismatchError(
             f"{where} cannot be sampled with a key-value cache here ({type(error).__name__}: {error}); "
@@ -103,6 +105,16 @@ def check_sampling(policy: Policy) -> None:
             f"{where}: log-probs sampled with a cache differ from its own logits by {worst:.2g} nats, so that it would "
             "be trained on wrong ratios; use a model whose layers are attention without length-dependent positions"
         )
+
+
+async def _sampled(engine: TransformersEngine, prompts: list[list[int]], sampling: Sampling) -> list[Session]:
+    async def one(number: int, prompt: list[int]) -> Session:
+        with engine.open((number,)) as session:
+            session.observe(prompt)
+            session.act(await engine.turn(session, sampling, stop=[], seed=number))
+        return session
+
+    return await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(prompts)))
 
 
 def _rows(model: torch.nn.Module) -> list[TrainingRow]:

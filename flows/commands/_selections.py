@@ -78,7 +78,7 @@ def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Pa
     from pipelines.fingerprint import Fingerprinter, fingerprint
     from pipelines.gc import BY_COMMAND
     from pipelines.load import Node, Pipeline
-    from pipelines.plan import Plan, Selection, Status, Step
+    from pipelines.plan import Plan, PlannedStage, Selection, Status
     from schemas.pipeline import Execution
     from schemas.pipeline import Name as StageName
 
@@ -94,7 +94,7 @@ def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Pa
     records = {"trajectories": [record_of(catalog, rows.selection)]} if rows.selection else {}
     ingredients = Fingerprinter(CodeGraph(())).ingredients(node, records)
     digest = fingerprint(ingredients)
-    step = Step(node, digest, ingredients, Status.RUN)
+    step = PlannedStage(node, digest, ingredients, Status.RUN)
     plan = Plan(Pipeline("buffer", source, "", {name: node}, (), str(source)), rows.store, Selection(), {name: step})
     return perform(job_of(step, plan, BY_COMMAND))
 

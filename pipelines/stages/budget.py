@@ -12,8 +12,8 @@ from agentrl.rollouts.rationalize import with_hint
 from pipelines.stage import StageConfig
 
 if TYPE_CHECKING:
-    from agentrl.environments.base import Environment
     from agentrl.models.policy import Policy
+    from agentrl.rollouts.runner import RolloutRunner
     from schemas.task import Task
 
 ROOM = 16
@@ -64,8 +64,13 @@ class SamplingConfig(TokenLimits):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="0 keeps all tokens")
 
-    def of(self, policy: "Policy") -> Sampling:
-        """See :meth:`TokenLimits.sampling`."""
+    def of(self, policy: "Policy | None") -> Sampling:
+        """See :meth:`TokenLimits.sampling`. Without a policy, an endpoint samples, which knows its own context."""
+        if policy is None:
+            if self.max_turn_tokens is None:
+                raise ValueError("sampling.max_turn_tokens is not set, and an endpoint names no default: set it")
+            draws = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+            return Sampling(max_turn_tokens=self.max_turn_tokens, max_tokens=self.max_tokens or 2**31 - 1, **draws)
         return self.sampling(policy, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
 
@@ -74,22 +79,23 @@ def context_length(policy: "Policy") -> int | None:
     return getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def check_room(
-    policy: "Policy", environment: "Environment", tasks: "Sequence[Task]", sampling: Sampling, hint: str = ""
-) -> None:
+def check_room(policy: "Policy | None", runner: "RolloutRunner", tasks: "Sequence[Task]", hint: str = "") -> None:
     """Compare prompts, as the model's chat template renders them with their tools, with the limit of tokens.
 
     Raises ValueError if even the shortest prompt leaves less than :data:`ROOM` tokens. A warning names the longest if
     that leaves less.
     """
+    if policy is None:
+        return
+    sampling = runner.sampling
     ordered = sorted(tasks, key=lambda task: len(task.prompt))
     chosen = {task.task_id: task for task in [*ordered[:LOOKED_AT], *ordered[-LOOKED_AT:]]}
+    shown = zip(chosen.values(), runner.openings(list(chosen.values())), strict=True)
     sizes: dict[str, int] = {}
-    for task in chosen.values():
-        opening = environment.episode(task).opening()
+    for task, (opening, tools) in shown:
         if hint:
             opening = with_hint(opening, task, hint)
-        sizes[task.task_id] = len(policy.codec.opening(opening, task.tools))
+        sizes[task.task_id] = len(policy.codec.opening(opening, tools))
     if not sizes:
         return
     room = min(ROOM, sampling.max_turn_tokens)

@@ -1,17 +1,20 @@
 """What stages that sample from a policy or train it share: loading the policy, and finding its environment."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.engines.base import Sampling
+from agentrl.engines.configs import DEFAULT_ENGINE, EngineConfig
 from agentrl.environments import load_environment
+from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
+from pipelines.fields import leaves
 from pipelines.handles import Model
 from pipelines.readiness import lacks_template
-from pipelines.stage import Context, External, StageConfig
+from pipelines.stage import Context, External, StageConfig, reveal
 
 if TYPE_CHECKING:
     from agentrl.environments.base import Environment
@@ -92,17 +95,46 @@ def start_policy(
     return tiny_policy(trajectories, seed)
 
 
-def rollout_runner(policy: "Policy", env: str, sampling: Sampling, rewards: "Sequence[Reward]" = ()) -> "RolloutRunner":
-    """A policy in an environment, with the embedded engine; ``rewards`` are added to the environment's.
+def rollout_runner(
+    context: Context,
+    policy: "Policy | None",
+    tasks: "Iterable[Task]",
+    sampling: Sampling,
+    engine: EngineConfig = DEFAULT_ENGINE,
+    limits: Limits = DEFAULT_LIMITS,
+    rewards: "Sequence[Reward]" = (),
+    report: bool = True,
+) -> "RolloutRunner":
+    """A policy in the environments of ``tasks``; ``rewards`` are added to those of the environments. ``report`` shows
+    episodes as progress.
 
-    Raises ModelMismatchError if the engine does not give the model's own log-probs.
+    Raises ModelMismatchError if the embedded engine does not give the model's own log-probs, and ValueError if no stage
+    chose an environment.
     """
-    from agentrl.engines.transformers import TransformersEngine
     from agentrl.rollouts.runner import RolloutRunner
     from agentrl.training.probe import check_sampling
 
-    check_sampling(policy)
-    return RolloutRunner(policy, TransformersEngine(policy.model), load_environment(env), sampling, rewards)
+    if policy is not None and engine.type == "transformers":
+        check_sampling(policy)
+    for _, marks, value in leaves(engine):
+        if "secret" in marks:
+            reveal(value)  # from now on, what is printed shows *** instead
+    places = {name: environment(context, name) for name in sorted({task.env for task in tasks})}
+    tell = _progress(context) if report else None
+    return RolloutRunner(policy, engine.build(policy), places, sampling, rewards, limits, tell)
+
+
+def _progress(context: Context) -> "Callable[[int, int, dict[str, float | str]], None]":
+    def tell(done: int, total: int, numbers: dict[str, float | str]) -> None:
+        context.progress(done, total, **numbers)
+
+    return tell
+
+
+def count(context: Context, counts: "Mapping[str, int]") -> None:
+    """Add to the metrics what went wrong in episodes."""
+    for name, number in counts.items():
+        context.metrics[name] = int(context.metrics.get(name) or 0) + number
 
 
 def environment(context: Context, name: str) -> "Environment":
@@ -117,13 +149,3 @@ def environment(context: Context, name: str) -> "Environment":
             'Choice("environment")'
         )
     return load_environment(name)
-
-
-def only_env(context: Context, tasks: "list[Task]") -> str:
-    """The one environment of all tasks. Raises ValueError if there are several, or if it was not chosen."""
-    envs = {task.env for task in tasks}
-    if len(envs) != 1:
-        raise ValueError(f"tasks of {sorted(envs) or 'no environment'}; give this stage tasks of exactly one")
-    [name] = envs
-    environment(context, name)
-    return name

@@ -4,17 +4,21 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from agentrl.engines import TokenEngineChoice
+from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
+from agentrl.rollouts.limits import Limits
 from agentrl.statistics.intervals import wilson
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.budget import TokenLimits, check_room
-from pipelines.stages.common import load_policy, only_env, rollout_runner
+from pipelines.stages.common import count, load_policy, rollout_runner
 from pipelines.stages.outcomes import warn_of_ends
 
 
 class EvaluateConfig(TokenLimits):
-    pass
+    engine: TokenEngineChoice = DEFAULT_ENGINE
+    limits: Limits = Limits()
 
 
 class Evaluation(NamedTuple):
@@ -30,32 +34,37 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
     """One attempt at each task at temperature 1, and one greedy, with Wilson 95 % intervals of success.
 
     ``results`` has a row for each decoding and level (level -1: all): policy, decoding, temperature, split, level,
-    tasks, successes, success, low, high, tokens, tool_errors, format_errors.
+    tasks, successes, success, low, high, tokens, tool_errors, format_errors. Episodes whose environment failed are
+    in none of them; the metrics count them as ``unscored``.
     """
     from agentrl.rollouts.runner import Attempt
 
     policy, rows = load_policy(model), tasks.read()
     split = "+".join(sorted({task.split for task in rows}))
-    env, results = only_env(context, rows), []
+    runner = rollout_runner(context, policy, rows, config.sampling(policy), config.engine, config.limits)
+    results = []
     for shard, (decoding, temperature) in enumerate(DECODINGS.items()):
         sampling = config.sampling(policy, temperature=temperature)
         ids = [context.trajectory_id(shard * len(rows) + number) for number in range(len(rows))]
         if not context.has_shard(shard, ids):
             draws = stream(context.seed, "evaluate", shard)
             attempts = [Attempt(task, group=name) for task, name in zip(rows, ids, strict=True)]
-            runner = rollout_runner(policy, env, sampling)
-            check_room(policy, runner.environment, rows, sampling)
-            made = runner.run(attempts, draws, ids)
-            context.append([row.model_copy(update={"tags": [decoding]}) for row in made], shard)
+            with_sampling = runner.sampling_as(sampling)
+            check_room(policy, with_sampling, rows)
+            made = with_sampling.run(attempts, draws, ids)
+            context.append([row.model_copy(update={"tags": [decoding, *row.tags]}) for row in made], shard)
         columns = ["level", "success", "n_tokens", "n_tool_errors", "termination"]
         table = context.buffer.read(ids, columns)
         warn_of_ends(table, f"{decoding} rollouts")
-        outcome = table.to_pylist()
+        outcome = table.filter(table["success"].is_valid()).to_pylist()
+        if not outcome:
+            raise ValueError(f"no {decoding} episode could be scored; the rows' tags say how their environment failed")
+        count(context, {"unscored": table["success"].null_count} if table["success"].null_count else {})
         for level in [-1, *sorted({row["level"] for row in outcome})]:
             part = [row for row in outcome if level in (-1, row["level"])]
             which = {"policy": model.stage, "decoding": decoding, "temperature": temperature, "split": split}
             results.append({**which, "level": level, **_summary(part)})
-        context.progress(shard + 1, len(DECODINGS))
+    count(context, runner.counts)
     overall = {row["decoding"]: row for row in results if row["level"] == -1}
     context.metrics.update(
         policy=model.stage,

@@ -11,14 +11,17 @@ from pydantic import Field
 
 from agentrl.algorithms import PolicyGradientAlgorithm
 from agentrl.algorithms.grpo import GRPO
+from agentrl.engines import TokenEngineChoice
+from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.rewards.component import Rewards
+from agentrl.rollouts.limits import Limits
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.trackers import Tracker
 from datastore.places import sync_tree
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.budget import TokenLimits, check_room
-from pipelines.stages.common import REWARDS, load_policy, only_env, rollout_runner, warn_of_splits
+from pipelines.stages.common import REWARDS, count, load_policy, rollout_runner, warn_of_splits
 from pipelines.stages.outcomes import ENDS, MOST, warn_of_shares
 
 if TYPE_CHECKING:
@@ -46,6 +49,8 @@ class OnlineConfig(TokenLimits):
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-6)
     track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
     rewards: Rewards = Field([], description=REWARDS)
+    engine: TokenEngineChoice = Field(DEFAULT_ENGINE, description="what samples; it needs token ids and log-probs")
+    limits: Limits = Limits()
     checkpoint_every: int = Field(5, ge=1, description="iterations between two points at which a killed run resumes")
 
 
@@ -76,8 +81,8 @@ def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) ->
     policy, rows = load_policy(model), tasks.read()
     warn_of_splits(Counter(task.split for task in rows), "tasks")
     sampling = config.sampling(policy)
-    runner = rollout_runner(policy, only_env(context, rows), sampling, config.rewards)
-    check_room(policy, runner.environment, rows, sampling)
+    runner = rollout_runner(context, policy, rows, sampling, config.engine, config.limits, config.rewards, report=False)
+    check_room(policy, runner, rows)
     return OnlineLoop(
         policy,
         runner,
@@ -123,6 +128,7 @@ def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -
         dropped_groups=int(sum(row["dropped_groups"] for row in state.metrics)),
         groups=int(loop.drawn),
     )
+    count(context, loop.runner.counts)
     merge_lora(loop.policy)
     batches = pa.concat_tables([pq.read_table(path) for path in sorted(parts.iterdir())])
     return Online(

@@ -1,23 +1,33 @@
 """Stages that make trajectories, or choose among them."""
 
+import asyncio
+from contextlib import aclosing
 from operator import itemgetter
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from agentrl.engines import EngineChoice, TokenEngineChoice
+from agentrl.engines.blocking import blocking
+from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
 from agentrl.rewards.component import Rewards
 from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
 from agentrl.rollouts.rationalize import HINT, is_grounded, strip_hint
 from agentrl.search.agentq import by_task
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig, check_room
-from pipelines.stages.common import REWARDS, environment, load_policy, only_env, rollout_runner
+from pipelines.stages.common import REWARDS, count, environment, load_policy, rollout_runner
 from pipelines.stages.outcomes import warn_of_ends
 from schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.models.policy import Policy
+    from agentrl.rollouts.runner import Attempt, RolloutRunner
 
 
 class SynthesizeConfig(StageConfig):
@@ -52,36 +62,70 @@ class SampleConfig(StageConfig):
     sampling: SamplingConfig = SamplingConfig()
     rewards: Rewards = Field([], description=REWARDS)
     shard_tasks: int = Field(128, ge=1, description="tasks between two points at which a killed run resumes")
+    engine: EngineChoice = DEFAULT_ENGINE
+    limits: Limits = Limits()
 
 
 @stage("trajectories.sample", version=1)
-def sample(context: Context, config: SampleConfig, model: Model, tasks: Tasks) -> Trajectories:
-    """Rollouts of a policy, ``samples`` for each task."""
+def sample(context: Context, config: SampleConfig, tasks: Tasks, model: Model | None = None) -> Trajectories:
+    """Rollouts of a policy, ``samples`` for each task, in the environments that the tasks name. The policy is the
+    model, or if the engine is an endpoint, what is behind it."""
     from agentrl.rollouts.runner import tickets
 
     rows = tasks.read()
-    policy = load_policy(model)
+    policy = _policy(config, model)
     sampling = config.sampling.of(policy)
-    runner = rollout_runner(policy, only_env(context, rows), sampling, config.rewards)
-    check_room(policy, runner.environment, rows, sampling)
+    runner = rollout_runner(context, policy, rows, sampling, config.engine, config.limits, config.rewards)
+    check_room(policy, runner, rows)
+    missing = {}
     for shard, start in enumerate(range(0, len(rows), config.shard_tasks)):
         part = rows[start : start + config.shard_tasks]
         attempts = tickets(part, config.samples, context.trajectory_id, start * config.samples)
         if not context.has_shard(shard, list(attempts)):
-            made = runner.run(list(attempts.values()), stream(context.seed, "sample", shard), list(attempts))
-            context.append(made, shard)
-        context.progress(start + len(part), len(rows))
+            missing[shard] = attempts
+    # An engine that is reproducible begins each shard from nothing, so that a resumed run makes the same rows.
+    rounds = [{shard: missing[shard]} for shard in missing] if runner.engine.reproducible else [missing]
+    for round_ in rounds:
+        blocking(_sample(context, runner, round_))
+    count(context, runner.counts)
     chosen = context.select()
     outcome = chosen.table(["task_id", "success", "termination"])
     warn_of_ends(outcome)
+    unscored = outcome["success"].null_count
+    count(context, {"unscored": unscored} if unscored else {})
     solved = set(outcome.filter(outcome["success"])["task_id"].to_pylist())
     context.metrics.update(
         rows=outcome.num_rows,
-        success=sum(outcome["success"].to_pylist()) / max(1, outcome.num_rows),
+        success=sum(filter(None, outcome["success"].to_pylist())) / max(1, outcome.num_rows - unscored),
         solved_tasks=len(solved),
         tasks=len(rows),
     )
     return chosen
+
+
+def _policy(config: SampleConfig, model: Model | None) -> "Policy | None":
+    if config.engine.exact and model is None:
+        raise ValueError(f"engine {config.engine.type} samples from a model; wire inputs.model")
+    if not config.engine.exact and model is not None:
+        raise ValueError(f"engine {config.engine.type} samples from its own model; leave inputs.model out")
+    return load_policy(model) if model is not None else None
+
+
+async def _sample(context: Context, runner: "RolloutRunner", shards: "dict[int, dict[str, Attempt]]") -> None:
+    """Sample shards at once, and append each when it is whole."""
+    attempts = {name: attempt for one in shards.values() for name, attempt in one.items()}
+    if not attempts:
+        return
+    shard_of = {name: shard for shard, one in shards.items() for name in one}
+    made: dict[int, dict[str, Trajectory]] = {shard: {} for shard in shards}
+    seed = stream(context.seed, "sample", min(shards))
+    async with aclosing(runner.groups(list(attempts.values()), seed, list(attempts))) as groups:
+        async for group in groups:
+            shard = shard_of[group[0].trajectory_id]
+            made[shard].update((row.trajectory_id, row) for row in group)
+            if len(made[shard]) == len(shards[shard]):
+                rows = made.pop(shard)
+                await asyncio.to_thread(context.append, [rows[name] for name in shards[shard]], shard)
 
 
 class RejectConfig(StageConfig):
@@ -156,6 +200,8 @@ class RationalizeConfig(StageConfig):
     hint: str = Field(HINT, description="appended to the opening; {answer} stands for the ground truth")
     keep: int = Field(1, ge=1, description="at most this many solved retries of each task")
     sampling: SamplingConfig = SamplingConfig()
+    engine: TokenEngineChoice = DEFAULT_ENGINE
+    limits: Limits = Limits()
 
 
 @stage("trajectories.rationalize", version=1)
@@ -174,14 +220,15 @@ def rationalize(
     }
     rows = tasks.read()
     unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
-    env, policy = only_env(context, rows), load_policy(model)
+    policy = load_policy(model)
     attempts = tickets(list(unsolved.values()), config.samples, context.trajectory_id, hint=config.hint)
     if not context.has_shard(0, list(attempts)):
         sampling = config.sampling.of(policy)
-        runner = rollout_runner(policy, env, sampling)
-        check_room(policy, runner.environment, list(unsolved.values()), sampling, config.hint)
+        runner = rollout_runner(context, policy, rows, sampling, config.engine, config.limits)
+        check_room(policy, runner, list(unsolved.values()), config.hint)
         made = runner.run(list(attempts.values()), stream(context.seed, "hinted"), list(attempts), source="hinted")
         context.append(made)
+        count(context, runner.counts)
     retried = context.select(sorted(_of_source(context, "hinted")))
     warn_of_ends(retried.table(["termination", "success"]), "retries")
     hinted = retried.read()
@@ -190,9 +237,8 @@ def rationalize(
         task = unsolved[task_id]
         good = sorted((r for r in retries if r.success and is_grounded(r, task)), key=lambda r: (r.n_steps, r.n_tokens))
         for retry in good[: config.keep]:
-            opening = environment(context, env).episode(task).opening()
             name = context.trajectory_id(len(hinted) + len(stripped))
-            stripped.append(strip_hint(retry, opening, policy.codec, name))
+            stripped.append(strip_hint(retry, task, config.hint, policy.codec, name))
     context.append(stripped, shard=1)
     context.metrics.update(unsolved=len(unsolved), retries=len(hinted), rationalized=len(stripped))
     return context.select([row.trajectory_id for row in stripped])

@@ -1,3 +1,4 @@
+import asyncio
 import math
 from collections.abc import Sequence
 
@@ -5,12 +6,14 @@ import pytest
 import torch
 from architectures import POLICIES, lookup_tasks
 
-from agentrl.engines.base import Generation, Respond, Sampling
+from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
+from agentrl.engines.blocking import blocking
+from agentrl.engines.drawing import draw, uniforms
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
 from agentrl.rollouts.runner import Attempt, RolloutRunner
-from schemas.trajectory import Message, Role, ToolCall
+from schemas.trajectory import Message, Role, Span, ToolCall
 
 
 @pytest.fixture(scope="module", params=POLICIES)
@@ -18,81 +21,280 @@ def policy(request: pytest.FixtureRequest) -> Policy:
     return POLICIES[request.param]()
 
 
-def scripted(policy: Policy, max_rows: int, sampling: Sampling, seed: int = 0) -> list[Generation]:
-    """Rows of unequal length whose turns are answered with observations of unequal length, up to three times."""
-    prompts = [policy.codec.opening([m], "[]") for m in _openings()]
-    answered: dict[int, int] = {}
-
-    def respond(row: int, turn: list[int]) -> list[int] | None:
-        answered[row] = answered.get(row, 0) + 1
-        return None if answered[row] == 3 else prompts[(row + answered[row]) % len(prompts)][: 2 + row % 5]
-
-    stop = max(range(len(policy.tokenizer)), key=lambda token: token % 7)  # an ordinary token, often sampled
-    return TransformersEngine(policy.model, max_rows).generate(prompts, respond, sampling, stop, seed)
+def prompts_of(policy: Policy) -> list[list[int]]:
+    return [policy.codec.opening([Message(role=Role.USER, content=t.prompt)], t.tools) for t in lookup_tasks(12)]
 
 
-def _openings() -> list:
-    return [load_environment("lookup").episode(task).opening()[0] for task in lookup_tasks(12)]
+def stops(policy: Policy) -> list[int]:
+    """Ordinary tokens, often sampled, so that turns end at different steps."""
+    return [token for token in range(len(policy.tokenizer)) if token % 7 == 3]
+
+
+def scripted(policy: Policy, engine: TransformersEngine, sampling: Sampling, seed: int = 0) -> list[Session]:
+    """24 rows in groups of 2, whose turns are answered with observations of unequal length, up to three times."""
+    prompts, stop = prompts_of(policy), stops(policy)
+
+    async def one(number: int) -> Session:
+        with engine.open((number,), f"group-{number // 2}") as session:
+            session.observe(prompts[number // 2])
+            for turn in range(3):
+                session.act(await engine.turn(session, sampling, stop=stop, seed=1000 * seed + 10 * number + turn))
+                observation = prompts[(number + turn) % 12][: 1 + number % 6]
+                if (
+                    turn == 2
+                    or session.ids[-1] not in stop
+                    or len(session.ids) + len(observation) >= sampling.max_tokens
+                ):
+                    break
+                session.observe(observation)
+        return session
+
+    async def all_of_them() -> list[Session]:
+        return await asyncio.gather(*(one(number) for number in range(24)))
+
+    return blocking(all_of_them())
 
 
 @torch.inference_mode()
-def recomputed(policy: Policy, row: Generation, temperature: float) -> list[float]:
+def recomputed(policy: Policy, ids: list[int], temperature: float = 1.0) -> list[float]:
     """Log-probabilities by one plain forward pass over the row."""
-    logits = policy.model(torch.tensor([row.ids])).logits[0].float() / temperature
+    logits = policy.model(torch.tensor([ids])).logits[0].float() / temperature
     logprobs = logits.log_softmax(-1)
-    return [float("nan"), *(logprobs[t - 1, row.ids[t]].item() for t in range(1, len(row.ids)))]
+    return [float("nan"), *(logprobs[t - 1, ids[t]].item() for t in range(1, len(ids)))]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("max_rows", [3, 64])
-def test_recorded_logprobs_are_those_of_a_plain_forward_pass(policy: Policy, max_rows: int, temperature: float) -> None:
-    """Proves the cache, left padding, positions, forced tokens and shrinking batch all at once."""
-    sampling = Sampling(temperature=temperature, max_turn_tokens=12, max_tokens=80)
-    for row in scripted(policy, max_rows, sampling):
+@pytest.mark.parametrize("schedule", ["exact", "free"])
+@pytest.mark.parametrize(("max_rows", "temperature"), [(3, 1.0), (64, 0.7)])
+def test_recorded_logprobs_are_those_of_a_plain_forward_pass(
+    policy: Policy, max_rows: int, temperature: float, schedule: str
+) -> None:
+    """Proves slots, positions, masks, chunks, copied prompts, moved and evicted rows all at once."""
+    engine = TransformersEngine(policy.model, max_rows, schedule)  # type: ignore[arg-type]
+    rows = scripted(policy, engine, Sampling(temperature=temperature, max_turn_tokens=12, max_tokens=80))
+    assert sum(any(row.mask[:-12]) for row in rows) > 5, "some rows have several turns"
+    for row in rows:
         assert len(row.ids) == len(row.mask) == len(row.logprobs)
-        for flag, recorded, expected in zip(row.mask, row.logprobs, recomputed(policy, row, temperature), strict=True):
+        expected = recomputed(policy, row.ids, temperature)
+        for flag, recorded, value in zip(row.mask, row.logprobs, expected, strict=True):
             assert math.isnan(recorded) != flag
             if flag:
-                assert recorded == pytest.approx(expected, abs=2e-4)
+                assert recorded == pytest.approx(value, abs=2e-4)
 
 
-def test_same_seed_same_tokens(policy: Policy) -> None:
-    sampling = Sampling(max_turn_tokens=8, max_tokens=60)
-    first, second, other = (scripted(policy, 64, sampling, seed) for seed in (1, 1, 2))
-    assert [row.ids for row in first] == [row.ids for row in second]
-    assert [row.ids for row in first] != [row.ids for row in other]
+def test_no_token_is_computed_twice_and_a_groups_prompt_once(policy: Policy) -> None:
+    engine = TransformersEngine(policy.model)
+    rows = scripted(policy, engine, Sampling(max_turn_tokens=12, max_tokens=80))
+    shared = sum(len(prompt) - 1 for prompt in prompts_of(policy))
+    assert engine.work.copied == shared
+    assert engine.work.computed == sum(len(row.ids) - 1 for row in rows) - shared
+
+
+def test_an_exact_schedule_gives_the_same_tokens_and_logprobs_to_the_bit(policy: Policy) -> None:
+    """Whatever the tools' times are."""
+    sampling, prompts = Sampling(max_turn_tokens=8, max_tokens=70), prompts_of(policy)
+
+    def rows(delays: Sequence[float], seed: int) -> list[tuple[list[int], bytes]]:
+        engine = TransformersEngine(policy.model)
+
+        async def one(number: int) -> Session:
+            with engine.open((number,)) as session:
+                session.observe(prompts[number])
+                for turn in range(3):
+                    session.act(await engine.turn(session, sampling, stop=stops(policy), seed=seed + number))
+                    await asyncio.sleep(delays[number])
+                    session.observe(prompts[turn][: 2 + number])
+            return session
+
+        async def go() -> list[Session]:
+            return await asyncio.gather(*(one(number) for number in range(12)))
+
+        made = blocking(go())
+        return [(row.ids, torch.tensor(row.logprobs).numpy().tobytes()) for row in made]
+
+    forward, backward = [n * 0.002 for n in range(12)], [(11 - n) * 0.002 for n in range(12)]
+    assert rows(forward, 1) == rows(backward, 1)
+    assert [ids for ids, _ in rows(forward, 1)] != [ids for ids, _ in rows(forward, 2)]
 
 
 def test_greedy_equals_generate_of_the_library(policy: Policy) -> None:
-    prompts = [policy.codec.opening([m], "[]") for m in _openings()]
-    engine = TransformersEngine(policy.model)
-    rows = engine.generate(prompts, lambda row, turn: None, Sampling(temperature=0, max_turn_tokens=10), -1, 0)
-    for prompt, row in zip(prompts, rows, strict=True):
+    engine, sampling = TransformersEngine(policy.model), Sampling(temperature=0, max_turn_tokens=10)
+
+    async def one(prompt: list[int]) -> Turn:
+        with engine.open() as session:
+            session.observe(prompt)
+            return await engine.turn(session, sampling, stop=[], seed=0)
+
+    async def go() -> list[Turn]:
+        return await asyncio.gather(*map(one, prompts_of(policy)))
+
+    for prompt, turn in zip(prompts_of(policy), blocking(go()), strict=True):
         expected = policy.model.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False, pad_token_id=0)
-        assert row.ids == expected[0].tolist()
-        assert row.truncated
+        assert prompt + turn.ids == expected[0].tolist()
+        assert turn.stop == "length"
+
+
+def test_labels_are_true_if_weights_change_within_a_turn() -> None:
+    """Each span, scored with the weights of its version, gives its recorded log-probs."""
+    policy, other = POLICIES["qwen"](), POLICIES["qwen"]()
+    for parameter in other.model.parameters():
+        parameter.data += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    first = {name: value.clone() for name, value in policy.model.state_dict().items()}
+    engine, prompts = TransformersEngine(policy.model, schedule="free"), prompts_of(policy)
+
+    async def one(number: int) -> Session:
+        with engine.open((number,)) as session:
+            session.observe(prompts[number])
+            session.act(await engine.turn(session, Sampling(max_turn_tokens=40), stop=[], seed=number))
+        return session
+
+    async def change() -> None:
+        while engine.work.steps < 15:
+            await asyncio.sleep(0)
+        await engine.load(Weights(7, other.model))
+
+    async def go() -> list[Session]:
+        *rows, _ = await asyncio.gather(*(one(number) for number in range(6)), change())
+        return rows
+
+    rows = blocking(go())
+    versions = {7: other.model.state_dict(), 0: first}
+    assert {tuple(one.version for one in row.spans) for row in rows} == {(0, 7)}
+    for row in rows:
+        for one in row.spans:
+            policy.model.load_state_dict(versions[one.version])
+            expected = recomputed(policy, row.ids)[one.start : one.end]
+            assert row.logprobs[one.start : one.end] == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_fork_equals_its_parent_up_to_the_fork_and_costs_its_own_tokens(policy: Policy) -> None:
+    engine, prompt, sampling = TransformersEngine(policy.model), prompts_of(policy)[0], Sampling(max_turn_tokens=9)
+
+    async def go() -> tuple[Session, list[Session], int]:
+        with engine.open((0,)) as parent:
+            parent.observe(prompt)
+            parent.act(await engine.turn(parent, sampling, stop=[], seed=1))
+            before = engine.work.computed
+            children = [parent.fork((n,)) for n in range(3)]
+            parent.end()
+
+            async def extend(child: Session) -> None:
+                with child:
+                    child.act(await engine.turn(child, sampling, stop=[], seed=50 + child.key[0]))
+
+            await asyncio.gather(*map(extend, children))
+        return parent, children, before
+
+    # the parent's cache is gone once it has ended, so the children share through the first of them
+    parent, children, before = blocking(go())
+    shared = len(parent.ids)
+    assert {tuple(child.ids[:shared]) for child in children} == {tuple(parent.ids)}
+    assert len({tuple(child.ids) for child in children}) == 3
+    assert engine.work.computed - before == (shared - 1) + 3 * 9
+    for child in children:
+        expected = recomputed(policy, child.ids)
+        assert child.logprobs[len(prompt) :] == pytest.approx(expected[len(prompt) :], abs=2e-4)
+
+
+def test_scores_are_those_of_a_plain_forward_pass(policy: Policy) -> None:
+    ids = prompts_of(policy)[0]
+    found = blocking(TransformersEngine(policy.model).score(ids, start=3))
+    assert found == pytest.approx(recomputed(policy, ids)[3:], abs=1e-5)
 
 
 def test_limits_hold(policy: Policy) -> None:
-    for row in scripted(policy, 64, Sampling(max_turn_tokens=5, max_tokens=40)):
+    for row in scripted(policy, TransformersEngine(policy.model), Sampling(max_turn_tokens=5, max_tokens=40)):
         assert len(row.ids) <= max(40, 30)
         runs = "".join("x" if flag else " " for flag in row.mask).split()
         assert max(map(len, runs)) <= 5
 
 
+def test_a_turn_is_cut_in_time_and_keeps_what_it_said(policy: Policy) -> None:
+    engine = TransformersEngine(policy.model, schedule="free")
+
+    async def go() -> Turn:
+        with engine.open() as session:
+            session.observe(prompts_of(policy)[0])
+            long = Sampling(max_turn_tokens=100_000, max_tokens=200_000)
+            return await engine.turn(session, long, stop=[], seed=0, time_limit=0.3)
+
+    turn = blocking(go())
+    assert turn.stop == "cut"
+    assert 0 < len(turn.ids) == len(turn.logprobs) == turn.spans[-1].end
+
+
+def test_a_cancelled_turn_has_changed_nothing(policy: Policy) -> None:
+    engine, prompt = TransformersEngine(policy.model, schedule="free"), prompts_of(policy)[0]
+
+    async def go() -> tuple[Session, Session]:
+        with engine.open((0,)) as session, engine.open((1,)) as other:
+            session.observe(prompt)
+            other.observe(prompt)
+            neighbour = asyncio.create_task(engine.turn(other, Sampling(max_turn_tokens=30), stop=[], seed=3))
+            asked = asyncio.create_task(engine.turn(session, Sampling(max_turn_tokens=30), stop=[], seed=1))
+            while engine.work.steps < 5:
+                await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            assert session.ids == prompt
+            session.act(await engine.turn(session, Sampling(max_turn_tokens=30), stop=[], seed=2))
+            other.act(await neighbour)
+        return session, other
+
+    for row in blocking(go()):
+        assert row.logprobs[len(prompt) :] == pytest.approx(recomputed(policy, row.ids)[len(prompt) :], abs=2e-4)
+
+
+def test_a_model_that_fails_says_so_to_all_and_can_be_used_again(policy: Policy) -> None:
+    engine, prompt = TransformersEngine(policy.model), prompts_of(policy)[0]
+
+    async def ask(number: int, token: int) -> Turn:
+        with engine.open((number,)) as session:
+            session.observe([token, *prompt] if number else [*prompt, token])
+            return await engine.turn(session, Sampling(max_turn_tokens=3), stop=[], seed=0)
+
+    async def both(token: int) -> list[Turn | BaseException]:
+        return await asyncio.gather(ask(0, 5), ask(1, token), return_exceptions=True)
+
+    failed = blocking(both(10**6))
+    assert all(isinstance(one, EngineError) and "IndexError" in str(one) for one in failed)
+    assert all(isinstance(one, Turn) for one in blocking(both(6)))
+
+
 def test_top_k_and_top_p_draw_only_what_they_allow(policy: Policy) -> None:
     for sampling in (Sampling(top_k=1, max_turn_tokens=6), Sampling(top_p=1e-6, max_turn_tokens=6)):
-        rows = scripted(policy, 64, sampling)
+        rows = scripted(policy, TransformersEngine(policy.model), sampling)
         assert all(value == pytest.approx(0) for row in rows for value in row.logprobs if not math.isnan(value))
 
 
-def test_draws_follow_the_distribution() -> None:
-    from agentrl.engines.transformers import _draw
-
-    logits = torch.tensor([0.0, 1.0, 2.0, -1.0]).repeat(40_000, 1)
-    tokens, _ = _draw(logits, Sampling(), torch.Generator().manual_seed(0))
-    shares = torch.bincount(torch.tensor(tokens), minlength=4) / len(tokens)
+def test_draws_follow_the_distribution_and_never_take_what_has_no_mass() -> None:
+    logits = torch.tensor([float("-inf"), 0.0, 1.0, 2.0, -1.0, float("-inf")]).repeat(40_000, 1)
+    numbers = torch.from_numpy(uniforms(3, 40_000).copy())
+    numbers[0], numbers[1] = 0.0, 1 - 2**-24
+    tokens, logprobs = draw(logits, Sampling(), numbers)
+    shares = torch.bincount(tokens, minlength=6) / len(tokens)
     assert torch.allclose(shares, logits[0].softmax(-1), atol=0.01)
+    assert shares[0] == shares[5] == 0
+    assert torch.allclose(logprobs, logits[0].log_softmax(-1)[tokens], atol=1e-6)
+
+
+def test_numbers_are_a_function_of_the_seed() -> None:
+    assert (uniforms(5, 100)[:10] == uniforms(5, 10)).all()
+    assert (uniforms(5, 10) != uniforms(6, 10)).any()
+    assert 0 <= uniforms(1, 100_000).min() < uniforms(1, 100_000).max() < 1
+
+
+def span(version: int, start: int, end: int) -> Span:
+    return Span(version=version, start=start, end=end)
+
+
+def test_spans_run_from_version_to_version() -> None:
+    session = Session()
+    session.observe([1, 2])
+    session.act(Turn([3], [-1.0], [span(0, 0, 1)], "stop"))
+    session.act(Turn([4, 5], [-1.0, -1.0], [span(0, 0, 1), span(1, 1, 2)], "stop"))
+    session.observe([6])
+    session.act(Turn([7], [-1.0], [span(1, 0, 1)], "stop"))
+    assert session.spans == [span(0, 2, 4), span(1, 4, 7)]
 
 
 def test_rollouts_are_whole_and_aligned(policy: Policy) -> None:
@@ -107,6 +309,9 @@ def test_rollouts_are_whole_and_aligned(policy: Policy) -> None:
         assert row.n_tokens == len(row.input_ids) == len(row.action_mask) == len(row.logprobs)
         assert row.n_steps == sum(message.role == "assistant" for message in row.messages)
         assert row.tokenizer == policy.tokenizer_fingerprint
+        for message in row.messages:
+            if message.role is Role.ASSISTANT and message.token_end:
+                assert all(row.action_mask[message.token_start : message.token_end])
 
 
 def test_a_row_that_ends_where_an_observation_does_not_fit_says_each_turn_once(policy: Policy) -> None:
@@ -115,30 +320,23 @@ def test_a_row_that_ends_where_an_observation_does_not_fit_says_each_turn_once(p
         Message(role=Role.ASSISTANT, content="", tool_calls=[ToolCall(id="call_0", name="find", arguments="{}")])
     )
 
-    class NoRoomForTheAnswer:
-        """Plays one turn; what answers it does not fit any more."""
+    class SaysOneTurn(TransformersEngine):
+        async def turn(self, *args: object, **options: object) -> Turn:
+            return Turn(turn, [-1.0] * len(turn), [span(0, 0, len(turn))], "stop")
 
-        def generate(
-            self, prompts: Sequence[list[int]], respond: Respond, sampling: Sampling, stop_id: int, seed: int
-        ) -> list[Generation]:
-            row = Generation(list(prompts[0]))
-            for token in turn:
-                row.act(token, -1.0)
-            assert respond(0, turn)
-            row.truncated = True
-            return [row]
-
-    runner = RolloutRunner(policy, NoRoomForTheAnswer(), load_environment("lookup"), Sampling())
+    opening = len(policy.codec.opening([Message(role=Role.USER, content=task.prompt)], task.tools))
+    sampling = Sampling(max_tokens=opening + len(turn) + 2)
+    runner = RolloutRunner(policy, SaysOneTurn(policy.model), load_environment("lookup"), sampling)
     [row] = runner.run([Attempt(task)], 0, ["r"])
     assert [message.role for message in row.messages] == ["user", "assistant", "tool"]
-    assert row.n_steps == 1
+    assert (row.n_steps, row.n_tool_calls, row.termination) == (1, 1, "max_tokens")
 
 
 def test_a_saved_policy_speaks_as_before(policy: Policy, tmp_path: object) -> None:
     policy.save(tmp_path)  # type: ignore[arg-type]
     loaded = Policy.load(str(tmp_path))
     assert loaded.tokenizer_fingerprint == policy.tokenizer_fingerprint
-    ids = torch.tensor([policy.codec.opening([_openings()[0]], "[]")])
+    ids = torch.tensor([prompts_of(policy)[0]])
     assert torch.equal(loaded.model(ids).logits, policy.model(ids).logits)
 
 

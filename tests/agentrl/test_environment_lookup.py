@@ -2,10 +2,11 @@ import json
 
 import pytest
 
+from agentrl.engines.blocking import blocking
 from agentrl.environments import load_environment
 from agentrl.rollouts.demonstrations import demonstrate
 from schemas.task import Task
-from schemas.trajectory import ToolCall
+from schemas.trajectory import Message, Role, ToolCall
 
 ENV = load_environment("lookup")
 
@@ -80,9 +81,10 @@ def call(name: str, arguments: object) -> ToolCall:
     ],
 )
 def test_bad_calls_are_observations(splits: dict[str, list[Task]], asked: ToolCall, content: str) -> None:
-    observation = ENV.episode(splits["train"][0]).call(asked)
-    assert observation.error
-    assert observation.content == content
+    episode = blocking(ENV.reset(splits["train"][0]))
+    step = blocking(episode.step(Message(role=Role.ASSISTANT, tool_calls=[asked])))
+    assert [message.content for message in step.messages] == [content]
+    assert step.info == {"tool_errors": 1}
 
 
 def test_a_perfect_expert_solves_everything_and_a_noisy_one_does_not(splits: dict[str, list[Task]]) -> None:
@@ -117,10 +119,15 @@ def test_the_state_says_which_call_reached_which_relation(splits: dict[str, list
     middle = metadata["facts"][start][first]
 
     def state(*asked: tuple[str, str]) -> list[int | None]:
-        episode = ENV.episode(task)
-        for who, rel in asked:
-            episode.call(call("find", {"who": who, "rel": rel}))
-        return episode.state()["subgoals"]
+        calls = [call("find", {"who": who, "rel": rel}) for who, rel in asked]
+
+        async def go() -> list[int | None]:
+            episode = await ENV.reset(task)
+            if calls:
+                await episode.step(Message(role=Role.ASSISTANT, tool_calls=calls))
+            return (await episode.score()).state["subgoals"]
+
+        return blocking(go())
 
     assert state() == [None, None]
     assert state(("Nobody", first), (start, first), (middle, second)) == [1, 2]

@@ -9,7 +9,7 @@ from agentrl.rollouts.rationalize import is_grounded, strip_hint, with_hint
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.search.agentq import step_pairs, trajectory_pairs
 from agentrl.statistics.intervals import wilson
-from schemas.trajectory import Trajectory
+from schemas.trajectory import Message, Role, Trajectory
 
 
 def rollout(name: str, turns: list[list[int]], reward: float) -> Trajectory:
@@ -90,9 +90,9 @@ def test_a_stripped_hint_leaves_no_trace_and_the_same_actions() -> None:
     tasks = lookup_tasks(8)
     hinted = rollouts.run([Attempt(t, 0, "({answer})") for t in tasks], 0, [f"h-{n}" for n in range(8)], "hinted")
     for task, run in zip(tasks, hinted, strict=True):
-        opening = environment.episode(task).opening()
+        opening = [Message(role=Role.USER, content=task.prompt)]
         assert run.messages[0].content == with_hint(opening, task, "({answer})")[0].content
-        plain = strip_hint(run, opening, policy.codec, "p")
+        plain = strip_hint(run, task, "({answer})", policy.codec, "p")
         start = plain.action_mask.index(True)
         assert plain.input_ids[:start] == policy.codec.opening(opening, task.tools)
         assert plain.input_ids[start:] == run.input_ids[run.action_mask.index(True) :]

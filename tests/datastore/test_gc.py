@@ -12,7 +12,7 @@ from toy_project import Project
 from datastore import Catalog, StoreError
 from datastore.places import LocalPlace
 from flows.display import display_for
-from flows.session import Session
+from flows.session import RunSession
 from pipelines.gc import BY_COMMAND, collect, find_garbage
 from schemas.manifest import InputRecord, Manifest
 
@@ -122,7 +122,7 @@ def test_a_run_whose_artifacts_were_freed_meanwhile_says_so(project: Project) ->
     )
     assert not plan.to_run
     project.catalog.remove(first["a"].manifest)
-    session = Session(plan, project.catalog, display_for(Console(), quiet=True))
+    session = RunSession(plan, project.catalog, display_for(Console(), quiet=True))
     with pytest.raises(StoreError, match="artifacts of a were freed since the plan was made"), session.recorded():
         pass
     assert project.catalog.runs() == []

@@ -71,7 +71,7 @@ class Shop:
     def episode(self, task: Task) -> Basket:
         return Basket(task)
 
-    def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Observation], None]:
+    def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Message], None]:
         """A scripted expert, which adds up wrongly with probability ``noise``. An environment needs none."""
         total = 0
         for number, (item, count) in enumerate(json.loads(task.metadata)["basket"].items()):

@@ -1,0 +1,92 @@
+"""Configs of generation engines, which pipeline files hold. None of them imports what it builds before ``build``."""
+
+import os
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from schemas.installation import install_hint
+
+if TYPE_CHECKING:
+    from agentrl.engines.base import Engine
+    from agentrl.models.policy import Policy
+
+
+class EngineConfig(BaseModel):
+    """What an engine is made from. The fields of a class that is derived from this one are its settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    exact: ClassVar[bool] = True
+    """Whether its turns have token ids and log-probabilities. It then samples from the model of the stage's input."""
+
+    type: str
+
+    @abstractmethod
+    def build(self, policy: "Policy | None") -> "Engine":
+        """The engine; ``policy`` is the model of the stage's input, if it has one."""
+
+
+class EmbeddedConfig(EngineConfig):
+    """The embedded engine, in the process of the stage."""
+
+    type: Literal["transformers"] = "transformers"
+    schedule: Literal["exact", "free"] = Field(
+        "exact",
+        description="exact: each step waits for all tools, and equal seeds give equal rows to the bit; free: no step "
+        "waits, and what float32 sums end in depends on time",
+    )
+    rows: int = Field(256, ge=1, description="rows in the cache at once; more are sampled one after the other")
+
+    def build(self, policy: "Policy | None") -> "Engine":
+        """The engine, with the policy's own model."""
+        from agentrl.engines.transformers import TransformersEngine
+
+        if policy is None:
+            raise ValueError("engine transformers samples from a model; wire inputs.model")
+        engine = TransformersEngine(policy.model, self.rows, self.schedule, policy.autocast)
+        engine.version = policy.version
+        return engine
+
+
+class OpenAIConfig(EngineConfig):
+    """An OpenAI-compatible endpoint. Its rows are text, without token ids."""
+
+    exact: ClassVar[bool] = False
+
+    type: Literal["openai"] = "openai"
+    model: str = Field(description="the endpoint's name for it")
+    base_url: str = Field("https://api.openai.com/v1", description="where the endpoint is")
+    api_key: Annotated[str, Field(pattern=r"^\$\{\w+\}$"), "secret"] = Field(
+        "${OPENAI_API_KEY}", description="${NAME} of an environment variable"
+    )
+    concurrency: int = Field(32, ge=1, description="requests at once")
+    requests_per_minute: int | None = Field(None, ge=1)
+    timeout_s: float = Field(120.0, gt=0, description="seconds of one request")
+    retries: int = Field(6, ge=0, description="how often a request that failed for a passing reason is sent again")
+    price_prompt: float = Field(0.0, ge=0, description="of a million prompt tokens, for max_cost")
+    price_completion: float = Field(0.0, ge=0, description="of a million sampled tokens, for max_cost")
+    max_cost: float | None = Field(
+        None, gt=0, description="no request is sent once this is spent; what is under way then still costs"
+    )
+    cache: str | None = Field(None, description="a file that keeps replies by the content of their request")
+
+    @model_validator(mode="after")
+    def _has_prices(self) -> "OpenAIConfig":
+        if self.max_cost is not None and not self.price_prompt + self.price_completion:
+            raise ValueError("max_cost needs price_prompt and price_completion, the prices of a million tokens")
+        return self
+
+    def build(self, policy: "Policy | None") -> "Engine":
+        """The engine. Raises LookupError if the key's variable is not set, and ValueError if a package is missing."""
+        try:
+            from agentrl.engines.openai import OpenAIEngine
+        except ImportError as error:
+            raise ValueError(f"engine openai needs {error.name}; {install_hint('openai')}") from None
+        name = self.api_key[2:-1]
+        if name not in os.environ:
+            raise LookupError(f"environment variable {name} is not set; export it, or name another in engine.api_key")
+        return OpenAIEngine(self, os.environ[name])
+
+
+DEFAULT_ENGINE = EmbeddedConfig()

@@ -1,0 +1,144 @@
+"""What the slots of the embedded engine sample now: one token for each of them per step."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from agentrl.engines.base import Sampling, Session, Turn
+from agentrl.engines.drawing import draw, uniforms
+from schemas.trajectory import Span
+
+if TYPE_CHECKING:
+    from agentrl.engines.slab import Slab
+
+_LEAD_ABOVE = 0.5  # above this share of sampling slots, computing all slots is faster than gathering some
+
+
+@dataclass(eq=False)
+class Row:
+    """A turn that was asked for. ``ids``, ``logprobs`` and ``spans`` are what was sampled before it was suspended."""
+
+    session: Session
+    sampling: Sampling
+    stop: tuple[int, ...]
+    limit: int
+    seed: int
+    deadline: int
+    expires: float
+    done: "asyncio.Future[Turn]"
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+
+class Lanes:
+    """``rows`` are the turns that are sampled now, by slot. By slot too: ``length`` counts the tokens in the cache,
+    ``last`` is the token that comes after them. Drawn tokens wait in arrays until their turn ends."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self.length = np.zeros(0, dtype=np.int64)
+        self.last = np.zeros(0, dtype=np.int64)
+        self._made = np.zeros(0, dtype=np.int64)
+        self._limit = np.zeros(0, dtype=np.int64)
+        self._numbers = np.zeros((0, 0), dtype=np.float32)
+        self._ids = np.zeros((0, 0), dtype=np.int64)
+        self._logprobs = np.zeros((0, 0), dtype=np.float32)
+        self._stops = np.zeros(0, dtype=bool)
+
+    def reserve(self, slots: int) -> None:
+        """Make room for this many slots."""
+        missing = slots - len(self.length)
+        if missing > 0:
+            for name in ("length", "last", "_made", "_limit", "_numbers", "_ids", "_logprobs"):
+                array = getattr(self, name)
+                more = np.zeros((missing + slots // 2, *array.shape[1:]), dtype=array.dtype)
+                setattr(self, name, np.concatenate([array, more]))
+
+    def begin(self, slot: int, row: Row) -> None:
+        """Sample a row from the next step on."""
+        room = row.limit - len(row.ids)
+        if self._ids.shape[1] < room:
+            for name in ("_numbers", "_ids", "_logprobs"):
+                array = getattr(self, name)
+                more = np.zeros((len(array), room - array.shape[1]), dtype=array.dtype)
+                setattr(self, name, np.concatenate([array, more], axis=1))
+        highest = max((token for token in row.stop if token >= 0), default=-1)
+        if highest >= len(self._stops):
+            self._stops = np.concatenate([self._stops, np.zeros(highest + 1 - len(self._stops), dtype=bool)])
+        self._stops[[token for token in row.stop if token >= 0]] = True
+        self._numbers[slot, :room] = uniforms(row.seed, row.limit)[len(row.ids) :]
+        self._made[slot], self._limit[slot] = 0, room
+        self.rows[slot] = row
+
+    def suspend(self, slot: int, version: int) -> Row:
+        """Sample a row no further; what was drawn goes into it."""
+        row, made = self.rows.pop(slot), int(self._made[slot])
+        if made:
+            row.spans.append(Span(version=version, start=len(row.ids), end=len(row.ids) + made))
+            row.ids += self._ids[slot, :made].tolist()
+            row.logprobs += self._logprobs[slot, :made].tolist()
+        return row
+
+    def keep(self, slots: list[int]) -> None:
+        """Keep these slots alone, numbered in this order."""
+        for name in ("length", "last", "_made", "_limit", "_numbers", "_ids", "_logprobs"):
+            setattr(self, name, getattr(self, name)[slots])
+        numbers = {old: new for new, old in enumerate(slots)}
+        self.rows = {numbers[slot]: row for slot, row in self.rows.items()}
+
+    def step(self, slab: "Slab", slots: int) -> list[int]:
+        """Draw one token for each row; returns the slots whose turns are over."""
+        here = np.array(sorted(self.rows))
+        logits = self._logits(slab, here, slots)
+        tokens, logprobs = self._draw(logits, here)
+        made = self._made[here]
+        self._ids[here, made] = tokens
+        self._logprobs[here, made] = logprobs
+        self._made[here] = made + 1
+        self.length[here] += 1
+        self.last[here] = tokens
+        over = made + 1 >= self._limit[here]
+        if len(self._stops):
+            known = np.minimum(tokens, len(self._stops) - 1)
+            over |= self._stops[known] & (known == tokens)
+        ended = []
+        for place in over.nonzero()[0].tolist():
+            slot = int(here[place])
+            row = self.rows[slot]
+            if made[place] + 1 >= self._limit[slot] or int(tokens[place]) in row.stop:
+                ended.append(slot)
+        return ended
+
+    def _logits(self, slab: "Slab", here: np.ndarray, slots: int) -> torch.Tensor:
+        device = slab.model.device
+        width = int(self.length[here].max()) + 1
+        leading = len(here) >= _LEAD_ABOVE * slots
+        if leading:  # slots that do not sample write behind their end, where nothing is read before it is overwritten
+            count = int(here[-1]) + 1
+            width = max(width, int(self.length[:count].max()) + 1)
+        chosen = np.arange(count) if leading else here
+        ids = torch.from_numpy(self.last[chosen, None]).to(device)
+        positions = torch.from_numpy(self.length[chosen, None]).to(device)
+        logits = slab.forward(torch.from_numpy(chosen).to(device), ids, positions, width, leading)
+        return logits[torch.from_numpy(here).to(device)] if len(here) < len(chosen) else logits
+
+    def _draw(self, logits: torch.Tensor, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        numbers = torch.from_numpy(self._numbers[here, self._made[here]]).to(logits.device)
+        kinds: dict[int, tuple[Sampling, list[int]]] = {}
+        for place, slot in enumerate(here.tolist()):
+            sampling = self.rows[slot].sampling
+            kinds.setdefault(id(sampling), (sampling, []))[1].append(place)
+        if len(kinds) == 1:
+            tokens, logprobs = draw(logits, sampling, numbers)
+            return tokens.cpu().numpy(), logprobs.cpu().numpy()
+        tokens_of = np.zeros(len(here), dtype=np.int64)
+        logprobs_of = np.zeros(len(here), dtype=np.float32)
+        for sampling, places in kinds.values():
+            which = torch.tensor(places, device=logits.device)
+            tokens, logprobs = draw(logits[which], sampling, numbers[which])
+            tokens_of[places], logprobs_of[places] = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        return tokens_of, logprobs_of

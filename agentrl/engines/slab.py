@@ -1,0 +1,174 @@
+"""The key-value cache of the embedded engine: rows of their own lengths in the slots of one slab."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_FIRST_CAPACITY = 64
+
+
+class _Place:
+    """Where the tokens of a forward pass lie: ``slots`` [rows] and ``positions`` [rows, tokens]; ``width`` is what
+    attention reads of each slot. ``leading`` says that the slots are the first ones, in order."""
+
+    def __init__(self) -> None:
+        self.slots = self.positions = torch.empty(0, dtype=torch.long)
+        self.width = self.capacity = self.size = 0
+        self.leading = True
+        self._flat: dict[int, Tensor] = {}
+
+    def set(self, slots: Tensor, positions: Tensor, width: int, leading: bool) -> None:
+        self.slots, self.positions, self.width, self.leading = slots, positions, width, leading
+        self._flat = {}
+
+    def flat(self, heads: int) -> Tensor:
+        """Rows of a slab, seen as [slots x heads x capacity, width], that new keys and values go to."""
+        if heads not in self._flat:
+            head = torch.arange(heads, device=self.slots.device)
+            rows = self.slots[:, None] * heads + head  # [rows, heads]
+            self._flat[heads] = (rows[:, :, None] * self.capacity + self.positions[:, None, :]).reshape(-1)
+        return self._flat[heads]
+
+
+class _SlabLayer(DynamicLayer):
+    """Keys and values [slots, heads, capacity, width] of one layer. Writing a token copies one token; the library's
+    layer copies the whole cache."""
+
+    def __init__(self, place: _Place, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.place = place
+        self.slabs: list[Tensor] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        place = self.place
+        if not self.slabs:
+            self.slabs = [self._empty(new, place.size, place.capacity) for new in (key_states, value_states)]
+        found = []
+        for slab, new in zip(self.slabs, (key_states, value_states), strict=True):
+            _, heads, _, size = new.shape
+            slab.view(-1, size).index_copy_(0, place.flat(heads), new.reshape(-1, size))
+            read = slab[:, :, : place.width]
+            found.append(read[: len(place.slots)] if place.leading else read.index_select(0, place.slots))
+        self.keys, self.values = found
+        return self.keys, self.values
+
+    def resize(self, size: int, capacity: int) -> None:
+        grown = []
+        for slab in self.slabs:
+            new = self._empty(slab, size, capacity)
+            new[: slab.shape[0], :, : slab.shape[2]] = slab
+            grown.append(new)
+        self.slabs = grown
+
+    @staticmethod
+    def _empty(like: Tensor, size: int, capacity: int) -> Tensor:
+        """Zeros: attention multiplies what lies beyond a row's end by 0, which must not be NaN."""
+        return like.new_zeros(size, like.shape[1], capacity, like.shape[3])
+
+
+class Slab:
+    """Slots for rows of one model. Slot ``s`` holds what the model computed for the first tokens of a row; a row's
+    length is kept by the caller."""
+
+    def __init__(self, model: "PreTrainedModel") -> None:
+        self.model = model
+        self._place = _Place()
+        self._cache = DynamicCache()
+        self._cache.layers = []
+        self._cache.layer_class_to_replicate = partial(_SlabLayer, self._place)  # type: ignore[assignment]
+        self._masks = _Masks(model.config.get_text_config(), model.dtype)
+
+    def forward(self, slots: Tensor, ids: Tensor, positions: Tensor, width: int, leading: bool = False) -> Tensor:
+        """Logits [rows, vocabulary] after the last of ``ids`` [rows, tokens], at ``positions`` of the same shape, which
+        are all below ``width``."""
+        self._reserve(int(len(slots) if leading else slots.max().item() + 1), width)
+        self._place.set(slots, positions, width, leading)
+        out = self.model(
+            input_ids=ids,
+            attention_mask=self._masks(positions, width),
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return out.logits[:, -1]
+
+    def copy(self, sources: list[int], targets: list[int], width: int) -> None:
+        """Copy the first ``width`` positions of slots to other slots."""
+        self._reserve(max(targets) + 1, width)
+        device = self.model.device
+        source, target = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
+        for slab in self._slabs():
+            slab[target, :, :width] = slab[source, :, :width]
+
+    def keep(self, slots: list[int]) -> None:
+        """Keep these slots alone, numbered in this order."""
+        self._reserve(max(slots) + 1, 0)
+        order = torch.tensor(slots, device=self.model.device)
+        for layer in self._layers():
+            layer.slabs = [slab.index_select(0, order) for slab in layer.slabs]
+        self._place.size = len(slots)
+
+    def clear(self) -> None:
+        """Free all memory."""
+        self._cache.layers = []
+        self._place.size = self._place.capacity = 0
+
+    def _reserve(self, size: int, width: int) -> None:
+        place = self._place
+        if size <= place.size and width <= place.capacity:
+            return
+        if width > place.capacity:
+            place.capacity = max(_FIRST_CAPACITY, width + width // 2)
+        place.size = max(place.size, size)
+        for layer in self._layers():
+            layer.resize(place.size, place.capacity)
+
+    def _layers(self) -> list[_SlabLayer]:
+        return [layer for layer in self._cache.layers if isinstance(layer, _SlabLayer)]
+
+    def _slabs(self) -> list[Tensor]:
+        return [slab for layer in self._layers() for slab in layer.slabs]
+
+
+class _Masks:
+    """Attention masks of rows with positions of their own, for each kind of layer that a config names."""
+
+    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+        self.added = None if config._attn_implementation == "sdpa" else torch.finfo(dtype).min
+        self.dtype = dtype
+        self.kinds = set(getattr(config, "layer_types", None) or [])
+        self.window = getattr(config, "sliding_window", None)
+        self.chunk = getattr(config, "attention_chunk_size", None)
+
+    def __call__(self, positions: Tensor, width: int) -> Tensor | dict[str, Tensor]:
+        """True where a token at ``positions`` [rows, tokens] sees a place: [rows, 1, tokens, width]. Attention other
+        than the library's ``sdpa`` adds a mask to its scores: 0 there, the lowest number elsewhere."""
+        masks = self._seen(positions, width)
+        if self.added is None:
+            return masks if len(masks) > 1 else next(iter(masks.values()))
+        none = torch.zeros((), dtype=self.dtype, device=positions.device)
+        numbers = {kind: torch.where(mask, none, self.added) for kind, mask in masks.items()}
+        return numbers if len(numbers) > 1 else next(iter(numbers.values()))
+
+    def _seen(self, positions: Tensor, width: int) -> dict[str, Tensor]:
+        places = torch.arange(width, device=positions.device)
+        query = positions[:, None, :, None]
+        causal = places <= query
+        if len(self.kinds) <= 1 and not self.kinds & {"sliding_attention", "chunked_attention"}:
+            return {"": causal & (places > query - self.window) if self.window and not self.kinds else causal}
+        masks = {"full_attention": causal}
+        if self.window:
+            masks["sliding_attention"] = causal & (places > query - self.window)
+        if self.chunk:
+            masks["chunked_attention"] = causal & (places // self.chunk == query // self.chunk)
+        return masks

@@ -1,0 +1,243 @@
+"""One episode: a coroutine in which a policy and an environment take turns, until one of them or a limit ends it."""
+
+import asyncio
+import time
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from agentrl.chat.codec import ChatCodec
+from agentrl.engines.base import Engine, Sampling, Session, Turn
+from agentrl.engines.streams import stream
+from agentrl.environments.base import MAX_STEPS, Environment, Episode, Score, Step, tool_message
+from agentrl.rollouts.limits import Limits
+from agentrl.rollouts.rationalize import with_hint
+from schemas.task import Task
+from schemas.trajectory import Message, Termination
+
+_TRACEBACK_CHARS = 2000
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One rollout to make: of ``task``, as sample ``index`` of its group. ``hint`` is a template for
+    :func:`agentrl.rollouts.rationalize.with_hint`. ``group`` names its group; without it, the task does."""
+
+    task: Task
+    index: int = 0
+    hint: str = ""
+    group: str = ""
+
+    @property
+    def group_id(self) -> str:
+        return self.group or self.task.task_id
+
+
+def tickets(
+    tasks: Sequence[Task], samples: int, name: Callable[[int], str], first: int = 0, extra: int = 0, hint: str = ""
+) -> dict[str, Attempt]:
+    """``samples`` attempts at each task, by the ids that ``name`` gives to their numbers, which begin at ``first`` and
+    leave room for ``extra`` more of each task. A task's group has the id of its first attempt."""
+    found = {}
+    for place, task in enumerate(tasks):
+        start = first + place * (samples + extra)
+        for index in range(samples):
+            found[name(start + index)] = Attempt(task, index, hint, name(start))
+    return found
+
+
+@dataclass(frozen=True)
+class Act:
+    """What acts: an engine, the codec between its tokens and messages (None for an engine without token ids), and how
+    it samples."""
+
+    engine: Engine
+    codec: ChatCodec | None
+    sampling: Sampling
+    limits: Limits
+
+
+class _EnvironmentError(Exception):
+    """The environment failed; the cause says how."""
+
+
+@dataclass
+class EpisodeRun:
+    """An episode under way, and what came of it. ``error`` is the traceback of an environment that failed."""
+
+    act: Act
+    environment: Environment
+    attempt: Attempt
+    session: Session
+    seed: int
+    steps: int = 0
+    tool_calls: int = 0
+    info: Counter[str] = field(default_factory=Counter)
+    termination: Termination = Termination.MAX_STEPS
+    score: Score | None = None
+    error: str = ""
+
+    @property
+    def messages(self) -> list[Message]:
+        return self.session.messages
+
+    async def run(self) -> None:
+        """Play the episode to its end and score it. Raises what the engine raises, and nothing of the environment."""
+        episode: Episode | None = None
+        ends = time.monotonic() + self.act.limits.episode_s
+        try:
+            episode = await self._of_environment(self.environment.reset(self.attempt.task))
+            self.session.tools = episode.tools
+            await self._play(episode, ends)
+            self.score = await self._of_environment(episode.score())
+        except _EnvironmentError as failure:
+            self._fail(failure.__cause__)
+        finally:
+            if episode is not None:
+                await self._close(episode)
+
+    async def _play(self, episode: Episode, ends: float) -> None:
+        opening = list(episode.opening)
+        if self.attempt.hint:
+            opening = with_hint(opening, self.attempt.task, self.attempt.hint)
+        codec = self.act.codec
+        self._heard(opening, codec.opening(opening, episode.tools) if codec else [])
+        allowed: int = self.act.limits.max_steps or getattr(self.environment, "max_steps", None) or MAX_STEPS
+        while True:
+            message = await self._turn(ends)
+            if message is None:
+                return
+            if not message.tool_calls:
+                self.termination = Termination.ANSWERED
+            elif self.steps >= allowed:
+                self.termination = Termination.MAX_STEPS
+                return
+            step = await self._step(episode, message)
+            if step.reward is not None:
+                self.messages[-1] = message.model_copy(update={"reward": step.reward})
+            if step.done or not step.messages:
+                self.termination = Termination.ANSWERED
+                self.messages.extend(step.messages)
+                return
+            if self.steps >= allowed:
+                self.termination = Termination.MAX_STEPS
+                self.messages.extend(step.messages)
+                return
+            start = self.messages[-1].token_start or 0
+            before, said = self.session.ids[:start], self.session.ids[start:]
+            ids = codec.observations(step.messages, before, said, self.session.tools) if codec else []
+            if codec and len(self.session.ids) + len(ids) >= self.act.sampling.max_tokens:
+                self.termination = Termination.MAX_TOKENS
+                self.messages.extend(step.messages)
+                return
+            self._heard(step.messages, ids)
+
+    async def _turn(self, ends: float) -> Message | None:
+        """The policy's next message; None if the episode ends with this turn."""
+        codec, session = self.act.codec, self.session
+        left = min(self.act.limits.turn_s, ends - time.monotonic())
+        if left <= 0:
+            self.termination = Termination.TIME_LIMIT
+            return None
+        turn = await self.act.engine.turn(
+            session,
+            self.act.sampling,
+            stop=codec.stop_ids if codec else [],
+            seed=stream(self.seed, "turn", self.steps),
+            time_limit=left,
+        )
+        start = len(session.ids)
+        session.act(turn)
+        message, wrong = self._said(turn, start)
+        if message is not None:
+            span = {"token_start": start, "token_end": len(session.ids)} if codec else {}
+            self.messages.append(message.model_copy(update=span))
+            self.steps += 1
+        if turn.stop != "stop":
+            self.termination = Termination.TIME_LIMIT if turn.stop == "cut" else Termination.MAX_TOKENS
+            return None
+        if wrong:
+            self.termination = Termination.FORMAT_ERROR
+            return None
+        return self.messages[-1]
+
+    def _said(self, turn: Turn, start: int) -> tuple[Message | None, bool]:
+        """The message of a turn that begins at ``start``, and whether it is malformed."""
+        if self.act.codec is None or not turn.ids:
+            return turn.message, False
+        parsed = self.act.codec.parse(turn.ids, self.session.ids[:start], self.session.tools)
+        return parsed.message, bool(parsed.error)
+
+    async def _step(self, episode: Episode, message: Message) -> Step:
+        """The environment's answer. One that takes too long to answer tool calls is an observation."""
+        calls = message.tool_calls
+        self.tool_calls += len(calls)
+        # What is adapted limits each call by itself, and first.
+        limit = self.act.limits.tool_s * max(1, len(calls)) + 1
+        try:
+            async with asyncio.timeout(limit) as clock:
+                step = await episode.step(message)
+        except TimeoutError as error:
+            if not clock.expired() or not calls:
+                raise _EnvironmentError from error
+            self.info.update(tool_timeouts=len(calls), tool_errors=len(calls))
+            return Step([tool_message(call, f"{call.name} took longer than {limit:g} s") for call in calls])
+        except Exception as error:
+            raise _EnvironmentError from error
+        self.info.update({name: value for name, value in step.info.items() if isinstance(value, int)})
+        return self._cut(step)
+
+    def _cut(self, step: Step) -> Step:
+        """The step with messages of bounded length."""
+        longest = self.act.limits.observation_chars
+        if all(len(message.content) <= longest + 100 for message in step.messages):
+            return step
+        cut = []
+        for message in step.messages:
+            left = len(message.content) - longest
+            if left > 0:
+                self.info["observations_cut"] += 1
+                text = f"{message.content[:longest]}\n[{left} more characters were cut]"
+                message = message.model_copy(update={"content": text})
+            cut.append(message)
+        return Step(cut, step.reward, step.done)
+
+    def _heard(self, messages: list[Message], ids: list[int]) -> None:
+        """Append what the policy reads next. If several messages were encoded together, the first has the span of all,
+        the others an empty one at its end."""
+        start = len(self.session.ids)
+        self.session.observe(ids)
+        if self.act.codec is None:
+            self.messages.extend(messages)
+            return
+        end = start + len(ids)
+        for number, message in enumerate(messages):
+            span = {"token_start": end if number else start, "token_end": end}
+            self.messages.append(message.model_copy(update=span))
+
+    async def _of_environment(self, work: Awaitable[Answer]) -> Answer:
+        """What a method of the environment returns, in time."""
+        try:
+            async with asyncio.timeout(self.act.limits.environment_s):
+                return await work
+        except Exception as error:
+            raise _EnvironmentError from error
+
+    async def _close(self, episode: Episode) -> None:
+        try:
+            await self._of_environment(episode.close())
+        except _EnvironmentError as failure:
+            self._fail(failure.__cause__)
+
+    def _fail(self, error: BaseException | None) -> None:
+        assert error is not None
+        self.termination, self.score = Termination.ENV_ERROR, None
+        self.error = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARS:]
+
+    @property
+    def tags(self) -> list[str]:
+        counted = [f"{name}:{self.info[name]}" for name in ("tool_timeouts", "tool_exceptions", "observations_cut")]
+        return [tag for tag in counted if not tag.endswith(":0")] + ([f"env_error: {self.error}"] if self.error else [])

@@ -1,0 +1,206 @@
+"""Episodes meet tools and environments that fail in every way, and none takes another with it."""
+
+import asyncio
+import itertools
+import json
+import time
+from typing import Any
+
+import psutil
+import pytest
+from architectures import qwen
+from faulty_shop import Broken, ForgetfulShop, Shop, Speaker, Visit, task
+
+from agentrl.engines.base import Sampling
+from agentrl.engines.blocking import blocking
+from agentrl.environments.tools import schemas
+from agentrl.models.policy import Policy
+from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
+from schemas.trajectory import Role, Termination, Trajectory
+
+ROOM = Sampling(max_turn_tokens=400, max_tokens=3000)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return qwen()
+
+
+def runner(policy: Policy, environment: Any, seconds: float = 0.0, **limits: Any) -> RolloutRunner:
+    return RolloutRunner(policy, Speaker(policy.codec, seconds), environment, ROOM, limits=Limits(**limits))
+
+
+def play(runner: RolloutRunner, *prompts: str, env: str = "shop") -> list[Trajectory]:
+    attempts = [Attempt(task(prompt, env, number)) for number, prompt in enumerate(prompts)]
+    return runner.run(attempts, 0, [f"r-{number}" for number in range(len(prompts))])
+
+
+def answers(row: Trajectory) -> list[str]:
+    return [message.content for message in row.messages if message.role is Role.TOOL]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_tool_that_hangs_raises_or_floods_is_an_observation_and_counted(policy: Policy, processes: int) -> None:
+    acts = runner(policy, Shop(), tool_s=1.0, observation_chars=500, processes=processes)
+    started = time.monotonic()
+    hung, raised, flooded, fine = play(acts, "price fig,hang,price plum", "burst", "flood", "price apple")
+    assert time.monotonic() - started < 30
+    assert [row.termination for row in (hung, raised, flooded, fine)] == [Termination.ANSWERED] * 4
+    assert all(row.success for row in (hung, raised, flooded, fine))
+    assert answers(hung) == ["3", "hang took longer than 1 s and was stopped", "4"]
+    assert json.loads(hung.final_state) == {"asked": ["fig", "plum"]}, "a new process made the calls again"
+    assert answers(raised) == ["burst failed: ValueError: out of stock"]
+    assert answers(flooded) == ["x" * 500 + "\n[49999500 more characters were cut]"]
+    assert (hung.n_tool_calls, hung.n_tool_errors, raised.n_tool_errors, flooded.n_tool_errors) == (3, 1, 1, 0)
+    assert [row.tags for row in (hung, raised, flooded, fine)] == [
+        ["tool_timeouts:1"], ["tool_exceptions:1"], ["observations_cut:1"], [],
+    ]  # fmt: skip
+    assert acts.counts == {"tool_timeouts": 1, "tool_exceptions": 1, "observations_cut": 1}
+    assert not children()
+
+
+def test_an_episode_whose_state_went_with_its_process_ends_alone(policy: Policy) -> None:
+    acts = runner(policy, ForgetfulShop(), tool_s=1.0, processes=2)
+    lost, fine = play(acts, "price fig,hang,price plum", "price fig")
+    assert (lost.termination, lost.reward, fine.success) == (Termination.ENV_ERROR, None, True)
+    assert "set replayable = True" in lost.tags[-1]
+    assert acts.counts["env_errors"] == 1
+
+
+def test_wrong_calls_of_typed_tools_say_what_is_wrong(policy: Policy) -> None:
+    [row] = play(runner(policy, Shop()), "price,price fig")
+    assert answers(row) == ["price: item: Missing required argument", "3"]
+    [price, *_] = json.loads(schemas(Visit(task(""))))
+    assert price["function"]["name"] == "price"
+    assert price["function"]["description"] == "The price of an item."
+    assert price["function"]["parameters"]["properties"] == {"item": {"title": "Item", "type": "string"}}
+    assert price["function"]["parameters"]["required"] == ["item"]
+
+
+def test_a_failing_environment_ends_its_own_episode_with_the_traceback_in_its_tags(policy: Policy) -> None:
+    acts = runner(policy, Broken(), tool_s=0.3)
+    rows = play(acts, "reset", "step", "score", "close", "forever", "fine", env="broken")
+    *failed, fine = rows
+    assert [row.termination for row in failed] == [Termination.ENV_ERROR] * 5
+    assert {(row.reward, row.success) for row in failed} == {(None, None)}
+    said = ["OSError: no such database", "lost row", "no items", "still open", "TimeoutError"]
+    assert all(one in row.tags[-1] and "Traceback" in row.tags[-1] for one, row in zip(said, failed, strict=True))
+    assert (fine.termination, fine.reward, fine.tags) == (Termination.ANSWERED, 1.0, [])
+    assert acts.counts == {"env_errors": 5}
+    assert rows[1].n_action_tokens > 0, "what was said before the failure is kept"
+
+
+def test_user_turns_and_rewards_of_steps_are_kept(policy: Policy) -> None:
+    [row] = play(runner(policy, Broken()), "talk,talk,bye", env="broken")
+    assert [message.role for message in row.messages] == ["user", "assistant", "user", "assistant", "user", "assistant"]
+    assert [message.reward for message in row.messages if message.role is Role.ASSISTANT] == [0.5, 0.5, None]
+    assert row.n_steps == 3
+    for message in row.messages:
+        inside = row.action_mask[message.token_start : message.token_end]
+        assert inside
+        assert set(inside) == {message.role is Role.ASSISTANT}
+
+
+def test_an_episode_that_takes_too_long_is_cut_and_kept(policy: Policy) -> None:
+    limits = {"episode_s": 0.5, "tool_s": 5.0}
+    long, short = play(runner(policy, Shop(), **limits), ",".join(["slow"] * 40), "price fig")
+    assert (long.termination, short.termination) == (Termination.TIME_LIMIT, Termination.ANSWERED)
+    assert 1 <= long.n_steps < 10
+    assert long.n_tokens == len(long.input_ids) > 0
+
+
+def test_tools_run_beside_each_other_and_never_block_the_loop(policy: Policy) -> None:
+    acts, beats = runner(policy, Shop()), []
+
+    async def heart() -> None:
+        while True:
+            beats.append(time.monotonic())
+            await asyncio.sleep(0.01)
+
+    async def go() -> float:
+        heartbeat = asyncio.create_task(heart())
+        started = time.monotonic()
+        attempts = [Attempt(task("slow", number=number)) for number in range(32)]
+        groups = [group async for group in acts.groups(attempts, 0, [f"r-{n}" for n in range(32)])]
+        heartbeat.cancel()
+        assert len(groups) == 32
+        return time.monotonic() - started
+
+    assert blocking(go()) < 3.0, "one after the other it would take 6.4 s"
+    assert max(after - before for before, after in itertools.pairwise(beats)) < 0.5
+
+
+def test_a_group_is_released_when_it_is_whole(policy: Policy) -> None:
+    prompts = {"a": ["price fig", "slow,slow"], "b": ["price fig", "price fig"]}
+    attempts = [
+        Attempt(task(prompt, number=0), n, group=group)
+        for group, two in prompts.items()
+        for n, prompt in enumerate(two)
+    ]
+
+    async def go() -> list[list[str]]:
+        names = [f"{one.group}-{one.index}" for one in attempts]
+        return [
+            [row.trajectory_id for row in group] async for group in runner(policy, Shop()).groups(attempts, 0, names)
+        ]
+
+    assert blocking(go()) == [["b-0", "b-1"], ["a-0", "a-1"]]
+
+
+def test_a_thousand_episodes_are_under_way_at_once(policy: Policy) -> None:
+    acts = runner(policy, Broken(), seconds=0.05, in_flight=1000)
+    rows = play(acts, *["fine"] * 1200, env="broken")
+    assert len(rows) == 1200
+    assert all(row.success for row in rows)
+    assert acts.engine.open_most == 1000
+    assert acts.engine.open_now == 0
+
+
+def test_several_environments_are_dispatched_on_the_env_of_the_task(policy: Policy) -> None:
+    acts = runner(policy, {"shop": Shop(), "broken": Broken()})
+    attempts = [Attempt(task("price fig", "shop")), Attempt(task("fine", "broken"))]
+    rows = acts.run(attempts, 0, ["r-0", "r-1"])
+    assert [row.reward_components[0].name for row in rows] == ["score", "fine"]
+    with pytest.raises(ValueError, match=r"task cafe-0 is of env 'cafe'; given are \['broken', 'shop'\]"):
+        acts.run([Attempt(task("x", "cafe"))], 0, ["r"])
+
+
+def test_cancellation_in_the_middle_of_a_batch_leaves_no_process_and_no_session(policy: Policy) -> None:
+    acts = runner(policy, Shop(), tool_s=60.0, processes=3)
+
+    async def go() -> None:
+        attempts = [Attempt(task("hang", number=number)) for number in range(6)]
+        rows = acts.groups(attempts, 0, [f"r-{n}" for n in range(6)])
+        work = asyncio.ensure_future(anext(rows))
+        while len(children()) < 3:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        assert len(asyncio.all_tasks()) == 1
+
+    blocking(go())
+    assert not children()
+    assert acts.engine.open_now == 0
+
+
+def test_progress_says_how_fast_and_how_well(policy: Policy) -> None:
+    told: list[tuple[int, int, dict[str, float | str]]] = []
+    acts = runner(policy, Broken())
+    acts.on_progress = lambda *numbers: told.append(numbers)
+    play(acts, *["fine"] * 5, env="broken")
+    done, total, shown = told[-1]
+    assert (done, total, shown["success"], shown["left"]) == (5, 5, 1.0, "0 s")
+    assert set(shown) == {"episodes/s", "tokens/s", "left", "success"}
+
+
+def children() -> list[psutil.Process]:
+    """Hosts of episodes that this process started."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "agentrl.environments.hosted_process" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found

@@ -22,7 +22,7 @@ BATCH_BYTES = 16 * 2**20
 """A batch has at most so many rows, and at most so many bytes if it has several."""
 MAX_PROBLEMS = 100
 
-Rows: TypeAlias = Iterable[Trajectory] | Iterable[pa.RecordBatch] | pa.Table | pa.RecordBatchReader
+Rows: TypeAlias = Iterable[Trajectory] | Iterable[pa.RecordBatch] | Iterable[pa.Table] | pa.Table | pa.RecordBatchReader
 OnError = Literal["raise", "quarantine"]
 
 

@@ -176,13 +176,15 @@ class Context:
         chosen = [one for one in ids if one in known]
         return dict(zip(chosen, self.buffer.get_many(chosen), strict=True))
 
-    def append(self, trajectories: Iterable[Trajectory], shard: int = 0, on_error: "OnError" = "raise") -> int:
+    def append(
+        self, trajectories: Iterable[Trajectory | pa.Table], shard: int = 0, on_error: "OnError" = "raise"
+    ) -> int:
         """Append rows to the buffer with the lineage of this stage run, also if they are copies of another stage's
-        rows. If the shard is there already, nothing is appended. Returns how many broken rows were set aside, which
-        ``on_error="quarantine"`` does instead of raising InvalidRowsError."""
+        rows. Tables come with an empty lineage. If the shard is there already, nothing is appended. Returns how many
+        broken rows were set aside, which ``on_error="quarantine"`` does instead of raising InvalidRowsError."""
         fingerprint = self._row_fingerprint
         lineage = {"stage": self.stage, "fingerprint": fingerprint, "run_id": self.run_id, "pipeline": self.pipeline}
-        rows = (row.model_copy(update=lineage) for row in trajectories)
+        rows: Any = (row if isinstance(row, pa.Table) else row.model_copy(update=lineage) for row in trajectories)
         done = self.buffer.append(
             rows,
             stage=self.stage,

@@ -5,6 +5,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from pydantic_core import from_json
+
 MAX_DEPTH = 100
 """Greatest depth of nested objects and lists. Python's own reader and writer fail at some hundreds."""
 
@@ -23,12 +25,13 @@ def loads(text: str | bytes) -> Any:
 
 @lru_cache(maxsize=128)
 def is_json(text: str) -> bool:
-    """Whether :func:`loads` reads a text. Rows share their tools and sampling, so the last answers are kept."""
+    """Whether a text is JSON that every reader takes. Rows share their tools and sampling, so the last answers are
+    kept."""
     try:
-        loads(text)
+        from_json(text)
     except ValueError:
         return False
-    return True
+    return depth(text) <= MAX_DEPTH
 
 
 def depth(text: str) -> int:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from datastore.errors import StoreError
 from datastore.formats import (
     alpaca,
@@ -29,21 +31,23 @@ from datastore.formats import (
     verifiers_v1,
     verl,
 )
-from datastore.formats.source import Source
+from datastore.formats.columns import batches
+from datastore.formats.source import Row, Source
+from schemas.arrow import from_table
 from schemas.trajectory import Trajectory
 
 Fits = Callable[[Source], int]
-Read = Callable[[Source], Iterator[Trajectory]]
+Rows = Callable[[Source], Iterator[Row]]
 Write = Callable[[Iterable[Trajectory], Path], int]
 
 
 @dataclass(frozen=True)
 class Format:
-    """``fits`` says how well a file fits: 0 is not at all, a higher number is a better fit. ``read`` yields its rows;
+    """``fits`` says how well a file fits: 0 is not at all, a higher number is a better fit. ``rows`` reads it;
     ``write`` takes rows, and gives the number of records written, and is None for a format that is only read."""
 
     fits: Fits
-    read: Read
+    rows: Rows
     write: Write | None = None
     tokens: bool = False
     """Whether token ids, mask and log-probs come back exactly."""
@@ -55,6 +59,15 @@ class Format:
     """Rows that are not written at all."""
     training: bool = False
     """Whether what is written is a training set: held-out rows are then left out unless they are asked for."""
+
+    def tables(self, source: Source) -> Iterator[pa.Table]:
+        """The rows of a file, checked, a bounded number at a time. A record that gives none is refused."""
+        return (batch.table for batch in batches((source, row) for row in self.rows(source)))
+
+    def read(self, source: Source) -> Iterator[Trajectory]:
+        """The rows of a file as objects."""
+        for table in self.tables(source):
+            yield from from_table(Trajectory, table)
 
 
 def _head(fits: Callable[[Any], int]) -> Fits:

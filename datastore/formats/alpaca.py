@@ -11,8 +11,7 @@ from typing import Any
 
 from datastore.formats.messages import text_of
 from datastore.formats.rows import make_row
-from datastore.formats.source import Source, each
-from schemas.trajectory import Trajectory
+from datastore.formats.source import Row, Source, each
 
 _KNOWN = frozenset({"instruction", "input", "output", "system", "history", "chosen", "rejected", "kto_tag"})
 
@@ -23,8 +22,8 @@ def fits(head: Any) -> int:
     return 3 if "output" in head or {"chosen", "rejected"} <= head.keys() else 0
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         opening = [{"role": "system", "content": line["system"]}] if line.get("system") else []
         for asked, said in line.get("history") or []:

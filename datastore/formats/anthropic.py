@@ -19,7 +19,7 @@ from datastore.formats.files import write_lines
 from datastore.formats.messages import json_text, text_of
 from datastore.formats.notes import Notes
 from datastore.formats.rows import make_row
-from datastore.formats.source import Source, each
+from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
 _KNOWN = frozenset({"system", "messages", "tools", "model", "response", "stop_reason"})
@@ -53,8 +53,8 @@ def fits(head: Any) -> int:
     return 2 if schemas or any(block.get("type") in _BLOCKS and "value" not in block for block in blocks) else 0
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(one: dict[str, Any]) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(one: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(one, _KNOWN)
         chat = list(one["messages"])
         answer = one.get("response")

@@ -19,7 +19,7 @@ from typing import Any
 from datastore.formats.files import file_name, is_lines, write_lines
 from datastore.formats.messages import json_text, text_of
 from datastore.formats.rows import carried, finite, make_row, spoken
-from datastore.formats.source import Source, each
+from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Message, Role, Trajectory
 
 VERSION = "ATIF-v1.7"
@@ -122,14 +122,14 @@ _KNOWN_METRICS = frozenset(
 )
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(document: dict[str, Any]) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(document: dict[str, Any]) -> Iterator[Row]:
         yield _row(source, document)
 
     return each(source, source.records(), convert)
 
 
-def _row(source: Source, document: dict[str, Any]) -> Trajectory:
+def _row(source: Source, document: dict[str, Any]) -> Row:
     notes = source.notes
     notes.rest(document, _KNOWN)
     messages: list[dict[str, Any]] = []

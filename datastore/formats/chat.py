@@ -14,7 +14,7 @@ from typing import Any
 from datastore.formats.files import write_lines
 from datastore.formats.messages import from_chat, json_text, to_chat
 from datastore.formats.rows import make_row
-from datastore.formats.source import Source, each
+from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Trajectory
 
 _KNOWN = frozenset({"messages", "tools", "functions", "model", "label"})
@@ -29,8 +29,8 @@ def fits(head: Any) -> int:
     return 1 if isinstance(head, dict) and is_chat(head.get("messages")) else 0
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         label = line.get("label")
         yield make_row(

@@ -16,8 +16,8 @@ from typing import Any
 
 from datastore.formats.anthropic import from_blocks
 from datastore.formats.rows import make_row
-from datastore.formats.source import Source, each
-from schemas.trajectory import Termination, Trajectory
+from datastore.formats.source import Row, Source, each
+from schemas.trajectory import Termination
 
 _KNOWN = frozenset(
     {"type", "message", "uuid", "parentUuid", "timestamp", "sessionId", "isSidechain", "agentId", "requestId", "cwd"}
@@ -48,7 +48,7 @@ def fits(head: Any) -> int:
     return 2 if head["type"] in others and {"leafUuid", "messageId", "sessionId"} & head.keys() else 0
 
 
-def read(source: Source) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
     parts: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     compacted: dict[tuple[str, str], int] = {}
     for line in source.records():
@@ -70,7 +70,7 @@ def read(source: Source) -> Iterator[Trajectory]:
         yield from each(source, [lines], lambda one, s=session, a=agent, n=segment: [_row(source, one, s, a, n)])  # type: ignore[misc]
 
 
-def _row(source: Source, lines: list[dict[str, Any]], session: str, agent: str, segment: int) -> Trajectory:
+def _row(source: Source, lines: list[dict[str, Any]], session: str, agent: str, segment: int) -> Row:
     chat: list[dict[str, Any]] = []
     last = None
     for line in lines:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from datastore.errors import StoreError
 from datastore.formats.rows import batched
-from datastore.formats.source import Source
+from datastore.formats.source import Row, Source
 from datastore.ingest import as_table
 from datastore.older import upgrade
 from datastore.optional import optional
@@ -55,7 +55,7 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
         return len(dataset)
 
 
-def read(source: Source) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
     dataset = _library().load_from_disk(str(source.path))
     required = [name for name, field in Trajectory.model_fields.items() if field.is_required()]
     if missing := [name for name in required if name not in dataset.column_names]:
@@ -64,8 +64,10 @@ def read(source: Source) -> Iterator[Trajectory]:
         source.notes.ignored[name] += len(dataset)
     for start in range(0, len(dataset), BATCH_ROWS):
         part = dataset.select(range(start, min(start + BATCH_ROWS, len(dataset))))
-        for line in from_dataset(part).to_pylist():
-            yield Trajectory.model_validate(line)
+        for row in source.pylist(from_dataset(part)):
+            source.number += 1
+            source.record = row
+            yield row
 
 
 def push(rows: Iterable[Trajectory] | pa.Table, name: str, *, private: bool = True) -> None:

@@ -11,12 +11,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from datastore.errors import InvalidRowsError, NoBufferError, StoreError
 from datastore.formats import detect, named
-from datastore.formats.labels import AS_SOURCE, CHECKED_ROWS, Labels, labelled
+from datastore.formats.columns import Batch, batches, with_column
+from datastore.formats.labels import AS_SOURCE, Labels, labelled
 from datastore.formats.notes import Notes
-from datastore.formats.rows import NAMELESS, batched
+from datastore.formats.rows import NAMELESS
 from datastore.formats.source import Source
+from schemas.arrow import from_table
 from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -61,13 +66,13 @@ class Imported:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def count(self, row: Trajectory) -> None:
-        self.rows += 1
-        self.messages += len(row.messages)
-        self.calls += row.n_tool_calls
-        self.tokens += row.n_tokens
-        self.successes += bool(row.success)
-        self.unscored += row.success is None and row.reward is None
+    def count(self, rows: pa.Table) -> None:
+        self.rows += rows.num_rows
+        self.messages += pc.sum(pc.list_value_length(rows["messages"])).as_py() or 0
+        self.calls += pc.sum(rows["n_tool_calls"]).as_py() or 0
+        self.tokens += pc.sum(rows["n_tokens"]).as_py() or 0
+        self.successes += pc.sum(rows["success"]).as_py() or 0
+        self.unscored += pc.sum(pc.and_(rows["success"].is_null(), rows["reward"].is_null())).as_py() or 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,24 @@ class _File:
     format: str
     fingerprint: str
     """Its last half is of the content; its first half is of the format, the labels and the stage."""
+
+
+class _Owner:
+    """The rows of one file: how many there are, and their ids by those of the source."""
+
+    def __init__(self, file: _File, stage: str) -> None:
+        self.file, self.stage = file, stage
+        self.rows = 0
+        self.ids: dict[str, str] = {}
+
+    def add(self, name: str) -> str:
+        own = self.ids[name] = f"{self.stage}-{self.file.fingerprint[:12]}-{self.rows:06d}"
+        self.rows += 1
+        return own
+
+    def as_dict(self) -> dict[str, Any]:
+        one = self.file
+        return {"path": one.source.name, "format": one.format, "fingerprint": one.fingerprint, "rows": self.rows}
 
 
 def import_paths(
@@ -111,7 +134,7 @@ def import_paths(
             if found.files:
                 fingerprint = found.result.fingerprint = found.fingerprint(buffer.version)
                 run_id = f"{IMPORT_RUN}{fingerprint[:16]}"
-                rows = found.rows(fingerprint[:16])
+                rows = found.tables(fingerprint[:16])
                 done = buffer.append(rows, stage=stage, fingerprint=fingerprint, run_id=run_id, on_error=on_error)
                 found.result.version, found.result.quarantined = done.version, done.quarantined
                 found.result.rows = done.rows
@@ -186,74 +209,86 @@ class Reading:
             new.append(one)
         self.files = new
 
-    def rows(self, name: str) -> Iterator[Trajectory]:
+    def tables(self, name: str) -> Iterator[pa.Table]:
         """Rows of all files; ``name`` tells the episodes and groups of this import from those of others. Raises
         StoreError if there are none."""
-        for file in self.files:
-            before = self.result.rows
-            for row in labelled(self._own(file, name), self.labels):
-                self.result.count(row)
-                yield row
-            rows = self.result.rows - before
-            self.result.files.append(
-                {"path": file.source.name, "format": file.format, "fingerprint": file.fingerprint, "rows": rows}
-            )
-            if not rows:
+        owners = {id(one.source): _Owner(one, self.stage) for one in self.files}
+        read = ((one.source, row) for one in self.files for row in named(one.format).rows(one.source))
+        for batch in batches(read):
+            own = self._own(batch, [owners[id(one.source)] for one in batch.origins], name)
+            rows = labelled(own, [one.record for one in batch.origins], self.labels)
+            self.result.count(rows)
+            yield rows
+        for owner in owners.values():
+            self.result.files.append(owner.as_dict())
+            if not owner.rows:
                 self.notes.remark("files without a row")
         if self.files and not self.result.rows:
             bad = [f"; {one.place} cannot be read: {one.reason}" for one in self.notes.unreadable[:1]]
             raise StoreError(f"{self.files[0].source.name} gives no row{''.join(bad)}; nothing was imported")
 
-    def _own(self, file: _File, name: str) -> Iterator[tuple[Trajectory, Any]]:
-        """Rows under ids of this import, each with the record that it came from."""
-        ids: dict[str, str] = {}
-        source, labels = file.source, self.labels
-        for place, row in enumerate(named(file.format).read(source)):
-            own = f"{self.stage}-{file.fingerprint[:12]}-{place:06d}"
-            ids[row.trajectory_id] = own
-            task = f"{labels.task_prefix}{row.task_id}" if labels.task_prefix else row.task_id
-            change: dict[str, Any] = {
-                "trajectory_id": own,
-                "episode_id": f"{own if row.episode_id == NAMELESS else row.episode_id}@{name[:8]}",
-                "task_id": task,
-                "group_id": f"{row.group_id or task}@{name[:8]}",
-                "parent_id": ids.get(row.parent_id) if row.parent_id else None,
-                "pipeline": None,
-                "stage": "",
-                "run_id": "",
-                "fingerprint": file.fingerprint,
-            }
-            if row.parent_id and not change["parent_id"]:
-                self.notes.ignored["parent_id"] += 1
-                change["fork_at"] = 0
-            for key in ("env", "split", "policy"):
-                if (value := getattr(labels, key)) is not None:
-                    change[key] = value
-            if row.input_ids:
-                change |= self._tokens(row)
-            yield row.model_copy(update=change), source.record
+    def _own(self, batch: Batch, owners: "list[_Owner]", name: str) -> pa.Table:
+        """Rows under ids of this import."""
+        table, labels = batch.table, self.labels
+        sources = table.select(["trajectory_id", "episode_id", "task_id", "group_id", "parent_id", "fork_at"]).to_pydict()
+        ids = [owner.add(one) for owner, one in zip(owners, sources["trajectory_id"], strict=True)]
+        parents = [owner.ids.get(one) if one else None for owner, one in zip(owners, sources["parent_id"], strict=True)]
+        lost = [bool(before and not now) for before, now in zip(sources["parent_id"], parents, strict=True)]
+        if any(lost):
+            self.notes.ignored["parent_id"] += sum(lost)
+        tasks = [f"{labels.task_prefix or ''}{one}" for one in sources["task_id"]]
+        columns: dict[str, list[Any]] = {
+            "trajectory_id": ids,
+            "episode_id": [
+                f"{own if one == NAMELESS else one}@{name[:8]}"
+                for own, one in zip(ids, sources["episode_id"], strict=True)
+            ],
+            "task_id": tasks,
+            "group_id": [f"{one or task}@{name[:8]}" for one, task in zip(sources["group_id"], tasks, strict=True)],
+            "parent_id": parents,
+            "fork_at": [0 if without else one for one, without in zip(sources["fork_at"], lost, strict=True)],
+            "pipeline": [None] * len(ids),
+            "stage": [""] * len(ids),
+            "run_id": [""] * len(ids),
+            "fingerprint": [owner.file.fingerprint for owner in owners],
+        }
+        for key in ("env", "split", "policy"):
+            if (value := getattr(labels, key)) is not None:
+                columns[key] = [value] * len(ids)
+        for key, values in columns.items():
+            table = with_column(table, key, values)
+        return self._with_tokenizer(table) if pc.any(pc.greater(table["n_tokens"], 0)).as_py() else table
 
-    def _tokens(self, row: Trajectory) -> dict[str, Any]:
-        """The tokenizer of a row with tokens, if the import names one, checked on the row."""
+    def _with_tokenizer(self, table: pa.Table) -> pa.Table:
+        """The table with the tokenizer of its rows with tokens, if the import names one, checked on each of them."""
         named_one = self.labels.tokenizer
+        given, tokens = table["tokenizer"].to_pylist(), table["n_tokens"].to_pylist()
         if named_one is None:
-            if not row.tokenizer:
-                self.notes.remark("rows with tokens of an unknown tokenizer: name it with --tokenizer to train on them")
-            return {}
-        if row.tokenizer and row.tokenizer != named_one:
-            raise StoreError(f"{row.trajectory_id} was tokenised by {row.tokenizer}, not by {named_one}")
-        if self.check_tokens and (problem := self.check_tokens(row)):
-            raise StoreError(f"the tokens of {row.trajectory_id} are not of the tokenizer that is named: {problem}")
-        return {"tokenizer": named_one}
+            if count := sum(bool(has and not one) for one, has in zip(given, tokens, strict=True)):
+                self.notes.remark(
+                    "rows with tokens of an unknown tokenizer: name it with --tokenizer to train on them", count
+                )
+            return table
+        for place, (one, has) in enumerate(zip(given, tokens, strict=True)):
+            if not has:
+                continue
+            name = table["trajectory_id"][place].as_py()
+            if one and one != named_one:
+                raise StoreError(f"{name} was tokenised by {one}, not by {named_one}")
+            if self.check_tokens:
+                [row] = from_table(Trajectory, table.slice(place, 1))
+                if problem := self.check_tokens(row):
+                    raise StoreError(f"the tokens of {name} are not of the tokenizer that is named: {problem}")
+            given[place] = named_one
+        return with_column(table, "tokenizer", given)
 
     def check(self) -> None:
         """Read and check every row as an append would, and keep none."""
-        from datastore.ingest import as_table
         from datastore.validation import validate
 
         seen: set[str] = set()
-        for part in batched(self.rows("dry-run"), CHECKED_ROWS):
-            problems = validate(as_table(part), seen, 0)
+        for table in self.tables("dry-run"):
+            problems = validate(table, seen, 0)
             if problems and not self.notes.quarantine:
                 raise InvalidRowsError([(p.row, p.trajectory_id, p.field, p.reason) for p in problems])
             self.result.quarantined += len({problem.row for problem in problems})

@@ -23,8 +23,8 @@ from pydantic_core import from_json
 from datastore.errors import StoreError
 from datastore.formats.messages import from_chat
 from datastore.formats.rows import components, make_row, number, termination
-from datastore.formats.source import Source, each
-from schemas.trajectory import Termination, Trajectory
+from datastore.formats.source import Row, Source, each
+from schemas.trajectory import Termination
 
 _KNOWN = frozenset(
     {"id", "epoch", "input", "target", "messages", "scores", "score", "limit", "error", "attachments", "choices"}
@@ -59,13 +59,13 @@ def fits(source: Source) -> int:
     return 3 if isinstance(head, dict) and {"eval", "status", "version"} <= head.keys() else 0
 
 
-def read(source: Source) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
     if source.kind == "zip":
         header, samples = _archive(source)
     else:
         header, samples = source.before, source.elements("samples")
 
-    def convert(sample: dict[str, Any]) -> Iterator[Trajectory]:
+    def convert(sample: dict[str, Any]) -> Iterator[Row]:
         yield _row(source, header, sample)
 
     return each(source, samples, convert)
@@ -97,7 +97,7 @@ def _member(archive: zipfile.ZipFile, name: str, source: Source) -> Any:
         raise StoreError(f"{source.name}: {name} cannot be read: {error}") from None
 
 
-def _row(source: Source, header: dict[str, Any], sample: dict[str, Any]) -> Trajectory:
+def _row(source: Source, header: dict[str, Any], sample: dict[str, Any]) -> Row:
     source.notes.rest(sample, _KNOWN, "samples.")
     about = header.get("eval") or {}
     stored = sample.get("attachments") or {}

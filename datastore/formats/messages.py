@@ -25,7 +25,7 @@ ROLES = {
     "function": "tool",
     "observation": "tool",
 }
-_PLAIN = {"system": "system", "user": "user", "assistant": "assistant"}
+_PLAIN = ("system", "user", "assistant")
 _TEXT = ("text", "input_text", "output_text")
 _REASONING = ("reasoning", "thinking")
 _CALL = ("tool_call", "function_call")
@@ -87,14 +87,14 @@ def from_chat(chat: Iterable[Mapping[str, Any]], notes: Notes) -> list[dict[str,
     messages: list[dict[str, Any]] = []
     unanswered: list[dict[str, Any]] = []
     for one in chat:
-        if len(one) == 2 and type(text := one.get("content")) is str and (role := _PLAIN.get(str(one["role"]))):
-            messages.append({"role": role, "content": text, "tool_calls": []})  # most messages have only these fields
+        if len(one) == 2 and type(one.get("content")) is str and one["role"] in _PLAIN:
+            messages.append(dict(one))  # most messages have only these fields
             continue
         if not one.keys() <= _KNOWN:
             notes.rest(one, _KNOWN, "messages.")
         message = _from_one(one, len(messages))
-        if message["tool_calls"]:
-            unanswered = list(message["tool_calls"])
+        if calls := message.get("tool_calls"):
+            unanswered = list(calls)
         elif message["role"] == "tool":
             _answer(message, unanswered)
         messages.append(message)
@@ -104,7 +104,7 @@ def from_chat(chat: Iterable[Mapping[str, Any]], notes: Notes) -> list[dict[str,
 def _from_one(one: Mapping[str, Any], number: int) -> dict[str, Any]:
     role = one["role"]
     content = one.get("content")
-    message: dict[str, Any] = {"role": ROLES.get(role, role), "tool_calls": []}
+    message: dict[str, Any] = {"role": ROLES.get(role, role)}
     reasoning = one.get("reasoning_content") or one.get("reasoning") or one.get("thinking")
     calls = [call(each) for each in one.get("tool_calls") or []]
     if one.get("function_call"):

@@ -16,8 +16,8 @@ from typing import Any
 from datastore.formats.chat import is_chat
 from datastore.formats.messages import from_chat
 from datastore.formats.rows import make_row
-from datastore.formats.source import Source, each
-from schemas.trajectory import Termination, Trajectory
+from datastore.formats.source import Row, Source, each
+from schemas.trajectory import Termination
 
 _EXITS = {
     "Submitted": Termination.ANSWERED,
@@ -41,8 +41,8 @@ def fits(source: Source) -> int:
     return 2 if bare else 0
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(document: Any) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(document: Any) -> Iterator[Row]:
         if isinstance(document, list):
             document = {"messages": document}
         source.notes.rest(document, _KNOWN)

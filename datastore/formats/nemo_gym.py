@@ -13,8 +13,7 @@ from typing import Any
 
 from datastore.formats.responses import response_row
 from datastore.formats.rows import components, number
-from datastore.formats.source import Source, each
-from schemas.trajectory import Trajectory
+from datastore.formats.source import Row, Source, each
 
 _KNOWN = frozenset(
     {"responses_create_params", "response", "reward", "agent_ref", "id", "_ng_task_index", "_ng_rollout_index"}
@@ -26,8 +25,8 @@ def fits(head: Any) -> int:
     return 3 if isinstance(head, dict) and {"responses_create_params", "response"} <= head.keys() else 0
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(one: dict[str, Any]) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(one: dict[str, Any]) -> Iterator[Row]:
         metrics = {
             key: value
             for key, value in one.items()
@@ -61,7 +60,7 @@ def _plain(item: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in item.items() if key not in _TOKENS}
 
 
-def _with_tokens(row: Trajectory, output: list[dict[str, Any]], source: Source) -> Trajectory:
+def _with_tokens(row: Row, output: list[dict[str, Any]], source: Source) -> Row:
     """The row with the tokens of its output items, if each prompt continues what came before."""
     items = [item for item in output if item.get("generation_token_ids")]
     if not items:
@@ -78,5 +77,4 @@ def _with_tokens(row: Trajectory, output: list[dict[str, Any]], source: Source) 
         columns["input_ids"] = prompt + sampled
         columns["action_mask"] += [False] * len(new) + [True] * len(sampled)
         columns["logprobs"] += [float("nan")] * len(new) + list(values)
-    counts = {"n_tokens": len(columns["input_ids"]), "n_action_tokens": sum(columns["action_mask"])}
-    return row.model_copy(update={**columns, **counts})
+    return row | columns

@@ -17,8 +17,8 @@ from typing import Any
 
 from datastore.formats.messages import from_chat, json_text, text_of
 from datastore.formats.rows import make_row
-from datastore.formats.source import Source, each
-from schemas.trajectory import Termination, Trajectory
+from datastore.formats.source import Row, Source, each
+from schemas.trajectory import Termination
 
 _KNOWN = frozenset(
     {"instance_id", "history", "metadata", "test_result", "error", "report", "success", "instruction", "resolved"}
@@ -44,12 +44,12 @@ def fits(head: Any) -> int:
     return 3 if isinstance(first, dict) and ({"action", "observation"} & first.keys() or first.get("kind")) else 0
 
 
-def read(source: Source) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
     if _is_event(source.head):
         events = [one for one in source.records() if isinstance(one, dict)]
         return each(source, [events], lambda found: [_row(source, found, {})])
 
-    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+    def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         pairs = line["history"]
         events = [event for pair in pairs for event in (pair if isinstance(pair, list) else [pair])]
@@ -58,7 +58,7 @@ def read(source: Source) -> Iterator[Trajectory]:
     return each(source, source.records(), convert)
 
 
-def _row(source: Source, events: list[dict[str, Any]], line: dict[str, Any]) -> Trajectory:
+def _row(source: Source, events: list[dict[str, Any]], line: dict[str, Any]) -> Row:
     talk = _Talk(source)
     for event in events:
         talk.add(event)

@@ -20,8 +20,8 @@ from typing import Any
 
 from datastore.formats.messages import from_chat, json_text, text_of
 from datastore.formats.rows import make_row
-from datastore.formats.source import Source, each
-from schemas.trajectory import Termination, Trajectory
+from datastore.formats.source import Row, Source, each
+from schemas.trajectory import Termination
 
 _FLAT = re.compile(r"(?:llm\.(input|output)_messages|gen_ai\.(prompt|completion))\.(\d+)\.(?:message\.)?(.+)")
 _CALL = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
@@ -44,7 +44,7 @@ def fits(head: Any) -> int:
     )
 
 
-def read(source: Source) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
     traces: dict[str, list[dict[str, Any]]] = {}
     for record in source.records():
         for span in _spans(record):
@@ -222,7 +222,7 @@ def _conversations(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted((call for _, call in kept), key=lambda one: one["start"])
 
 
-def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Trajectory:
+def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Row:
     return make_row(
         from_chat(call["messages"], source.notes),
         source="otel",

@@ -17,8 +17,8 @@ from typing import Any
 from datastore.formats.messages import ROLES, json_text, text_of
 from datastore.formats.notes import Notes
 from datastore.formats.rows import make_row
-from datastore.formats.source import Source, each
-from schemas.trajectory import Termination, Trajectory
+from datastore.formats.source import Row, Source, each
+from schemas.trajectory import Termination
 
 _KNOWN = frozenset(
     {"input", "output", "tools", "instructions", "model", "status", "request", "response", "object", "id"}
@@ -45,15 +45,15 @@ def fits(head: Any) -> int:
     return 2 if is_items(inner.get("output")) or is_items(head.get("input")) else 0  # type: ignore[union-attr]
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(one: dict[str, Any]) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(one: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(one, _KNOWN | _SETTINGS)
         yield response_row(one.get("request") or one, one.get("response") or one, source.notes)
 
     return each(source, source.records(), convert)
 
 
-def response_row(request: dict[str, Any], response: dict[str, Any], notes: Notes, **fields: Any) -> Trajectory:
+def response_row(request: dict[str, Any], response: dict[str, Any], notes: Notes, **fields: Any) -> Row:
     """A row from what was asked and what came back."""
     asked = request.get("input") or []
     chat: list[Any] = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)

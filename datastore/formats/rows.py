@@ -8,7 +8,8 @@ from itertools import islice
 from typing import Any
 
 from datastore.formats.notes import Notes
-from schemas.trajectory import NOT_TRAINED, RewardComponent, Termination, Trajectory
+from datastore.formats.source import Row
+from schemas.trajectory import NOT_TRAINED, Termination, Trajectory
 
 CARRIED = (
     *("trajectory_id", "episode_id", "segment", "agent", "task_id", "group_id", "sample_index", "parent_id", "source"),
@@ -40,17 +41,24 @@ def make_row(
     task_content: Any = None,
     extra: Mapping[str, Any] | None = None,
     **fields: Any,
-) -> Trajectory:
-    """A row from fields of messages, with counts.
+) -> Row:
+    """A row from fields of messages.
 
     ``source`` names the format and ``task`` the task in it. ``task_content`` distinguishes tasks of one name; without
     it, the messages before the first assistant message do. ``extra`` is what :func:`carried` gave, and wins over
-    ``fields``, of which None counts as not given. Without an outcome the row is unscored. Log-probs that are None
-    become NaN. Raises ValueError if there is no message, or nothing in any.
+    ``fields``, of which None counts as not given. Without an outcome the row is unscored. Log-probs may be None.
+    Raises ValueError if there is no message, or nothing in any.
     """
-    if not any(one.get("content") or one.get("tool_calls") or one.get("reasoning") for one in messages):
+    for one in messages:
+        if one.get("content") or one.get("tool_calls") or one.get("reasoning"):
+            break
+    else:
         raise ValueError("has no messages" if not messages else "has messages, and nothing in any of them")
-    prompt = next((one["content"] for one in messages if one["role"] == "user" and one["content"]), "")
+    prompt = ""
+    for one in messages:
+        if one["role"] == "user" and one["content"]:
+            prompt = one["content"]
+            break
     if task_content is None:
         task_content = _opening(messages)
     values: dict[str, Any] = {
@@ -63,34 +71,15 @@ def make_row(
         "reward": None,
         "success": None,
         "termination": _termination(messages),
-        "reward_components": (),  # given, since the model copies a default for every row
-        "tags": (),
-        "input_ids": (),
-        "action_mask": (),
-        "logprobs": (),
-        "spans": (),
+        "messages": messages,
     }
     values |= {name: value for name, value in fields.items() if value is not None}
     values |= extra or {}
     values.setdefault("episode_id", values["trajectory_id"])
-    _count(values, messages)
-    return Trajectory.model_validate(values)
-
-
-def _count(values: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    """Set the messages of a row, its counts, and what holds only if it has tokens."""
-    mask = values.get("action_mask", ())
-    if mask:
-        values["logprobs"] = [math.nan if one is None else one for one in values.get("logprobs", ())]
-    else:  # what counts tokens says nothing without them
-        values |= {"spans": (), "fork_at": 0}
-    values["messages"] = messages
-    values["n_steps"] = sum([one["role"] == "assistant" for one in messages])
-    for one in messages:
-        one.setdefault("tool_calls", [])
-    values["n_tool_calls"] = sum([len(one["tool_calls"]) for one in messages])
-    values["n_tokens"] = len(mask)
-    values["n_action_tokens"] = sum(mask)
+    if not values.get("action_mask"):  # what counts tokens says nothing without them
+        values.pop("spans", None)
+        values.pop("fork_at", None)
+    return values
 
 
 def task_id(source: str, task: Any, content: Any) -> str:
@@ -138,10 +127,14 @@ def number(value: Any) -> float | None:
     return None
 
 
-def components(values: Mapping[str, Any]) -> list[RewardComponent]:
+def components(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Metrics by name as reward components; values that are not numbers are left out."""
     found = ((str(name), number(value)) for name, value in values.items())
-    return [RewardComponent(name=name, value=value) for name, value in found if value is not None]
+    return [component(name, value) for name, value in found if value is not None]
+
+
+def component(name: str, value: float, weight: float = 1.0) -> dict[str, Any]:
+    return {"name": name, "value": value, "weight": weight}
 
 
 def finite(values: Sequence[float]) -> list[float | None]:

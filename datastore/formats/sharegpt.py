@@ -19,7 +19,7 @@ from typing import Any
 from datastore.formats.files import write_lines
 from datastore.formats.messages import ROLES, call, json_text
 from datastore.formats.rows import make_row
-from datastore.formats.source import Source, each
+from datastore.formats.source import Row, Source, each
 from schemas.json_text import loads
 from schemas.trajectory import Message, Role, Trajectory
 
@@ -43,8 +43,8 @@ def fits_preference(head: Any) -> int:
     return 2 if {"chosen", "rejected"} <= head.keys() else 0
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         label = line.get("kto_tag")
         messages = _messages(line, line["conversations"], source)
@@ -55,8 +55,8 @@ def read(source: Source) -> Iterator[Trajectory]:
     return each(source, source.records(), convert)
 
 
-def read_preference(source: Source) -> Iterator[Trajectory]:
-    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+def read_preference(source: Source) -> Iterator[Row]:
+    def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         for index, (side, success) in enumerate((("chosen", True), ("rejected", False))):
             turns = line[side] if isinstance(line[side], list) else [line[side]]

@@ -5,6 +5,7 @@ begin with a byte order mark. Memory holds one record, and of a JSON array or a 
 element.
 """
 
+import codecs
 import gzip
 import hashlib
 import io
@@ -13,17 +14,20 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeAlias
 
 from pydantic_core import from_json
 
 from datastore.errors import StoreError
 from datastore.formats.notes import Notes
-from schemas.trajectory import Trajectory
+
+Row: TypeAlias = dict[str, Any]
+"""Fields of a trajectory, as a reader finds them; messages, calls and components are dicts too."""
 
 Kind = Literal["lines", "array", "document", "parquet", "zip", "folder", "empty"]
 
 CHUNK = 2**20
+BUFFER = 2**18
 LONGEST_LINE = 2**26
 """Characters. A file with a longer first line counts as a document, which is read piece by piece."""
 HEAD = 2**24
@@ -42,6 +46,7 @@ class Source:
         self.name = name or str(path)
         self.record: Any = None
         self.number = 0
+        self.read_to = self._took = 0
         self.before: dict[str, Any] = {}
         """The members beside the list, if :meth:`elements` reads a document."""
 
@@ -50,7 +55,16 @@ class Source:
 
     @property
     def place(self) -> str:
-        return f"{self.name}:{self.number}" if self.kind == "lines" else f"{self.name}[{self.number - 1}]"
+        return self.place_of(self.number)
+
+    def place_of(self, number: int) -> str:
+        """The place of a record by its number."""
+        return f"{self.name}:{number}" if self.kind == "lines" else f"{self.name}[{number - 1}]"
+
+    def took(self) -> int:
+        """How much was read since the last call: bytes of lines and tables, characters of other text."""
+        before, self._took = self._took, self.read_to
+        return self.read_to - before
 
     @cached_property
     def kind(self) -> Kind:
@@ -95,10 +109,11 @@ class Source:
 
     def text(self) -> IO[str]:
         """The file as text. Reading raises StoreError if it is not UTF-8, or its compression is broken."""
-        raw: Any = self.path.open("rb")
-        if raw.peek(2)[:2] == b"\x1f\x8b":
-            raw = gzip.GzipFile(fileobj=raw)
-        return _Text(raw, self.name)
+        return _Text(self._bytes(), self.name)
+
+    def _bytes(self) -> Any:
+        raw: Any = self.path.open("rb", buffering=BUFFER)
+        return gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
 
     def digest(self) -> str:
         """Digest of the content: of text whatever its compression, of Parquet its rows, of a folder its files."""
@@ -119,7 +134,8 @@ class Source:
             case "lines":
                 yield from self._lines()
             case "array":
-                yield from self._counted(_elements(self._chars()))
+                chars = self._chars()
+                yield from self._counted(_elements(chars), chars)
             case "document":
                 yield from self._counted(iter([self.document()]))
             case "parquet":
@@ -127,7 +143,7 @@ class Source:
             case _:
                 raise StoreError(f"{self.name} holds no records ({self.kind})")
 
-    def _counted(self, records: Iterator[Any]) -> Iterator[Any]:
+    def _counted(self, records: Iterator[Any], chars: "_Chars | None" = None) -> Iterator[Any]:
         while True:
             self.number += 1
             try:
@@ -139,20 +155,33 @@ class Source:
                     raise
                 self.notes.refuse(self.place, _not_json(error))
                 return
+            if chars:
+                self.read_to = chars.position
             yield self.record
 
     def _lines(self) -> Iterator[Any]:
-        with self.text() as text:
-            for number, line in enumerate(text, 1):
-                if not line.strip():
-                    continue
-                self.number = number
+        with self._bytes() as file:
+            lines = enumerate(file, 1)
+            while True:
                 try:
-                    self.record = from_json(line)
+                    number, line = next(lines, (0, b""))
+                except (OSError, EOFError, zlib.error) as error:
+                    raise StoreError(f"{self.name} cannot be read: {error}") from None
+                if not number:
+                    return
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                self.read_to += len(line)
+                try:
+                    record = from_json(line, cache_strings="keys")
                 except ValueError as error:
-                    self.notes.refuse(self.place, _not_json(error), line)
+                    if line.isspace() or not line:
+                        continue
+                    self.number = number
+                    self.notes.refuse(self.place, _not_json(error), _decoded(line, self.name))
                     continue
-                yield self.record
+                self.number, self.record = number, record
+                yield record
 
     def _rows(self) -> Iterator[Any]:
         import pyarrow as pa
@@ -161,20 +190,31 @@ class Source:
         try:
             with pq.ParquetFile(self.path) as file:
                 for batch in file.iter_batches(batch_size=256):
-                    yield from batch.to_pylist()
+                    yield from self.pylist(batch)
         except pa.ArrowException as error:
             raise StoreError(f"{self.name} is no Parquet file that can be read: {error}") from None
+
+    def pylist(self, table: Any) -> Iterator[Any]:
+        """Rows of an Arrow table or batch as dicts, few at a time if they are large."""
+        size = table.nbytes // max(1, table.num_rows) + 1
+        step = max(1, min(256, CHUNK // size))
+        for start in range(0, table.num_rows, step):
+            for row in table.slice(start, step).to_pylist():
+                self.read_to += size
+                yield row
 
     def document(self) -> Any:
         """The whole file as one value; of JSON Lines all lines, as a list."""
         if self.kind in ("lines", "array"):
             found = list(self.records())
             return found[0] if self.kind == "lines" and len(found) == 1 else found
-        with self.text() as text:
-            try:
-                return from_json(text.read())
-            except ValueError as error:
-                raise StoreError(f"{self.name} {_not_json(error)}") from None
+        with self.text() as file:
+            text = file.read()
+        self.read_to += len(text)
+        try:
+            return from_json(text, cache_strings="keys")
+        except ValueError as error:
+            raise StoreError(f"{self.name} {_not_json(error)}") from None
 
     def elements(self, key: str) -> Iterator[Any]:
         """Elements of the list ``key`` of a document, one at a time; ``before`` collects the other members."""
@@ -187,10 +227,19 @@ class Source:
                 yield from self._counted(iter(document.get(key) or []))
             return
         self.before.clear()
-        yield from self._counted(_members(self._chars(), key, self.before))
+        chars = self._chars()
+        yield from self._counted(_members(chars, key, self.before), chars)
 
     def _chars(self) -> "_Chars":
         return _Chars(self.text())
+
+
+def _decoded(line: bytes, name: str) -> str:
+    """A line as text. Raises StoreError if it is not UTF-8."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{name} is not UTF-8 text: {error}") from None
 
 
 class _Text(io.TextIOWrapper):
@@ -237,6 +286,10 @@ class _Chars:
         self.taken += self._at
         self._at = 0
         return bool(chunk)
+
+    @property
+    def position(self) -> int:
+        return self.taken + self._at
 
     def peek(self) -> str:
         """The next character that is no white space; "" at the end."""
@@ -324,9 +377,7 @@ def _not_json(error: BaseException) -> str:
     return text if text.startswith("is not JSON") else f"is not JSON: {text}"
 
 
-def each(
-    source: Source, records: Iterable[Any], convert: Callable[[Any], Iterable[Trajectory]]
-) -> Iterator[Trajectory]:
+def each(source: Source, records: Iterable[Any], convert: Callable[[Any], Iterable[Row]]) -> Iterator[Row]:
     """Rows of all records. A record that ``convert`` cannot read is refused with its place and the key at fault."""
     for record in records:
         try:
@@ -334,12 +385,13 @@ def each(
         except BROKEN as error:
             if isinstance(error, StoreError):
                 raise
-            source.notes.refuse(source.place, error, _excerpt(record))
+            source.notes.refuse(source.place, error, excerpt(record))
             continue
         yield from rows
 
 
-def _excerpt(record: Any) -> str:
+def excerpt(record: Any) -> str:
+    """A record as text, to be set aside."""
     try:
         return json.dumps(record, ensure_ascii=False, default=str)
     except (ValueError, RecursionError):

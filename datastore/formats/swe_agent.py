@@ -22,7 +22,7 @@ from typing import Any
 from datastore.formats.files import file_name
 from datastore.formats.messages import from_chat, json_text, split_prompt, text_of, to_chat
 from datastore.formats.rows import carried, make_row, termination
-from datastore.formats.source import Source, each
+from datastore.formats.source import Row, Source, each
 from schemas.json_text import loads
 from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
@@ -62,8 +62,8 @@ def fits(head: Any) -> int:
     return 1 if isinstance(head.get("history"), list) and "role" in (head["history"] or [{}])[0] else 0
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(document: dict[str, Any]) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(document: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(document, _KNOWN)
         info = document.get("info") or {}
         source.notes.rest(info, _KNOWN_INFO, "info.")

@@ -22,7 +22,7 @@ from typing import Any
 from datastore.formats.files import line, text_file, write_list
 from datastore.formats.messages import from_chat, json_text
 from datastore.formats.rows import carried, components, make_row, number, spoken, termination
-from datastore.formats.source import Source, each
+from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
 _REASONS = {
@@ -56,7 +56,7 @@ def fits(head: Any) -> int:
     return 2 if {"task_id", "termination_reason"} <= head.keys() and ("messages" in head or "ticks" in head) else 0
 
 
-def read(source: Source) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
     head = source.head
     if "simulations" in head:
         records: Iterable[Any] = source.elements("simulations")
@@ -81,7 +81,7 @@ class _Context:
             self._tasks = {str(one.get("id")): one for one in self.document.get("tasks") or []}
         return self._tasks.get(name)
 
-    def rows(self, one: dict[str, Any]) -> Iterator[Trajectory]:
+    def rows(self, one: dict[str, Any]) -> Iterator[Row]:
         notes = self.source.notes
         if not one.get("messages") and one.get("ticks"):
             raise ValueError("is a full-duplex simulation: it has ticks and no messages")

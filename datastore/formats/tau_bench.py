@@ -13,8 +13,8 @@ from typing import Any
 from datastore.formats.chat import is_chat
 from datastore.formats.messages import from_chat
 from datastore.formats.rows import components, make_row, number
-from datastore.formats.source import Source, each
-from schemas.trajectory import Termination, Trajectory
+from datastore.formats.source import Row, Source, each
+from schemas.trajectory import Termination
 
 _KNOWN = frozenset({"task_id", "reward", "info", "traj", "trial"})
 _KNOWN_INFO = frozenset({"task", "reward_info", "error"})
@@ -28,8 +28,8 @@ def fits(head: Any) -> int:
     )
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(one: dict[str, Any]) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(one: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(one, _KNOWN)
         info = one.get("info") or {}
         source.notes.rest(info, _KNOWN_INFO, "info.")

@@ -20,7 +20,7 @@ from datastore.formats.chat import is_chat
 from datastore.formats.files import write_lines
 from datastore.formats.messages import from_chat, json_text, split_prompt, to_chat
 from datastore.formats.rows import make_row
-from datastore.formats.source import Source, each
+from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Message, Trajectory
 
 _TOKENS = frozenset({"input_ids", "assistant_masks", "completion_mask", "labels", "attention_mask"})
@@ -50,8 +50,8 @@ def write_sft(rows: Iterable[Trajectory], path: Path) -> int:
     return write_lines(path, map(line, rows))
 
 
-def read_sft(source: Source) -> Iterator[Trajectory]:
-    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+def read_sft(source: Source) -> Iterator[Row]:
+    def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN_SFT)
         ids = line.get("input_ids") or []
         yield make_row(
@@ -89,8 +89,8 @@ def _prompt_completion(row: Trajectory) -> dict[str, Any]:
     return {"prompt": _chat(prompt), "completion": _chat(completion), "tools": row.tools}
 
 
-def read_prompt_completion(source: Source) -> Iterator[Trajectory]:
-    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+def read_prompt_completion(source: Source) -> Iterator[Row]:
+    def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         messages = _joined(source, line, "completion")
         yield make_row(messages, source="trl", tools=json_text(line.get("tools") or []))
@@ -115,8 +115,8 @@ def write_kto(rows: Iterable[Trajectory], path: Path) -> int:
     return write_lines(path, (_prompt_completion(row) | {"label": row.success} for row in scored))
 
 
-def read_kto(source: Source) -> Iterator[Trajectory]:
-    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+def read_kto(source: Source) -> Iterator[Row]:
+    def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         label = bool(line["label"])
         messages = _joined(source, line, "completion")
@@ -160,8 +160,8 @@ def write_preference(rows: Iterable[Trajectory], path: Path) -> int:
     return write_lines(path, lines())
 
 
-def read_preference(source: Source) -> Iterator[Trajectory]:
-    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+def read_preference(source: Source) -> Iterator[Row]:
+    def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         sides = {side: _joined(source, line, side) for side in ("chosen", "rejected")}
         shared = _shared(*sides.values())  # without a prompt, the messages that both sides begin with are the prompt

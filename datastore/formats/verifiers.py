@@ -21,7 +21,7 @@ from typing import Any
 from datastore.formats.files import write_lines
 from datastore.formats.messages import from_chat, json_text, split_prompt, to_chat
 from datastore.formats.rows import carried, components, finite, make_row, number, termination
-from datastore.formats.source import Source, each
+from datastore.formats.source import Row, Source, each
 from schemas.json_text import loads
 from schemas.trajectory import Role, Termination, Trajectory
 
@@ -135,14 +135,14 @@ def _turns(row: Trajectory) -> tuple[list[dict[str, Any]], bool]:
     return turns, bool(with_tokens) and sampled == row.n_action_tokens
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(line: dict[str, Any]) -> Iterator[Row]:
         return _rows(line, source)
 
     return each(source, source.records(), convert)
 
 
-def _rows(line: dict[str, Any], source: Source) -> Iterator[Trajectory]:
+def _rows(line: dict[str, Any], source: Source) -> Iterator[Row]:
     notes = source.notes
     info = line.get("info") or {}
     info = loads(info) if isinstance(info, str) else info

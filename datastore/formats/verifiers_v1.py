@@ -21,10 +21,10 @@ from typing import Any
 
 from datastore.formats.files import write_lines
 from datastore.formats.messages import from_chat, json_text, to_chat
-from datastore.formats.rows import carried, finite, make_row, number, termination, untrained
-from datastore.formats.source import Source, each
+from datastore.formats.rows import carried, component, finite, make_row, number, termination, untrained
+from datastore.formats.source import Row, Source, each
 from datastore.formats.verifiers import STOPS
-from schemas.trajectory import RewardComponent, Role, Termination, Trajectory
+from schemas.trajectory import Role, Termination, Trajectory
 
 _KNOWN = frozenset({"id", "env", "task", "group", "ok", "traces", "run", "errors"})
 _KNOWN_TRACE = frozenset(
@@ -113,8 +113,8 @@ def _nodes(row: Trajectory) -> list[dict[str, Any]]:
     return nodes
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(episode: dict[str, Any]) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(episode: dict[str, Any]) -> Iterator[Row]:
         if "nodes" in episode:
             episode = {"id": episode.get("id"), "traces": [episode]}
         source.notes.rest(episode, _KNOWN)
@@ -148,7 +148,7 @@ def _paths(nodes: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def _row(
     source: Source, episode: dict[str, Any], trace: dict[str, Any], nodes: list[dict[str, Any]], branch: int | None
-) -> Trajectory:
+) -> Row:
     messages, tokens = _content(nodes, source)
     extra = dict((trace.get("info") or {}).get("agentrl") or {})
     if not extra:
@@ -180,17 +180,16 @@ def _row(
         policy=(agent.get("config") or {}).get("model"),
         env=env.get("name") or env.get("id"),
         tools=tools,
-        reward=sum(part.value * part.weight for part in parts) if parts else None,
+        reward=sum(part["value"] * part["weight"] for part in parts) if parts else None,
         termination=stop,
         tags=untrained() if agent.get("trainable") is False else None,
-        reward_components=parts
-        + [RewardComponent(name=key, value=value, weight=0.0) for key, value in metrics.items() if value is not None],
+        reward_components=parts + [component(key, value, 0.0) for key, value in metrics.items() if value is not None],
         **tokens,
     )
 
 
-def _component(name: str, one: dict[str, Any]) -> RewardComponent:
-    return RewardComponent(name=name, value=float(one["score"]), weight=float(one.get("weight", 1.0)))
+def _component(name: str, one: dict[str, Any]) -> dict[str, Any]:
+    return component(name, float(one["score"]), float(one.get("weight", 1.0)))
 
 
 def _content(nodes: list[dict[str, Any]], source: Source) -> tuple[list[dict[str, Any]], dict[str, Any]]:

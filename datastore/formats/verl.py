@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from datastore.formats.chat import is_chat
 from datastore.formats.messages import from_chat, json_text, to_chat
 from datastore.formats.rows import batched, make_row
-from datastore.formats.source import Source, each
+from datastore.formats.source import Row, Source, each
 from schemas.task import Task
 from schemas.trajectory import Trajectory
 
@@ -99,8 +99,8 @@ def _line(row: Trajectory) -> dict[str, Any]:
     return {"messages": to_chat(row.messages), "tools": row.tools, "enable_thinking": thinks}
 
 
-def read(source: Source) -> Iterator[Trajectory]:
-    def convert(line: dict[str, Any]) -> Iterator[Trajectory]:
+def read(source: Source) -> Iterator[Row]:
+    def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         chat = [{key: value for key, value in one.items() if value is not None} for one in line["messages"]]
         yield make_row(from_chat(chat, source.notes), source="verl", tools=json_text(line.get("tools") or []))

@@ -8,7 +8,6 @@ from pydantic import Field, field_validator
 
 from pipelines.handles import Table, Trajectories
 from pipelines.stage import Context, External, StageConfig, stage
-from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from datastore.formats.imports import CheckTokens, Imported, Labels
@@ -107,7 +106,7 @@ def import_(context: Context, config: ImportConfig) -> Import:
         config.paths, config.format, stage=context.stage, labels=labels, on_error=on_error, check_tokens=check
     ) as found:
         found.leave_out(set())
-        rows = _renamed(found.rows(context.fingerprint), context)
+        rows = _renamed(found.tables(context.fingerprint), context)
         if context.has_shard(0):  # a run that was killed appended them; they are read again only for the counts
             for _ in rows:
                 pass
@@ -119,12 +118,18 @@ def import_(context: Context, config: ImportConfig) -> Import:
     return Import(context.select(), context.table(pa.Table.from_pylist(result.files, schema=FILES_SCHEMA), "files"))
 
 
-def _renamed(rows: Iterator[Trajectory], context: Context) -> Iterator[Trajectory]:
+def _renamed(tables: Iterator[pa.Table], context: Context) -> Iterator[pa.Table]:
     """Rows under ids of this stage run."""
+    from datastore.formats.columns import with_column
+
     ids: dict[str, str] = {}
-    for number, row in enumerate(rows):
-        name = ids[row.trajectory_id] = context.trajectory_id(number)
-        yield row.model_copy(update={"trajectory_id": name, "parent_id": ids.get(row.parent_id or "")})
+    for table in tables:
+        names = [context.trajectory_id(len(ids) + number) for number in range(table.num_rows)]
+        ids.update(zip(table["trajectory_id"].to_pylist(), names, strict=True))
+        parents = [ids.get(one or "") for one in table["parent_id"].to_pylist()]
+        table = with_column(table, "trajectory_id", names)
+        table = with_column(table, "parent_id", parents)
+        yield with_column(table, "fingerprint", [""] * len(names))
 
 
 def _said(result: "Imported") -> dict[str, float | int | str | None]:

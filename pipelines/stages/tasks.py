@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, NamedTuple
 
+import pyarrow as pa
 from pydantic import Field, ValidationError, field_validator
 
 from agentrl.environments import load_environment
@@ -12,7 +13,6 @@ from pipelines.handles import Tasks, Trajectories
 from pipelines.stage import Choice, Context, External, StageConfig, stage
 from pipelines.stages.imports import known_format
 from schemas.task import Task
-from schemas.trajectory import Trajectory
 
 
 class GenerateConfig(StageConfig):
@@ -90,7 +90,7 @@ def import_(context: Context, config: TaskImportConfig) -> Tasks:
         from datastore.formats.imports import reading
 
         with reading(config.paths, config.format, stage=context.stage) as found:
-            rows = list(_of_rows(found.rows(context.fingerprint)))
+            rows = list(_of_rows(found.tables(context.fingerprint)))
             ignored = Counter(found.notes.ignored)
     else:
         rows, ignored = _of_files(config)
@@ -170,15 +170,18 @@ def _distinct(tasks: Iterable[Task]) -> list[Task]:
     return list(found.values())
 
 
-def _of_rows(rows: Iterable[Trajectory]) -> Iterator[Task]:
+_OF_A_ROW = ["task_id", "env", "split", "level", "prompt", "tools"]
+"""Fields of a task that a row has."""
+
+
+def _of_rows(tables: Iterable[pa.Table]) -> Iterator[Task]:
     """The tasks that trajectories attempted, from their rows only: without ground truth and metadata."""
     seen = set()
-    for row in rows:
-        if row.task_id not in seen:
-            seen.add(row.task_id)
-            yield Task(
-                task_id=row.task_id, env=row.env, split=row.split, level=row.level, prompt=row.prompt, tools=row.tools
-            )
+    for table in tables:
+        for row in table.select(_OF_A_ROW).to_pylist():
+            if row["task_id"] not in seen:
+                seen.add(row["task_id"])
+                yield Task(**row)
 
 
 class FromTrajectoriesConfig(StageConfig):
@@ -198,10 +201,9 @@ def from_trajectories(
     ground truth and metadata; otherwise it is made from the rows, and the metrics count it as
     ``without_ground_truth``."""
     whole = {task.task_id: task for handle in tasks or [] for task in handle.read()}
-    columns = ["task_id", "env", "split", "level", "prompt", "tools"]
     rows: dict[str, Task] = {}
     for selection in trajectories:
-        for row in selection.table(columns).to_pylist():
+        for row in selection.table(_OF_A_ROW).to_pylist():
             rows.setdefault(row["task_id"], whole.get(row["task_id"]) or Task(**row))
     if wrong := [task for task in rows.values() if config.env and task.env != config.env]:
         raise ValueError(

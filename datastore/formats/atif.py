@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from datastore.formats.files import file_name, is_lines, write_lines
-from datastore.formats.messages import json_text, text_of
+from datastore.formats.messages import json_text, text_of, tools_text
 from datastore.formats.rows import carried, finite, make_row, spoken
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Message, Role, Trajectory
@@ -146,7 +146,7 @@ def _row(source: Source, document: dict[str, Any]) -> Row:
         messages += _messages(step)
     extra = dict((document.get("extra") or {}).get("agentrl") or {})
     agent = document.get("agent") or {}
-    tools = extra.pop("tools", None) or json_text(agent.get("tool_definitions") or [])
+    tools = extra.pop("tools", None) or tools_text(agent.get("tool_definitions"))
     own = (document.get("extra") or {}).get("tokens")
     tokens = own and {name: own[name] for name in ("input_ids", "action_mask", "logprobs") if name in own}
     return make_row(

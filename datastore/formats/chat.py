@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from datastore.formats.files import write_lines
-from datastore.formats.messages import from_chat, json_text, to_chat
+from datastore.formats.messages import from_chat, to_chat, tools_text
 from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Trajectory
@@ -36,7 +36,7 @@ def read(source: Source) -> Iterator[Row]:
         yield make_row(
             from_chat(line["messages"], source.notes),
             source="openai-chat",
-            tools=tools_text(line),
+            tools=_tools(line),
             policy=line.get("model"),
             success=label if isinstance(label, bool) else None,
         )
@@ -44,11 +44,11 @@ def read(source: Source) -> Iterator[Row]:
     return each(source, source.records(), convert)
 
 
-def tools_text(line: dict[str, Any]) -> str:
-    """Tool schemas as JSON text; legacy ``functions`` in the form of ``tools``."""
+def _tools(line: dict[str, Any]) -> str:
+    """Tool schemas; legacy ``functions`` in the form of ``tools``."""
     if line.get("functions"):
-        return json.dumps([{"type": "function", "function": one} for one in line["functions"]], ensure_ascii=False)
-    return json_text(line.get("tools") or [])
+        return tools_text([{"type": "function", "function": one} for one in line["functions"]])
+    return tools_text(line.get("tools"))
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:

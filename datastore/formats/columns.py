@@ -1,13 +1,14 @@
-"""Rows of readers as tables, built column by column: no object is made per message.
+"""Rows of readers as tables, built column by column: no object is made per message, and no dict is kept.
 
 A row is a dict with fields of a trajectory; fields that it lacks have their default, and counts are counted here. If
 a batch of rows does not fit the columns, or breaks a rule of the buffer, its rows go through the model one by one: it
 says which record is at fault, and reads what may be read generously (``"1"`` as a number).
 """
 
+import gc
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate, chain
@@ -20,9 +21,9 @@ import pyarrow.compute as pc
 from datastore.formats.source import BROKEN, Row, Source, excerpt
 from datastore.ingest import as_table
 from datastore.validation import LENIENT_SCHEMA, validate
-from schemas.trajectory import RewardComponent, Role, Trajectory
+from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
 
-BATCH_ROWS = 512
+BATCH_ROWS = 1024
 BATCH_SIZE = 2**23
 """Characters of source that a batch is read from, at about which it ends."""
 
@@ -33,16 +34,20 @@ _DEFAULTS = {
     for name, info in Trajectory.model_fields.items()
     if name not in _REQUIRED and name != "created_at"
 }
-_COMPONENT = RewardComponent.model_fields.keys()
-_COUNTED = ("n_steps", "n_tokens", "n_action_tokens", "n_tool_calls")
+_MESSAGE = LENIENT_SCHEMA.field("messages").type
+_CALL = _MESSAGE.value_type.field("tool_calls").type
+_PLAIN_FIELDS = [name for name in Message.model_fields if name not in ("role", "content", "tool_calls")]
+_KNOWN = Message.model_fields.keys()
+_CALL_FIELDS = ToolCall.model_fields.keys()
+_COMPONENT_FIELDS = RewardComponent.model_fields.keys()
 
 
 class Origin(NamedTuple):
-    """Where a row comes from: the number of the record in its source, and the record."""
+    """Where a row comes from: the number of the record in its source, and what is kept of the record."""
 
     source: Source
     number: int
-    record: Any
+    kept: Any
 
 
 @dataclass(frozen=True)
@@ -53,39 +58,152 @@ class Batch:
     origins: list[Origin]
 
 
-def batches(rows: Iterable[tuple[Source, Row]]) -> Iterator[Batch]:
-    """Tables of a bounded number of rows, each given with the source that has just read it. A row that does not fit
-    is refused with its place."""
-    part: list[Row] = []
-    origins: list[Origin] = []
-    size = 0
-    for source, row in rows:
-        part.append(row)
-        origins.append(Origin(source, source.number, source.record))
-        size += source.took()
-        if len(part) >= BATCH_ROWS or size >= BATCH_SIZE:
-            yield _batch(part, origins)
-            part, origins, size = [], [], 0
-    if part:
-        yield _batch(part, origins)
-
-
-def _batch(rows: list[Row], origins: list[Origin]) -> Batch:
+def batches(rows: Iterable[tuple[Source, Row]], keep: Callable[[Any], Any] = lambda _: None) -> Iterator[Batch]:
+    """Tables of a bounded number of rows, each given with the source that has just read it. ``keep`` says what to
+    keep of a record beside its row. A row that does not fit is refused with its place."""
+    was_on = gc.isenabled()
+    gc.disable()  # it would look at every value of a batch again and again, and find no circle
     try:
-        table = table_of(rows)
-        if not validate(table):
-            return Batch(table, origins)
-    except _MISFITS:
-        pass
-    tables: list[pa.Table] = []
-    kept: list[Origin] = []
-    for row, origin in zip(rows, origins, strict=True):
+        part, size = _Columns(), 0
+        for source, row in rows:
+            try:
+                part.add(row, Origin(source, source.number, keep(source.record)))
+            except _MISFITS as error:
+                source.notes.refuse(source.place, error, excerpt(source.record))
+            size += source.took()
+            if len(part.rows) >= BATCH_ROWS or size >= BATCH_SIZE:
+                yield part.batch()
+                part, size = _Columns(), 0
+        if part.rows:
+            yield part.batch()
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Columns:
+    """Values of some rows: scalars row by row, messages field by field, calls field by field."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.origins: list[Origin] = []
+        self.lengths: list[int] = []
+        self.roles: list[str] = []
+        self.contents: list[str] = []
+        self.fields: dict[str, list[Any]] = {name: [] for name in _PLAIN_FIELDS}
+        self.calls: list[int] = []
+        """How many calls each message has."""
+        self.call_fields: tuple[list[str], list[str], list[str]] = ([], [], [])
+
+    def add(self, row: Row, origin: Origin) -> None:
+        """Take over a row. Raises what tells why it does not fit, and takes nothing of it then."""
+        messages = row["messages"]
+        names = set().union(*messages)
+        calls: list[dict[str, Any]] = []
+        if "tool_calls" in names:
+            lengths = [len(one.get("tool_calls") or ()) for one in messages]
+            calls = [call for one in messages for call in one.get("tool_calls") or ()]
+        else:
+            lengths = [0] * len(messages)
+        if not (names <= _KNOWN and row.keys() <= Trajectory.model_fields.keys()) or any(map(_odd, calls)):
+            Trajectory.model_validate(_counted(row))  # says what is wrong
+        self.roles += [one["role"] for one in messages]
+        self.contents += [one.get("content", "") for one in messages]
+        for name in _PLAIN_FIELDS:
+            values = self.fields[name]
+            if name in names:
+                values += [None] * (len(self.calls) - len(values))
+                values += [one.get(name) for one in messages]
+        self.calls += lengths
+        for call in calls:
+            for values, name in zip(self.call_fields, _CALL_FIELDS, strict=True):
+                values.append(call[name])
+        del row["messages"]
+        self.lengths.append(len(messages))
+        self.rows.append(row)
+        self.origins.append(origin)
+
+    def batch(self) -> Batch:
+        """The rows as a table, without those that do not fit."""
+        for values in self.fields.values():
+            if values:
+                values += [None] * (len(self.calls) - len(values))
         try:
-            tables.append(as_table([Trajectory.model_validate(_counted(row))]))
-            kept.append(origin)
-        except _MISFITS as error:
-            origin.source.notes.refuse(origin.source.place_of(origin.number), error, excerpt(origin.record))
-    return Batch(pa.concat_tables([LENIENT_SCHEMA.empty_table(), *tables]), kept)
+            table = self._table()
+            if not validate(table):
+                return Batch(table, self.origins)
+        except _MISFITS:
+            pass
+        tables: list[pa.Table] = []
+        kept: list[Origin] = []
+        for row, origin in zip(self._whole(), self.origins, strict=True):
+            try:
+                tables.append(as_table([Trajectory.model_validate(_counted(row))]))
+                kept.append(origin)
+            except _MISFITS as error:
+                origin.source.notes.refuse(origin.source.place_of(origin.number), error, excerpt(row))
+        return Batch(pa.concat_tables([LENIENT_SCHEMA.empty_table(), *tables]), kept)
+
+    def _whole(self) -> Iterator[Row]:
+        """The rows with their messages, as they were added."""
+        calls = (dict(zip(_CALL_FIELDS, one, strict=True)) for one in zip(*self.call_fields, strict=True))
+        place = 0
+        for row, length in zip(self.rows, self.lengths, strict=True):
+            messages: list[dict[str, Any]] = []
+            for at in range(place, place + length):
+                one = {"role": self.roles[at], "content": self.contents[at]}
+                one["tool_calls"] = [next(calls) for _ in range(self.calls[at])]
+                one |= {name: values[at] for name, values in self.fields.items() if values}
+                messages.append(one)
+            place += length
+            yield row | {"messages": messages}
+
+    def _table(self) -> pa.Table:
+        """Rows in ``LENIENT_SCHEMA``. Raises what Arrow or Python raises if a value does not fit its column."""
+        names = set().union(*self.rows)
+        columns = self._messages()
+        for field in LENIENT_SCHEMA:
+            name = field.name
+            if name in columns and name not in names:
+                continue
+            if name in names:
+                values = [row.get(name, _DEFAULTS.get(name)) for row in self.rows]
+                columns[name] = _column(name, values, field.type)
+            elif name not in ("n_tokens", "n_action_tokens"):
+                value = datetime.now(UTC) if name == "created_at" else _DEFAULTS[name]
+                columns[name] = pa.repeat(pa.scalar(value, field.type), len(self.rows))
+        counts = {"n_tokens": pc.list_value_length(columns["action_mask"])}
+        counts["n_action_tokens"] = _trues(columns["action_mask"]).cast(pa.int32())
+        columns = counts | columns
+        return pa.Table.from_arrays([columns[name] for name in LENIENT_SCHEMA.names], schema=LENIENT_SCHEMA)
+
+    def _messages(self) -> dict[str, pa.Array]:
+        """The column of messages, and counts of steps and calls per row."""
+        types = {field.name: field.type for field in _MESSAGE.value_type}
+        texts = [pa.array(values, pa.string()) for values in self.call_fields]
+        calls = pa.StructArray.from_arrays(texts, fields=list(_CALL.value_type))
+        columns = {
+            "role": pa.array(self.roles, pa.string()),
+            "content": pa.array(self.contents, pa.string()),
+            "tool_calls": pa.ListArray.from_arrays(_offsets(self.calls), calls, type=_CALL),
+        }
+        for name, values in self.fields.items():
+            kind = types[name]
+            columns[name] = _exact(values, kind) if values else pa.nulls(len(self.calls), kind)
+        structs = pa.StructArray.from_arrays([columns[name] for name in types], fields=list(_MESSAGE.value_type))
+        offsets = _offsets(self.lengths)
+        bounds = offsets.to_numpy()
+        spoken = pc.equal(columns["role"], Role.ASSISTANT.value).fill_null(False)
+        steps = _running(spoken)[bounds]
+        return {
+            "messages": pa.ListArray.from_arrays(offsets, structs, type=_MESSAGE),
+            "n_steps": pa.array(np.diff(steps), pa.int32()),
+            "n_tool_calls": pa.array(np.diff(columns["tool_calls"].offsets.to_numpy()[bounds]), pa.int32()),
+        }
+
+
+def _odd(call: dict[str, Any]) -> bool:
+    return call.keys() != _CALL_FIELDS
 
 
 def _counted(row: Row) -> Row:
@@ -103,33 +221,6 @@ def _counted(row: Row) -> Row:
     return counts | row
 
 
-def table_of(rows: list[Row]) -> pa.Table:
-    """Rows in ``LENIENT_SCHEMA``. Raises what Arrow or Python raises if a value does not fit its column, and
-    ValueError for a field that no column takes."""
-    names = set().union(*rows)
-    if unknown := names - Trajectory.model_fields.keys():
-        raise ValueError(f"unknown fields {sorted(unknown)}")
-    messages, counts = _messages([row["messages"] for row in rows])
-    columns = {"messages": messages}
-    for field in LENIENT_SCHEMA:
-        name, default = field.name, _DEFAULTS.get(field.name)
-        if name == "messages":
-            continue
-        if name not in names:
-            if name in _REQUIRED:
-                raise ValueError(f"no row has the field {name}")
-            value = datetime.now(UTC) if name == "created_at" else default
-            columns[name] = pa.repeat(pa.scalar(value, field.type), len(rows))
-        else:
-            columns[name] = _column(name, [row.get(name, default) for row in rows], field.type)
-    lengths = pc.list_value_length(columns["action_mask"])
-    counts |= {"n_tokens": lengths, "n_action_tokens": _trues(columns["action_mask"])}
-    for name in _COUNTED:
-        if name not in names:
-            columns[name] = counts[name].cast(pa.int32())
-    return pa.Table.from_arrays([columns[name] for name in LENIENT_SCHEMA.names], schema=LENIENT_SCHEMA)
-
-
 def with_column(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
     """The table with other values in a column."""
     index = table.schema.get_field_index(name)
@@ -142,20 +233,21 @@ def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
         case "input_ids":
             ids = array("i")
             for one in values:
-                ids.extend(one) if not isinstance(one, list) else ids.fromlist(one)
-            return _lists(values, pa.Array.from_buffers(pa.int32(), len(ids), [None, pa.py_buffer(ids)]), kind)
+                ids.fromlist(one)
+            flat = pa.Array.from_buffers(pa.int32(), len(ids), [None, pa.py_buffer(ids)])
+            return pa.ListArray.from_arrays(_offsets(map(len, values)), flat, type=kind)
         case "action_mask":
             flags = np.frombuffer(b"".join(map(bytes, values)), np.uint8)
             if len(flags) and flags.max() > 1:
                 raise ValueError("a mask is true or false")
-            return _lists(values, pa.array(flags.view(bool)), kind)
+            return pa.ListArray.from_arrays(_offsets(map(len, values)), pa.array(flags.view(bool)), type=kind)
         case "logprobs":
-            flat = pa.array(list(chain.from_iterable(values)), pa.float32())
-            return _lists(values, flat.fill_null(math.nan), kind)
-        case "tags" if not all(isinstance(one, list | tuple) for one in values):
+            flat = pa.array(list(chain.from_iterable(values)), pa.float32()).fill_null(math.nan)
+            return pa.ListArray.from_arrays(_offsets(map(len, values)), flat, type=kind)
+        case "tags" if not all(isinstance(one, list) for one in values):
             raise TypeError("tags are a list")
-        case "reward_components" if any(one.keys() - _COMPONENT for each in values for one in each):
-            raise ValueError(f"a reward component has {', '.join(_COMPONENT)}")
+        case "reward_components" if any(one.keys() - _COMPONENT_FIELDS for each in values for one in each):
+            raise ValueError(f"a reward component has {', '.join(_COMPONENT_FIELDS)}")
     return _exact(values, kind)
 
 
@@ -166,50 +258,15 @@ def _exact(values: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _lists(values: list[Any], flat: pa.Array, kind: pa.DataType) -> pa.Array:
-    return pa.ListArray.from_arrays(_offsets(values), flat, type=kind)
+def _offsets(lengths: Iterable[int]) -> pa.Array:
+    return pa.array(np.fromiter(accumulate(lengths, initial=0), np.int32))
 
 
-def _offsets(values: Iterable[Any]) -> pa.Array:
-    return pa.array(accumulate(map(len, values), initial=0), pa.int32())
-
-
-def _messages(lists: list[list[dict[str, Any]]]) -> tuple[pa.Array, dict[str, pa.Array]]:
-    """The column of messages, and counts of steps and calls per row."""
-    kind = LENIENT_SCHEMA.field("messages").type
-    flat = list(chain.from_iterable(lists))
-    names = set().union(*flat)
-    fields = {field.name: field.type for field in kind.value_type}
-    if unknown := names - fields.keys():
-        raise ValueError(f"unknown fields of messages {sorted(unknown)}")
-    columns = {name: _field(name, flat, name in names, one) for name, one in fields.items()}
-    structs = pa.StructArray.from_arrays(list(columns.values()), fields=list(kind.value_type))
-    column = _lists(lists, structs, kind)
-    bounds = column.offsets.to_numpy()
-    spoken = pc.equal(columns["role"], Role.ASSISTANT.value).fill_null(False).to_numpy(zero_copy_only=False)
-    steps = np.concatenate([[0], np.cumsum(spoken)])
-    calls = columns["tool_calls"].offsets.to_numpy()[bounds]
-    return column, {"n_steps": pa.array(np.diff(steps[bounds])), "n_tool_calls": pa.array(np.diff(calls))}
-
-
-def _field(name: str, flat: list[dict[str, Any]], given: bool, kind: pa.DataType) -> pa.Array:
-    """One field of all messages."""
-    if name == "role":
-        return pa.array([one["role"] for one in flat], kind)
-    if name == "tool_calls":
-        lists = [one.get("tool_calls") or () for one in flat] if given else [()] * len(flat)
-        calls = list(chain.from_iterable(lists))
-        if odd := [one for one in calls if len(one) != 3]:
-            raise ValueError(f"a call has an id, a name and arguments, not {sorted(odd[0])}")
-        parts = [pa.array([one[field.name] for one in calls], field.type) for field in kind.value_type]
-        return _lists(lists, pa.StructArray.from_arrays(parts, fields=list(kind.value_type)), kind)
-    if not given:
-        return pa.repeat("", len(flat)) if name == "content" else pa.nulls(len(flat), kind)
-    default = "" if name == "content" else None
-    return _exact([one.get(name, default) for one in flat], kind)
+def _running(flags: pa.Array) -> np.ndarray:
+    """How many flags are true before each position, and at the end."""
+    return np.concatenate([[0], np.cumsum(flags.to_numpy(zero_copy_only=False))])
 
 
 def _trues(lists: pa.Array) -> pa.Array:
     """How many values of each list are true."""
-    running = np.concatenate([[0], np.cumsum(lists.flatten().to_numpy(zero_copy_only=False))])
-    return pa.array(np.diff(running[lists.offsets.to_numpy()]))
+    return pa.array(np.diff(_running(lists.flatten())[lists.offsets.to_numpy()]))

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from datastore.errors import InvalidRowsError, NoBufferError, StoreError
 from datastore.formats import detect, named
 from datastore.formats.columns import Batch, batches, with_column
-from datastore.formats.labels import AS_SOURCE, Labels, labelled
+from datastore.formats.labels import AS_SOURCE, Labels, labelled, named_reward
 from datastore.formats.notes import Notes
 from datastore.formats.rows import NAMELESS
 from datastore.formats.source import Source
@@ -214,9 +214,9 @@ class Reading:
         StoreError if there are none."""
         owners = {id(one.source): _Owner(one, self.stage) for one in self.files}
         read = ((one.source, row) for one in self.files for row in named(one.format).rows(one.source))
-        for batch in batches(read):
+        for batch in batches(read, lambda record: named_reward(self.labels.reward, record)):
             own = self._own(batch, [owners[id(one.source)] for one in batch.origins], name)
-            rows = labelled(own, [one.record for one in batch.origins], self.labels)
+            rows = labelled(own, [one.kept for one in batch.origins], self.labels)
             self.result.count(rows)
             yield rows
         for owner in owners.values():

@@ -41,28 +41,27 @@ AS_SOURCE = Labels()
 """Everything as the source says it."""
 
 
-def labelled(rows: pa.Table, records: Sequence[Any], labels: Labels) -> pa.Table:
-    """Rows, each with the record that it came from, with the reward and the success that the labels ask for."""
+def named_reward(name: str | None, record: Any) -> float | None:
+    """A number of the source's record by its dotted path; None if it has none."""
+    for key in name.split(".") if name else ():
+        record = record.get(key) if isinstance(record, dict) else None
+    return number(record) if name else None
+
+
+def labelled(rows: pa.Table, rewards: Sequence[float | None], labels: Labels) -> pa.Table:
+    """Rows with the reward and the success that the labels ask for. ``rewards`` are those that :func:`named_reward`
+    gives of the rows' records."""
     if labels.reward is not None:
-        rows = _rewarded(rows, records, labels.reward)
+        name = labels.reward
+        found = (parts.get(name) for parts in _components(rows))
+        rows = with_column(
+            rows, "reward", [other if one is None else one for one, other in zip(found, rewards, strict=True)]
+        )
     return rows if labels.success is None else _judged(rows, labels.success)
 
 
 def _components(rows: pa.Table) -> list[dict[str, float]]:
     return [{one["name"]: one["value"] for one in parts} for parts in rows["reward_components"].to_pylist()]
-
-
-def _rewarded(rows: pa.Table, records: Sequence[Any], name: str) -> pa.Table:
-    """Rows with a component, or a field of the record by its dotted path, as their reward."""
-    values = []
-    for parts, record in zip(_components(rows), records, strict=True):
-        value = parts.get(name)
-        if value is None:
-            for key in name.split("."):
-                record = record.get(key) if isinstance(record, dict) else None
-            value = number(record)
-        values.append(value)
-    return with_column(rows, "reward", values)
 
 
 def _judged(rows: pa.Table, expression: str) -> pa.Table:

@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import to_json
+
 from datastore.formats.notes import Notes
 from schemas.json_text import is_json
 from schemas.trajectory import Message, Role
@@ -34,6 +36,16 @@ _KNOWN = frozenset(
     | {"name", "refusal", "type", "id", "index"}
 )
 _KNOWN_CALL = frozenset({"id", "type", "function", "name", "arguments", "index", "call_id"})
+
+
+def tools_text(tools: Any) -> str:
+    """Tool schemas as JSON text, as :func:`json_text` gives it; lists are written without blanks, many times faster."""
+    if isinstance(tools, str) or not tools:
+        return json_text(tools or [])
+    try:
+        return to_json(tools, inf_nan_mode="constants").decode()
+    except ValueError:  # half a surrogate pair
+        return json_text(tools)
 
 
 def json_text(value: Any) -> str:
@@ -88,7 +100,7 @@ def from_chat(chat: Iterable[Mapping[str, Any]], notes: Notes) -> list[dict[str,
     unanswered: list[dict[str, Any]] = []
     for one in chat:
         if len(one) == 2 and type(one.get("content")) is str and one["role"] in _PLAIN:
-            messages.append(dict(one))  # most messages have only these fields
+            messages.append(one)  # most messages have only these fields
             continue
         if not one.keys() <= _KNOWN:
             notes.rest(one, _KNOWN, "messages.")

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from datastore.formats.messages import from_chat, json_text, text_of
+from datastore.formats.messages import from_chat, text_of, tools_text
 from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Termination
@@ -75,7 +75,7 @@ def _row(source: Source, events: list[dict[str, Any]], line: dict[str, Any]) -> 
         success=solved if isinstance(solved, bool) else None,
         reward=float(solved) if isinstance(solved, bool) else None,
         final_state=json.dumps({"git_patch": patch}) if patch else None,
-        tools=json_text(talk.tools),
+        tools=tools_text(talk.tools),
         termination=_end(line.get("error")) or (Termination.ANSWERED if talk.finished else None),
         n_tool_errors=talk.errors,
     )

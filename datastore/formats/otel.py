@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from datastore.formats.messages import from_chat, json_text, text_of
+from datastore.formats.messages import from_chat, text_of, tools_text
 from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Termination
@@ -231,6 +231,6 @@ def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Row:
         segment=segment,
         agent=call["agent"],
         policy=call["policy"],
-        tools=json_text(_loaded(call["tools"]) or []),
+        tools=tools_text(_loaded(call["tools"])),
         termination=Termination.INFRA_ERROR if call["failed"] else None,
     )

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from datastore.formats.messages import ROLES, json_text, text_of
+from datastore.formats.messages import ROLES, json_text, text_of, tools_text
 from datastore.formats.notes import Notes
 from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
@@ -63,7 +63,7 @@ def response_row(request: dict[str, Any], response: dict[str, Any], notes: Notes
     ends = {"incomplete": Termination.MAX_TOKENS, "failed": Termination.INFRA_ERROR, "cancelled": Termination.CANCELLED}
     values = {
         "source": "openai-responses",
-        "tools": json_text(request.get("tools") or response.get("tools") or []),
+        "tools": tools_text(request.get("tools") or response.get("tools")),
         "policy": response.get("model") or request.get("model"),
         "sampling": json.dumps(settings) if settings else None,
         "termination": ends.get(response.get("status") or ""),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from datastore.formats.files import write_lines
-from datastore.formats.messages import ROLES, call, json_text
+from datastore.formats.messages import ROLES, call, tools_text
 from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
 from schemas.json_text import loads
@@ -49,7 +49,7 @@ def read(source: Source) -> Iterator[Row]:
         label = line.get("kto_tag")
         messages = _messages(line, line["conversations"], source)
         success = label if isinstance(label, bool) else None
-        tools = json_text(line.get("tools") or [])
+        tools = tools_text(line.get("tools"))
         yield make_row(messages, source="sharegpt", tools=tools, success=success)
 
     return each(source, source.records(), convert)
@@ -64,7 +64,7 @@ def read_preference(source: Source) -> Iterator[Row]:
                 _messages(line, [*line["conversations"], *turns], source),
                 source="sharegpt",
                 task_content=[line.get("system"), line["conversations"]],
-                tools=json_text(line.get("tools") or []),
+                tools=tools_text(line.get("tools")),
                 sample_index=index,
                 success=success,
                 reward=float(success),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from datastore.formats.files import file_name
-from datastore.formats.messages import from_chat, json_text, split_prompt, text_of, to_chat
+from datastore.formats.messages import from_chat, split_prompt, text_of, to_chat, tools_text
 from datastore.formats.rows import carried, make_row, termination
 from datastore.formats.source import Row, Source, each
 from schemas.json_text import loads
@@ -78,7 +78,7 @@ def read(source: Source) -> Iterator[Row]:
             termination=termination(_EXITS, status, source.notes),
             policy=_model(document),
             final_state=json.dumps({"submission": info["submission"]}) if info.get("submission") else None,
-            tools=json_text(info.get("agentrl_tools") or []),
+            tools=tools_text(info.get("agentrl_tools")),
         )
 
     return each(source, source.records(), convert)

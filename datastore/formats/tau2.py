@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from datastore.formats.files import line, text_file, write_list
-from datastore.formats.messages import from_chat, json_text
+from datastore.formats.messages import from_chat, tools_text
 from datastore.formats.rows import carried, components, make_row, number, spoken, termination
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Message, Role, Termination, Trajectory
@@ -91,7 +91,7 @@ class _Context:
         info = self.document.get("info") or {}
         domain = (info.get("environment_info") or {}).get("domain_name") or "tau2"
         extra = dict(one.get("agentrl") or {})
-        tools = extra.pop("tools", None) or json_text((info.get("environment_info") or {}).get("tool_defs") or [])
+        tools = extra.pop("tools", None) or tools_text((info.get("environment_info") or {}).get("tool_defs"))
         messages, errors = _messages(one["messages"], self.source)
         system = one.get("policy") or (info.get("environment_info") or {}).get("policy")
         if system and not extra and messages and messages[0]["role"] != "system":

@@ -18,7 +18,7 @@ from typing import Any
 
 from datastore.formats.chat import is_chat
 from datastore.formats.files import write_lines
-from datastore.formats.messages import from_chat, json_text, split_prompt, to_chat
+from datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
 from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Message, Trajectory
@@ -57,7 +57,7 @@ def read_sft(source: Source) -> Iterator[Row]:
         yield make_row(
             from_chat(line["messages"], source.notes),
             source="trl",
-            tools=json_text(line.get("tools") or []),
+            tools=tools_text(line.get("tools")),
             input_ids=ids,
             action_mask=_mask(line, len(ids)),
             logprobs=[None] * len(ids),
@@ -93,7 +93,7 @@ def read_prompt_completion(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         messages = _joined(source, line, "completion")
-        yield make_row(messages, source="trl", tools=json_text(line.get("tools") or []))
+        yield make_row(messages, source="trl", tools=tools_text(line.get("tools")))
 
     return each(source, source.records(), convert)
 
@@ -120,7 +120,7 @@ def read_kto(source: Source) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         label = bool(line["label"])
         messages = _joined(source, line, "completion")
-        tools = json_text(line.get("tools") or [])
+        tools = tools_text(line.get("tools"))
         yield make_row(messages, source="trl", tools=tools, success=label, reward=float(label))
 
     return each(source, source.records(), convert)
@@ -170,7 +170,7 @@ def read_preference(source: Source) -> Iterator[Row]:
                 messages,
                 source="trl",
                 task_content=[[one["role"], one["content"]] for one in shared],
-                tools=json_text(line.get("tools") or []),
+                tools=tools_text(line.get("tools")),
                 sample_index=index,
                 success=success,
                 reward=float(success),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from datastore.formats.files import write_lines
-from datastore.formats.messages import from_chat, json_text, split_prompt, to_chat
+from datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
 from datastore.formats.rows import carried, components, finite, make_row, number, termination
 from datastore.formats.source import Row, Source, each
 from schemas.json_text import loads
@@ -154,8 +154,8 @@ def _rows(line: dict[str, Any], source: Source) -> Iterator[Row]:
     if line.get("answer"):
         notes.ignored["answer"] += 1
     metrics |= line.get("metrics") or {}
-    tools = extra.pop("tools", None) or json_text(
-        line.get("tool_defs") or line.get("oai_tools") or info.get("oai_tools") or []
+    tools = extra.pop("tools", None) or tools_text(
+        line.get("tool_defs") or line.get("oai_tools") or info.get("oai_tools")
     )
     messages = from_chat(_chat(line.get("prompt"), "user") + _chat(line.get("completion"), "assistant"), notes)
     example = line.get("example_id", line.get("id"))

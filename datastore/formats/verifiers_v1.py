@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from datastore.formats.files import write_lines
-from datastore.formats.messages import from_chat, json_text, to_chat
+from datastore.formats.messages import from_chat, to_chat, tools_text
 from datastore.formats.rows import carried, component, finite, make_row, number, termination, untrained
 from datastore.formats.source import Row, Source, each
 from datastore.formats.verifiers import STOPS
@@ -153,7 +153,7 @@ def _row(
     extra = dict((trace.get("info") or {}).get("agentrl") or {})
     if not extra:
         source.notes.rest(trace.get("info") or {}, frozenset(), "traces.info.")
-    tools = extra.pop("tools", None) or json_text(trace.get("tools") or [])
+    tools = extra.pop("tools", None) or tools_text(trace.get("tools"))
     name = extra.get("trajectory_id") or trace.get("id") or f"trace-{source.number}"
     if branch is not None:
         extra |= {"trajectory_id": f"{name}-{branch}", "segment": branch}

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datastore.formats.chat import is_chat
-from datastore.formats.messages import from_chat, json_text, to_chat
+from datastore.formats.messages import from_chat, json_text, to_chat, tools_text
 from datastore.formats.rows import batched, make_row
 from datastore.formats.source import Row, Source, each
 from schemas.task import Task
@@ -103,7 +103,7 @@ def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         chat = [{key: value for key, value in one.items() if value is not None} for one in line["messages"]]
-        yield make_row(from_chat(chat, source.notes), source="verl", tools=json_text(line.get("tools") or []))
+        yield make_row(from_chat(chat, source.notes), source="verl", tools=tools_text(line.get("tools")))
 
     return each(source, source.records(), convert)
 

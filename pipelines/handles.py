@@ -13,7 +13,7 @@ from schemas.arrow import from_table
 from schemas.manifest import Kind
 from schemas.pair import Pair
 from schemas.task import Task
-from schemas.trajectory import Trajectory
+from schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
@@ -81,6 +81,10 @@ class Trajectories(Handle):
     def read(self) -> list[Trajectory]:
         """Whole rows, in the selection's order."""
         return self.buffer.get_many(self.ids())
+
+    def trained_on(self) -> "Iterator[Trajectory]":
+        """:meth:`read` without the rows that are tagged as not trained on, such as a judge's."""
+        return (row for row in self.read() if NOT_TRAINED not in row.tags)
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Only some columns of the rows, in the selection's order."""

@@ -230,7 +230,9 @@ class Reading:
     def _own(self, batch: Batch, owners: "list[_Owner]", name: str) -> pa.Table:
         """Rows under ids of this import."""
         table, labels = batch.table, self.labels
-        sources = table.select(["trajectory_id", "episode_id", "task_id", "group_id", "parent_id", "fork_at"]).to_pydict()
+        sources = table.select(
+            ["trajectory_id", "episode_id", "task_id", "group_id", "parent_id", "fork_at"]
+        ).to_pydict()
         ids = [owner.add(one) for owner, one in zip(owners, sources["trajectory_id"], strict=True)]
         parents = [owner.ids.get(one) if one else None for owner, one in zip(owners, sources["parent_id"], strict=True)]
         lost = [bool(before and not now) for before, now in zip(sources["parent_id"], parents, strict=True)]

@@ -23,7 +23,7 @@ from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig, check_room
 from pipelines.stages.common import REWARDS, count, environment, load_policy, rollout_runner
 from pipelines.stages.outcomes import warn_of_ends
-from schemas.trajectory import Trajectory
+from schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
@@ -137,13 +137,15 @@ class RejectConfig(StageConfig):
 def reject(context: Context, config: RejectConfig, trajectories: list[Trajectories]) -> Trajectories:
     """Rejection sampling: successes only, of each task the ``keep`` best and, among equals, those that were made most
     often, then those of fewest steps, then of fewest tokens. Identical runs of one task count once. A run that other
-    runs repeat is more seldom right by luck. Unscored rows are left out and counted."""
-    columns = ["trajectory_id", "task_id", "success", "reward", "n_steps", "n_tokens", "input_ids"]
+    runs repeat is more seldom right by luck. Unscored rows, and rows that are tagged
+    as not trained on, are left out and counted."""
+    columns = ["trajectory_id", "task_id", "success", "reward", "n_steps", "n_tokens", "input_ids", "tags"]
     read = [row for selection in trajectories for row in selection.table(columns).to_pylist()]
-    rows = [row for row in read if row["success"] is not None and row["reward"] is not None]
+    trained = [row for row in read if NOT_TRAINED not in row["tags"]]
+    rows = [row for row in trained if row["success"] is not None and row["reward"] is not None]
     same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in filter(itemgetter("success"), rows):
-        same.setdefault((row["task_id"], tuple(row["input_ids"]) or row["trajectory_id"]), []).append(row)
+        same.setdefault((row["task_id"], tuple(row["input_ids", "tags"]) or row["trajectory_id"]), []).append(row)
     runs = [
         (-row["reward"], -len(equals), row["n_steps"], row["n_tokens"], row["trajectory_id"], row["task_id"])
         for equals in same.values()
@@ -158,7 +160,8 @@ def reject(context: Context, config: RejectConfig, trajectories: list[Trajectori
     chosen = sorted(trajectory_id for ids in kept.values() for trajectory_id in ids)
     context.metrics.update(
         before=len(read),
-        unscored=len(read) - len(rows),
+        unscored=len(trained) - len(rows),
+        not_trained=len(read) - len(trained),
         after=len(chosen),
         tasks_solved=len({task for task, *_ in same}),
         tasks_kept=len(kept),
@@ -177,7 +180,7 @@ def negatives(context: Context, config: NegativesConfig, trajectories: list[Traj
     request without any tool; of ``share`` of the conversations without tools, the same with another one's tools. Train
     on them beside the rest, with a chat template that shows tools."""
     random = Random(f"negatives-{context.seed}")
-    rows = [row for selection in trajectories for row in selection.read()]
+    rows = [row for selection in trajectories for row in selection.trained_on()]
     agentic = [row for row in rows if calls_tools(row) and row.tools != "[]"]
     plain = [row for row in rows if not calls_tools(row) and row.tools == "[]"]
     if not agentic:
@@ -215,8 +218,10 @@ def rationalize(
     solved = {
         task_id
         for selection in trajectories
-        for task_id, success in zip(*selection.table(["task_id", "success"]).to_pydict().values(), strict=True)
-        if success
+        for task_id, success, tags in zip(
+            *selection.table(["task_id", "success", "tags"]).to_pydict().values(), strict=True
+        )
+        if success and NOT_TRAINED not in tags
     }
     rows = tasks.read()
     unsolved = {task.task_id: task for task in rows if task.task_id not in solved}

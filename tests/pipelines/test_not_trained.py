@@ -1,3 +1,4 @@
+import json
 import warnings
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from pipelines.handles import SELECTION_SCHEMA, Trajectories
 from pipelines.harness import Harness
 from pipelines.stages.pairs import agentq
 from pipelines.stages.selected import Selected
-from schemas.trajectory import NOT_TRAINED, Message, Role, Termination, Trajectory
+from pipelines.stages.trajectories import negatives, reject
+from schemas.trajectory import NOT_TRAINED, Message, Role, Termination, ToolCall, Trajectory
 
 
 def row(name: str, tags: list[str], split: str = "train") -> Trajectory:
@@ -46,3 +48,51 @@ def test_a_stage_says_that_it_trains_on_rows_of_other_splits(tmp_path: Path) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Selected([harness.trajectories([row("only", [], "train")])])
+
+
+def acted(name: str, reward: float, tags: list[str]) -> Trajectory:
+    """A run of the one task that calls the one tool, with tokens."""
+    call = ToolCall(id="c", name="find", arguments=json.dumps({"n": name}))
+    said = [
+        Message(role=Role.USER, content="q"),
+        Message(role=Role.ASSISTANT, tool_calls=[call], token_start=2, token_end=4),
+        Message(role=Role.TOOL, content="found", tool_call_id="c"),
+        Message(role=Role.ASSISTANT, content=name, token_start=5, token_end=7),
+    ]
+    mask = [False, False, True, True, False, True, True]
+    return Trajectory(
+        trajectory_id=name, episode_id=name, task_id="t", source="x", env="e", split="train", prompt="q",
+        reward=reward, success=reward > 0.5, termination=Termination.ANSWERED, messages=said, tags=tags,
+        tools='[{"type": "function", "function": {"name": "find"}}]', tokenizer="t", n_steps=2, n_tokens=7,
+        n_action_tokens=4, n_tool_calls=1, input_ids=[1, 2, *map(ord, (name * 5)[:5])], action_mask=mask,
+        logprobs=[-1.0 if one else float("nan") for one in mask],
+    )  # fmt: skip
+
+
+JUDGE = [NOT_TRAINED]
+
+
+def test_pairs_are_made_of_no_tagged_row(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    rows = [acted("good", 1.0, []), acted("poor", 0.0, JUDGE)]
+    for kind in ("trajectory", "step"):
+        done = harness.run(agentq, {"kind": kind}, trajectories=[harness.trajectories(rows)])
+        assert (done["pairs"].read(), done.metrics["not_trained"]) == ([], 1)
+        rows = [row.model_copy(update={"trajectory_id": row.trajectory_id + "x"}) for row in rows]
+    free = [row.model_copy(update={"trajectory_id": row.trajectory_id + "y", "tags": []}) for row in rows]
+    made = harness.run(agentq, {"kind": "trajectory"}, trajectories=[harness.trajectories(free)])
+    assert len(made["pairs"].read()) == 1, "without the tag there is a pair"
+
+
+def test_rejection_sampling_takes_no_tagged_row(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    rows = [acted("best", 1.0, JUDGE), acted("good", 0.9, []), acted("poor", 0.0, [])]
+    done = harness.run(reject, {"keep": 2}, trajectories=[harness.trajectories(rows)])
+    assert done["trajectories"].ids() == ["good"]
+    assert (done.metrics["before"], done.metrics["not_trained"], done.metrics["unscored"]) == (3, 1, 0)
+
+
+def test_negatives_are_made_of_no_tagged_row(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    with pytest.raises(ValueError, match="no trajectory calls a tool"):
+        harness.run(negatives, {"share": 1.0}, trajectories=[harness.trajectories([acted("judge", 1.0, JUDGE)])])

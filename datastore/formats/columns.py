@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from datastore.formats.source import BROKEN, Row, Source, excerpt
 from datastore.ingest import as_table
 from datastore.validation import LENIENT_SCHEMA, validate
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
+from schemas.trajectory import Message, RewardComponent, Role, Span, ToolCall, Trajectory
 
 BATCH_ROWS = 1024
 BATCH_SIZE = 2**23
@@ -40,6 +40,7 @@ _PLAIN_FIELDS = [name for name in Message.model_fields if name not in ("role", "
 _KNOWN = Message.model_fields.keys()
 _CALL_FIELDS = ToolCall.model_fields.keys()
 _COMPONENT_FIELDS = RewardComponent.model_fields.keys()
+_SPAN_FIELDS = Span.model_fields.keys()
 
 
 class Origin(NamedTuple):
@@ -248,6 +249,10 @@ def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
             raise TypeError("tags are a list")
         case "reward_components" if any(one.keys() - _COMPONENT_FIELDS for each in values for one in each):
             raise ValueError(f"a reward component has {', '.join(_COMPONENT_FIELDS)}")
+        case "spans" if any(one.keys() != _SPAN_FIELDS for each in values for one in each):
+            raise ValueError(f"a span has {', '.join(_SPAN_FIELDS)}")
+        case "spans" if any(type(number) is not int for each in values for one in each for number in one.values()):
+            raise TypeError("a span is of integers")
     return _exact(values, kind)
 
 

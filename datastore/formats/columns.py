@@ -152,7 +152,7 @@ class _Columns:
         for row, length in zip(self.rows, self.lengths, strict=True):
             messages: list[dict[str, Any]] = []
             for at in range(place, place + length):
-                one = {"role": self.roles[at], "content": self.contents[at]}
+                one: dict[str, Any] = {"role": self.roles[at], "content": self.contents[at]}
                 one["tool_calls"] = [next(calls) for _ in range(self.calls[at])]
                 one |= {name: values[at] for name, values in self.fields.items() if values}
                 messages.append(one)

@@ -93,7 +93,7 @@ def call(one: Any, fallback_id: str = "") -> dict[str, Any]:
     return {"id": str(identity), "name": name, "arguments": json_text({} if arguments is None else arguments)}
 
 
-def from_chat(chat: Iterable[Mapping[str, Any]], notes: Notes) -> list[dict[str, Any]]:
+def from_chat(chat: Iterable[dict[str, Any]], notes: Notes) -> list[dict[str, Any]]:
     """Fields of messages from OpenAI or TRL chat. Arguments may be text or a dict and calls may be JSON text; legacy
     ``function_call`` and ``function`` messages are calls and answers; ``developer`` is a system message."""
     messages: list[dict[str, Any]] = []

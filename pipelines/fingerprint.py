@@ -50,6 +50,10 @@ NO_EFFECT: Mapping[str, tuple[str, ...]] = {
         "engine.price_completion",
         "engine.max_cost",
         "engine.cache",
+        "engine.urls",
+        "engine.servers",
+        "engine.python",
+        "engine.folder",
     ),
     "train.*": (
         "track",  # sends metrics elsewhere too

@@ -13,6 +13,7 @@ from schemas.choice import OneOf
 
 ENGINES = {
     "transformers": "agentrl.engines.configs:EmbeddedConfig",
+    "vllm": "agentrl.engines.configs:VLLMConfig",
     "openai": "agentrl.engines.configs:OpenAIConfig",
 }
 """``type`` -> ``module:Class`` of the config, whose ``build`` makes the engine."""

@@ -2,6 +2,7 @@
 
 import os
 from abc import abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -47,6 +48,45 @@ class EmbeddedConfig(EngineConfig):
         engine = TransformersEngine(policy.model, self.rows, self.schedule, policy.autocast)
         engine.version = policy.version
         return engine
+
+
+class VLLMConfig(EngineConfig):
+    """vLLM servers, started by the stage or given by URL."""
+
+    type: Literal["vllm"] = "vllm"
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of the servers that the stage starts")
+    context: int | None = Field(None, ge=1, description="tokens that a started server has room for; None: the model's")
+    tolerance: float = Field(
+        1e-3,
+        gt=0,
+        description="mean difference of log-probs from transformers' that is allowed; bfloat16 needs 0.05",
+    )
+    urls: list[str] = Field([], description="servers that run already; without any the stage starts some")
+    servers: int = Field(1, ge=1, description="how many to start")
+    python: str = Field("python", description="interpreter of an environment that has vLLM")
+    folder: str | None = Field(None, description="where folders of weights go, which servers can read; None: temporary")
+
+    def build(self, policy: "Policy | None") -> "Engine":
+        """The engine, when its servers answer. Raises EngineError if one does not start, and ValueError if a package is
+        missing."""
+        import torch
+
+        try:
+            from agentrl.engines.vllm import VLLMEngine
+        except ImportError as error:
+            raise ValueError(f"engine vllm needs {error.name}; {install_hint('vllm')}") from None
+        if policy is None:
+            raise ValueError("engine vllm samples from a model; wire inputs.model")
+        options = ["--dtype", self.dtype, *(["--max-model-len", str(self.context)] if self.context else [])]
+        return VLLMEngine(
+            policy,
+            urls=self.urls,
+            servers=self.servers,
+            python=self.python,
+            folder=Path(self.folder).expanduser() if self.folder else None,
+            tolerance=self.tolerance,
+            options=options if torch.cuda.is_available() else [*options, "--enforce-eager"],
+        )
 
 
 class OpenAIConfig(EngineConfig):

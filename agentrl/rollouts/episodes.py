@@ -5,7 +5,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TypeVar
 
 from agentrl.chat.codec import ChatCodec
@@ -142,15 +143,8 @@ class EpisodeRun:
         if left <= 0:
             self.termination = Termination.TIME_LIMIT
             return None
-        turn = await self.act.engine.turn(
-            session,
-            self.act.sampling,
-            stop=codec.stop_ids if codec else [],
-            seed=stream(self.seed, "turn", self.steps),
-            time_limit=left,
-        )
         start = len(session.ids)
-        session.act(turn)
+        turn = await self._sampled(start, left)
         message, wrong = self._said(turn, start)
         if message is not None:
             span = {"token_start": start, "token_end": len(session.ids)} if codec else {}
@@ -164,11 +158,35 @@ class EpisodeRun:
             return None
         return self.messages[-1]
 
+    async def _sampled(self, start: int, time_limit: float) -> Turn:
+        """The engine's turn, with its tokens in the session from ``start`` on. A turn that stopped in the middle of a
+        closing tag goes on."""
+        codec, session, sampling = self.act.codec, self.session, self.act.sampling
+        ends = time.monotonic() + time_limit
+        for part in count():
+            said = len(session.ids) - start
+            turn = await self.act.engine.turn(
+                session,
+                sampling.model_copy(update={"max_turn_tokens": sampling.max_turn_tokens - said}) if said else sampling,
+                stop=codec.stop_ids if codec else [],
+                seed=stream(self.seed, "turn", self.steps, *([part] if part else [])),
+                time_limit=max(0.0, ends - time.monotonic()),
+            )
+            session.act(turn)
+            whole = session.ids[start:]
+            if turn.stop != "stop" or codec is None or codec.ended(whole):
+                break
+            if len(whole) >= sampling.max_turn_tokens:
+                turn = replace(turn, stop="length")
+                break
+        return turn
+
     def _said(self, turn: Turn, start: int) -> tuple[Message | None, bool]:
         """The message of a turn that begins at ``start``, and whether it is malformed."""
-        if self.act.codec is None or not turn.ids:
+        said = self.session.ids[start:]
+        if self.act.codec is None or not said:
             return turn.message, False
-        parsed = self.act.codec.parse(turn.ids, self.session.ids[:start], self.session.tools)
+        parsed = self.act.codec.parse(said, self.session.ids[:start], self.session.tools)
         return parsed.message, bool(parsed.error)
 
     async def _step(self, episode: Episode, message: Message) -> Step:

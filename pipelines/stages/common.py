@@ -36,6 +36,10 @@ class ModelConfig(StageConfig):
         None, description="a Hugging Face model folder or name; its own tokenizer and chat template are used"
     )
 
+    dialect: Literal["search_r1", "retool"] | None = Field(
+        None, description="tags that the agent acts by; None: what its chat template says"
+    )
+
     @model_validator(mode="after")
     def _exactly_one(self) -> "ModelConfig":
         if (self.init is None) == (self.path is None):
@@ -84,15 +88,17 @@ def start_policy(
 
     Raises ValueError if both or neither are given.
     """
+    from agentrl.chat.dialects import KEY
     from agentrl.models.tiny import tiny_policy
 
     if model is not None and config is None:
         return load_policy(model)
     if config is None or model is not None:
         raise ValueError("wire inputs.model or set with.model, one of the two")
-    if config.path is not None:
-        return outside_policy(config.path)
-    return tiny_policy(trajectories, seed)
+    policy = tiny_policy(trajectories, seed) if config.path is None else outside_policy(config.path)
+    if config.dialect:
+        policy.tokenizer.init_kwargs[KEY] = config.dialect
+    return policy
 
 
 def rollout_runner(

@@ -2,12 +2,13 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from architectures import POLICIES
+from architectures import POLICIES, expert_runs
 from families import tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +16,15 @@ from hypothesis import strategies as st
 from agentrl.chat import families
 from agentrl.chat.codec import ChatCodec, tokenize
 from agentrl.chat.dialects import NO_CALLS, NO_REASONING, NO_RENDERERS, REWRITES, UNREAD, find_dialect
+from agentrl.engines.base import Sampling, Session, Turn
+from agentrl.engines.blocking import blocking
+from agentrl.environments.base import Score, Step
 from agentrl.models.policy import Policy
-from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
+from agentrl.rollouts.episodes import Act, Attempt, EpisodeRun
+from agentrl.rollouts.limits import Limits
+from pipelines.stages.common import ModelConfig, start_policy
+from schemas.task import Task
+from schemas.trajectory import Message, Role, Span, Termination, ToolCall, Trajectory
 
 DIALECTS = {
     "qwen3": "qwen3",
@@ -371,3 +379,68 @@ def test_a_chosen_dialect_stays_with_the_model_and_is_part_of_its_tokenizers_fin
     loaded = Policy.load(tmp_path)
     assert loaded.codec.dialect == "retool"
     assert loaded.tokenizer_fingerprint != before
+
+
+class Scripted:
+    """An engine that says given tokens, and stops as engines do: at the first stop token, or at a limit."""
+
+    exact, reproducible, version = True, True, 0
+
+    def __init__(self, says: list[list[int]]) -> None:
+        self.left = [one for turn in says for one in turn]
+        self.asked = 0
+
+    def open(self, key: tuple[int, ...] = (), root: str = "") -> Session:
+        return Session(key=key, root=root)
+
+    async def turn(self, session: Session, sampling: Sampling, *, stop: Sequence[int], **_: Any) -> Turn:
+        self.asked += 1
+        said: list[int] = []
+        while len(said) < sampling.max_turn_tokens and (not said or said[-1] not in stop):
+            said.append(self.left.pop(0))
+        ended = "stop" if said[-1] in stop else "length"
+        return Turn(said, [-1.0] * len(said), [Span(version=0, start=0, end=len(said))], ended)
+
+
+class Library:
+    """An environment whose tool is called ``search``."""
+
+    name, version, opening, tools = "library", "1", [user("Who wrote Faust?")], "[]"
+
+    async def reset(self, task: Task) -> "Library":
+        return self
+
+    async def step(self, message: Message) -> Step:
+        return Step([answers(one, "Goethe <b>") for one in message.tool_calls])
+
+    async def score(self) -> Score:
+        return Score(True, ())
+
+    async def close(self) -> None:
+        pass
+
+
+def test_an_episode_of_tags_goes_on_over_stops_that_end_nothing_and_stores_what_was_sampled() -> None:
+    """Each ``>`` stops the engine; only the closing tag of the call and the end-of-turn token end a turn."""
+    codec = tagged("search_r1")
+    turns = [codec.assistant(says("", TAGGED["search_r1"][0], reasoning="a > b")), codec.assistant(says("Goethe"))]
+    engine = Scripted(turns)
+    task = Task(task_id="t", env="library", split="train", prompt="Who wrote Faust?", ground_truth='"Goethe"')
+    act = Act(engine, codec, Sampling(max_turn_tokens=200, max_tokens=2000), Limits())
+    run = EpisodeRun(act, Library(), Attempt(task), engine.open(), 0)
+    blocking(run.run())
+    assert run.error == ""
+    assert (run.termination, run.steps, run.tool_calls) == (Termination.ANSWERED, 2, 1)
+    assert engine.asked > 4
+    said = [one for one, acts in zip(run.session.ids, run.session.mask, strict=True) if acts]
+    assert said == turns[0] + turns[1]
+    assert run.messages[-1].content == "Goethe"
+    bare = [m.model_copy(update={"token_start": None, "token_end": None}) for m in run.messages]
+    written = tokenize(row(bare), codec, "")
+    assert written.input_ids == run.session.ids
+    assert written.action_mask == run.session.mask
+
+
+def test_a_pipeline_chooses_the_tags_of_the_model_that_it_starts_from() -> None:
+    policy = start_policy(None, ModelConfig(init="tiny", dialect="search_r1"), expert_runs(4), seed=0)
+    assert policy.codec.dialect == "search_r1"

@@ -1,0 +1,237 @@
+"""The vLLM engine on real servers: `make test-vllm` builds their environment and names its interpreter."""
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from architectures import ENV, expert_runs, lookup_tasks
+
+from agentrl.algorithms.sft import SFT
+from agentrl.chat.codec import tokenize
+from agentrl.engines.base import EngineError, Sampling, Session, Weights
+from agentrl.engines.blocking import blocking
+from agentrl.engines.vllm import VLLMEngine
+from agentrl.models.policy import Policy
+from agentrl.models.tiny import tiny_policy
+from agentrl.rollouts.runner import Attempt, RolloutRunner
+from agentrl.training.loop import fit
+from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.rows import TrainingRows
+from agentrl.training.step import Trainer
+from schemas.training import TrainingRow
+from schemas.trajectory import Message, Role
+
+pytestmark = pytest.mark.vllm
+
+TOLERANCE = 1e-4
+"""Mean absolute difference between log-probs of vLLM and of the trainer, in float32."""
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    """A tiny policy that has learned to call tools."""
+    runs = expert_runs(64)
+    made = tiny_policy(runs, seed=0)
+    rows = [tokenize(run, made.codec, made.tokenizer_fingerprint) for run in runs]
+    data = TrainingRows.of(
+        [
+            TrainingRow(
+                row_id=row.trajectory_id,
+                input_ids=row.input_ids,
+                mask=row.action_mask,
+                weights=[1.0] * row.n_tokens,
+            )
+            for row in rows
+        ]
+    )
+    trainer = Trainer(made, SFT(), OptimizerConfig(lr=5e-3, schedule="cosine", warmup=10), 80)
+    with tempfile.TemporaryDirectory() as folder:
+        fit(trainer, data, 8, 0, Path(folder) / "checkpoint.pt", lambda _: None)
+    made.model.eval()
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine(policy: Policy) -> Iterator[VLLMEngine]:
+    python = os.environ.get("VLLM_PYTHON")
+    assert python, "VLLM_PYTHON names the interpreter of an environment with vLLM; `make test-vllm` sets it"
+    made = VLLMEngine(policy, python=python, options=["--dtype", "float32", "--enforce-eager"])
+    pids = [server.process.pid for server in made.servers if server.process]
+    yield made
+    blocking(made.close())
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@torch.inference_mode()
+def recomputed(policy: Policy, ids: list[int]) -> list[float]:
+    """Log-probs of ``ids[1:]`` by one plain forward pass of the trainer's model."""
+    tokens = torch.tensor([ids])
+    logits = policy.model(tokens).logits[0, :-1].float()
+    return logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].tolist()
+
+
+def mean_gap(found: list[float], wanted: list[float]) -> float:
+    assert len(found) == len(wanted) > 0
+    return sum(abs(one - other) for one, other in zip(found, wanted, strict=True)) / len(found)
+
+
+def changed(policy: Policy, seed: int) -> Policy:
+    """The policy with other weights."""
+    import copy
+
+    model = copy.deepcopy(policy.model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    return Policy(model, policy.tokenizer, "changed", version=policy.version + 1)
+
+
+def test_rollouts_with_tools_have_the_trainers_log_probs(policy: Policy, engine: VLLMEngine) -> None:
+    runner = RolloutRunner(policy, engine, ENV, Sampling())
+    attempts = [Attempt(task, index) for task in lookup_tasks(12) for index in range(2)]
+    rows = runner.run(attempts, 0, [f"r{number}" for number in range(len(attempts))])
+    assert sum(row.n_tool_calls for row in rows) >= len(rows) // 2
+    gaps: list[float] = []
+    for row in rows:
+        wanted = recomputed(policy, row.input_ids)
+        acts = [place for place, action in enumerate(row.action_mask) if action]
+        gaps += [abs(row.logprobs[place] - wanted[place - 1]) for place in acts]
+        assert {span.version for span in row.spans} == {policy.version}
+        again = policy.codec
+        assert row.input_ids[: row.messages[1].token_start or 0] == again.opening(row.messages[:1], row.tools)
+    assert sum(gaps) / len(gaps) <= TOLERANCE
+
+
+def test_score_gives_the_trainers_log_probs(policy: Policy, engine: VLLMEngine) -> None:
+    ids = tokenize(expert_runs(1)[0], policy.codec, "digest").input_ids
+    assert mean_gap(blocking(engine.score(ids)), recomputed(policy, ids)) <= TOLERANCE
+    assert mean_gap(blocking(engine.score(ids, 10)), recomputed(policy, ids)[9:]) <= TOLERANCE
+
+
+def test_sampling_records_the_distribution_it_drew_from(policy: Policy, engine: VLLMEngine) -> None:
+    [task] = lookup_tasks(1)
+    prompt = policy.codec.opening([Message(role=Role.USER, content=task.prompt)], task.tools)
+
+    def turn(sampling: Sampling, seed: int = 1) -> Session:
+        async def sample() -> Session:
+            session = engine.open()
+            session.observe(prompt)
+            session.act(await engine.turn(session, sampling, stop=[policy.codec.stop_id], seed=seed))
+            return session
+
+        return blocking(sample())
+
+    cold = turn(Sampling(temperature=0.5))
+    with torch.inference_mode():
+        logits = policy.model(torch.tensor([cold.ids])).logits[0, :-1].float() / 0.5
+    wanted = logits.log_softmax(-1).gather(-1, torch.tensor(cold.ids)[1:, None])[:, 0].tolist()[len(prompt) - 1 :]
+    assert mean_gap(cold.logprobs[len(prompt) :], wanted) <= TOLERANCE
+    greedy = turn(Sampling(temperature=0))
+    assert set(greedy.logprobs[len(prompt) :]) == {0.0}
+    assert turn(Sampling(), seed=5).ids == turn(Sampling(), seed=5).ids
+    assert len(turn(Sampling(max_turn_tokens=3)).ids) == len(prompt) + 3
+
+
+def test_a_turn_whose_time_is_over_keeps_what_was_sampled(policy: Policy, engine: VLLMEngine) -> None:
+    async def cut() -> Session:
+        session = engine.open()
+        session.observe([5, 6, 7])
+        turn = await engine.turn(
+            session, Sampling(max_turn_tokens=240, max_tokens=250), stop=[], seed=0, time_limit=0.05
+        )
+        assert turn.stop == "cut"
+        session.act(turn)
+        return session
+
+    session = blocking(cut())
+    if len(session.ids) > 3:
+        assert mean_gap(session.logprobs[3:], recomputed(policy, session.ids)[2:]) <= TOLERANCE
+
+
+def test_more_tokens_than_the_servers_hold_are_refused(engine: VLLMEngine) -> None:
+    session = engine.open()
+    session.observe([5, 6, 7])
+    with pytest.raises(EngineError, match="context is 256"):
+        blocking(engine.turn(session, Sampling(max_turn_tokens=4000, max_tokens=4000), stop=[], seed=0))
+
+
+def test_weights_that_change_in_mid_request_label_each_token_truly(policy: Policy, engine: VLLMEngine) -> None:
+    """Every span, scored under the weights of its version, gives the log-probs that were recorded."""
+    other = changed(policy, 1)
+    by_version = {engine.version: policy, engine.version + 1: other}
+    sampling = Sampling(max_turn_tokens=220, max_tokens=250)
+
+    async def sample() -> list[Session]:
+        async def one(number: int) -> Session:
+            session = engine.open((number,))
+            session.observe([5 + number, 6, 7])
+            session.act(await engine.turn(session, sampling, stop=[], seed=number))
+            return session
+
+        running = [asyncio.create_task(one(number)) for number in range(16)]
+        await asyncio.sleep(0.3)
+        await engine.load(Weights(engine.version + 1, other.model))
+        return await asyncio.gather(*running)
+
+    sessions = blocking(sample())
+    assert any(len(session.spans) == 2 for session in sessions), "the weights came too early or too late"
+    for session in sessions:
+        assert len(session.ids) == 3 + 220
+        assert session.spans[0].start == 3
+        assert session.spans[-1].end == len(session.ids)
+        for span in session.spans:
+            wanted = recomputed(by_version[span.version], session.ids)[span.start - 1 : span.end - 1]
+            found = session.logprobs[span.start : span.end]
+            assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) <= 1e-3
+            assert mean_gap(found, wanted) <= TOLERANCE
+    print("loads took", [round(seconds, 3) for seconds in engine.loads], "s")
+
+
+def test_weights_of_another_shape_are_refused_before_a_server_sees_them(policy: Policy, engine: VLLMEngine) -> None:
+    import copy
+
+    broken = copy.deepcopy(policy.model)
+    broken.model.norm.weight = torch.nn.Parameter(torch.ones(7))
+    version = engine.version
+    with pytest.raises(EngineError, match="have other tensors than those"):
+        blocking(engine.load(Weights(version + 1, broken)))
+    assert engine.version == version
+    assert len(blocking(engine.score([5, 6, 7]))) == 2
+
+
+def test_a_server_that_is_killed_comes_back_with_the_current_weights(policy: Policy, engine: VLLMEngine) -> None:
+    """Turns under way are asked again; none is lost, and none is made twice."""
+    other = changed(policy, 2)
+    version = engine.version + 1
+    sampling = Sampling(max_turn_tokens=200, max_tokens=250)
+
+    async def sample() -> list[Session]:
+        await engine.load(Weights(version, other.model))
+
+        async def one(number: int) -> Session:
+            session = engine.open((number,))
+            session.observe([5 + number, 6, 7])
+            session.act(await engine.turn(session, sampling, stop=[], seed=number))
+            return session
+
+        running = [asyncio.create_task(one(number)) for number in range(8)]
+        await asyncio.sleep(0.2)
+        assert engine.servers[0].process
+        server = psutil.Process(engine.servers[0].process.pid)
+        for process in [server, *server.children(recursive=True)]:
+            process.send_signal(signal.SIGKILL)
+        return await asyncio.gather(*running)
+
+    sessions = blocking(sample())
+    assert engine.servers[0].restarts == 1
+    for session in sessions:
+        assert len(session.ids) == 3 + 200
+        assert [span.version for span in session.spans] == [version]
+        assert mean_gap(session.logprobs[3:], recomputed(other, session.ids)[2:]) <= TOLERANCE

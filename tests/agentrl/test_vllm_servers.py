@@ -1,0 +1,228 @@
+"""Several servers behind one engine: where turns go, and what happens if a server fails. The servers here speak vLLM's
+routes and fail on demand; real ones are in test_engine_vllm.py."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import torch
+from architectures import qwen
+
+from agentrl.engines.base import EngineError, Sampling, Weights
+from agentrl.engines.blocking import blocking
+from agentrl.engines.vllm import VLLMEngine
+from agentrl.models.policy import Policy
+
+ROUTES = ["/inference/v1/generate", "/pause", "/resume", "/collective_rpc", "/update_weight_version"]
+
+
+class Speaking(ThreadingHTTPServer):
+    """Answers turns of three tokens. ``faults`` are taken one for each request to generate; ``shift`` is added to the
+    log-probs that it scores."""
+
+    daemon_threads = True
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.policy, self.routes = policy, list(ROUTES)
+        self.label, self.loads, self.faults, self.asked, self.shift = "default", [], [], [], 0.0
+        self.loads_fail = 0
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Speaking
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, value: Any, status: int = 200) -> None:
+        self.send(json.dumps(value).encode(), status)
+
+    def send(self, body: bytes, status: int = 200, length: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.answer(
+            {
+                "/health": None,
+                "/weight_info": {"weight_version": self.server.label},
+                "/openapi.json": {"paths": dict.fromkeys(self.server.routes)},
+                "/v1/models": {"data": [{"max_model_len": 256}]},
+            }[self.path]
+        )
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
+        path = self.path.partition("?")[0]
+        if path == "/inference/v1/generate":
+            return self.generate(body)
+        if path == "/update_weight_version":
+            self.server.label = body["new_version"]
+        if path == "/collective_rpc":
+            self.server.loads.append(body["kwargs"]["weights_path"])
+            if self.server.loads_fail:
+                self.server.loads_fail -= 1
+                return self.answer("no such folder", 500)
+        return self.answer({})
+
+    def generate(self, body: dict[str, Any]) -> None:
+        if "prompt_logprobs" in body["sampling_params"]:
+            return self.answer(self.scored(body["token_ids"]))
+        self.server.asked.append(body)
+        fault = self.server.faults.pop(0) if self.server.faults else None
+        if fault == "hang":
+            time.sleep(5)
+        if fault == "garbage":
+            return self.send(b"<html>")
+        if fault == "half":
+            self.send(b'{"choices"', length=1000)
+            self.close_connection = True
+            return None
+        if isinstance(fault, int):
+            return self.answer({"error": "busy"}, fault)
+        made = {"token_ids": [7, 8, 2], "finish_reason": "stop"}
+        made |= {"logprobs": {"content": [{"logprob": -1.0}] * 3}}
+        made |= {"weight_versions": [{"version": self.server.label, "start": 0, "end": 3}]}
+        return self.answer({"choices": [made]})
+
+    def scored(self, ids: list[int]) -> dict[str, Any]:
+        with torch.inference_mode():
+            logits = self.server.policy.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        found = [None] + [
+            {str(token): {"logprob": float(logits[place, token]) + self.server.shift}}
+            for place, token in enumerate(ids[1:])
+        ]
+        return {"choices": [], "prompt_logprobs": found}
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return qwen()
+
+
+@pytest.fixture
+def servers(policy: Policy) -> Iterator[list[Speaking]]:
+    made = [Speaking(policy), Speaking(policy)]
+    yield made
+    for one in made:
+        one.shutdown()
+        one.server_close()
+
+
+@pytest.fixture
+def engine(policy: Policy, servers: list[Speaking]) -> Iterator[VLLMEngine]:
+    made = VLLMEngine(policy, urls=[one.url for one in servers])
+    yield made
+    blocking(made.close())
+
+
+async def turn(engine: VLLMEngine, root: str = "", time_limit: float | None = None) -> Any:
+    session = engine.open(root=root)
+    session.observe([5, 6])
+    return await engine.turn(session, Sampling(), stop=[2], seed=0, time_limit=time_limit)
+
+
+async def settled(engine: VLLMEngine) -> None:
+    for _ in range(200):
+        if all(server.state == "serving" for server in engine.servers):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError([server.state for server in engine.servers])
+
+
+def test_sessions_of_one_root_stay_on_one_server_and_roots_are_spread(
+    engine: VLLMEngine, servers: list[Speaking]
+) -> None:
+    async def ask() -> None:
+        await asyncio.gather(*(turn(engine, f"group-{number // 4}") for number in range(32)))
+
+    blocking(ask())
+    roots = [len(one.asked) for one in servers]
+    assert sum(roots) == 32
+    assert min(roots) >= 8
+
+
+@pytest.mark.parametrize("fault", [429, 500, "garbage", "half"])
+def test_a_turn_that_a_server_fails_is_asked_of_another(
+    engine: VLLMEngine, servers: list[Speaking], fault: int | str
+) -> None:
+    for one in servers:
+        one.faults = [fault]
+
+    async def ask() -> Any:
+        made = await turn(engine)
+        await settled(engine)
+        return made
+
+    made = blocking(ask())
+    assert (made.ids, made.stop) == ([7, 8, 2], "stop")
+    assert sum(len(one.asked) for one in servers) >= 2
+
+
+def test_a_server_that_always_fails_ends_in_an_error_that_says_so(engine: VLLMEngine, servers: list[Speaking]) -> None:
+    for one in servers:
+        one.faults = [500] * 20
+    with pytest.raises(EngineError, match=r"requests failed one after the other; the last: .* answered 500"):
+        blocking(turn(engine))
+
+
+def test_a_turn_is_cut_at_its_time_limit_even_if_the_server_hangs(
+    engine: VLLMEngine, servers: list[Speaking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.engines.vllm.ANSWER_S", 0.2)
+    for one in servers:
+        one.faults = ["hang"]
+        one.routes.append("/inference/v1/abort_requests")
+    started = time.monotonic()
+    made = blocking(turn(engine, time_limit=0.2))
+    assert (made.ids, made.stop) == ([], "cut")
+    assert time.monotonic() - started < 3
+
+
+def test_a_server_that_was_started_again_gets_the_current_weights_before_it_serves(
+    policy: Policy, engine: VLLMEngine, servers: list[Speaking]
+) -> None:
+    async def ask() -> None:
+        await engine.load(Weights(3, policy.model))
+        for one in servers:
+            one.label, one.faults, one.loads = "default", [500], []  # as after a restart behind the same URL
+        made = await turn(engine)
+        assert [span.version for span in made.spans] == [3]
+        await settled(engine)
+
+    blocking(ask())
+    again = [one for one in servers if one.asked and one.loads]
+    assert again
+    assert all(one.label == "3" for one in again)
+
+
+def test_weights_that_a_server_cannot_load_leave_the_old_ones(
+    policy: Policy, engine: VLLMEngine, servers: list[Speaking]
+) -> None:
+    servers[0].loads_fail = 1
+    with pytest.raises(EngineError, match="did not load version 1"):
+        blocking(engine.load(Weights(1, policy.model)))
+    assert servers[0].loads[-1].endswith("/0")
+
+
+def test_a_server_with_other_log_probs_is_refused(policy: Policy, servers: list[Speaking]) -> None:
+    servers[1].shift = 0.01
+    with pytest.raises(EngineError, match=r"other log-probs than transformers with version 0 \(mean difference 0.01"):
+        VLLMEngine(policy, urls=[one.url for one in servers])
+
+
+def test_a_missing_flag_is_named(policy: Policy, servers: list[Speaking]) -> None:
+    servers[0].routes.remove("/inference/v1/generate")
+    with pytest.raises(EngineError, match="--enable-scale-out"):
+        VLLMEngine(policy, urls=[servers[0].url])

@@ -5,8 +5,6 @@ variables, web identities, and the roles of containers and machines; not all of 
 """
 
 import os
-import urllib.error
-import urllib.request
 from functools import cache
 
 _ROLES = (
@@ -43,9 +41,11 @@ def _machine_has_a_role() -> bool:
     """Whether the metadata service of a cloud machine answers."""
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return False
+    import urllib.request  # takes long to import, and most processes have credentials in variables
+
     request = urllib.request.Request(_METADATA, method="PUT", headers={"X-aws-ec2-metadata-token-ttl-seconds": "21600"})
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=TIMEOUT_S):
             return True
-    except (OSError, urllib.error.URLError):
+    except OSError:
         return False

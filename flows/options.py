@@ -40,7 +40,9 @@ Run = Annotated[str, typer.Argument(help="A run: its id, the beginning of it, or
 At = Annotated[str | None, typer.Option("--at", help="A version number, or a time such as 2026-01-31T12:00")]
 Where = Annotated[str | None, typer.Option(help="SQL over the scalar columns, as in: success and env = 'lookup'")]
 Split = Annotated[str | None, typer.Option(help="Split of the rows: train, dev, heldout; to choose rows also all")]
-Selection = Annotated[str | None, typer.Option(help="A selection: TAG, the STAGE that made it, or STAGE/FINGERPRINT")]
+Selection = Annotated[
+    str | None, typer.Option(help="A selection: TAG, the STAGE that made it, PIPELINE:STAGE, or STAGE/FINGERPRINT")
+]
 Embedder = Annotated[str, typer.Option(help="sentence-transformers model or path, or the embedded default")]
 Name = Annotated[str, typer.Option(help="Name of the selection in the catalog")]
 Best = Annotated[int, typer.Option("--k", "-k", min=1, help="How many, best first")]

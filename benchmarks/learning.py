@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ["OMP_NUM_THREADS"] = "1"  # half a million parameters: a second thread costs more than it brings
+os.environ["OMP_NUM_THREADS"] = "1"  # a small model: a second thread costs more than it brings
 SMALL = os.environ.get("SCALE") == "small"
 SEEDS = range(1) if SMALL else range(3)
 JOBS = int(os.environ.get("JOBS", "2"))

@@ -1,6 +1,7 @@
 """Stages that make trajectories, or choose among them."""
 
 import asyncio
+import warnings
 from contextlib import aclosing
 from operator import itemgetter
 from random import Random
@@ -22,7 +23,7 @@ from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig, check_room
 from pipelines.stages.common import REWARDS, count, environment, load_policy, rollout_runner
-from pipelines.stages.outcomes import warn_of_ends
+from pipelines.stages.outcomes import FEW, warn_of_ends
 from schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
@@ -128,6 +129,10 @@ async def _sample(context: Context, runner: "RolloutRunner", shards: "dict[int, 
                 await asyncio.to_thread(context.append, [rows[name] for name in shards[shard]], shard)
 
 
+FEW_KEPT = 0.15
+"""Share of the tasks below which rejection sampling warns."""
+
+
 class RejectConfig(StageConfig):
     keep: int = Field(1, ge=1, description="at most this many successes of each task")
     agree: int = Field(1, ge=1, description="identical successes that a task needs of a run for the run to be kept")
@@ -166,7 +171,19 @@ def reject(context: Context, config: RejectConfig, trajectories: list[Trajectori
         tasks_solved=len({task for task, *_ in same}),
         tasks_kept=len(kept),
     )
+    _warn_of_few(len(kept), len({row["task_id"] for row in rows}), config.agree)
     return context.select(chosen)
+
+
+def _warn_of_few(kept: int, tasks: int, agree: int) -> None:
+    if tasks >= FEW and kept < FEW_KEPT * tasks:
+        asked = f" that was made {agree} times" if agree > 1 else ""
+        warnings.warn(
+            f"only {kept} of {tasks} tasks have a success{asked}, and training on so few rows teaches little: the "
+            "policy that made them needs a better start (look at its evaluation; more or better demonstrations, more "
+            "steps, another seed), or easier tasks, hints or more samples of each",
+            stacklevel=3,
+        )
 
 
 class NegativesConfig(StageConfig):

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,16 @@ def test_rejection_prefers_what_rollouts_of_a_task_agree_on_and_can_ask_for_it(h
     asked = harness.run(reject, {"keep": 2, "agree": 2}, trajectories=[rows])
     assert asked["trajectories"].ids() == ["usual-1"]
     assert (asked.metrics["tasks_solved"], asked.metrics["tasks_kept"]) == (2, 1)
+
+
+def test_rejection_warns_if_a_bad_start_leaves_few_tasks(harness: Harness) -> None:
+    poor = harness.trajectories([_attempt(f"run-{n}", f"task-{n}", [1, 2, n], success=n == 0) for n in range(20)])
+    with pytest.warns(UserWarning, match="only 1 of 20 tasks have a success, .* needs a better start"):
+        harness.run(reject, trajectories=[poor])
+    good = harness.trajectories([_attempt(f"ok-{n}", f"task-{n}", [1, 2, n], success=n < 4) for n in range(20)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        harness.run(reject, trajectories=[good])
 
 
 def test_training_refuses_rows_of_another_tokenizer_and_empty_selections(harness: Harness, tmp_path: Path) -> None:

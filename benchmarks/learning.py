@@ -56,7 +56,7 @@ class Setting:
             demonstrate(self.environment, task, 0.35, seed, f"d{number}", HINT if number % 7 == 0 else "")
             for number, task in enumerate(self.tasks[: int(0.6 * TRAIN)])
         ]
-        self.warm = tiny_policy(raw, seed)
+        self.warm = tiny_policy([row.messages for row in raw], seed)
         self.demonstrations = [tokenize(row, self.warm.codec, self.warm.tokenizer_fingerprint) for row in raw]
         self.fresh = copied(self.warm)
         self.warm_up(self.warm, masked=True)

@@ -64,7 +64,7 @@ class GeneratePerTurn(TransformersEngine):
 def trained_policy(tasks: list[Task], steps: int) -> Policy:
     environment = load_environment("lookup")
     shown = [demonstrate(environment, task, 0.1, 0, f"expert-{n}") for n, task in enumerate(tasks)]
-    policy = tiny_policy(shown, seed=0)
+    policy = tiny_policy([row.messages for row in shown], seed=0)
     rows = []
     for number, raw in enumerate(shown):
         row = tokenize(raw, policy.codec, policy.tokenizer_fingerprint)

@@ -57,7 +57,7 @@ def policy_and_texts(large: bool = False) -> tuple[Any, list[list[Any]]]:
         [demonstrate(environment, task, 0.5, 100 * number + sample, f"{number}-{sample}") for sample in range(8)]
         for number, task in enumerate(tasks)
     ]
-    policy = tiny_policy([row for group in groups for row in group], 0)
+    policy = tiny_policy([row.messages for group in groups for row in group], 0)
     if large:
         policy.model = large_model(len(policy.tokenizer))
     code = policy.tokenizer_fingerprint

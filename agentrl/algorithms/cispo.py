@@ -1,6 +1,6 @@
 """Clipped importance-sampling-weight policy optimisation."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ class CISPO(PolicyGradient):
     aggregate: Aggregate = "token"
     degenerate: Literal["drop", "keep"] = "drop"
     clip_high: float = Field(2.0, gt=0, description="weights are at most 1 + clip_high")
+
+    of_returns: ClassVar[bool] = True
 
     def advantages(self, step: Experience) -> Advantages:
         return Advantages(step.every_token(group_advantages(step.returns(), step.groups)[0]))

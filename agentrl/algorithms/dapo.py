@@ -1,6 +1,6 @@
 """Decoupled clip and dynamic sampling policy optimisation."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ class DAPO(ClippedPolicyGradient):
     clip_high: float = Field(0.28, gt=0)
     resample: int = Field(2, ge=0, description="more rounds of rollouts, at most, until no group is degenerate")
     overlong: Overlong | None = Overlong()
+
+    of_returns: ClassVar[bool] = True
 
     def advantages(self, step: Experience) -> Advantages:
         return Advantages(step.every_token(group_advantages(step.returns(), step.groups)[0]))

@@ -1,6 +1,6 @@
 """GRPO "done right"."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from agentrl.advantages.group import centred_advantages
 from agentrl.algorithms.policy_gradient import Advantages, Aggregate, ClippedPolicyGradient, Experience
@@ -11,6 +11,8 @@ class DrGRPO(ClippedPolicyGradient):
 
     type: Literal["dr_grpo"] = "dr_grpo"
     aggregate: Aggregate = "constant"
+
+    of_returns: ClassVar[bool] = True
 
     def advantages(self, step: Experience) -> Advantages:
         return Advantages(step.every_token(centred_advantages(step.returns(), step.groups)))

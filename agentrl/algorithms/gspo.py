@@ -1,6 +1,6 @@
 """Group sequence policy optimisation."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,8 @@ class GSPO(ClippedPolicyGradient):
     type: Literal["gspo"] = "gspo"
     clip_low: float = Field(3e-4, gt=0, lt=1)
     clip_high: float = Field(4e-4, gt=0)
+
+    of_returns: ClassVar[bool] = True
 
     def advantages(self, step: Experience) -> Advantages:
         return Advantages(step.every_token(group_advantages(step.returns(), step.groups)[0]))

@@ -165,6 +165,8 @@ class PolicyGradient(Minimised):
     metrics_by_token: ClassVar[bool] = True
     needs_critic: ClassVar[bool] = False
     needs_greedy: ClassVar[bool] = False
+    of_returns: ClassVar[bool] = False
+    """Whether the class's ``advantages`` gives all tokens of a rollout one number, from ``returns`` and ``groups``."""
 
     aggregate: Aggregate = Field(
         "sequence", description="divide by each row's action tokens and by rows; by all action tokens; by a constant"
@@ -200,6 +202,14 @@ class PolicyGradient(Minimised):
         if self.advantage and self.needs_critic:
             raise ValueError(f"advantage: {self.type} makes its critic's targets with its own; derive a class from it")
         return self
+
+    @property
+    def credits_whole_rows(self) -> bool:
+        """Whether what a rollout's tokens weigh follows from rewards and groups alone. Then no token is looked at."""
+        owner = next(one for one in type(self).__mro__ if "advantages" in vars(one))
+        in_reward = self.kl and self.kl.where == "reward"
+        by_token = self.advantage or self.off_policy or self.credit != "whole" or in_reward
+        return bool(vars(owner).get("of_returns")) and not by_token
 
     @property
     def acts_on_every_row(self) -> bool:

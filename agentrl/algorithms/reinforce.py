@@ -1,6 +1,6 @@
 """REINFORCE, the plain policy gradient."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from agentrl.advantages.group import centred_advantages
 from agentrl.algorithms.policy_gradient import Advantages, Aggregate, Experience, PolicyGradient
@@ -11,6 +11,8 @@ class Reinforce(PolicyGradient):
 
     type: Literal["reinforce"] = "reinforce"
     aggregate: Aggregate = "constant"
+
+    of_returns: ClassVar[bool] = True
 
     def advantages(self, step: Experience) -> Advantages:
         return Advantages(step.every_token(centred_advantages(step.returns(), step.groups)))

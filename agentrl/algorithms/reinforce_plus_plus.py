@@ -1,6 +1,6 @@
 """REINFORCE++ with a baseline."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from agentrl.advantages.group import batch_advantages
 from agentrl.algorithms.policy_gradient import KL, Advantages, Aggregate, ClippedPolicyGradient, Experience
@@ -14,6 +14,8 @@ class ReinforcePlusPlus(ClippedPolicyGradient):
     type: Literal["reinforce++"] = "reinforce++"
     aggregate: Aggregate = "token"
     kl: KL | None = KL(coef=1e-5, estimator="k2")
+
+    of_returns: ClassVar[bool] = True
 
     def advantages(self, step: Experience) -> Advantages:
         return Advantages(step.every_token(batch_advantages(step.returns(), step.groups)))

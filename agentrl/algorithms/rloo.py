@@ -1,6 +1,6 @@
 """REINFORCE leave-one-out."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from agentrl.advantages.group import leave_one_out_advantages
 from agentrl.algorithms.policy_gradient import Advantages, Aggregate, Experience, PolicyGradient
@@ -12,6 +12,8 @@ class RLOO(PolicyGradient):
 
     type: Literal["rloo"] = "rloo"
     aggregate: Aggregate = "constant"
+
+    of_returns: ClassVar[bool] = True
 
     def advantages(self, step: Experience) -> Advantages:
         return Advantages(step.every_token(leave_one_out_advantages(step.returns(), step.groups)))

@@ -1,6 +1,6 @@
 """StarPO-S."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ class StarPOS(ClippedPolicyGradient):
     aggregate: Aggregate = "token"
     clip_high: float = Field(0.28, gt=0)
     keep_uncertain: float = Field(0.25, gt=0, le=1)
+
+    of_returns: ClassVar[bool] = True
 
     def advantages(self, step: Experience) -> Advantages:
         return Advantages(step.every_token(group_advantages(step.returns(), step.groups)[0]))

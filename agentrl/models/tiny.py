@@ -3,12 +3,12 @@
 Small enough to learn on a laptop in minutes, and an ordinary Hugging Face model folder once saved.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.chat.hermes import format_assistant
 from agentrl.models.policy import Policy, to_device
-from schemas.trajectory import Role, Trajectory
+from schemas.trajectory import Message, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -118,12 +118,14 @@ def init_model(tokenizer: "PreTrainedTokenizerBase", seed: int, max_tokens: int 
     return model
 
 
-def tiny_policy(trajectories: Iterable[Trajectory], seed: int, vocab_size: int = 512) -> Policy:
-    """An untrained tiny policy whose tokenizer is trained on the text of ``trajectories``."""
-    texts = []
-    for trajectory in trajectories:
-        for message in trajectory.messages:
-            text = format_assistant(message) if message.role is Role.ASSISTANT else message.content
-            texts.append(f"{TURN_START}{message.role}\n{text}{TURN_END}")
-    tokenizer = train_tokenizer(texts, vocab_size)
+def tiny_policy(conversations: Iterable[Sequence[Message]], seed: int, vocab_size: int = 512) -> Policy:
+    """An untrained tiny policy whose tokenizer is trained on the text of ``conversations``, one after the other."""
+    tokenizer = train_tokenizer(_texts(conversations), vocab_size)
     return Policy(to_device(init_model(tokenizer, seed)), tokenizer, name="tiny")
+
+
+def _texts(conversations: Iterable[Sequence[Message]]) -> Iterator[str]:
+    for messages in conversations:
+        for message in messages:
+            text = format_assistant(message) if message.role is Role.ASSISTANT else message.content
+            yield f"{TURN_START}{message.role}\n{text}{TURN_END}"

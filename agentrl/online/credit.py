@@ -55,6 +55,12 @@ def shaped_rewards(algorithm: PolicyGradient, rollouts: Sequence[Trajectory]) ->
     Raises UnscoredError that names rollouts without a reward, and TrainingError that names those whose reward is not a
     finite number.
     """
+    rewards = plain_rewards(algorithm, rollouts)
+    return by_level(algorithm, rewards, [(row.env, row.level) for row in rollouts])
+
+
+def plain_rewards(algorithm: PolicyGradient, rollouts: Sequence[Trajectory]) -> np.ndarray:
+    """The same without normalisation; each rollout's own, [rows]."""
     _check_scored(rollouts)
     broken = [row.trajectory_id for row in rollouts if not np.isfinite(row.scored_reward())]
     if broken:
@@ -62,9 +68,12 @@ def shaped_rewards(algorithm: PolicyGradient, rollouts: Sequence[Trajectory]) ->
     rewards = np.array([row.scored_reward() for row in rollouts], dtype=np.float64)
     if algorithm.overlong:
         rewards -= [algorithm.overlong.punishment(row) for row in rollouts]
-    if algorithm.per_level:
-        rewards = normalise_by_domain(rewards.tolist(), [(row.env, row.level) for row in rollouts])
     return rewards
+
+
+def by_level(algorithm: PolicyGradient, rewards: np.ndarray, levels: Sequence[tuple[str, int]]) -> np.ndarray:
+    """Rewards [rows], normalised per environment and level if the algorithm says so."""
+    return normalise_by_domain(rewards.tolist(), levels) if algorithm.per_level else rewards
 
 
 def group_of(row: Trajectory) -> str:
@@ -87,12 +96,8 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
     groups = [group_of(row) for row in rollouts]
     penalties = _penalties(algorithm, rollouts, extras.reference)
     taken = [sum(one) for one in penalties]
-    degenerate = degenerate_groups([row.scored_reward() - t for row, t in zip(rollouts, taken, strict=True)], groups)
-    keep = np.ones(len(rollouts), dtype=bool)
-    if algorithm.degenerate == "drop":
-        keep &= ~degenerate
-    if algorithm.keep_uncertain < 1:
-        keep &= most_uncertain(rewards.tolist(), groups, algorithm.keep_uncertain)
+    scored = np.array([row.scored_reward() - t for row, t in zip(rollouts, taken, strict=True)])
+    keep, degenerate = _kept(algorithm, rewards, scored, groups)
     step = Experience(rollouts, groups, rewards, penalties, extras.values, extras.proximal, extras.greedy)
     found = (algorithm.advantage or algorithm).advantages(step)
     weights = _checked(found.tokens, rollouts, algorithm)
@@ -113,7 +118,7 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
     live = keep & (
         algorithm.acts_on_every_row | np.array([_teaches(*pair) for pair in zip(weights, rollouts, strict=True)])
     )
-    share = _share(algorithm, rollouts, live, keep)
+    share = _share(algorithm, np.array([sum(row.action_mask) for row in rollouts]), live, keep)
     rows = [
         TrainingRow(
             row_id=row.trajectory_id,
@@ -150,13 +155,49 @@ def _teaches(weights: Sequence[float], row: Trajectory) -> bool:
     return any(abs(weight) > 1e-9 for weight, inside in zip(weights, row.action_mask, strict=True) if inside)
 
 
-def _share(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], live: np.ndarray, keep: np.ndarray) -> float:
+def _kept(
+    algorithm: PolicyGradient, rewards: np.ndarray, scored: np.ndarray, groups: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows the algorithm keeps, and which are in a group of equal ``scored`` rewards, both [rows]."""
+    degenerate = degenerate_groups(scored.tolist(), groups)
+    keep = np.ones(len(rewards), dtype=bool)
+    if algorithm.degenerate == "drop":
+        keep &= ~degenerate
+    if algorithm.keep_uncertain < 1:
+        keep &= most_uncertain(rewards.tolist(), groups, algorithm.keep_uncertain)
+    return keep, degenerate
+
+
+def _share(algorithm: PolicyGradient, actions: np.ndarray, live: np.ndarray, keep: np.ndarray) -> float:
     """What the advantages of the rows that are computed (``live``) are scaled by, so that the loss is divided by all
     rows that the algorithm counts: those that it keeps, or for a constant denominator all. Rows without gradient are
-    not computed."""
-    units = np.array([sum(row.action_mask) if algorithm.aggregate == "token" else 1 for row in rollouts], dtype=float)
+    not computed. ``actions`` counts the action tokens of each row."""
+    units = (actions if algorithm.aggregate == "token" else np.ones(len(actions))).astype(float)
     counted = units.sum() if algorithm.aggregate == "constant" else units[keep].sum()
     return float(units[live].sum() / counted) if counted else 1.0
+
+
+@dataclass(frozen=True)
+class RowCredit:
+    """What all tokens of each rollout weigh, ``weights`` [rows], and ``live`` [rows]: which rollouts to train on."""
+
+    weights: np.ndarray
+    live: np.ndarray
+    metrics: dict[str, float]
+
+
+def assign_rows(
+    algorithm: PolicyGradient, rewards: np.ndarray, scored: np.ndarray, groups: Sequence[str], actions: np.ndarray
+) -> RowCredit:
+    """The same as :func:`assign`, for an algorithm that ``credits_whole_rows``, from columns [rows]: shaped and
+    ``scored`` rewards, groups, and the number of action tokens."""
+    keep, degenerate = _kept(algorithm, rewards, scored, groups)
+    stub = Trajectory.model_construct(input_ids=[0])  # of a rollout, advantages need no more than its length
+    step = Experience([stub] * len(rewards), groups, rewards, [[0.0]] * len(rewards))
+    advantages = np.array([one for [one] in algorithm.advantages(step).tokens])
+    live = keep & (algorithm.acts_on_every_row | ((abs(advantages) > 1e-9) & (actions > 0)))
+    share = _share(algorithm, actions, live, keep)
+    return RowCredit(share * advantages, live, {"degenerate_rows": float(degenerate.sum())})
 
 
 def _penalties(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], reference: Lists | None) -> Lists:

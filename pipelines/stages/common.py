@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentrl.rewards.component import Reward
     from agentrl.rollouts.runner import RolloutRunner
     from schemas.task import Task
-    from schemas.trajectory import Trajectory
+    from schemas.trajectory import Message
 
 
 REWARDS = "components of your own, {type: module:Class, weight: 0.1}, added to the environment's reward"
@@ -82,7 +82,7 @@ def outside_policy(path: str) -> "Policy":
 
 
 def start_policy(
-    model: Model | None, config: ModelConfig | None, trajectories: "Iterable[Trajectory]", seed: int
+    model: Model | None, config: ModelConfig | None, conversations: "Iterable[Sequence[Message]]", seed: int
 ) -> "Policy":
     """The policy that training starts from: the input, or what the config names.
 
@@ -95,7 +95,7 @@ def start_policy(
         return load_policy(model)
     if config is None or model is not None:
         raise ValueError("wire inputs.model or set with.model, one of the two")
-    policy = tiny_policy(trajectories, seed) if config.path is None else outside_policy(config.path)
+    policy = tiny_policy(conversations, seed) if config.path is None else outside_policy(config.path)
     if config.dialect:
         policy.tokenizer.init_kwargs[KEY] = config.dialect
     return policy

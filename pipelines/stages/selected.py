@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from agentrl.chat.codec import tokenize
 from pipelines.handles import Trajectories
 from pipelines.stages.common import warn_of_splits
 from schemas.training import TRAINING_SCHEMA
-from schemas.trajectory import NOT_TRAINED, Trajectory
+from schemas.trajectory import NOT_TRAINED, Message, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
@@ -49,16 +49,18 @@ class Tokens(NamedTuple):
     row_ids: pa.Array
     input_ids: pa.ListArray
     mask: pa.ListArray
+    logprobs: pa.ListArray | None = None
 
 
 class Selected:
     """Rows of several selections, in order, with ``weights`` [rows]. Rows that are tagged as not trained on (a judge's,
     a fixed opponent's) are left out, and a warning says how many. Another one says how many are not of the train split.
-    ``scalars`` has the columns :data:`SCALARS` up to ``n_tokens``."""
+    ``scalars`` has the columns :data:`SCALARS` up to ``n_tokens``, and ``more``."""
 
-    def __init__(self, selections: list[Trajectories]) -> None:
+    def __init__(self, selections: list[Trajectories], more: Sequence[str] = ()) -> None:
         self._buffer = selections[0].buffer
-        scalars = pa.concat_tables(selection.table(SCALARS) for selection in selections).combine_chunks()
+        names = list(dict.fromkeys([*SCALARS, *more]))
+        scalars = pa.concat_tables(selection.table(names) for selection in selections).combine_chunks()
         weights = np.concatenate([selection.selection()["weight"].to_numpy() for selection in selections])
         counted = pc.value_counts(scalars["split"].combine_chunks()).to_pylist()
         warn_of_splits({one["values"]: one["counts"] for one in counted}, "rows")
@@ -69,7 +71,8 @@ class Selected:
             warnings.warn(
                 f"{left} of {len(scalars)} rows are tagged {NOT_TRAINED!r} and are not trained on", stacklevel=3
             )
-        self.scalars, self.weights = scalars.drop_columns(["split", "tags", "sampling"]), weights.astype(np.float64)
+        unasked = [name for name in ("split", "tags", "sampling") if name not in more]
+        self.scalars, self.weights = scalars.drop_columns(unasked), weights.astype(np.float64)
         settings = scalars["sampling"].combine_chunks().dictionary_encode()
         plain = np.array([plainly_drawn(one) for one in settings.dictionary.to_pylist()], dtype=bool)
         self._plain = plain[settings.indices.to_numpy()] if len(scalars) else np.zeros(0, bool)
@@ -109,9 +112,17 @@ class Selected:
         for start in range(0, len(ids), TEXT_ROWS):
             yield from self._buffer.get_many(ids.slice(start, TEXT_ROWS))
 
-    def tokens(self, policy: "Policy", positions: np.ndarray | None = None) -> Iterator[Tokens]:
+    def conversations(self) -> Iterator[list[Message]]:
+        """The messages of each row in order, read as they are asked for."""
+        ids = self.scalars["trajectory_id"]
+        for start in range(0, len(ids), TEXT_ROWS):
+            for messages in self._buffer.read(ids.slice(start, TEXT_ROWS), ["messages"])["messages"].to_pylist():
+                yield [Message.model_validate(one) for one in messages]
+
+    def tokens(self, policy: "Policy", positions: np.ndarray | None = None, logprobs: bool = False) -> Iterator[Tokens]:
         """The token columns of the rows at ``positions`` (default: all), batch by batch, in the order in which the
-        buffer keeps them. Rows without tokens are tokenised.
+        buffer keeps them. Rows without tokens are tokenised. With ``logprobs``, which are those of the policy that
+        sampled, all rows must have tokens.
 
         Raises ValueError if a row was tokenised by another tokenizer than the policy's.
         """
@@ -119,11 +130,11 @@ class Selected:
         ids = self.scalars["trajectory_id"].combine_chunks().take(pa.array(chosen))
         stored = chosen[pc.sort_indices(ids).to_numpy()]
         for part in _parts(stored, self.scalars["n_tokens"].to_numpy()[stored]):
-            yield self._read(part, policy)
+            yield self._read(part, policy, logprobs)
 
-    def _read(self, positions: np.ndarray, policy: "Policy") -> Tokens:
+    def _read(self, positions: np.ndarray, policy: "Policy", logprobs: bool) -> Tokens:
         row_ids = self.scalars["trajectory_id"].combine_chunks().take(pa.array(positions))
-        table = self._buffer.read(row_ids, ["input_ids", "action_mask", "tokenizer"])
+        table = self._buffer.read(row_ids, ["input_ids", "action_mask", "tokenizer", *["logprobs"] * logprobs])
         ids, mask = (_one(table[name], TRAINING_SCHEMA.field(of).type) for name, of in _TOKENS)
         missing = np.flatnonzero(pc.list_value_length(ids).to_numpy() == 0)
         foreign = pc.not_equal(table["tokenizer"], policy.tokenizer_fingerprint).to_numpy()
@@ -132,7 +143,8 @@ class Selected:
             first = int(np.flatnonzero(foreign)[0])
             check_tokenizer(row_ids[first].as_py(), table["tokenizer"][first].as_py(), policy)
         if not len(missing):
-            return Tokens(positions, row_ids, ids, mask)
+            sampled = _one(table["logprobs"], TRAINING_SCHEMA.field("logprobs").type) if logprobs else None
+            return Tokens(positions, row_ids, ids, mask, sampled)
         made = self._tokenised(row_ids.take(pa.array(missing)), policy)
         order = np.arange(len(positions))
         order[missing] = len(positions) + np.arange(len(missing))

@@ -28,7 +28,8 @@ from agentrl.training.weights import row_weights, template_weights
 from pipelines.handles import Model, Pairs, Table, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.common import ModelConfig, load_policy, start_policy
-from pipelines.stages.selected import OtherTemperatures, Selected, Tokens, check_tokenizer
+from pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
+from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, trained_on
 from schemas.training import TRAINING_SCHEMA, TrainingRow
 from schemas.trajectory import UnscoredError
 
@@ -68,7 +69,7 @@ class SFTConfig(TrainConfig):
 def sft(context: Context, config: SFTConfig, trajectories: list[Trajectories], model: Model | None = None) -> Trained:
     """Supervised fine-tuning on the action tokens of trajectories, each counting by its weight in the selection."""
     chosen = Selected(trajectories)
-    policy = start_policy(model, config.model, chosen.trajectories(), context.seed)
+    policy = start_policy(model, config.model, chosen.conversations(), context.seed)
     context.metrics["dialect"] = policy.codec.dialect
     if pc.any(pc.equal(chosen.scalars["source"], NEGATIVE)).as_py() and not policy.codec.shows_tools():
         raise ValueError(
@@ -79,62 +80,11 @@ def sft(context: Context, config: SFTConfig, trajectories: list[Trajectories], m
     totals = chosen.weights * factors * np.where(factors < 0, config.negatives, 1.0)
     weigh = None
     if config.template_weight < 1:
-        weigh = partial(template_weights, decode=partial(_decode, policy), template=config.template_weight)
+        weigh = partial(template_weights, decode=partial(decode, policy), template=config.template_weight)
     batches = (
-        _trained_on(part, totals[part.positions], weigh=weigh) for part in chosen.tokens(policy, np.flatnonzero(totals))
+        trained_on(part, totals[part.positions], weigh=weigh) for part in chosen.tokens(policy, np.flatnonzero(totals))
     )
-    return _fit(context, config, policy, SFT(), map(_acting, batches))
-
-
-def _decode(policy: "Policy", ids: list[int]) -> str:
-    return str(policy.tokenizer.decode(ids))
-
-
-def _trained_on(
-    part: Tokens,
-    weights: np.ndarray,
-    labels: np.ndarray | None = None,
-    weigh: "Callable[[list[int], list[bool]], list[float]] | None" = None,
-) -> pa.RecordBatch:
-    """Training rows of a part of a selection. Each token has its row's weight [rows], times what ``weigh`` gives for
-    the tokens of a row."""
-    from agentrl.training.rows import flat, nested
-
-    offsets, _ = flat(part.input_ids)
-    lengths = np.diff(offsets)
-    if weigh is None:
-        tokens = np.repeat(weights.astype(np.float32), lengths)
-    else:
-        rows = zip(part.input_ids.to_pylist(), part.mask.to_pylist(), strict=True)
-        tokens = np.repeat(weights, lengths) * np.concatenate([weigh(ids, mask) for ids, mask in rows])
-    return _batch(part.row_ids, part.positions, labels, part.input_ids, part.mask, nested(offsets, tokens, "weights"))
-
-
-def _batch(
-    row_ids: pa.Array,
-    units: np.ndarray,
-    labels: np.ndarray | None,
-    input_ids: pa.ListArray,
-    mask: pa.ListArray,
-    weights: pa.ListArray,
-) -> pa.RecordBatch:
-    """Training rows without log-probs; without ``labels`` they have no sides."""
-    from agentrl.training.rows import nested
-
-    nothing = nested(np.zeros(len(units) + 1, np.int32), np.zeros(0, np.float32), "logprobs")
-    label = np.zeros(len(units)) if labels is None else labels
-    numbers = (pa.array(values.astype(np.int32)) for values in (units, label))
-    columns = [row_ids, *numbers, input_ids, mask, weights, nothing, nothing]
-    return pa.RecordBatch.from_arrays(columns, schema=TRAINING_SCHEMA)
-
-
-def _acting(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows of a batch that have an action token."""
-    from agentrl.training.rows import flat, holds_true
-
-    offsets, mask = flat(batch.column("mask"))
-    acts = holds_true(offsets[:-1], offsets[1:], mask)
-    return batch if acts.all() else batch.filter(pa.array(acts))
+    return _fit(context, config, policy, SFT(), map(acting, batches))
 
 
 class DPOConfig(TrainConfig):
@@ -196,7 +146,7 @@ def _pair_batches(pairs: Pairs, policy: "Policy") -> Iterator[pa.RecordBatch]:
             weight = batch.column("weight").to_numpy()
             weights = nested(offsets, np.repeat(np.repeat(weight, 2), np.diff(offsets)), "weights")
             labels = np.tile([1, -1], size)
-            yield _batch(batch.column("pair_id").take(pa.array(pair)), first + pair, labels, ids, mask, weights)
+            yield as_batch(batch.column("pair_id").take(pa.array(pair)), first + pair, labels, ids, mask, weights)
             first += size
 
 
@@ -217,7 +167,7 @@ def kto(context: Context, config: KTOConfig, trajectories: list[Trajectories], m
         raise UnscoredError("success", chosen.scalars.filter(pc.is_null(success))["trajectory_id"].to_pylist())
     labels = np.where(success.to_numpy(), 1, -1)
     batches = (
-        _trained_on(part, chosen.weights[part.positions], labels[part.positions]) for part in chosen.tokens(policy)
+        trained_on(part, chosen.weights[part.positions], labels[part.positions]) for part in chosen.tokens(policy)
     )
     scored = (reference_logprobs(policy, batch, config.optimizer.micro_tokens) for batch in batches)
     return _fit(context, config, policy, config.objective, scored)
@@ -251,10 +201,14 @@ def offline(context: Context, config: OfflineConfig, trajectories: list[Trajecto
     from agentrl.training.scoring import batch_logprobs
 
     policy = load_policy(model).prepare(config.optimizer.precision)
-    chosen = Selected(trajectories).at_temperature_1(config.other_temperatures)
+    chosen = Selected(trajectories, OUTCOME).at_temperature_1(config.other_temperatures)
+    if config.algorithm.credits_whole_rows:
+        metrics, batches = credited(chosen, config.algorithm, policy, config.optimizer.micro_tokens)
+        context.metrics.update(metrics)
+        return _fit(context, config, policy, config.algorithm, batches)
     both = zip(chosen.trajectories(), chosen.weights.tolist(), strict=True)
     weighted = [(row, weight) for row, weight in both if any(row.action_mask)]
-    made = [row for row, _ in weighted]  # groups need their rollouts whole
+    made = [row for row, _ in weighted]  # credit by token looks at all rollouts of a group
     for row in made:
         check_tokenizer(row.trajectory_id, row.tokenizer, policy)
     plain = [

@@ -19,7 +19,7 @@ def expert_runs(size: int = 64, noise: float = 0.2) -> list[Trajectory]:
 
 
 def qwen() -> Policy:
-    return tiny_policy(expert_runs(), seed=0)
+    return tiny_policy([row.messages for row in expert_runs()], seed=0)
 
 
 LLAMA_TEMPLATE = (

@@ -26,7 +26,7 @@ def runs() -> list[Trajectory]:
 
 
 def test_the_constant_part_of_a_call_is_few_tokens_and_a_word_is_one_everywhere(runs: list[Trajectory]) -> None:
-    policy = tiny_policy(runs, seed=0)
+    policy = tiny_policy([row.messages for row in runs], seed=0)
     run = next(run for run in runs if run.n_tool_calls == 3)
     row = tokenize(run, policy.codec, "tiny")
     calls = [message for message in row.messages if message.tool_calls]
@@ -45,7 +45,7 @@ def test_the_constant_part_of_a_call_is_few_tokens_and_a_word_is_one_everywhere(
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_fresh_policy_learns_to_copy_names_within_eighty_steps(runs: list[Trajectory], seed: int) -> None:
-    policy = tiny_policy(runs, seed)
+    policy = tiny_policy([row.messages for row in runs], seed)
     rows = TrainingRows.of(
         [
             TrainingRow(

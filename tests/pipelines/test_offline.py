@@ -1,14 +1,21 @@
 """Which stored rollouts train.offline and KTO take, and which of them are compared with each other."""
 
+import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from agentrl.algorithms.grpo import GRPO
+from agentrl.algorithms.policy_gradient import KL, Advantages, Experience, OffPolicy, PolicyGradient
+from agentrl.models.tiny import tiny_policy
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.harness import Harness
+from pipelines.stages.selected import Selected
 from pipelines.stages.tasks import generate
 from pipelines.stages.train import kto, offline, sft
 from pipelines.stages.trajectories import sample, synthesize
+from schemas.trajectory import Message, Role
 
 CONFIG: dict[str, Any] = {"steps": 1, "batch": 4}
 LIMITS = {"max_turn_tokens": 8, "max_tokens": 120}
@@ -77,3 +84,69 @@ def test_rollouts_are_compared_with_those_of_their_own_policy_and_ticket(
     rows = harness.run(offline, config, trajectories=given, model=model)["rows"].table()
     assert len(rows) == 8
     assert {weight for row in rows["weights"].to_pylist() for weight in row} == {0.0}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"type": "grpo"},
+        {"type": "dapo", "resample": 0, "overlong": {"limit": 60, "buffer": 50}, "degenerate": "drop"},
+        {"type": "rloo", "entropy": 0.1, "per_level": True},
+        {"type": "dr_grpo", "kl": {"coef": 0.1}, "aggregate": "constant"},
+        {"type": "starpo_s", "keep_uncertain": 0.5},
+        {"type": "reinforce++", "aggregate": "token"},
+    ],
+    ids=lambda algorithm: algorithm["type"],
+)
+def test_rows_are_credited_in_columns_as_by_their_tokens(
+    harness: Harness, tasks: Tasks, model: Model, algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rollout is read whole, and the rows are those of the way that looks at every token."""
+    made = harness.run(sample, TWO_OF_EACH, model=model, tasks=tasks)["trajectories"]
+    more = harness.run(sample, TWO_OF_EACH | {"samples": 3}, model=model, tasks=tasks)["trajectories"]
+    given = [scored(harness, made, [0.0, 1.0, 1.0, 1.0]), scored(harness, more, [0.2, 0.7, 0.1, 0.5, 0.5, 0.5])]
+    config = CONFIG | {"algorithm": algorithm}
+
+    def whole(self: Selected) -> None:
+        raise AssertionError("rollouts are read whole")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Selected, "trajectories", whole)
+        columns = harness.run(offline, config, trajectories=given, model=model)
+    monkeypatch.setattr(PolicyGradient, "credits_whole_rows", False)
+    tokens = harness.run(offline, config, trajectories=given, model=model)
+    assert columns.metrics["degenerate_rows"] == tokens.metrics["degenerate_rows"]
+    ours, theirs = (sorted(one["rows"].table().to_pylist(), key=lambda row: row["unit"]) for one in (columns, tokens))
+    assert [len(row["input_ids"]) for row in ours]
+    for row, other in zip(ours, theirs, strict=True):
+        for name in ("weights", "logprobs", "ref_logprobs"):
+            assert row.pop(name) == pytest.approx(other.pop(name), rel=1e-6, abs=1e-6, nan_ok=True)
+        assert row == other
+
+
+def test_an_algorithm_of_ones_own_may_look_at_tokens() -> None:
+    class Own(GRPO):
+        def advantages(self, step: Experience) -> Advantages:
+            return super().advantages(step)
+
+    assert GRPO().credits_whole_rows
+    assert not Own().credits_whole_rows
+    assert not GRPO(kl=KL(where="reward")).credits_whole_rows
+    assert not GRPO(credit="first_divergence").credits_whole_rows
+    assert not GRPO(off_policy=OffPolicy()).credits_whole_rows
+
+
+def test_the_tokenizer_of_a_fresh_model_is_trained_on_a_stream() -> None:
+    held: list[int] = []
+
+    def conversations() -> Iterator[list[Message]]:
+        for number in range(200):
+            held.append(tracemalloc.get_traced_memory()[0])
+            yield [Message(role=Role.USER, content=f"{number} " * 20_000)]
+
+    tracemalloc.start()
+    try:
+        tiny_policy(conversations(), seed=0)
+    finally:
+        tracemalloc.stop()
+    assert max(held) - held[0] < 3_000_000  # all of it would be 16 MB

@@ -1,0 +1,133 @@
+"""Training rows in columns, from parts of a selection."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agentrl.algorithms.policy_gradient import PolicyGradient
+from pipelines.stages.selected import Selected, Tokens
+from schemas.training import TRAINING_SCHEMA
+from schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.models.policy import Policy
+    from agentrl.online.credit import RowCredit
+
+
+def decode(policy: "Policy", ids: list[int]) -> str:
+    return str(policy.tokenizer.decode(ids))
+
+
+def trained_on(
+    part: Tokens,
+    weights: np.ndarray,
+    labels: np.ndarray | None = None,
+    weigh: "Callable[[list[int], list[bool]], list[float]] | None" = None,
+    units: np.ndarray | None = None,
+) -> pa.RecordBatch:
+    """Training rows of a part of a selection. Each token has its row's weight [rows], times what ``weigh`` gives for
+    the tokens of a row. ``units`` [rows] are the positions unless given."""
+    from agentrl.training.rows import flat, nested
+
+    offsets, _ = flat(part.input_ids)
+    lengths = np.diff(offsets)
+    if weigh is None:
+        tokens = np.repeat(weights.astype(np.float32), lengths)
+    else:
+        rows = zip(part.input_ids.to_pylist(), part.mask.to_pylist(), strict=True)
+        tokens = np.repeat(weights, lengths) * np.concatenate([weigh(ids, mask) for ids, mask in rows])
+    made = nested(offsets, tokens, "weights")
+    number = part.positions if units is None else units
+    return as_batch(part.row_ids, number, labels, part.input_ids, part.mask, made, part.logprobs)
+
+
+def as_batch(
+    row_ids: pa.Array,
+    units: np.ndarray,
+    labels: np.ndarray | None,
+    input_ids: pa.ListArray,
+    mask: pa.ListArray,
+    weights: pa.ListArray,
+    logprobs: pa.ListArray | None = None,
+) -> pa.RecordBatch:
+    """Training rows without log-probs of a reference; without ``labels`` they have no sides."""
+    from agentrl.training.rows import nested
+
+    nothing = nested(np.zeros(len(units) + 1, np.int32), np.zeros(0, np.float32), "logprobs")
+    label = np.zeros(len(units)) if labels is None else labels
+    numbers = (pa.array(values.astype(np.int32)) for values in (units, label))
+    columns = [row_ids, *numbers, input_ids, mask, weights, logprobs if logprobs is not None else nothing, nothing]
+    return pa.RecordBatch.from_arrays(columns, schema=TRAINING_SCHEMA)
+
+
+def acting(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows of a batch that have an action token."""
+    from agentrl.training.rows import flat, holds_true
+
+    offsets, mask = flat(rows.column("mask"))
+    acts = holds_true(offsets[:-1], offsets[1:], mask)
+    return rows if acts.all() else rows.filter(pa.array(acts))
+
+
+OUTCOME = ("group_id", "fingerprint", "policy", "policy_version", "env", "level", "sampling", "n_action_tokens")
+"""The columns that credit of whole rollouts needs, beside those of every selection."""
+
+ROWS_AT_ONCE = 4096
+
+
+def credited(
+    chosen: Selected, algorithm: PolicyGradient, policy: "Policy", micro_tokens: int
+) -> tuple[dict[str, float], Iterator[pa.RecordBatch]]:
+    """Metrics, and training rows of an algorithm that ``credits_whole_rows``. Rewards and groups of all rows are in
+    memory, their tokens are a stream. ``chosen`` has the columns :data:`OUTCOME`."""
+    from agentrl.online.credit import assign_rows, by_level, group_of, plain_rewards
+
+    acting = np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy())
+    outcome = chosen.scalars.take(pa.array(acting))
+    prompts = _prompts(chosen, policy, acting) if algorithm.overlong else np.zeros(len(acting), np.int64)
+    rewards, groups, levels = [np.zeros(0)], list[str](), list[tuple[str, int]]()
+    for start in range(0, len(acting), ROWS_AT_ONCE):
+        values = zip(outcome.slice(start, ROWS_AT_ONCE).to_pylist(), prompts[start:].tolist(), strict=False)
+        rows = [Trajectory.model_construct(**one, action_mask=[False] * prompt + [True]) for one, prompt in values]
+        rewards.append(plain_rewards(algorithm, rows))
+        groups += [group_of(row) for row in rows]
+        levels += [(row.env, row.level) for row in rows]
+    shaped = by_level(algorithm, np.concatenate(rewards), levels)
+    actions = outcome["n_action_tokens"].to_numpy()
+    credit = assign_rows(algorithm, shaped, outcome["reward"].to_numpy(), groups, actions)
+    return credit.metrics, _credited_batches(chosen, algorithm, policy, micro_tokens, acting, credit)
+
+
+def _credited_batches(
+    chosen: Selected,
+    algorithm: PolicyGradient,
+    policy: "Policy",
+    micro_tokens: int,
+    acting: np.ndarray,
+    credit: "RowCredit",
+) -> Iterator[pa.RecordBatch]:
+    from agentrl.training.scoring import reference_logprobs
+
+    weights, units = np.zeros(len(chosen)), np.zeros(len(chosen), np.int64)
+    weights[acting] = chosen.weights[acting] * credit.weights
+    units[acting] = np.arange(len(acting))
+    labels = pc.fill_null(pc.if_else(chosen.scalars["success"], 1, -1), 0).to_numpy()
+    for part in chosen.tokens(policy, acting[credit.live], logprobs=True):
+        place = part.positions
+        rows = trained_on(part, weights[place], labels[place], units=units[place])
+        yield reference_logprobs(policy, rows, micro_tokens) if algorithm.kl else rows
+
+
+def _prompts(chosen: Selected, policy: "Policy", positions: np.ndarray) -> np.ndarray:
+    """The number of tokens before the first action of the rows at these positions, [positions]."""
+    from agentrl.training.rows import flat
+
+    found = np.zeros(len(chosen), np.int64)
+    for part in chosen.tokens(policy, positions):
+        offsets, mask = flat(part.mask)
+        true = np.flatnonzero(mask)
+        found[part.positions] = true[np.searchsorted(true, offsets[:-1])] - offsets[:-1]
+    return found[positions]

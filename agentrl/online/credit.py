@@ -192,7 +192,8 @@ def assign_rows(
     """The same as :func:`assign`, for an algorithm that ``credits_whole_rows``, from columns [rows]: shaped and
     ``scored`` rewards, groups, and the number of action tokens."""
     keep, degenerate = _kept(algorithm, rewards, scored, groups)
-    stub = Trajectory.model_construct(input_ids=[0])  # of a rollout, advantages need no more than its length
+    # of a rollout, advantages need no more than its length
+    stub = Trajectory.model_construct(input_ids=[0])  # type: ignore[call-arg]
     step = Experience([stub] * len(rewards), groups, rewards, [[0.0]] * len(rewards))
     advantages = np.array([one for [one] in algorithm.advantages(step).tokens])
     live = keep & (algorithm.acts_on_every_row | ((abs(advantages) > 1e-9) & (actions > 0)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from datastore.commit import commit
+from datastore.content import with_content
 from datastore.errors import InvalidRowsError, StoreError
 from datastore.ingest import MAX_PROBLEMS, Ingest, OnError, Rows
 from datastore.places import LocalPlace, S3Place
@@ -80,7 +81,7 @@ def append(
 def _write(to: BufferTable, files: FileWriter, checked: Ingest) -> list[Action]:
     """Add actions of the rows' files."""
     try:
-        return files.write(checked.batches())
+        return files.write(checked.batches(), with_content)
     except Exception as error:
         if error is checked.error and not isinstance(error, OSError):
             raise

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datastore.content import with_content
 from datastore.errors import InvalidRowsError, StoreError
 from datastore.owners import mark
 from datastore.places import Place
@@ -59,13 +58,13 @@ class Ingest:
         return self._seen - self._set_aside
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Checked batches as they are stored. What goes wrong here, and not in writing, is kept in ``error``."""
+        """Checked batches. What goes wrong here, and not in writing, is kept in ``error``."""
         try:
             for table in self._tables():
                 for part in _bounded(table):
                     checked = self._checked(self._filled(part))
                     self.rows += checked.num_rows
-                    yield from with_content(checked).to_batches()
+                    yield from checked.to_batches()
             if self._quarantine:
                 self._quarantine.publish()
         except BaseException as error:

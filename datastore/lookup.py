@@ -57,6 +57,7 @@ class _File:
     least: str
     most: str
     groups: list[_Group] | None = None
+    names: list[str] | None = None
     columns: tuple[str, ...] = ()
 
 
@@ -97,8 +98,7 @@ class Lookup:
                 rows = source.read_row_groups(numbers, columns=read, use_threads=False)
             # the ids that these row groups may hold, since Arrow hashes all that it is given
             few = within(min(group.least for group in groups), max(group.most for group in groups))
-            asked = pc.is_in(rows["trajectory_id"], value_set=few)
-            rows = rows if pc.all(asked).as_py() else rows.filter(asked)  # a filter copies
+            rows = _chosen(rows, pc.is_in(rows["trajectory_id"], value_set=few))
             rows = upgrade(rows, columns) if old else rows.select(list(columns))
             return rows if rows.schema.equals(schema) else rows.cast(schema)  # so does a cast, even to the same
 
@@ -129,6 +129,11 @@ class Lookup:
         }
         self._version = version
         return list(self._files.values())
+
+    def _names(self, file: _File, source: pq.ParquetFile) -> list[str]:
+        if file.names is None:
+            file.names = source.schema_arrow.names  # made anew each time it is asked for
+        return file.names
 
     def _groups(self, file: _File, names: list[str]) -> "list[_Group]":
         """Row groups of a file that may hold one of these ids, which are sorted."""
@@ -168,6 +173,17 @@ class Lookup:
             while kept > FOOTER_BYTES:
                 _, dropped = self._footers.popitem(last=False)
                 kept -= dropped.serialized_size
+
+
+def _chosen(rows: pa.Table, asked: pa.ChunkedArray) -> pa.Table:
+    """The rows that were asked for. A filter copies, and goes through all columns of a row group for one row: all rows
+    are passed on as they are, and a few are cut out."""
+    places = pc.indices_nonzero(asked).to_pylist()
+    if len(places) == rows.num_rows:
+        return rows
+    if places and len(places) * 32 <= rows.num_rows:
+        return pa.concat_tables([rows.slice(place, 1) for place in places])
+    return rows.filter(asked)
 
 
 def _between(names: list[str], least: str, most: str) -> tuple[int, int]:

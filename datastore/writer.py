@@ -8,7 +8,7 @@ so little of each column that starting ZSTD takes longer than reading it. A file
 import json
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -102,17 +102,23 @@ class FileWriter:
             self._mark.stop()
             warnings.warn(f"temporary files stay in {self._place.uri} until a vacuum: {error}", stacklevel=2)
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> list[Action]:
-        """Add actions of as many files as the rows need, in the order of their rows."""
+    def write(
+        self, batches: Iterator[pa.RecordBatch], finish: Callable[[pa.Table], pa.Table] = lambda rows: rows
+    ) -> list[Action]:
+        """Add actions of as many files as the rows need, in the order of their rows. ``finish`` gives what is stored of
+        the rows of a file, in the thread that writes it."""
         actions: list[Action] = []
         waiting: list[Future[Action]] = []
         with ThreadPoolExecutor(THREADS) as pool:
             for table in _parts(batches):
-                waiting.append(pool.submit(self._file, self._name(), [table]))
+                waiting.append(pool.submit(self._finished, self._name(), table, finish))
                 if len(waiting) >= THREADS:  # do not read ahead of what can be written
                     actions.append(waiting.pop(0).result())
             actions += [future.result() for future in waiting]
         return actions
+
+    def _finished(self, name: str, table: pa.Table, finish: Callable[[pa.Table], pa.Table]) -> Action:
+        return self._file(name, [finish(table)])
 
     def write_one(self, tables: Iterable[pa.Table]) -> Action:
         """Add action of one file of all these rows; only its compressed form is held as a whole."""

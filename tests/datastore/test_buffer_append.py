@@ -1,3 +1,4 @@
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from store_rows import Make
 
 from datastore import StoreError, TrajectoryBuffer
+from datastore.content import with_content
 from datastore.errors import NewerSchemaError, NoBufferError, UnknownTrajectoryError
 from datastore.table import VERSION_PROPERTY
 from schemas.arrow import to_table
@@ -138,3 +140,20 @@ def test_sql_and_time_travel(tmp_path: Path, make: Make) -> None:
         buffer.scan(99)
     with pytest.raises(StoreError, match="query failed"):
         buffer.sql("select nonsense from trajectories")
+
+
+def test_contents_are_digested_by_the_threads_that_write(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that digests of one file are made while another one is compressed, and rows of a third are checked."""
+    threads: list[str] = []
+
+    def spy(rows: pa.Table) -> pa.Table:
+        threads.append(threading.current_thread().name)
+        return with_content(rows)
+
+    monkeypatch.setattr("datastore.append.with_content", spy)
+    buffer = TrajectoryBuffer(tmp_path)
+    buffer.append([make(0)], stage="s", fingerprint="a")
+    assert threads
+    assert threading.main_thread().name not in threads

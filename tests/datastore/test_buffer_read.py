@@ -228,3 +228,10 @@ def test_threads_that_share_a_buffer_see_what_they_appended(tmp_path: Path, make
 def test_a_used_buffer_goes_to_another_process(buffer: TrajectoryBuffer) -> None:
     buffer.scan().select("env").collect()
     assert pickle.loads(pickle.dumps(buffer)).version == buffer.version
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=200))
+def test_few_rows_are_cut_out_and_many_are_filtered(asked: list[bool]) -> None:
+    table = pa.table({"place": range(len(asked))})
+    found = lookup._chosen(table, pa.chunked_array([asked]))
+    assert found["place"].to_pylist() == [place for place, one in enumerate(asked) if one]

@@ -37,7 +37,7 @@ TOLERANCE = 1e-4
 def policy() -> Policy:
     """A tiny policy that has learned to call tools."""
     runs = expert_runs(64)
-    made = tiny_policy(runs, seed=0)
+    made = tiny_policy([run.messages for run in runs], seed=0)
     rows = [tokenize(run, made.codec, made.tokenizer_fingerprint) for run in runs]
     data = TrainingRows.of(
         [

@@ -4,7 +4,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from agentrl.chat.codec import ChatCodec
-from agentrl.chat.probes import NEXT_QUESTION, PROBES, Outcome, try_out
+from agentrl.chat.probes import NEXT_QUESTION, PROBES, ProbeOutcome, try_out
 from agentrl.chat.readers import HermesReader, ResponseTemplateReader
 from agentrl.chat.tags import TAGS, Tagged
 from agentrl.chat.template import Template
@@ -78,12 +78,12 @@ def _tagged(tokenizer: "PreTrainedTokenizerBase", name: str) -> ChatCodec:
     return ChatCodec(tagged, name, tagged)
 
 
-def _outcomes(codec: ChatCodec) -> dict[str, Outcome]:
+def _outcomes(codec: ChatCodec) -> dict[str, ProbeOutcome]:
     tried = {name: try_out(codec, probe) for name, probe in PROBES.items()}
     return {name: outcome for name, outcome in tried.items() if outcome is not None}
 
 
-def _reads_calls(outcomes: dict[str, Outcome]) -> bool:
+def _reads_calls(outcomes: dict[str, ProbeOutcome]) -> bool:
     return any(outcomes[name].read for name in ("call", "parallel", "values") if name in outcomes)
 
 

@@ -83,7 +83,7 @@ PROBES = {
 }
 
 
-class Outcome(NamedTuple):
+class ProbeOutcome(NamedTuple):
     """What became of a probe. ``refused`` is the reason if it cannot be encoded; ``text`` and ``tokens`` say whether
     the conversation, encoded turn by turn, is what the template writes for the whole; ``read`` whether each turn reads
     back as it was written."""
@@ -94,7 +94,7 @@ class Outcome(NamedTuple):
     read: bool = False
 
 
-def try_out(codec: ChatCodec, probe: Probe) -> Outcome | None:
+def try_out(codec: ChatCodec, probe: Probe) -> ProbeOutcome | None:
     """What becomes of a probe in a dialect; None if the template itself refuses the conversation."""
     template = codec.template
     try:
@@ -104,15 +104,15 @@ def try_out(codec: ChatCodec, probe: Probe) -> Outcome | None:
     try:
         ids, _, turns = encode(codec, probe.messages, probe.tools)
     except ValueError as error:
-        return Outcome(refused=str(error))
+        return ProbeOutcome(refused=str(error))
     native = template.encode(whole)
     bare = ids[:-1]
     mine, theirs = (str(template.tokenizer.decode(one)) for one in (bare, native))
     if lost := [message.content for message in probe.messages if message.content not in mine]:
-        return Outcome(refused=f"the chat template drops or moves {lost[0]!r}")
+        return ProbeOutcome(refused=f"the chat template drops or moves {lost[0]!r}")
     text = theirs.startswith(mine) and not _without(theirs[len(mine) :], template.ends).strip()
     read = all(_reads_back(codec, message, ids, *span, probe.tools) for message, span in turns)
-    return Outcome(None, text, text and native[: len(bare)] == bare, read)
+    return ProbeOutcome(None, text, text and native[: len(bare)] == bare, read)
 
 
 def _without(text: str, parts: tuple[str, ...]) -> str:

@@ -43,7 +43,7 @@ _COMPONENT_FIELDS = RewardComponent.model_fields.keys()
 _SPAN_FIELDS = Span.model_fields.keys()
 
 
-class Origin(NamedTuple):
+class RowOrigin(NamedTuple):
     """Where a row comes from: the number of the record in its source, and what is kept of the record."""
 
     source: Source
@@ -52,14 +52,14 @@ class Origin(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batch:
+class RowBatch:
     """Rows in ``LENIENT_SCHEMA``, and where each comes from."""
 
     table: pa.Table
-    origins: list[Origin]
+    origins: list[RowOrigin]
 
 
-def batches(rows: Iterable[tuple[Source, Row]], keep: Callable[[Any], Any] = lambda _: None) -> Iterator[Batch]:
+def batches(rows: Iterable[tuple[Source, Row]], keep: Callable[[Any], Any] = lambda _: None) -> Iterator[RowBatch]:
     """Tables of a bounded number of rows, each given with the source that has just read it. ``keep`` says what to
     keep of a record beside its row. A row that does not fit is refused with its place."""
     was_on = gc.isenabled()
@@ -68,7 +68,7 @@ def batches(rows: Iterable[tuple[Source, Row]], keep: Callable[[Any], Any] = lam
         part, size = _Columns(), 0
         for source, row in rows:
             try:
-                part.add(row, Origin(source, source.number, keep(source.record)))
+                part.add(row, RowOrigin(source, source.number, keep(source.record)))
             except _MISFITS as error:
                 source.notes.refuse(source.place, error, excerpt(source.record))
             size += source.took()
@@ -87,7 +87,7 @@ class _Columns:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self.origins: list[Origin] = []
+        self.origins: list[RowOrigin] = []
         self.lengths: list[int] = []
         self.roles: list[str] = []
         self.contents: list[str] = []
@@ -96,7 +96,7 @@ class _Columns:
         """How many calls each message has."""
         self.call_fields: tuple[list[str], list[str], list[str]] = ([], [], [])
 
-    def add(self, row: Row, origin: Origin) -> None:
+    def add(self, row: Row, origin: RowOrigin) -> None:
         """Take over a row. Raises what tells why it does not fit, and takes nothing of it then."""
         messages = row["messages"]
         names = set().union(*messages)
@@ -124,7 +124,7 @@ class _Columns:
         self.rows.append(row)
         self.origins.append(origin)
 
-    def batch(self) -> Batch:
+    def batch(self) -> RowBatch:
         """The rows as a table, without those that do not fit."""
         for values in self.fields.values():
             if values:
@@ -132,18 +132,18 @@ class _Columns:
         try:
             table = self._table()
             if not validate(table):
-                return Batch(table, self.origins)
+                return RowBatch(table, self.origins)
         except _MISFITS:
             pass
         tables: list[pa.Table] = []
-        kept: list[Origin] = []
+        kept: list[RowOrigin] = []
         for row, origin in zip(self._whole(), self.origins, strict=True):
             try:
                 tables.append(as_table([Trajectory.model_validate(_counted(row))]))
                 kept.append(origin)
             except _MISFITS as error:
                 origin.source.notes.refuse(origin.source.place_of(origin.number), error, excerpt(row))
-        return Batch(pa.concat_tables([LENIENT_SCHEMA.empty_table(), *tables]), kept)
+        return RowBatch(pa.concat_tables([LENIENT_SCHEMA.empty_table(), *tables]), kept)
 
     def _whole(self) -> Iterator[Row]:
         """The rows with their messages, as they were added."""

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from datastore.errors import InvalidRowsError, NoBufferError, StoreError
 from datastore.formats import detect, named
-from datastore.formats.columns import Batch, batches, with_column
+from datastore.formats.columns import RowBatch, batches, with_column
 from datastore.formats.labels import AS_SOURCE, Labels, labelled, named_reward
 from datastore.formats.notes import Notes
 from datastore.formats.rows import NAMELESS
@@ -227,7 +227,7 @@ class Reading:
             bad = [f"; {one.place} cannot be read: {one.reason}" for one in self.notes.unreadable[:1]]
             raise StoreError(f"{self.files[0].source.name} gives no row{''.join(bad)}; nothing was imported")
 
-    def _own(self, batch: Batch, owners: "list[_Owner]", name: str) -> pa.Table:
+    def _own(self, batch: RowBatch, owners: "list[_Owner]", name: str) -> pa.Table:
         """Rows under ids of this import."""
         table, labels = batch.table, self.labels
         sources = table.select(

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from agentrl.chat.hermes import Parsed, with_thoughts
 from agentrl.chat.tags import Tagged
-from agentrl.chat.template import Template
+from agentrl.chat.template import REMEMBERED, Template
 from schemas.trajectory import Message, Role, Trajectory
 
 
@@ -95,6 +95,8 @@ class ChatCodec:
             f"{message.role}\0{message.name}\0{message.tool_call_id}\0{message.content}" for message in messages
         )
         if key not in self._known:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
             self._known[key] = self.template.encode(self.template.after_turn(messages))
         return list(self._known[key])
 

@@ -22,6 +22,9 @@ _FIXED_DATE = (
 """Put before a template that asks for the date, so that a conversation has the same tokens every day. The date is the
 default of Llama's templates."""
 
+REMEMBERED = 4096
+"""Rollouts of one task often see the same answers of tools, so so many texts between turns are kept."""
+
 THOUGHT = "<think>"
 """With this, some generation prompts begin the policy's reasoning."""
 
@@ -58,6 +61,7 @@ class Template:
         self.native = native
         self.text_arguments = self.writes_calls = False
         self.writes_reasoning = False
+        self._known: dict[Any, str] = {}
         self.source = str(tokenizer.get_chat_template())
         if "strftime_now" in self.source:
             self.source = _FIXED_DATE + self.source
@@ -156,8 +160,13 @@ class Template:
 
     def _between(self, messages: list[Message]) -> str:
         """The text between an assistant's last words and the beginning of its next turn."""
-        said = _said(messages) if self.writes_calls else _said([])
-        return self.render([_STEM, said, *messages], generate=True).partition(MARK)[2]
+        key = tuple((message.role, message.name, message.tool_call_id, message.content) for message in messages)
+        if key not in self._known:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            said = _said(messages) if self.writes_calls else _said([])
+            self._known[key] = self.render([_STEM, said, *messages], generate=True).partition(MARK)[2]
+        return self._known[key]
 
     def _native(self, message: Message) -> dict[str, Any]:
         """A message as chat templates expect it."""

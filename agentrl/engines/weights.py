@@ -17,13 +17,17 @@ PROBE_TOKENS = 64
 
 def write_folder(source: "Path | PreTrainedModel", tokenizer: Any, folder: Path, like: Path | None = None) -> Path:
     """A model folder with an output layer of its own. Servers on a CPU reload tied embeddings wrongly: they keep the
-    output layer that they began with (see docs/decisions/0061-untied-weights-for-servers.md).
+    output layer that they began with (see docs/decisions/0007-weights-of-servers.md).
 
-    ``like`` is the folder that servers began with. Raises EngineError if its tensors have other names or shapes: a
-    server would load such a folder without a word.
+    ``like`` is the folder that servers began with. Raises EngineError if its tensors have other names or shapes, which
+    a server would load without a word, or if the model has an adapter.
     """
     from safetensors.torch import load_file, save_file
 
+    if hasattr(source, "peft_config"):
+        raise EngineError(
+            "vLLM servers are given whole models, and this one has an adapter; merge it, or leave lora out"
+        )
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     if isinstance(source, Path):
@@ -40,8 +44,10 @@ def write_folder(source: "Path | PreTrainedModel", tokenizer: Any, folder: Path,
     if "lm_head.weight" not in tensors and "model.embed_tokens.weight" in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     save_file({name: _own(tensor) for name, tensor in tensors.items()}, partial / "model.safetensors", {"format": "pt"})
-    config = json.loads((partial / "config.json").read_text())
-    (partial / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}, indent=2))
+    config = json.loads((partial / "config.json").read_text()) | {"tie_word_embeddings": False}
+    if not config.get("architectures"):  # a server would take a model without it for one that only embeds
+        config["architectures"] = [type(source).__name__]
+    (partial / "config.json").write_text(json.dumps(config, indent=2))
     if like is not None and (found := shapes(partial)) != (wanted := shapes(like)):
         odd = sorted(set(found.items()) ^ set(wanted.items()))
         raise EngineError(f"weights of {folder.name} have other tensors than those the servers began with: {odd[:3]}")

@@ -53,6 +53,7 @@ def policy() -> Policy:
     trainer = Trainer(made, SFT(), OptimizerConfig(lr=5e-3, schedule="cosine", warmup=10), 80)
     with tempfile.TemporaryDirectory() as folder:
         fit(trainer, data, 8, 0, Path(folder) / "checkpoint.pt", lambda _: None)
+    made.model.config.max_position_embeddings = 256  # room for turns that are long enough to be cut
     made.model.eval()
     return made
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from architectures import qwen
 from agentrl.engines.base import EngineError, Sampling, Weights
 from agentrl.engines.blocking import blocking
 from agentrl.engines.vllm import VLLMEngine
+from agentrl.engines.weights import shapes, write_folder
 from agentrl.models.policy import Policy
 
 ROUTES = ["/inference/v1/generate", "/pause", "/resume", "/collective_rpc", "/update_weight_version"]
@@ -226,3 +228,13 @@ def test_a_missing_flag_is_named(policy: Policy, servers: list[Speaking]) -> Non
     servers[0].routes.remove("/inference/v1/generate")
     with pytest.raises(EngineError, match="--enable-scale-out"):
         VLLMEngine(policy, urls=[servers[0].url])
+
+
+def test_a_folder_for_servers_has_its_own_output_layer_and_names_its_class(policy: Policy, tmp_path: Path) -> None:
+    """Without the class a server takes the model for one that embeds; tied, it reloads it wrongly on a CPU."""
+    folder = write_folder(policy.model, policy.tokenizer, tmp_path / "0")
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["architectures"], config["tie_word_embeddings"]) == (["Qwen3ForCausalLM"], False)
+    assert shapes(folder)["lm_head.weight"] == shapes(folder)["model.embed_tokens.weight"]
+    again = write_folder(folder, None, tmp_path / "1", like=folder)
+    assert shapes(again) == shapes(folder)

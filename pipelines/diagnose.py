@@ -60,10 +60,14 @@ def _case(
         looked_at = [row["trajectory_id"] for row in rollouts[::every]]
         sample = buffer.read(looked_at, HEAVY).to_pylist() if looked_at else []
     metrics = _read(catalog, manifest, "metrics")
-    updates = int(manifest.ingredients.config.get("updates") or 1)
+    config = manifest.ingredients.config
+    updates = int(config.get("updates") or 1)
+    algorithm = (config.get("algorithm") or config.get("objective") or {}).get("type", "")
     plain = {row["trajectory_id"] for row in rollouts if row["policy_version"] == 0 and plainly_drawn(row["sampling"])}
     checked = [row for row in sample if row["trajectory_id"] in plain and row["input_ids"]][:RECOMPUTED]
-    return Case(rollouts, sample, metrics, heldout, updates, _logprobs(catalog, manifest, checked, recompute))
+    return Case(
+        rollouts, sample, metrics, heldout, updates, algorithm, _logprobs(catalog, manifest, checked, recompute)
+    )
 
 
 def _logprobs(
@@ -93,7 +97,10 @@ def _logprobs(
         )
         for number, row in enumerate(rows)
     ]
-    found = batch_logprobs(Policy.load(folder), TrainingRows.of(made))
+    policy = Policy.load(folder)
+    if precision := (manifest.ingredients.config.get("optimizer") or {}).get("precision"):
+        policy.prepare(precision)  # as the stage did before it sampled
+    found = batch_logprobs(policy, TrainingRows.of(made))
     return {row.row_id: one.tolist() for row, one in zip(made, found, strict=True)}
 
 

@@ -7,18 +7,21 @@ third of a run's rollouts or steps.
 from collections.abc import Callable
 
 from agentrl.doctor.case import Case, Finding
-from agentrl.doctor.curves import collapse, echo_trap, kl_blow_up, low_ess
+from agentrl.doctor.curves import clipping, collapse, echo_trap, kl_blow_up, low_ess, sudden_fall
 from agentrl.doctor.rewards import format_gaming, generalisation_gap, reward_zero, zero_std
-from agentrl.doctor.tokens import length_explosion, logprobs, masks, truncation
+from agentrl.doctor.tokens import format_errors, length_explosion, logprobs, masks, truncation
 from agentrl.doctor.tools import hallucinated_tools, tool_loops
 
 CHECKS: tuple[Callable[[Case], Finding | None], ...] = (
     reward_zero,
     truncation,
+    format_errors,
     masks,
     logprobs,
     kl_blow_up,
+    clipping,
     collapse,
+    sudden_fall,
     echo_trap,
     zero_std,
     hallucinated_tools,

@@ -32,14 +32,16 @@ class Finding:
 class Case:
     """One stage of a run: ``rollouts`` in order (:data:`LIGHT`), a ``sample`` of them (:data:`HEAVY`), ``metrics`` by
     step, and (successes, tasks) on the ``heldout`` split. Each may be empty. ``updates`` is the optimiser steps of an
-    iteration: with one, rollouts come from the same policy that is updated. ``recomputed`` holds, by id, log-probs of
-    some of the sample under the policy that is said to have made it."""
+    iteration: with one, rollouts come from the same policy that is updated. ``algorithm`` is the type of the algorithm
+    that trained, which decides some thresholds. ``recomputed`` holds, by id, log-probs of some of the sample under the
+    policy that is said to have made it."""
 
     rollouts: Sequence[Row] = ()
     sample: Sequence[Row] = ()
     metrics: Sequence[Row] = ()
     heldout: tuple[int, int] | None = None
     updates: int = 1
+    algorithm: str = ""
     recomputed: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 

@@ -1,21 +1,32 @@
 """Checks of the curves of training."""
 
-from statistics import fmean
+from statistics import fmean, median
 
 from agentrl.doctor.case import FEW, Case, Finding, curve, thirds
 from agentrl.doctor.rewards import spread_of
 
+KL_OF_UPDATES = {"gspo": 0.05}
+"""Nats per token by which updates of one iteration may leave the policy that sampled, if it is not 0.5. GSPO clips
+ratios at a thousandth of the usual."""
+
+CLIP_SHARE = {"gspo": 0.6}
+"""Share of action tokens whose ratios may be clipped, if it is not 0.3. GSPO clips whole rows, about a hundred times as
+many tokens as GRPO (Zheng et al. 2025, section 5.3)."""
+
 
 def kl_blow_up(case: Case) -> Finding | None:
-    """The divergence from the reference (without one: from the policy that sampled) exceeds 0.5 nats per token."""
-    series = curve(case, "reference_kl") or (curve(case, "behaviour_kl") if case.updates > 1 else [])
-    if len(series) < 3 or max(series) <= 0.5:
+    """The divergence from the reference exceeds 0.5 nats per token; without one, that from the policy that sampled
+    exceeds what the algorithm allows."""
+    series, bound = curve(case, "reference_kl"), 0.5
+    if not series and case.updates > 1:
+        series, bound = curve(case, "behaviour_kl"), KL_OF_UPDATES.get(case.algorithm, 0.5)
+    if len(series) < 3 or max(series) <= bound:
         return None
     return Finding(
         "the policy runs away (KL blow-up)",
         f"divergence went from {series[0]:.3g} to {max(series):.3g} nats per token",
-        "0.5",
-        "lower lr, raise kl.coef, or take fewer updates per iteration",
+        f"{bound}",
+        f"lower lr ({rates(case)}), raise kl.coef, or take fewer updates per iteration",
     )
 
 
@@ -30,9 +41,59 @@ def collapse(case: Case) -> Finding | None:
         return None
     return Finding(
         "success collapsed",
-        f"mean success fell from {max(windows):.2f} to {windows[-1]:.2f} (over {width} steps)",
+        f"mean success fell from {max(windows):.2f} to {windows[-1]:.2f} (over {width} steps); {rates(case)}",
         "a fall of 0.2",
-        "go back to the checkpoint before the fall with a lower lr; clip harder; add kl",
+        "lower lr (a third of it is a good try), go on from output `best` of the stage (wire its input `dev` to have "
+        "one); clip harder; add kl",
+    )
+
+
+def sudden_fall(case: Case) -> Finding | None:
+    """Success of one iteration is more than 0.3 below the mean of the three before it."""
+    rows = [row for row in case.metrics if row.get("success") is not None]
+    falls = [
+        (fmean(row["success"] for row in rows[max(0, place - 3) : place]) - rows[place]["success"], place)
+        for place in range(1, len(rows))
+    ]
+    if len(rows) < 3 or (worst := max(falls))[0] <= 0.3:
+        return None
+    fall, place = worst
+    step = rows[place]["step"]
+    return Finding(
+        "success fell in one iteration",
+        f"by {fall:.2f} to {rows[place]['success']:.2f} at iteration {step:.0f}; {rates(case, place)}",
+        "a fall of 0.3 below the three iterations before",
+        "lower lr (a third of it is a good try), raise warmup, or lower clip_norm to the usual gradient norm",
+    )
+
+
+def rates(case: Case, place: int | None = None) -> str:
+    """The learning rate and the gradient norm of the update before the row of metrics at ``place``, or the highest of
+    all, with the median of the norms, as text."""
+    rows = [row for row in case.metrics if row.get("lr") is not None and row.get("grad_norm") is not None]
+    if place is not None:
+        before = case.metrics[place]["step"]
+        chosen = [row for row in rows if row["step"] < before][-1:]
+    else:
+        chosen = rows
+    if not chosen:
+        return "learning rate and gradient norm are not recorded"
+    lr, norm = max(row["lr"] for row in chosen), max(row["grad_norm"] for row in chosen)
+    usual = median(row["grad_norm"] for row in rows)
+    when = "before it" if place is not None else "at most"
+    return f"lr {lr:.2g} and gradient norm {norm:.2g} {when}, usually {usual:.2g}"
+
+
+def clipping(case: Case) -> Finding | None:
+    """In late steps the ratios of more action tokens are out of bounds than the algorithm is made for."""
+    series, bound = curve(case, "clip_share"), CLIP_SHARE.get(case.algorithm, 0.3)
+    if len(series) < 3 or fmean(thirds(series)[1]) <= bound:
+        return None
+    return Finding(
+        "most updates are clipped",
+        f"{fmean(thirds(series)[1]):.0%} of the action tokens of the last third of steps; {rates(case)}",
+        f"{bound:.0%} for {case.algorithm or 'this algorithm'}",
+        "lower lr, take fewer updates per iteration, or use fresher rollouts",
     )
 
 

@@ -19,6 +19,21 @@ def truncation(case: Case) -> Finding | None:
     )
 
 
+def format_errors(case: Case) -> Finding | None:
+    """More than 10 % of the late rollouts ended in a turn whose tool calls cannot be read."""
+    late = thirds(case.rollouts)[1] if case.rollouts else []
+    broken = [row["trajectory_id"] for row in late if row["termination"] == "format_error"]
+    if len(late) < FEW or len(broken) <= 0.1 * len(late):
+        return None
+    return Finding(
+        "format errors",
+        f"{len(broken)} of the last {len(late)} rollouts ended in a tool call that cannot be read ({names(broken)})",
+        "10 %",
+        "look at one with `agentrl buffer show ID`; warm up with demonstrations in the model's own dialect; raise "
+        "max_turn_tokens if calls are cut off; lower lr if they came up in training",
+    )
+
+
 def length_explosion(case: Case) -> Finding | None:
     """Late rollouts have more than twice as many tokens as early ones."""
     if len(case.rollouts) < 6 * FEW:
@@ -76,14 +91,14 @@ def logprobs(case: Case) -> Finding | None:
             new = [value for value, action in zip(again, row["action_mask"], strict=True) if action]
             gaps.append(fmean(abs(a - b) for a, b in zip(known, new, strict=True)))
     gap = fmean(gaps) if gaps else 0.0
-    drift = max(curve(case, "behaviour_kl"), default=0.0) if case.updates == 1 else 0.0
+    drift = max(curve(case, "sampler_kl") or (curve(case, "behaviour_kl") if case.updates == 1 else []), default=0.0)
     if not broken and drift <= 0.01 and gap <= 0.05:
         return None
     return Finding(
         "log-probs do not match the policy",
         f"{len(broken)} rows with log-probs that are not finite or above 0 ({names(broken) or '-'}); "
         f"computed again under the policy that sampled, those of {len(gaps)} rows differ by {gap:.3g} a token; "
-        f"divergence of the updated policy from the one that sampled is up to {drift:.3g} before its update",
-        "none; 0.05; and 0.01 if rollouts are of the policy that is updated",
+        f"divergence of the trained policy, before its update, from the one that sampled is up to {drift:.3g}",
+        "none; 0.05; 0.01",
         "sample and train with the same weights, precision and temperature, or set off_policy: {truncate: 2}",
     )

@@ -17,6 +17,7 @@ from agentrl.engines.streams import stream
 from agentrl.models.policy import Policy
 from agentrl.online.credit import Credit, Extras, assign, group_of
 from agentrl.online.critic import CriticTrainer
+from agentrl.online.off_policy import divergence
 from agentrl.rollouts.outcomes import shares_of_ends
 from agentrl.rollouts.runner import Attempt, RolloutRunner, tickets
 from agentrl.training.batch import check_rows
@@ -129,7 +130,10 @@ class OnlineLoop:
             Random(f"{self.seed}-{self.iteration}").shuffle(order)
         parts = [rows.take(order[start :: self.updates]) for start in range(min(self.updates, len(order)))]
         if self.policy.precision != "float32":
-            parts = [self.trainer.anchored(part) for part in parts]
+            fresh = [self.trainer.anchored(part) for part in parts]
+            if not self.algorithm.off_policy:  # else rows are anchored at the proximal policy, not at the sampler
+                metrics["sampler_kl"] = divergence(parts, fresh)
+            parts = fresh
         taken, history = [], []
         for place, part in enumerate(parts, self.iteration * self.updates):
             taken.append((self.trainer.done, part))

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.training.rows import TrainingRows
+
 
 def truncated_token_weights(log_ratio: Tensor, bound: float) -> Tensor:
     """``min(p/b, bound)`` of each token, [rows, tokens] (TIS: Yao et al. 2025; Ionides 2008)."""
@@ -33,6 +35,18 @@ def effective_sample_size(weights: Sequence[float]) -> float:
     w = np.asarray(weights, dtype=np.float64)
     w = w / w.max()
     return float(w.sum() ** 2 / (w**2).sum() / len(w))
+
+
+def divergence(sampled: Sequence[TrainingRows], trained: Sequence[TrainingRows]) -> float:
+    """The k3 estimate of the divergence between the policy that is trained and the one that sampled, from log-probs of
+    the same rows by both, as a mean over action tokens. They differ by rounding, or because the weights differ."""
+    total, tokens = 0.0, 0
+    for one, other in zip(sampled, trained, strict=True):
+        mask = one.lists("mask")[1].astype(bool)
+        ratio = other.lists("logprobs")[1][mask].astype(np.float64) - one.lists("logprobs")[1][mask]
+        total += float((np.expm1(ratio) - ratio).sum())
+        tokens += int(mask.sum())
+    return total / max(1, tokens)
 
 
 def as_tensors(

@@ -60,6 +60,9 @@ def steps(**series: Any) -> list[Row]:
         "behaviour_kl": lambda x: 1e-6,
         "reference_kl": lambda x: 0.1 * x,
         "ess": lambda x: 0.9,
+        "clip_share": lambda x: 0.02,
+        "lr": lambda x: 1.5e-3,
+        "grad_norm": lambda x: 0.2,
     }
     return [{"step": float(i)} | {name: f(i / 23) for name, f in (base | series).items()} for i in range(24)]
 
@@ -101,7 +104,10 @@ SICK: dict[str, Case] = {
     "wrong action masks": with_samples(action_mask=[False, False, True, True, True, False], logprobs=[-1.0] * 6),
     "log-probs do not match the policy": replace(HEALTHY, metrics=steps(behaviour_kl=lambda x: 0.2)),
     "the policy runs away (KL blow-up)": replace(HEALTHY, metrics=steps(reference_kl=lambda x: 3 * x * x)),
-    "success collapsed": replace(HEALTHY, metrics=steps(success=lambda x: 0.8 if x < 0.6 else 0.1)),
+    "success collapsed": replace(HEALTHY, metrics=steps(success=lambda x: 0.8 - max(0.0, x - 0.5))),
+    "success fell in one iteration": replace(HEALTHY, metrics=steps(success=lambda x: 0.1 if 0.1 < x < 0.15 else 0.8)),
+    "most updates are clipped": replace(HEALTHY, metrics=steps(clip_share=lambda x: 0.1 + 0.5 * x)),
+    "format errors": with_rollouts(termination=lambda i: "format_error" if i % 3 == 0 else "answered"),
     "echo trap": with_rollouts(reward=lambda i: 0.4 if late(i) and i % GROUP else float(i % GROUP < 4)),
     "groups without a difference": with_rollouts(reward=lambda i: 1.0 if late(i) else float(i % 2)),
     "hallucinated tools": with_samples(
@@ -155,6 +161,46 @@ def test_other_forms_of_a_sickness(changes: dict[str, Any]) -> None:
 def test_more_updates_than_one_may_leave_the_sampling_policy() -> None:
     case = replace(HEALTHY, metrics=steps(behaviour_kl=lambda x: 0.2), updates=4)
     assert examine(case) == []
+
+
+def test_a_fall_names_the_learning_rate_and_the_gradient_norm_before_it() -> None:
+    """As a quickstart did: from .80 to .18 after one update with a gradient norm of 3.8, and back in the next."""
+    metrics = steps(success=lambda x: 0.18 if 0.1 < x < 0.15 else 0.8)
+    metrics[2] |= {"grad_norm": 3.8}
+    [finding] = examine(replace(HEALTHY, metrics=metrics))
+    assert finding.evidence == "by 0.62 to 0.18 at iteration 3; lr 0.0015 and gradient norm 3.8 before it, usually 0.2"
+    assert finding.remedy.startswith("lower lr")
+    [finding] = examine(SICK["success collapsed"])
+    assert "lr 0.0015" in finding.evidence
+    assert finding.remedy.startswith("lower lr")
+
+
+@pytest.mark.parametrize(
+    ("case", "algorithm", "name"),
+    [
+        (replace(HEALTHY, metrics=steps(clip_share=lambda x: 0.5)), "gspo", "most updates are clipped"),
+        (SICK["groups without a difference"], "remax", "groups without a difference"),
+        (SICK["groups without a difference"], "ppo", "groups without a difference"),
+    ],
+)
+def test_what_is_sick_for_one_algorithm_is_healthy_for_another(case: Case, algorithm: str, name: str) -> None:
+    assert name in {finding.name for finding in examine(replace(case, algorithm="grpo"))}
+    assert name not in {finding.name for finding in examine(replace(case, algorithm=algorithm))}
+
+
+def test_gspo_leaves_the_sampling_policy_less() -> None:
+    case = replace(HEALTHY, metrics=[{**row, "reference_kl": None, "behaviour_kl": 0.2} for row in steps()], updates=4)
+    assert examine(case) == []
+    [finding] = examine(replace(case, algorithm="gspo"))
+    assert finding.name == "the policy runs away (KL blow-up)"
+    assert "lr 0.0015" in finding.remedy
+
+
+def test_drift_of_the_sampler_is_its_own_metric_if_updates_are_anchored_elsewhere() -> None:
+    """In bfloat16 ratios are to log-probs of the training pass, so ``behaviour_kl`` is 0 whatever the sampler did."""
+    case = replace(HEALTHY, metrics=steps(behaviour_kl=lambda x: 0.0, sampler_kl=lambda x: 0.04), updates=4)
+    assert [finding.name for finding in examine(case)] == ["log-probs do not match the policy"]
+    assert examine(replace(case, metrics=steps(sampler_kl=lambda x: 0.002))) == []
 
 
 def test_log_probs_computed_again_must_agree() -> None:

@@ -1,5 +1,6 @@
 """Online training on rollouts that differ in reward: what it learns, and what a killed run goes on from."""
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 from statistics import fmean
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.models.policy import Policy
+from agentrl.online.off_policy import divergence
 from agentrl.rollouts.runner import RolloutRunner
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
@@ -17,6 +19,7 @@ from pipelines.stages.grpo import online
 from pipelines.stages.tasks import generate
 from pipelines.stages.train import sft
 from pipelines.stages.trajectories import sample, synthesize
+from schemas.training import TrainingRow
 
 LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
 
@@ -65,6 +68,20 @@ def test_rollouts_that_differ_in_reward_move_the_policy_towards_the_reward(
     before, after = (batch_logprobs(Policy.load(model.path), trained) for model in (warm, made["model"]))
     gained = {name: (new - old).sum() for name, old, new in zip(trained.ids(), before, after, strict=True)}
     assert sum(advantages[name] * gain for name, gain in gained.items()) > 0
+
+
+def test_under_bfloat16_the_drift_of_the_sampler_is_measured(harness: Harness, warm: Model, tasks: Tasks) -> None:
+    config = {**SMALL, "iterations": 1, "tasks": 6, "optimizer": {"lr": 1e-4, "precision": "bfloat16"}}
+    [metrics] = harness.run(online, config, model=warm, tasks=tasks)["metrics"].table().to_pylist()
+    assert metrics["behaviour_kl"] == 0, "ratios are to the training pass itself"
+    assert 0 < metrics["sampler_kl"] < 0.01
+    shifted = rows_of(-1.0), rows_of(-0.7)
+    assert divergence([shifted[0]], [shifted[1]]) == pytest.approx(math.expm1(0.3) - 0.3)
+
+
+def rows_of(logprob: float) -> TrainingRows:
+    row = {"input_ids": [1, 2, 3], "mask": [False, True, True], "weights": [0.0] * 3}
+    return TrainingRows.of([TrainingRow(row_id="r", logprobs=[math.nan, logprob, logprob], **row)])
 
 
 def test_a_ticket_gives_its_rollouts_their_ids_and_their_group(harness: Harness, warm: Model, tasks: Tasks) -> None:

@@ -54,7 +54,7 @@ def _case(
         columns = [*LIGHT, "tags", "source", "policy_version", "sampling"]
         rows = buffer.read(ids, columns).to_pylist() if ids else []
         # Rollouts that were not sampled at temperature 1 say nothing about training.
-        rollouts = [row for row in rows if row["source"] == "model" and "greedy" not in (row["tags"] or [])]
+        rollouts = [row for row in rows if row["source"] == "model" and not {"greedy", "dev"} & set(row["tags"] or [])]
         rollouts = [row for row in rollouts if row["reward"] is not None and row["success"] is not None]
         every = max(1, len(rollouts) // SAMPLE)
         looked_at = [row["trajectory_id"] for row in rollouts[::every]]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,10 @@ from pipelines.code import Sources, changed_code
 from pipelines.external import PATH_OF, pinned
 from pipelines.fingerprint import outside_fields
 from pipelines.handles import HANDLES, Handle, Trajectories
-from pipelines.plan import Plan, PlannedStage, settle
+from pipelines.plan import Plan, PlannedStage, differences, settle
 from pipelines.runs import all_runs, at_work_on, whom
 from pipelines.secrets import redacted
-from pipelines.stage import Context, Progress, Stage, no_progress
+from pipelines.stage import Context, Earlier, Progress, Stage, no_earlier, no_progress
 from schemas.installation import DISTRIBUTION
 from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
 
@@ -222,6 +223,7 @@ def _run(
         progress=progress,
         made_again=made_again,
         chosen=frozenset(job.ingredients.choices),
+        unlike_in=no_earlier if job.forced else partial(_unlike_in, job, catalog, buffer),
         pipeline=job.ingredients.pipeline or None,
     )
     _seed(job.ingredients)
@@ -243,6 +245,28 @@ def _run(
         metrics={k: redacted(v) if isinstance(v, str) else v for k, v in context.metrics.items()},
         environment=_environment(job.config),
     )
+
+
+def _unlike_in(job: Job, catalog: Catalog, buffer: TrajectoryBuffer, field: str) -> list[Earlier]:
+    """The artifacts of a stage that differ from a job in this field of the config alone."""
+    mine, found = job.ingredients, []
+    for one in catalog.manifests(job.stage):
+        old = one.ingredients
+        if field not in old.config or old.config[field] == mine.config[field]:
+            continue
+        if not differences(old.model_copy(update={"config": {**old.config, field: mine.config[field]}}), mine):
+            found.append(
+                Earlier(f"{job.stage}/{one.fingerprint[:8]}", old.config[field], _opener(one, catalog, buffer))
+            )
+    return found
+
+
+def _opener(manifest: Manifest, catalog: Catalog, buffer: TrajectoryBuffer) -> Callable[[str], Handle]:
+    def opened(output: str) -> Handle:
+        record = InputRecord(stage=manifest.ingredients.stage, output=output, fingerprint=manifest.fingerprint)
+        return open_output(record, catalog, buffer)
+
+    return opened
 
 
 @contextmanager

@@ -21,14 +21,14 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from pipelines.handles import SELECTION_SCHEMA, Handle, Model, Pairs, Report, Table, Tasks, Trajectories
+from pipelines.handles import SELECTION_SCHEMA, Folder, Handle, Model, Pairs, Report, Table, Tasks, Trajectories
 from pipelines.secrets import revealed
 from schemas.arrow import to_table
 from schemas.manifest import Kind
@@ -106,6 +106,19 @@ def no_progress(done: int, total: int | None = None, **metrics: float | int | st
     pass
 
 
+class Earlier(NamedTuple):
+    """An artifact of the same stage that differs in one field of its config alone. ``value`` is its value of that
+    field; ``open`` gives a handle on an output by its name."""
+
+    name: str
+    value: Any
+    open: Callable[[str], Any]
+
+
+def no_earlier(field: str) -> Sequence[Earlier]:
+    return ()
+
+
 @dataclass
 class Context:
     """What a stage run is given besides its inputs and config.
@@ -115,6 +128,8 @@ class Context:
     ``made_again`` counts how often ``--force`` made the artifact again, each time with new rows in the buffer.
     ``chosen`` is what configs of the pipeline chose by name that this stage uses, as in ``environment lookup``; None in
     a test of one stage, where nothing is checked against it. ``pipeline`` is None there too.
+    ``unlike_in`` gives the artifacts of this stage that differ from it in one field of the config alone, such as
+    ``iterations``; none if the stage is forced.
     """
 
     stage: str
@@ -128,6 +143,7 @@ class Context:
     metrics: dict[str, float | int | str | None] = field(default_factory=dict)
     made_again: int = 0
     chosen: frozenset[str] | None = None
+    unlike_in: Callable[[str], Sequence[Earlier]] = no_earlier
     pipeline: str | None = None
 
     def _origin(self, output: str) -> dict[str, str]:
@@ -222,6 +238,13 @@ class Context:
         path.mkdir()
         write(path)
         return Model(path, **self._origin(name))
+
+    def files(self, write: Callable[[Path], object], name: str) -> Folder:
+        """A folder of anything; ``write`` fills the folder that it is given."""
+        path = self.folder / name
+        path.mkdir()
+        write(path)
+        return Folder(path, **self._origin(name))
 
     def report(self, files: Mapping[str, str], name: str = "report") -> Report:
         """A folder of text files, by name."""

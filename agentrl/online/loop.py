@@ -75,6 +75,7 @@ class OnlineLoop:
         self.samples = samples
         self.seed = seed
         self.updates = updates
+        self.iterations = iterations
         self.iteration = self.drawn = self.made = 0
         self.micro_tokens = optimizer.micro_tokens
         policy.prepare(optimizer.precision)
@@ -127,7 +128,7 @@ class OnlineLoop:
         check_rows(rows, self.policy)
         order = list(range(len(rows)))
         if self.updates > 1:
-            Random(f"{self.seed}-{self.iteration}").shuffle(order)
+            Random(f"{self.seed}-updates-{self.iteration}").shuffle(order)
         parts = [rows.take(order[start :: self.updates]) for start in range(min(self.updates, len(order)))]
         if self.policy.precision != "float32":
             fresh = [self.trainer.anchored(part) for part in parts]

@@ -17,15 +17,16 @@ from agentrl.rewards.component import Rewards
 from agentrl.rollouts.limits import Limits
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.trackers import Tracker
-from datastore.places import sync_tree
-from pipelines.handles import Model, Table, Tasks, Trajectories
+from pipelines.handles import Folder, Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.budget import TokenLimits, check_room
+from pipelines.stages.checkpoints import Checkpoints, Keeper
 from pipelines.stages.common import REWARDS, count, load_policy, rollout_runner, warn_of_splits
 from pipelines.stages.outcomes import ENDS, MOST, warn_of_shares
 
 if TYPE_CHECKING:
     from agentrl.online.loop import OnlineLoop, OnlineStep
+    from schemas.task import Task
 
 
 SHOWN = ("grad_norm", "reference_kl", "behaviour_kl")
@@ -38,6 +39,7 @@ class Online(NamedTuple):
     steps: Table
     batches: Table
     metrics: Table
+    checkpoints: Folder
 
 
 class OnlineConfig(TokenLimits):
@@ -51,18 +53,19 @@ class OnlineConfig(TokenLimits):
     rewards: Rewards = Field([], description=REWARDS)
     engine: TokenEngineChoice = Field(DEFAULT_ENGINE, description="what samples; it needs token ids and log-probs")
     limits: Limits = Limits()
+    checkpoints: Checkpoints = Checkpoints()
     checkpoint_every: int = Field(5, ge=1, description="iterations between two points at which a killed run resumes")
 
 
 @stage("train.online", version=1)
-def online(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> Online:
+def online(context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None = None) -> Online:
     """Online reinforcement learning at temperature 1, by any algorithm of the union.
 
     Every rollout goes into the buffer, with its log-probabilities and the version of the policy that sampled it. The
     table ``steps`` lists the rollouts of each step with their advantages. ``batches`` holds the training rows of each
     optimiser step, so that any step can be computed again.
     """
-    return _train(context, config, model, tasks)
+    return _train(context, config, model, tasks, dev)
 
 
 class GRPOConfig(OnlineConfig):
@@ -70,20 +73,25 @@ class GRPOConfig(OnlineConfig):
 
 
 @stage("train.grpo", version=2)
-def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks) -> Online:
+def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks, dev: Tasks | None = None) -> Online:
     """Group relative policy optimisation: ``train.online`` with ``algorithm: {type: grpo}``."""
-    return _train(context, config, model, tasks)
+    return _train(context, config, model, tasks, dev)
 
 
-def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> "OnlineLoop":
+def _loop(
+    context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None
+) -> "tuple[OnlineLoop, list[Task]]":
+    """The loop, and the tasks on which it is judged meanwhile."""
     from agentrl.online.loop import OnlineLoop
 
-    policy, rows = load_policy(model), tasks.read()
+    policy, rows, judged = load_policy(model), tasks.read(), dev.read() if dev else []
     warn_of_splits(Counter(task.split for task in rows), "tasks")
     sampling = config.sampling(policy)
-    runner = rollout_runner(context, policy, rows, sampling, config.engine, config.limits, config.rewards, report=False)
-    check_room(policy, runner, rows)
-    return OnlineLoop(
+    runner = rollout_runner(
+        context, policy, rows + judged, sampling, config.engine, config.limits, config.rewards, report=False
+    )
+    check_room(policy, runner, rows + judged)
+    loop = OnlineLoop(
         policy,
         runner,
         rows,
@@ -95,31 +103,30 @@ def _loop(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) ->
         seed=context.seed,
         updates=config.updates,
     )
+    return loop, judged
 
 
-def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -> Online:
-    from agentrl.training.lora import merge_lora
+def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None) -> Online:
     from agentrl.training.rows import step_table
     from agentrl.training.trackers import track
 
-    loop = _loop(context, config, model, tasks)
-    checkpoint, parts = context.scratch / "checkpoint.pt", context.scratch / "batches"
-    parts.mkdir(exist_ok=True)
-    state = loop.restore(checkpoint)
+    loop, judged = _loop(context, config, model, tasks, dev)
+    keeper = Keeper(context, config.checkpoints, loop, judged)
+    state, before = keeper.begin(config.optimizer.schedule)
     with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:
         while loop.iteration < config.iterations:
             iteration, started = loop.iteration, time.perf_counter()
             step = _step(context, loop)
             context.append(step.trajectories, shard=iteration)
             batches = step_table(iteration, step.batches)
-            pq.write_table(batches, parts / f"{iteration:06d}.parquet", compression="zstd")
+            pq.write_table(batches, keeper.batches / f"{iteration:06d}.parquet", compression="zstd")
             state.metrics.append(step.metrics)
             state.steps += step.records
+            keeper.after(state)
             send(step.metrics)
             _report(context, config, step, time.perf_counter() - started)
             if loop.iteration % config.checkpoint_every == 0:
-                sync_tree(parts)  # a checkpoint says that the batches before it are there
-                loop.save(checkpoint, state)
+                keeper.checkpoint(state)
     means = {name: fmean(row.get(name, 0.0) for row in state.metrics) for name in ENDS}
     warn_of_shares(means, loop.made, sum(row["success"] for row in state.metrics))
     context.metrics.update(
@@ -129,14 +136,14 @@ def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks) -
         groups=int(loop.drawn),
     )
     count(context, loop.runner.counts)
-    merge_lora(loop.policy)
-    batches = pa.concat_tables([pq.read_table(path) for path in sorted(parts.iterdir())])
+    batches = pa.concat_tables([pq.read_table(path) for path in sorted(keeper.batches.iterdir())])
     return Online(
-        context.model(loop.policy.save),
-        context.select(),
+        keeper.model(state),
+        context.select(keeper.ids(before)),
         context.table(pa.Table.from_pylist(state.steps), "steps"),
         context.table(batches, "batches"),
         context.table(_metrics_table(state.metrics), "metrics"),
+        keeper.folder(),
     )
 
 

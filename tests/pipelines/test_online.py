@@ -36,10 +36,10 @@ def tasks(harness: Harness) -> Tasks:
 
 @pytest.fixture(scope="module")
 def warm(harness: Harness, tasks: Tasks) -> Model:
-    """A policy that solves some of the tasks some of the time."""
-    expert = harness.run(synthesize, tasks=tasks)["trajectories"]
+    """It has learnt two ways to act in each task, so that the rollouts of a group differ in reward."""
+    shown = [harness.run(synthesize, {"noise": noise}, tasks=tasks)["trajectories"] for noise in (0.0, 1.0)]
     config = {"model": {"init": "tiny"}, "steps": 40, "batch": 6, "optimizer": {"lr": 5e-3, "warmup": 10}}
-    return harness.run(sft, config, trajectories=[expert])["model"]
+    return harness.run(sft, config, trajectories=shown)["model"]
 
 
 SMALL = {"iterations": 4, "tasks": 3, "samples": 4, "optimizer": {"lr": 1e-3}, "checkpoint_every": 2, **LIMITS}
@@ -162,3 +162,8 @@ def test_rows_that_a_shard_should_not_hold_are_refused(harness: Harness, warm: M
     )
     with pytest.raises(ValueError, match="stored rollouts of this iteration lack 5"):
         online(other, online.config.model_validate(SMALL), model=warm, tasks=tasks)
+
+
+def test_the_best_policy_needs_tasks_to_judge_by(harness: Harness, warm: Model, tasks: Tasks) -> None:
+    with pytest.raises(ValueError, match=r"checkpoints.keep: best needs tasks to judge by: wire inputs.dev"):
+        harness.run(online, {**SMALL, "checkpoints": {"keep": "best"}}, model=warm, tasks=tasks)

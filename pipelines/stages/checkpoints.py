@@ -1,0 +1,209 @@
+"""What an online stage keeps of its way: states from which a run of more iterations goes on, and the policy that did
+best on tasks of its own."""
+
+import copy
+import json
+import shutil
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from agentrl.engines.streams import stream
+from datastore.places import sync_tree
+from pipelines.handles import Folder, Model
+from pipelines.stage import Context, Earlier, StageConfig
+
+if TYPE_CHECKING:
+    from agentrl.online.loop import OnlineLoop, OnlineState
+    from schemas.task import Task
+
+DEV_SHARDS = 1_000_000
+"""Number of the first shard, and a thousandth of that of the first rollout, on the tasks of ``dev``."""
+
+
+class Checkpoints(StageConfig):
+    """What is kept of the way. A state is about three times as large as the model."""
+
+    last: int = Field(1, ge=0, description="states kept, the newest: a run of more iterations goes on from one of them")
+    every: int = Field(5, ge=1, description="iterations between two states, and between two looks at dev")
+    keep: Literal["last", "best"] = Field("last", description="which policy is the output; best: on the input dev")
+
+
+class Beginning(NamedTuple):
+    """``state`` at the beginning, and ``ids`` of the rollouts that an earlier run made before it."""
+
+    state: "OnlineState"
+    ids: list[str]
+
+
+class Keeper:
+    """Keeps states and policies in the stage's scratch folder while it runs, and in its outputs at the end."""
+
+    def __init__(self, context: Context, config: Checkpoints, loop: "OnlineLoop", dev: "Sequence[Task]") -> None:
+        if config.keep == "best" and not dev:
+            raise ValueError("checkpoints.keep: best needs tasks to judge by: wire inputs.dev, such as tasks.dev")
+        self.context, self.config, self.loop, self.dev = context, config, loop, dev
+        self.resume = context.scratch / "checkpoint.pt"
+        self.batches = context.scratch / "batches"
+        self.states = context.scratch / "states"
+        self.earlier = context.scratch / "earlier.json"
+        for folder in (self.batches, self.states):
+            folder.mkdir(exist_ok=True)
+
+    # the beginning
+
+    def begin(self, schedule: str) -> Beginning:
+        """Where to begin: at the checkpoint of a killed run, at a state of an earlier run that differs in its number of
+        iterations alone, or at the start."""
+        state = self.loop.restore(self.resume)
+        if not self.loop.iteration:
+            self.earlier.unlink(missing_ok=True)
+            state = self._continue(schedule) or state
+        ids = json.loads(self.earlier.read_text()) if self.earlier.exists() else []
+        return Beginning(state, ids)
+
+    def _continue(self, schedule: str) -> "OnlineState | None":
+        found = [
+            (int(path.stem), one, path)
+            for one in self.context.unlike_in("iterations")
+            for path in one.open("checkpoints").path.glob("*.pt")
+            if int(path.stem) <= self.loop.iterations and self._has_best(one, int(path.stem))
+        ]
+        if not found:
+            return None
+        at, one, path = max(found, key=lambda each: each[0])
+        differs = f"{one.name}, which differs in its {one.value} iterations alone"
+        if schedule != "constant":
+            warnings.warn(
+                f"does not go on from {differs}: schedule: {schedule} depends on their number, so all "
+                f"{self.loop.iterations} are made anew",
+                stacklevel=3,
+            )
+            return None
+        copied = self.context.scratch / "continued.pt"
+        shutil.copyfile(path, copied)
+        state = self._take_over(one, at, self.loop.restore(copied))
+        self.loop.save(self.resume, state)
+        copied.unlink()
+        self.context.metrics["continued_from"] = f"{one.name} at iteration {at}"
+        warnings.warn(f"goes on from iteration {at} of {differs}; tasks are drawn in the same order", stacklevel=3)
+        return state
+
+    def _has_best(self, one: Earlier, at: int) -> bool:
+        """Whether the best policy up to an iteration is the one that the earlier run put out."""
+        if self.config.keep == "last":
+            return True
+        best = _best(one.open("metrics").table().to_pylist())
+        return best is not None and best < at
+
+    def _take_over(self, one: Earlier, at: int, state: "OnlineState") -> "OnlineState":
+        """The state with the records of an earlier run up to an iteration, and its batches, rollouts and best policy in
+        the scratch folder."""
+        table = one.open("batches").table()
+        pq.write_table(table.filter(pc.less(table["iteration"], at)), self.batches / "000000.parquet")
+        made = self.loop.numbers(at).start
+        ids = [name for name in one.open("trajectories").ids() if number_of(name) < made]
+        self.earlier.write_text(json.dumps(ids))
+        if self.config.keep == "best":
+            folder = self._folder(_best(state.metrics))
+            shutil.copytree(one.open("model").path, folder, dirs_exist_ok=True)
+        steps = one.open("steps").table()
+        return replace(state, steps=steps.filter(pc.less(steps["step"], at)).to_pylist())
+
+    # meanwhile
+
+    def after(self, state: "OnlineState") -> None:
+        """Look at dev, and keep the state, after an iteration whose metrics are the last of ``state``."""
+        done, last = self.loop.iteration, self.loop.iteration == self.loop.iterations
+        if self.dev and (done % self.config.every == 0 or last):
+            state.metrics[-1]["dev_success"] = self._judge(done)
+            if _best(state.metrics) == done - 1:
+                self._save_model(self._folder(done - 1))
+        if self.config.last and (done % self.config.every == 0 or last):
+            # without the ids of rollouts, which differ from run to run; they are in the table of steps
+            self.loop.save(self.states / f"{done:06d}.pt", replace(state, steps=[]))
+            for old in sorted(self.states.glob("*.pt"))[: -self.config.last]:
+                old.unlink()
+            for old in self.states.glob("*.previous"):
+                old.unlink()
+
+    def _judge(self, done: int) -> float:
+        """Success of one rollout of each dev task at temperature 1. The rollouts go into the buffer, tagged ``dev``."""
+        from agentrl.rollouts.runner import tickets
+
+        first = 1000 * DEV_SHARDS + done * len(self.dev)
+        attempts = tickets(self.dev, 1, self.context.trajectory_id, first)
+        rows = list(self.context.stored(DEV_SHARDS + done, attempts).values())
+        if not rows:
+            made = self.loop.runner.run(list(attempts.values()), stream(self.loop.seed, "dev", done), list(attempts))
+            rows = [row.model_copy(update={"tags": [*row.tags, "dev"]}) for row in made]
+            self.context.append(rows, shard=DEV_SHARDS + done)
+        return sum(row.scored_success() for row in rows) / len(rows)
+
+    def _folder(self, iteration: int | None) -> Path:
+        return self.context.scratch / f"policy-{iteration}"
+
+    def _save_model(self, folder: Path) -> None:
+        from agentrl.training.lora import merge_lora
+
+        policy = self.loop.policy
+        if self.loop.trainer.config.lora:
+            policy = replace(policy, model=copy.deepcopy(policy.model))
+            merge_lora(policy)
+        policy.save(folder)
+        sync_tree(folder)
+
+    def checkpoint(self, state: "OnlineState") -> None:
+        """Write what a run that is killed goes on from, and forget policies that are no longer the best."""
+        sync_tree(self.batches)  # a checkpoint says that the batches before it are there
+        self.loop.save(self.resume, state)
+        for folder in self.context.scratch.glob("policy-*"):
+            if folder != self._folder(_best(state.metrics)):
+                shutil.rmtree(folder)
+
+    # the end
+
+    def ids(self, before: Sequence[str]) -> list[str]:
+        """Rollouts of the whole run without those on dev, in the order in which they were made."""
+        own = [name for name in self.context.row_ids() if number_of(name) < 1000 * DEV_SHARDS]
+        return [*before, *own]
+
+    def model(self, state: "OnlineState") -> Model:
+        """The policy that the stage puts out. The metrics say of which iteration it is, if that was judged."""
+        from agentrl.training.lora import merge_lora
+
+        best = _best(state.metrics)
+        if best is not None:
+            self.context.metrics["best_iteration"] = best
+            self.context.metrics["best_dev_success"] = state.metrics[best]["dev_success"]
+        if self.config.keep == "best":
+            folder = self._folder(best)
+            return self.context.model(lambda path: shutil.copytree(folder, path, dirs_exist_ok=True))
+        merge_lora(self.loop.policy)
+        return self.context.model(self.loop.policy.save)
+
+    def folder(self) -> Folder:
+        """The states that are kept, and a list of their iterations."""
+
+        def write(path: Path) -> None:
+            shutil.copytree(self.states, path, dirs_exist_ok=True)
+            (path / "iterations.json").write_text(json.dumps(sorted(int(one.stem) for one in path.glob("*.pt"))))
+
+        return self.context.files(write, "checkpoints")
+
+
+def number_of(trajectory_id: str) -> int:
+    """The number at the end of an id."""
+    return int(trajectory_id.rpartition("-")[2])
+
+
+def _best(metrics: Sequence[dict[str, Any]]) -> int | None:
+    """The first iteration with the highest success on dev; None if none was judged."""
+    judged = [(row["dev_success"], -place) for place, row in enumerate(metrics) if row.get("dev_success") is not None]
+    return -max(judged)[1] if judged else None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from schemas.task import Task
 
 DEV_SHARDS = 1_000_000
-"""Number of the first shard, and a thousandth of that of the first rollout, on the tasks of ``dev``."""
+"""Shards from this number on hold rollouts on the tasks of ``dev``; their own numbers begin at a thousand times it."""
 
 
 class Checkpoints(StageConfig):
@@ -64,7 +64,11 @@ class Keeper:
         state = self.loop.restore(self.resume)
         if not self.loop.iteration:
             self.earlier.unlink(missing_ok=True)
-            state = self._continue(schedule) or state
+            for folder in (self.batches, self.states):
+                shutil.rmtree(folder)
+                folder.mkdir()
+            if not self.context.has_shard(0):  # else a killed run began at the start, and its rollouts are taken
+                state = self._continue(schedule) or state
         ids = json.loads(self.earlier.read_text()) if self.earlier.exists() else []
         return Beginning(state, ids)
 

@@ -1,6 +1,7 @@
 """The online loop: sample groups of rollouts, turn them into advantages, take optimiser steps."""
 
 import copy
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -227,7 +228,9 @@ class OnlineLoop:
         """Write everything that :meth:`restore` needs to go on as if nothing had happened."""
         counters = [self.iteration, self.drawn, self.made, self.policy.version]
         critic = self.critic.state() if self.critic else None
-        progress = {"counters": counters, "critic": critic, "metrics": state.metrics, "steps": state.steps}
+        # as text: pickled, equal records would have other bytes after a restart
+        records = {"metrics": json.dumps(state.metrics), "steps": json.dumps(state.steps)}
+        progress = {"counters": counters, "critic": critic, **records}
         self.trainer.save(path, progress)
 
     def restore(self, path: Path) -> OnlineState:
@@ -239,7 +242,7 @@ class OnlineLoop:
         self.iteration, self.drawn, self.made, self.policy.version = saved["counters"]
         if self.critic:
             self.critic.restore(saved["critic"])
-        return OnlineState(saved["metrics"], saved["steps"])
+        return OnlineState(json.loads(saved["metrics"]), json.loads(saved["steps"]))
 
     def _draw(self) -> list[Task]:
         """The next tasks: consecutive places in an endless sequence of seeded permutations."""

@@ -6,7 +6,9 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
+from agentrl.models.policy import Policy
 from pipelines.harness import Harness
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.grpo import grpo
@@ -28,25 +30,30 @@ def harness(tmp_path: Path) -> Harness:
 
 
 def test_a_saved_llama_stands_where_the_tiny_model_stands(harness: Harness, tmp_path: Path) -> None:
-    """Another architecture, tokenizer and chat template from disk goes through every learning stage, unchanged."""
+    """Another architecture, tokenizer and chat template from disk goes through every learning stage, unchanged. It
+    learns two ways to act in each task, so that rollouts of a group differ in reward and the online steps are taken."""
     path = tmp_path / "my-llama"
     llama().save(path)
-    tasks = harness.run(generate, {"env": "lookup", "train": 16, "dev": 4, "heldout": 8})
-    expert = harness.run(synthesize, tasks=tasks["train"])["trajectories"]
-    config = {"model": {"path": str(path)}, "steps": 3, "batch": 8, "optimizer": {"lr": 1e-3}}
-    warm = harness.run(sft, config, trajectories=[expert])
+    tasks = harness.run(generate, {"env": "lookup", "train": 4, "dev": 4, "heldout": 8})
+    shown = [harness.run(synthesize, {"noise": noise}, tasks=tasks["train"])["trajectories"] for noise in (0.0, 1.0)]
+    config = {"model": {"path": str(path)}, "steps": 120, "batch": 8, "optimizer": {"lr": 5e-3, "warmup": 10}}
+    warm = harness.run(sft, config, trajectories=shown)
+    limits = {"max_turn_tokens": 64, "max_tokens": 400}
     sampled = harness.run(
-        sample, {"samples": 4, "shard_tasks": 8, "sampling": LIMITS}, model=warm["model"], tasks=tasks["train"]
+        sample, {"samples": 4, "shard_tasks": 2, "sampling": limits}, model=warm["model"], tasks=tasks["train"]
     )["trajectories"]
-    assert len(sampled.ids()) == 64
+    assert len(sampled.ids()) == 16
     assert {row.policy for row in sampled.read()} == {warm["model"].name}
-    online = harness.run(
-        grpo, {"iterations": 2, "tasks": 4, "samples": 2, **LIMITS}, model=warm["model"], tasks=tasks["train"]
-    )
+    config = {"iterations": 2, "tasks": 4, "samples": 4, "optimizer": {"lr": 1e-4}, **limits}
+    online = harness.run(grpo, config, model=warm["model"], tasks=tasks["train"])
     rows = online["trajectories"].read()
-    assert len(rows) == 2 * 4 * 2
-    assert {row.policy_version for row in rows} <= {0, 1}
-    evaluation = harness.run(evaluate, LIMITS, model=online["model"], tasks=tasks["heldout"])
+    assert len(rows) == 2 * 4 * 4
+    assert len({row.reward for row in rows}) > 1
+    assert {row.policy_version for row in rows} == {0, 1}
+    assert all(row["grad_norm"] > 0 for row in online["metrics"].table().to_pylist())
+    before, after = (Policy.load(made["model"].path).model.state_dict() for made in (warm, online))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    evaluation = harness.run(evaluate, limits, model=online["model"], tasks=tasks["heldout"])
     assert evaluation.metrics["n_tasks"] == 8
     report = harness.run(
         training_report,

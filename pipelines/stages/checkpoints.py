@@ -117,6 +117,9 @@ class Keeper:
         if self.config.keep == "best":
             folder = self._folder(_best(state.metrics))
             shutil.copytree(one.open("model").path, folder, dirs_exist_ok=True)
+        for path in sorted(one.open("checkpoints").path.glob("*.pt"))[-self.config.last :] if self.config.last else []:
+            if int(path.stem) <= at and self._is_kept(int(path.stem)):
+                shutil.copyfile(path, self.states / path.name)
         steps = one.open("steps").table()
         return replace(state, steps=steps.filter(pc.less(steps["step"], at)).to_pylist())
 
@@ -124,18 +127,22 @@ class Keeper:
 
     def after(self, state: "OnlineState") -> None:
         """Look at dev, and keep the state, after an iteration whose metrics are the last of ``state``."""
-        done, last = self.loop.iteration, self.loop.iteration == self.loop.iterations
-        if self.dev and (done % self.config.every == 0 or last):
+        done = self.loop.iteration
+        if self.dev and self._is_kept(done):
             state.metrics[-1]["dev_success"] = self._judge(done)
             if _best(state.metrics) == done - 1:
                 self._save_model(self._folder(done - 1))
-        if self.config.last and (done % self.config.every == 0 or last):
+        if self.config.last and self._is_kept(done):
             # without the ids of rollouts, which differ from run to run; they are in the table of steps
             self.loop.save(self.states / f"{done:06d}.pt", replace(state, steps=[]))
             for old in sorted(self.states.glob("*.pt"))[: -self.config.last]:
                 old.unlink()
             for old in self.states.glob("*.previous"):
                 old.unlink()
+
+    def _is_kept(self, done: int) -> bool:
+        """Whether the state after so many iterations is one to keep."""
+        return done % self.config.every == 0 or done == self.loop.iterations
 
     def _judge(self, done: int) -> float:
         """Success of one rollout of each dev task at temperature 1. The rollouts go into the buffer, tagged ``dev``."""

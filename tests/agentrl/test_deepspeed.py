@@ -100,6 +100,23 @@ def test_a_killed_job_goes_on_from_its_checkpoint(zero: int, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_the_lock_of_a_killed_build_is_removed_before_a_job_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch would wait for the lock without end."""
+    pytest.importorskip("deepspeed")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    lock = tmp_path / "extensions" / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    job, _ = job_in(tmp_path / "job", GRPO(), 1, steps=1)
+    with pytest.warns(UserWarning, match=f"removed {lock}"):
+        history = launch(job.deepspeed, job.write(tmp_path / "job"), lambda _: None)
+    assert len(history) == 1
+    assert (lock.parent / "deepspeed_shm_comm.so").exists(), "the operator was not built: nothing would have waited"
+
+
+@pytest.mark.slow
 def test_a_failing_job_says_why(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     folder = tmp_path / "job"

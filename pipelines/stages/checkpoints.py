@@ -117,7 +117,7 @@ class Keeper:
         if self.config.keep == "best":
             folder = self._folder(_best(state.metrics))
             shutil.copytree(one.open("model").path, folder, dirs_exist_ok=True)
-        for path in sorted(one.open("checkpoints").path.glob("*.pt"))[-self.config.last :] if self.config.last else []:
+        for path in sorted(one.open("checkpoints").path.glob("*.pt")):
             if int(path.stem) <= at and self._is_kept(int(path.stem)):
                 shutil.copyfile(path, self.states / path.name)
         steps = one.open("steps").table()

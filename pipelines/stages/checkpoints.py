@@ -155,7 +155,12 @@ class Keeper:
             made = self.loop.runner.run(list(attempts.values()), stream(self.loop.seed, "dev", done), list(attempts))
             rows = [row.model_copy(update={"tags": [*row.tags, "dev"]}) for row in made]
             self.context.append(rows, shard=DEV_SHARDS + done)
-        return sum(row.scored_success() for row in rows) / len(rows)
+        scored = [row.scored_success() for row in rows if row.success is not None]
+        if not scored:
+            raise ValueError(
+                f"no rollout of {len(rows)} on dev could be scored: {rows[0].tags}; look at the environment"
+            )
+        return sum(scored) / len(scored)
 
     def _folder(self, iteration: int | None) -> Path:
         return self.context.scratch / f"policy-{iteration}"

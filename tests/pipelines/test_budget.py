@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentrl.engines.transformers import TransformersEngine
 from agentrl.models.policy import Policy
+from agentrl.rollouts.runner import RolloutRunner
 from pipelines.handles import Model, Tasks
 from pipelines.harness import Harness
 from pipelines.stages.budget import TokenLimits
@@ -43,14 +43,11 @@ def model(harness: Harness, tasks: Tasks) -> Model:
 
 @pytest.fixture
 def nothing_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the probe of the model, which samples six tokens."""
-    generate = TransformersEngine.generate
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was sampled")
 
-    def refuse(self: Any, prompts: Any, respond: Any, sampling: Any, *more: Any, **named: Any) -> Any:
-        assert sampling.max_turn_tokens == 6, "something was sampled"
-        return generate(self, prompts, respond, sampling, *more, **named)
-
-    monkeypatch.setattr(TransformersEngine, "generate", refuse)
+    monkeypatch.setattr(RolloutRunner, "run", refuse)
+    monkeypatch.setattr(RolloutRunner, "groups", refuse)
 
 
 STAGES = {

@@ -44,11 +44,12 @@ class Store:
         self.buffer = TrajectoryBuffer(folder / "store")
 
     def run(self, settings: list[str], force: bool = False) -> Outcome:
-        """Run stage grpo, and whatever before it never ran."""
+        """Run stage grpo, and whatever before it never ran; if it is cached, what is there."""
         (self.folder / "long.yaml").write_text(SPEC)
         pipeline = load(str(self.folder / "long.yaml"), settings=[f"stages.grpo.with.{one}" for one in settings])
         selection = Selection(only=("grpo",), force=True) if force else None
         plan = make_plan(pipeline, self.catalog, str(self.folder / "store"), selection)
+        outcome = Outcome(plan.steps["grpo"].manifest, reused=True)  # type: ignore[arg-type]
         for step in plan.to_run:
             outcome = perform(job_of(step, plan, "test-run"))
         return outcome

@@ -6,7 +6,7 @@ STORE ?= store
 VLLM_VENV ?= .venv-vllm
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run test test-slow test-ci-slow test-faults test-vllm lint format quickstart-seeds bench-sampling bench-buffer bench-scale-store bench-pipelines bench-training bench-learning bench-scale clean
+.PHONY: run test test-slow test-ci-slow test-faults test-vllm lint format quickstart-seeds bench-rollouts bench-buffer bench-scale-store bench-pipelines bench-training bench-learning bench-scale clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -42,8 +42,8 @@ format: $(VENV)/.dev
 quickstart-seeds: $(VENV)/.run
 	$(BIN)/python benchmarks/quickstart.py
 
-bench-sampling: $(VENV)/.run
-	$(BIN)/python benchmarks/sampling.py
+bench-rollouts: $(VENV)/.run
+	$(BIN)/python benchmarks/rollouts.py
 
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 	$(BIN)/python benchmarks/scale_store.py

@@ -1,0 +1,248 @@
+"""Rollouts: the embedded engine, tools that take time, and how many episodes the loop carries.
+
+- Rollouts per second with one cache across turns, against ``generate()`` over the whole conversation at each turn. Same
+  model, tasks, prompts, limits and sampling. Both sides run in turn; the ratio is of medians.
+- Tools whose time is log-normal (median 100 ms, sigma 1), 64 episodes in flight. The schedule ``free`` against the
+  lockstep batch, which awaits all tools before each step (``exact``); and against the bound, the longer of two times:
+  computing all turns if tools take none, and waiting for all tools if computing takes none.
+- 1,024 episodes in flight against an engine that answers at once.
+
+The model is trained for some steps first, so that conversations have the turns and lengths of real ones.
+
+    python benchmarks/rollouts.py
+    SCALE=small python benchmarks/rollouts.py
+    CHECK=1 ...                              # exit code 1 if a target is missed
+"""
+
+import asyncio
+import heapq
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import torch
+from transformers import GenerationConfig
+from transformers.utils import logging
+
+from agentrl.algorithms.sft import SFT
+from agentrl.chat.codec import ChatCodec, tokenize
+from agentrl.engines.base import Sampling, Session, Turn, Weights
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.environments import load_environment
+from agentrl.environments.base import Episode, Score, Step
+from agentrl.models.policy import Policy
+from agentrl.models.tiny import tiny_policy
+from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
+from agentrl.training.loop import fit
+from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.rows import TrainingRows
+from agentrl.training.step import Trainer
+from schemas.task import Task
+from schemas.training import TrainingRow
+from schemas.trajectory import Message, Role, Span, ToolCall, Trajectory
+
+SMALL = os.environ.get("SCALE") == "small"
+IN_FLIGHT = 64
+
+
+class GeneratePerTurn(TransformersEngine):
+    """The usual way: ``generate()`` over the whole conversation at every turn, all unfinished rows in one batch."""
+
+    def _step(self) -> None:
+        rows, self._waiting = self._waiting, []
+        sampling = rows[0].sampling
+        width = max(len(row.session.ids) for row in rows)
+        ids = torch.tensor([[0] * (width - len(row.session.ids)) + row.session.ids for row in rows])
+        mask = torch.tensor([[0] * (width - len(row.session.ids)) + [1] * len(row.session.ids) for row in rows])
+        config = GenerationConfig(
+            do_sample=True, temperature=sampling.temperature, top_k=0, max_new_tokens=sampling.max_turn_tokens,
+            eos_token_id=rows[0].stop[0], pad_token_id=0, return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+        out = self.model.generate(ids, attention_mask=mask, generation_config=config)
+        new = out.sequences[:, width:]
+        chosen = torch.stack(out.logits, 1).log_softmax(-1).gather(-1, new[..., None])[..., 0].tolist()
+        for row, turn, logprobs in zip(rows, new.tolist(), chosen, strict=True):
+            stopped = row.stop[0] in turn
+            row.ids = turn[: turn.index(row.stop[0]) + 1] if stopped else turn[: row.limit]
+            row.logprobs = logprobs[: len(row.ids)]
+            self._resolve(row, "stop" if stopped else "length")
+
+
+class SlowTools:
+    """Lookup, whose n-th step of a task takes as long as a log-normal number that is a function of both."""
+
+    name, version, max_steps = "lookup", "1", 5
+
+    def __init__(self, takes: Callable[[str, int], float]) -> None:
+        self.inner, self.takes = load_environment("lookup"), takes
+
+    def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
+        return self.inner.tasks(sizes, seed)
+
+    async def reset(self, task: Task) -> "SlowVisit":
+        return SlowVisit(await self.inner.reset(task), lambda number: self.takes(task.task_id, number))
+
+
+class SlowVisit:
+    def __init__(self, inner: Episode, takes: Callable[[int], float]) -> None:
+        self.inner, self.takes, self.calls = inner, takes, 0
+        self.opening, self.tools = inner.opening, inner.tools
+
+    async def step(self, message: Message) -> Step:
+        if message.tool_calls:
+            self.calls += 1
+            await asyncio.sleep(self.takes(self.calls))
+        return await self.inner.step(message)
+
+    async def score(self) -> Score:
+        return await self.inner.score()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+class AtOnce:
+    """An engine that calls the tool until the last step, and answers at once."""
+
+    exact = reproducible = True
+    version = 0
+
+    def __init__(self, codec: ChatCodec) -> None:
+        call = ToolCall(id="call_0", name="find", arguments=json.dumps({"who": "Ann", "rel": "boss"}))
+        self.ids = codec.assistant(Message(role=Role.ASSISTANT, tool_calls=[call]))
+        self.turns = self.now = self.most = 0
+
+    def open(self, key: tuple[int, ...] = (), root: str = "") -> Session:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        return Session(key=key, root=root, on_end=self._end)
+
+    def _end(self, session: Session) -> None:
+        self.now -= 1
+
+    async def turn(self, session: Session, sampling: Sampling, **_: Any) -> Turn:
+        await asyncio.sleep(0)
+        self.turns += 1
+        span = Span(version=0, start=0, end=len(self.ids))
+        return Turn(list(self.ids), [-1.0] * len(self.ids), [span], "stop")
+
+    async def score(self, ids: Sequence[int], start: int = 1) -> list[float]:
+        raise NotImplementedError
+
+    async def load(self, weights: Weights) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
+def trained_policy(tasks: list[Task], steps: int) -> Policy:
+    environment = load_environment("lookup")
+    shown = [demonstrate(environment, task, 0.1, 0, f"expert-{n}") for n, task in enumerate(tasks)]
+    policy = tiny_policy([row.messages for row in shown], seed=0)
+    rows = []
+    for number, raw in enumerate(shown):
+        row = tokenize(raw, policy.codec, policy.tokenizer_fingerprint)
+        weights = [1.0] * row.n_tokens
+        rows.append(
+            TrainingRow(
+                row_id=row.trajectory_id, unit=number, input_ids=row.input_ids, mask=row.action_mask, weights=weights
+            )
+        )
+    trainer = Trainer(policy, SFT(), OptimizerConfig(lr=5e-3, schedule="cosine", warmup=20), steps)
+    with TemporaryDirectory() as folder:
+        fit(trainer, TrainingRows.of(rows), 32, 0, Path(folder) / "checkpoint.pt", lambda metrics: None)
+    return policy
+
+
+def timed(runner: RolloutRunner, tasks: list[Task], seed: int) -> tuple[float, list[Trajectory]]:
+    started = time.perf_counter()
+    made = runner.run([Attempt(task) for task in tasks], seed, [str(number) for number in range(len(tasks))])
+    return time.perf_counter() - started, made
+
+
+def judged(what: str, figure: float, target: float, unit: str, above: bool = True) -> bool:
+    met = figure >= target if above else figure <= target
+    print(f"{what:58s} {figure:10,.2f}{unit}   target {target:,g}{unit}   {'met' if met else 'MISSED'}", flush=True)
+    return met
+
+
+def cache_across_turns(policy: Policy, tasks: list[Task], repeats: int) -> bool:
+    engines = {"one cache across turns": TransformersEngine, "generate() per turn": GeneratePerTurn}
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for repeat in range(repeats + 1):
+        for name, kind in engines.items():
+            runner = RolloutRunner(policy, kind(policy.model), load_environment("lookup"), Sampling())
+            took, made = timed(runner, tasks, repeat)
+            if repeat:  # the first round warms up
+                seconds[name].append(took)
+    for name, times in seconds.items():
+        turns = statistics.mean(row.n_steps for row in made)
+        print(f"{name}: {len(tasks) / statistics.median(times):.1f} rollouts/s, {turns:.2f} turns each")
+    ours, theirs = (statistics.median(times) for times in seconds.values())
+    return judged("embedded engine against generate() per turn", theirs / ours, 3.0, "x")
+
+
+def slow_tools(policy: Policy, tasks: list[Task]) -> bool:
+    def takes(task: str, number: int) -> float:
+        return 0.1 * random.Random(f"{task}-{number}").lognormvariate(0.0, 1.0)
+
+    def run(schedule: Any, seconds: Callable[[str, int], float]) -> tuple[float, list[Trajectory]]:
+        engine = TransformersEngine(policy.model, IN_FLIGHT, schedule)
+        limits = Limits(in_flight=IN_FLIGHT)
+        return timed(RolloutRunner(policy, engine, SlowTools(seconds), Sampling(), limits=limits), tasks, 0)
+
+    run("free", lambda *_: 0.0)  # warms up
+    computing, _ = run("free", lambda *_: 0.0)
+    free, made = run("free", takes)
+    lockstep, _ = run("exact", takes)
+    ends = [0.0] * IN_FLIGHT
+    for row in made:
+        waits = sum(takes(row.task_id, number) for number in range(1, row.n_tool_calls + 1))
+        heapq.heapreplace(ends, ends[0] + waits)
+    bound = max(computing, *ends)
+    print(
+        f"{len(tasks)} episodes: {free:.2f} s; lockstep {lockstep:.2f} s; computing alone {computing:.2f} s, tools "
+        f"alone {max(ends):.2f} s"
+    )
+    fast = judged("tools of 100 ms: free against the lockstep batch", lockstep / free, 4.0, "x")
+    return judged("tools of 100 ms: share of the bound", 100 * bound / free, 75, " %") and fast
+
+
+def many_episodes(policy: Policy, tasks: list[Task], episodes: int) -> bool:
+    engine = AtOnce(policy.codec)
+    runner = RolloutRunner(
+        policy, engine, load_environment("lookup"), Sampling(max_tokens=4096), limits=Limits(in_flight=1024)
+    )
+    chosen = [tasks[number % len(tasks)] for number in range(episodes)]
+    took, _ = timed(runner, chosen, 0)
+    memory = psutil.Process().memory_info().rss / 2**20
+    print(f"{episodes} episodes, {engine.most} in flight, {engine.turns} turns in {took:.2f} s")
+    fast = judged("1,024 episodes in flight: turns per second", engine.turns / took, 2000, "")
+    return judged("1,024 episodes in flight: memory of the process", memory, 1024, " MB", above=False) and fast
+
+
+def main() -> int:
+    logging.set_verbosity_error()
+    n_tasks, repeats, steps, slow, episodes = (128, 3, 100, 192, 2048) if SMALL else (512, 5, 150, 512, 8192)
+    tasks = load_environment("lookup").tasks({"train": max(n_tasks, slow)}, 0)["train"]
+    policy = trained_policy(tasks[:n_tasks], steps)
+    met = [
+        many_episodes(policy, tasks, episodes),
+        cache_across_turns(policy, tasks[:n_tasks], repeats),
+        slow_tools(policy, tasks[:slow]),
+    ]
+    return int(os.environ.get("CHECK") == "1" and not all(met))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""The openai engine against a real server on loopback that misbehaves."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_shop import Shop, task
+
+from agentrl.engines.base import EngineError, Sampling
+from agentrl.engines.configs import OpenAIConfig
+from agentrl.engines.openai import OpenAIEngine
+from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
+from agentrl.rollouts.runner import Attempt, RolloutRunner
+from schemas.trajectory import Role, Termination, Trajectory
+
+SAMPLING = Sampling(max_turn_tokens=50, max_tokens=1000)
+
+
+class Endpoint(ThreadingHTTPServer):
+    """Answers as ``plan`` says, one entry per request, and then well. It keeps requests and when they came."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.plan: list[str] = []
+        self.requests: list[dict[str, Any]] = []
+        self.times: list[float] = []
+        self.at_once = self.most_at_once = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Endpoint
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.at_once += 1
+            self.server.most_at_once = max(self.server.most_at_once, self.server.at_once)
+            self.server.requests.append(request)
+            self.server.times.append(time.monotonic())
+            fault = self.server.plan.pop(0) if self.server.plan else ""
+        time.sleep(0.02)
+        getattr(self, f"_{fault}" if fault else "_well")(request)
+        with self.server.lock:
+            self.server.at_once -= 1
+
+    def _well(self, request: dict[str, Any]) -> None:
+        last = request["messages"][-1]
+        message: dict[str, Any] = {"role": "assistant", "content": "done"}
+        if last["role"] == "user":
+            function = {"name": "price", "arguments": '{"item": "fig"}'}
+            calls = [{"id": "call_7", "type": "function", "function": function}]
+            message = {"role": "assistant", "content": None, "tool_calls": calls}
+        usage = {"prompt_tokens": 100, "completion_tokens": 10}
+        self._say(200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
+
+    def _busy(self, request: dict[str, Any]) -> None:
+        self._say(429, {"error": {"message": "slow down"}}, {"Retry-After": "0.6"})
+
+    def _broken(self, request: dict[str, Any]) -> None:
+        self._say(500, {"error": {"message": "oops"}})
+
+    def _refused(self, request: dict[str, Any]) -> None:
+        self._say(401, {"error": {"message": "no such key"}})
+
+    def _garbage(self, request: dict[str, Any]) -> None:
+        self._send(200, b"<html>we moved</html>", {})
+
+    def _empty(self, request: dict[str, Any]) -> None:
+        self._say(200, {"choices": []})
+
+    def _half(self, request: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", "5000")
+        self.end_headers()
+        self.wfile.write(b'{"choices": [{"index": 0, "mess')
+        self.close_connection = True
+
+    def _hang(self, request: dict[str, Any]) -> None:
+        time.sleep(3)
+        self._well(request)
+
+    def _say(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        self._send(status, json.dumps(body).encode(), headers or {})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    server = Endpoint()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def play(
+    endpoint: Endpoint, number: int = 1, limits: Limits = DEFAULT_LIMITS, **settings: Any
+) -> tuple[list[Trajectory], Any]:
+    engine = OpenAIEngine(OpenAIConfig(model="teacher", base_url=endpoint.url, **settings), "key")
+    runner = RolloutRunner(None, engine, Shop(), SAMPLING, limits=limits)
+    attempts = [Attempt(task("2 figs?", number=n)) for n in range(number)]
+    return runner.run(attempts, 0, [f"r-{n}" for n in range(number)]), engine.spent
+
+
+def test_a_row_is_text_with_its_tool_calls_and_no_ids(endpoint: Endpoint) -> None:
+    [row], spent = play(endpoint)
+    assert [message.role for message in row.messages] == ["user", "assistant", "tool", "assistant"]
+    assert [message.content for message in row.messages if message.role is Role.TOOL] == ["3"]
+    assert (row.success, row.policy, row.n_steps, row.n_tool_calls) == (True, "teacher", 2, 1)
+    assert (row.input_ids, row.logprobs, row.spans, row.tokenizer) == ([], [], [], "")
+    first, second = endpoint.requests
+    assert first["tools"][0]["function"]["name"] == "price"
+    assert (first["max_completion_tokens"], first["temperature"]) == (50, 1.0)
+    assert second["messages"][1]["tool_calls"][0]["id"] == second["messages"][2]["tool_call_id"] == "call_7"
+    assert (spent.requests, spent.prompt_tokens, spent.completion_tokens) == (2, 200, 20)
+
+
+@pytest.mark.parametrize("fault", ["busy", "broken", "garbage", "empty", "half"])
+def test_what_passes_is_asked_again(endpoint: Endpoint, fault: str) -> None:
+    endpoint.plan = [fault]
+    [row], spent = play(endpoint)
+    assert row.success
+    assert (spent.requests, spent.retries, len(endpoint.requests)) == (2, 1, 3)
+    if fault == "busy":
+        assert endpoint.times[1] - endpoint.times[0] >= 0.6, "as Retry-After says"
+
+
+def test_what_does_not_pass_names_the_endpoint_and_the_next_step(endpoint: Endpoint) -> None:
+    endpoint.plan = ["refused"]
+    with pytest.raises(EngineError, match=r"teacher at http://127.*no such key"):
+        play(endpoint)
+    assert len(endpoint.requests) == 1
+    endpoint.plan = ["broken"] * 9
+    with pytest.raises(EngineError, match=r"oops.*set with.engine.retries higher"):
+        play(endpoint, retries=1)
+
+
+def test_a_turn_that_takes_too_long_is_cut(endpoint: Endpoint) -> None:
+    endpoint.plan = ["hang"]
+    [row], _ = play(endpoint, limits=Limits(turn_s=0.4))
+    assert (row.termination, row.n_steps) == (Termination.TIME_LIMIT, 0)
+
+
+def test_requests_are_limited_at_once_and_by_the_minute(endpoint: Endpoint) -> None:
+    rows, _ = play(endpoint, 12, concurrency=3)
+    assert len(rows) == 12
+    assert endpoint.most_at_once == 3
+    endpoint.times.clear()
+    play(endpoint, 2, requests_per_minute=120, concurrency=1)
+    assert len(endpoint.times) == 4
+
+
+def test_no_request_is_sent_once_the_cap_is_spent(endpoint: Endpoint) -> None:
+    prices = {"price_prompt": 1e4, "price_completion": 0.0, "max_cost": 2.0, "concurrency": 1}
+    with pytest.raises(EngineError, match=r"2.00 are spent, max_cost is 2; raise it to go on"):
+        play(endpoint, 3, limits=Limits(in_flight=1), **prices)
+    assert len(endpoint.requests) == 2
+    with pytest.raises(ValueError, match="max_cost needs price_prompt"):
+        OpenAIConfig(model="teacher", max_cost=1)
+
+
+def test_replies_are_kept_by_content_and_cost_nothing_again(endpoint: Endpoint, tmp_path: Path) -> None:
+    kept = str(tmp_path / "replies.sqlite")
+    first, spent = play(endpoint, 3, cache=kept)
+    assert (spent.requests, spent.cached) == (6, 0)
+    again, spent = play(endpoint, 3, cache=kept)
+    assert (spent.requests, spent.cached, len(endpoint.requests)) == (0, 6, 6)
+    assert [row.messages for row in again] == [row.messages for row in first]
+
+
+def test_stages_that_need_ids_refuse_it_by_name() -> None:
+    from pydantic import ValidationError
+
+    from pipelines.stages.evaluate import EvaluateConfig
+    from pipelines.stages.grpo import OnlineConfig
+    from pipelines.stages.trajectories import RationalizeConfig, SampleConfig
+
+    given = {"engine": {"type": "openai", "model": "teacher"}}
+    for config in (OnlineConfig, EvaluateConfig, RationalizeConfig):
+        with pytest.raises(ValidationError, match=r"engine openai gives text, and this stage needs token ids"):
+            config.model_validate(given)
+    assert SampleConfig.model_validate(given).engine.type == "openai"
+    with pytest.raises(ValidationError, match=r"did you mean 'openai'"):
+        SampleConfig.model_validate({"engine": {"type": "opnai", "model": "teacher"}})
+    with pytest.raises(ValidationError, match="String should match pattern"):
+        SampleConfig.model_validate({"engine": {"type": "openai", "model": "teacher", "api_key": "sk-123"}})

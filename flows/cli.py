@@ -20,6 +20,7 @@ from flows.commands import (
     buffer_read,
     compare,
     doctor,
+    generate,
     pipelines,
     replay,
 )
@@ -39,7 +40,7 @@ _buffer = typer.Typer(
     no_args_is_help=True, help="Query, curate, search, exchange and look after the trajectory buffer."
 )
 
-for _module in (pipelines, artifacts, compare, doctor, replay):
+for _module in (pipelines, artifacts, compare, doctor, generate, replay):
     app.add_typer(_module.app)
 for _module in (buffer_read, buffer_choose, buffer_exchange, buffer):
     _buffer.add_typer(_module.app)

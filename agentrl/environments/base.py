@@ -68,8 +68,8 @@ class Episode(Protocol):
         """Answer an assistant message. Unknown tools and bad arguments are observations, never exceptions."""
         ...
 
-    async def score(self) -> Score:
-        """Score the episode as it is now; it may have ended without an answer."""
+    async def score(self) -> Score | None:
+        """Score the episode as it is now; it may have ended without an answer. None is unscored."""
         ...
 
     async def close(self) -> None:

@@ -62,16 +62,16 @@ async def _demonstrated(
         policy="expert",
         sampling=json.dumps({"noise": noise}),
         tags=["hinted"] if hint else [],
-        reward=score.reward,
-        success=score.success,
+        reward=score.reward if score else None,
+        success=score.success if score else None,
         termination=Termination.ANSWERED,
-        reward_components=list(score.components),
+        reward_components=list(score.components) if score else [],
         n_steps=sum(message.role is Role.ASSISTANT for message in said),
         n_tool_calls=sum(len(message.tool_calls) for message in said),
         n_tool_errors=errors,
         messages=opening + said,
         tools=episode.tools,
-        final_state=json.dumps(score.state),
+        final_state=json.dumps(score.state if score else None),
     )
 
 

@@ -1,0 +1,79 @@
+"""Trying a model out: one episode, at a task of the store or as a conversation. Nothing is written."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from datastore.catalog import Catalog
+from pipelines.lineage import find_artifact, lineage
+from pipelines.problems import did_you_mean
+from schemas.manifest import Kind, Manifest
+from schemas.task import Task
+from schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.environments.conversation import Ask
+    from agentrl.models.policy import Policy
+    from pipelines.stages.budget import SamplingConfig
+
+
+def policy_of(catalog: Catalog, model: str) -> "tuple[Policy, Manifest | None]":
+    """The policy of a model folder, or of an artifact with a model, and the artifact.
+
+    Raises LookupError with a message for the user if there is neither.
+    """
+    from agentrl.models.policy import Policy
+
+    if (Path(model).expanduser() / "config.json").is_file():
+        return Policy.load(Path(model).expanduser()), None
+    manifest = find_artifact(catalog, model)
+    if "model" not in manifest.outputs:
+        outputs = ", ".join(manifest.outputs)
+        raise LookupError(f"{model} has no model; its outputs: {outputs}. Name a stage that trains, or a model folder")
+    return Policy.load(catalog.local(manifest, manifest.outputs["model"].path), manifest.ingredients.stage), manifest
+
+
+def find_task(catalog: Catalog, task_id: str, near: Manifest | None) -> Task:
+    """A task by its id: of those that a model was made from, else of the newest artifact that has it.
+
+    Raises LookupError with a message for the user if no artifact has it.
+    """
+    below = lineage(catalog, near.ingredients.stage, near.fingerprint).walk() if near else ()
+    known: list[str] = []
+    for manifest in [*(node.manifest for node in below), *catalog.all()]:
+        for output in manifest.outputs.values() if manifest else ():
+            if output.kind is not Kind.TASKS:
+                continue
+            assert manifest is not None
+            table = pq.read_table(catalog.local(manifest, output.path))
+            found = table.filter(pc.equal(table["task_id"], task_id)).to_pylist()
+            if found:
+                return Task.model_validate(found[0])
+            known += table["task_id"].to_pylist()
+    hint = did_you_mean(task_id, known) or f"; there are {', '.join(known[:3]) or 'no tasks'}, ..."
+    raise LookupError(f"there is no task {task_id!r} in this store{hint}")
+
+
+def generate(
+    policy: "Policy", task: Task, sampling: "SamplingConfig", seed: int, ask: "Ask | None" = None
+) -> Trajectory:
+    """One episode of ``policy`` at ``task``. A task of env ``conversation`` goes on as long as ``ask`` answers.
+
+    Raises ValueError if the environment is not known, or the prompt does not fit.
+    """
+    from agentrl.engines.configs import DEFAULT_ENGINE
+    from agentrl.environments import load_environment
+    from agentrl.environments.base import Environment
+    from agentrl.environments.conversation import Conversation
+    from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
+    from pipelines.stages.budget import check_room
+
+    talk = task.env == Conversation.name
+    environment: Environment = Conversation(ask) if talk else load_environment(task.env)
+    limits = Limits(tool_s=86_400.0, episode_s=86_400.0) if talk else Limits()  # a user may take a while
+    runner = RolloutRunner(policy, DEFAULT_ENGINE.build(policy), environment, sampling.of(policy), limits=limits)
+    check_room(policy, runner, [task])
+    [row] = runner.run([Attempt(task)], seed, ["generated"], source="generated")
+    return row

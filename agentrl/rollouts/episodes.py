@@ -19,6 +19,7 @@ from schemas.task import Task
 from schemas.trajectory import Message, Termination
 
 _TRACEBACK_CHARS = 2000
+_REMEMBERED = 4096  # openings; groups of samples follow each other
 Answer = TypeVar("Answer")
 
 
@@ -59,6 +60,18 @@ class Act:
     codec: ChatCodec | None
     sampling: Sampling
     limits: Limits
+    openings: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
+
+    def opening(self, messages: list[Message], tools: str) -> list[int]:
+        """The opening's token ids, none without a codec. Samples of one group have the same, so it is remembered."""
+        if self.codec is None:
+            return []
+        key = (tools, *(message.model_dump_json() for message in messages))
+        if key not in self.openings:
+            if len(self.openings) >= _REMEMBERED:
+                self.openings.clear()
+            self.openings[key] = self.codec.opening(messages, tools)
+        return self.openings[key]
 
 
 class _EnvironmentError(Exception):
@@ -105,7 +118,7 @@ class EpisodeRun:
         if self.attempt.hint:
             opening = with_hint(opening, self.attempt.task, self.attempt.hint)
         codec = self.act.codec
-        self._heard(opening, codec.opening(opening, episode.tools) if codec else [])
+        self._heard(opening, self.act.opening(opening, episode.tools))
         allowed: int = self.act.limits.max_steps or getattr(self.environment, "max_steps", None) or MAX_STEPS
         while True:
             message = await self._turn(ends)

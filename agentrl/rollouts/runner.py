@@ -105,6 +105,8 @@ class RolloutRunner:
             await self.engine.load(Weights(self.policy.version, self.policy.model))
         host: Host = Processes(self.limits.processes) if self.limits.processes else Threads()
         places: dict[str, Environment] = {}
+        codec = self.policy.codec if self.policy and self.engine.exact else None
+        act = Act(self.engine, codec, self.sampling, self.limits)
         numbers = iter(range(len(attempts)))
         done: asyncio.Queue[tuple[int, Trajectory]] = asyncio.Queue()
 
@@ -112,7 +114,7 @@ class RolloutRunner:
             for number in numbers:
                 attempt = attempts[number]
                 row = await self._episode(
-                    attempt, self._place(attempt, places, host), number, seed, ids[number], source
+                    act, attempt, self._place(attempt, places, host), number, seed, ids[number], source
                 )
                 done.put_nowait((number, row))
 
@@ -137,10 +139,8 @@ class RolloutRunner:
         return places[name]
 
     async def _episode(
-        self, attempt: Attempt, environment: Environment, number: int, seed: int, name: str, source: str
+        self, act: Act, attempt: Attempt, environment: Environment, number: int, seed: int, name: str, source: str
     ) -> Trajectory:
-        codec = self.policy.codec if self.policy and self.engine.exact else None
-        act = Act(self.engine, codec, self.sampling, self.limits)
         with self.engine.open((number,), root=f"{attempt.group_id}{attempt.hint}") as session:
             run = EpisodeRun(act, environment, attempt, session, stream(seed, "row", number))
             await run.run()

@@ -112,7 +112,8 @@ class OneOf:
     base: type[Any]
     key: str = "type"
     declares: Declares = field(default=is_class)
-    or_base: type[Any] | None = None
+    own: tuple[type[Any], ...] = ()
+    """What a class of the user's may be: each of these is a base like ``base``, which it is by default."""
 
     def __hash__(self) -> int:
         return hash((self.kind, self.base, self.key))
@@ -120,9 +121,9 @@ class OneOf:
     @property
     def rule(self) -> str:
         """How a class of the user's is written, for messages."""
-        if issubclass(self.base, BaseModel):
-            return f"a class derived from {self.base.__module__}.{self.base.__name__}"
-        bases = [self.base, self.or_base] if self.or_base else [self.base]
+        bases = self.own or (self.base,)
+        if all(issubclass(base, BaseModel) for base in bases):
+            return f"a class derived from {' or '.join(f'{base.__module__}.{base.__name__}' for base in bases)}"
         return f"a class with the methods {', or '.join(' and '.join(_methods(base)) for base in bases)}"
 
     def find(self, name: str) -> type[Any]:
@@ -134,12 +135,14 @@ class OneOf:
             hint = did_you_mean(name, self.ours)
             raise LookupError(f"there is no {self.kind} {name!r}{hint}; {'; '.join([*ours, RULE])}")
         found = declared(name, self.kind, self.declares, self.rule)
-        derived = isinstance(found, type) and (not issubclass(self.base, BaseModel) or issubclass(found, self.base))
-        if not derived:
+        bases = self.own or (self.base,)
+        if not isinstance(found, type) or not any(
+            issubclass(found, base) or not issubclass(base, BaseModel) for base in bases
+        ):
             raise LookupError(f"{name!r} is no {self.kind}: {self.rule}")
-        problem = misfit(found, self.base)
-        if problem and not (self.or_base and not misfit(found, self.or_base)):
-            raise LookupError(f"{name!r} is no {self.kind}: {problem}")
+        problems = [misfit(found, base) for base in bases]
+        if all(problems):
+            raise LookupError(f"{name!r} is no {self.kind}: {problems[0]}")
         return found
 
     def read(self, value: Any) -> Any:

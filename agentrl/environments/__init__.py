@@ -12,7 +12,9 @@ from schemas.declared import is_environment
 ENVIRONMENTS = {"lookup": "agentrl.environments.lookup:LookupEnvironment"}
 """Name -> ``module:Class``."""
 
-ENVIRONMENT = OneOf("environment", ENVIRONMENTS, Environment, declares=is_environment, or_base=PlainEnvironment)
+ENVIRONMENT = OneOf(
+    "environment", ENVIRONMENTS, Environment, declares=is_environment, own=(Environment, PlainEnvironment)
+)
 
 
 def load_environment(name: str) -> Environment:

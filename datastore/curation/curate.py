@@ -46,8 +46,8 @@ class Curated:
 
 
 @dataclass
-class _Work:
-    """What the rules work on."""
+class Work:
+    """What the rules work on besides the scalar columns."""
 
     buffer: "TrajectoryBuffer"
     seed: int
@@ -64,7 +64,7 @@ class _Work:
         return LatentEmbedder.fit([*prompts, *self.heldout], seed=self.seed)
 
     def actions(self, rows: pl.DataFrame) -> list[str]:
-        """What the policy wrote and called in each row, as text."""
+        """What the policy wrote and called in each row, as text: a line for each message, and for each call."""
         ids = rows["trajectory_id"].to_list()
         if missing := [name for name in ids if name not in self.texts]:
             for start in range(0, len(missing), 4096):
@@ -72,6 +72,10 @@ class _Work:
                 messages = self.buffer.read(part, ["messages"])["messages"]
                 self.texts.update(zip(part, action_texts(messages), strict=True))
         return [self.texts[name] for name in ids]
+
+    def columns(self, rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+        """Other columns of these rows, in their order."""
+        return pl.DataFrame(self.buffer.read(rows["trajectory_id"].to_list(), list(names)))
 
 
 def curate(
@@ -91,10 +95,12 @@ def curate(
     if ids is not None:
         found = found.join(pl.LazyFrame({"trajectory_id": id_array(ids)}), on="trajectory_id", how="semi")
     rows = found.select(_needed(rules)).collect().sort("trajectory_id")
-    work = _Work(buffer, seed, embedder, sorted(set(heldout)), version)
+    work = Work(buffer, seed, embedder, sorted(set(heldout)), version)
     funnel = []
     for rule in rules:
-        kept = _APPLY[rule.rule](rows, rule, work).sort("trajectory_id")
+        kept = (_own(rows, rule, work) if isinstance(rule, r.OwnRule) else _APPLY[rule.rule](rows, rule, work)).sort(
+            "trajectory_id"
+        )
         dropped = rows.join(kept, on="trajectory_id", how="anti")
         examples = dropped["trajectory_id"].head(EXAMPLES).to_list()
         funnel.append(Level(_describe(rule), rows.height, kept.height, examples))
@@ -109,9 +115,26 @@ _READS = {"decontaminate": ("prompt", "split")}
 def _needed(rules: Sequence[r.Rule]) -> list[str]:
     """The scalar columns that rules may look at: those that they are built on, and all that their texts name. Prompts
     and settings of millions of rows would take many times as much memory."""
-    texts = [str(value) for rule in rules for value in (*rule.model_dump().values(), *_READS.get(rule.rule, ()))]
+    texts = [str(value) for rule in rules for value in (*rule.model_dump().values(), *_reads(rule))]
     named = set(re.findall(r"\w+", " ".join(texts)))
     return [name for name in SCALARS if name in _BUILT_ON or name in named]
+
+
+def _reads(rule: r.Rule) -> Sequence[str]:
+    return rule.columns if isinstance(rule, r.OwnRule) else _READS.get(rule.rule, ())
+
+
+def _own(rows: pl.DataFrame, rule: r.OwnRule, work: Work) -> pl.DataFrame:
+    """What a rule of the user's leaves: it chooses among rows, and changes none."""
+    kept = rule.keep(rows, work)
+    if not isinstance(kept, pl.DataFrame) or "trajectory_id" not in kept.columns:
+        what = f"columns {', '.join(kept.columns)}" if isinstance(kept, pl.DataFrame) else f"a {type(kept).__name__}"
+        raise StoreError(f"rule {rule.rule} returned {what}; keep() returns the rows that stay, with their ids")
+    unknown = kept.join(rows, on="trajectory_id", how="anti")
+    if unknown.height or kept["trajectory_id"].is_duplicated().any():
+        wrong = unknown["trajectory_id"].head(3).to_list() or "an id twice"
+        raise StoreError(f"rule {rule.rule} returned {wrong}; keep() returns the rows that stay, each once")
+    return rows.join(kept.select("trajectory_id"), on="trajectory_id", how="semi")
 
 
 def _describe(rule: r.Rule) -> str:
@@ -128,16 +151,16 @@ def _where(rows: pl.DataFrame, where: str) -> pl.DataFrame:
         raise StoreError(f"{name}: {str(error).splitlines()[0]}") from None
 
 
-def _filter(rows: pl.DataFrame, rule: r.Filter, work: _Work) -> pl.DataFrame:
+def _filter(rows: pl.DataFrame, rule: r.Filter, work: Work) -> pl.DataFrame:
     return _where(rows, rule.where)
 
 
-def _group(rows: pl.DataFrame, rule: r.Group, work: _Work) -> pl.DataFrame:
+def _group(rows: pl.DataFrame, rule: r.Group, work: Work) -> pl.DataFrame:
     tasks = tasks_of(rows.lazy()).collect()
     return rows.join(_where(tasks, rule.where), on="task_id", how="semi")
 
 
-def _keep(rows: pl.DataFrame, rule: r.Keep, work: _Work) -> pl.DataFrame:
+def _keep(rows: pl.DataFrame, rule: r.Keep, work: Work) -> pl.DataFrame:
     if rule.what == "all":
         return rows
     if rule.what in ("correct", "shortest"):
@@ -151,20 +174,20 @@ def _keep(rows: pl.DataFrame, rule: r.Keep, work: _Work) -> pl.DataFrame:
     return rows.sort(*order.get(rule.what, RANK)).group_by("task_id", maintain_order=True).head(rule.n)
 
 
-def _exact(rows: pl.DataFrame, rule: r.Exact, work: _Work) -> pl.DataFrame:
+def _exact(rows: pl.DataFrame, rule: r.Exact, work: Work) -> pl.DataFrame:
     keys = ["__actions"] + (["task_id"] if rule.scope == "task" else [])
     marked = rows.with_columns(pl.Series("__actions", work.actions(rows), dtype=pl.String)).sort(*RANK)
     return marked.unique(keys, keep="first", maintain_order=True).drop("__actions")
 
 
-def _near(rows: pl.DataFrame, rule: r.Near, work: _Work) -> pl.DataFrame:
+def _near(rows: pl.DataFrame, rule: r.Near, work: Work) -> pl.DataFrame:
     ranked = rows.sort(*RANK)
     scopes = ranked["task_id"].to_list() if rule.scope == "task" else [""] * ranked.height
     doubled = near_duplicates(work.actions(ranked), scopes, rule.threshold, work.seed)
     return ranked.filter(~pl.Series(doubled, dtype=pl.Boolean))
 
 
-def _decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: _Work) -> pl.DataFrame:
+def _decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: Work) -> pl.DataFrame:
     in_buffer = work.buffer.scan(work.version).filter(pl.col("split").is_in(rule.splits))
     heldout = sorted({*work.heldout, *in_buffer.select(pl.col("prompt").unique()).collect()["prompt"]})
     if not heldout:
@@ -181,7 +204,7 @@ def _decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: _Work) -> pl
     return rows.filter(~pl.col("prompt").is_in(dirty) & ~pl.col("split").is_in(rule.splits))
 
 
-def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: _Work) -> pl.DataFrame:
+def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: Work) -> pl.DataFrame:
     from datastore.curation.diversity import cluster_balanced, k_center
 
     if rows.height <= rule.n:
@@ -196,7 +219,7 @@ def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: _Work) -> pl.DataFrame:
     return ranked[cluster_balanced(vectors, rule.n, rule.clusters, work.seed)]
 
 
-def _balance(rows: pl.DataFrame, rule: r.Balance, work: _Work) -> pl.DataFrame:
+def _balance(rows: pl.DataFrame, rule: r.Balance, work: Work) -> pl.DataFrame:
     if not rows.height:
         return rows
     by = rule.by
@@ -204,7 +227,7 @@ def _balance(rows: pl.DataFrame, rule: r.Balance, work: _Work) -> pl.DataFrame:
     return _at_random(rows, by, rule.n or rarest, work.seed)
 
 
-def _cap(rows: pl.DataFrame, rule: r.Cap, work: _Work) -> pl.DataFrame:
+def _cap(rows: pl.DataFrame, rule: r.Cap, work: Work) -> pl.DataFrame:
     return _at_random(rows, rule.per, rule.n, work.seed)
 
 

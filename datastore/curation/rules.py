@@ -1,8 +1,17 @@
 """The rules of curation, as they are written in a pipeline file. They apply in the order given."""
 
-from typing import Annotated, Literal
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from schemas.choice import OneOf
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from datastore.curation.curate import Work
 
 
 def _rows(where: str) -> str:
@@ -27,18 +36,22 @@ Column = Annotated[str, AfterValidator(_column)]
 """Name of a scalar column."""
 
 
-class _Rule(BaseModel):
+class CurationRule(BaseModel):
+    """What all rules share: the name that chose it."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    rule: str
 
-class Filter(_Rule):
+
+class Filter(CurationRule):
     """Keep rows for which a SQL expression over the scalar columns is true, as in ``success and n_steps <= 4``."""
 
     rule: Literal["filter"]
     where: Annotated[str, AfterValidator(_rows)]
 
 
-class Group(_Rule):
+class Group(CurationRule):
     """Keep tasks for which a SQL expression over their trajectories is true, as in ``pass_rate between 0.2 and 0.8``.
 
     Names: ``n``, ``pass_rate``, ``mean_reward``, ``best_reward``, ``worst_reward``, ``reward_std``, ``mean_steps``,
@@ -49,7 +62,7 @@ class Group(_Rule):
     where: Annotated[str, AfterValidator(_tasks)]
 
 
-class Keep(_Rule):
+class Keep(CurationRule):
     """Of each task keep ``n`` rows: ``best`` by reward then fewest steps, ``correct`` the same among successes,
     ``shortest`` by steps then tokens among successes, ``first`` by id, or ``all``. Unscored rows are neither best nor
     successes: only ``first`` and ``all`` keep them."""
@@ -59,14 +72,14 @@ class Keep(_Rule):
     n: int = Field(1, ge=1)
 
 
-class Exact(_Rule):
+class Exact(CurationRule):
     """Keep the first of rows whose actions (assistant text and tool calls) are equal."""
 
     rule: Literal["exact_duplicates"]
     scope: Literal["task", "all"] = "task"
 
 
-class Near(_Rule):
+class Near(CurationRule):
     """Keep the first of rows whose actions are similar: Jaccard of word 3-grams, estimated by MinHash (Broder,
     1997)."""
 
@@ -75,7 +88,7 @@ class Near(_Rule):
     scope: Literal["task", "all"] = "task"
 
 
-class Decontaminate(_Rule):
+class Decontaminate(CurationRule):
     """Drop rows whose prompt is too close to a held-out task: at least ``overlap`` of its word n-grams occur in one
     held-out prompt, or its embedding has a cosine of ``cosine`` or more (None: n-grams alone)."""
 
@@ -86,7 +99,7 @@ class Decontaminate(_Rule):
     splits: list[str] = Field(["heldout", "test"], description="rows of the buffer that count as held out")
 
 
-class Diverse(_Rule):
+class Diverse(CurationRule):
     """Keep ``n`` rows that differ: ``k_center`` takes the farthest from those taken (Sener and Savarese, 2018),
     ``clusters`` takes in turn from k-means clusters. Vectors are of the prompt, or of the sequence of tool calls."""
 
@@ -97,7 +110,7 @@ class Diverse(_Rule):
     clusters: int = Field(16, ge=2)
 
 
-class Balance(_Rule):
+class Balance(CurationRule):
     """Keep as many rows of each value of a column as of the rarest one, or ``n`` at most, at random."""
 
     rule: Literal["balance"]
@@ -105,7 +118,7 @@ class Balance(_Rule):
     n: int | None = Field(None, ge=1)
 
 
-class Cap(_Rule):
+class Cap(CurationRule):
     """Keep ``n`` rows at random, of all or of each value of a column."""
 
     rule: Literal["cap"]
@@ -113,9 +126,36 @@ class Cap(_Rule):
     per: Column | None = None
 
 
-Rule = Annotated[
-    Filter | Group | Keep | Exact | Near | Decontaminate | Diverse | Balance | Cap, Field(discriminator="rule")
-]
+class OwnRule(CurationRule):
+    """A rule of the user's. The fields of a class that is derived from this one are its settings."""
+
+    columns: ClassVar[Sequence[str]] = ()
+    """Scalar columns that it reads besides trajectory_id, task_id, reward, success, n_steps, n_tokens, env and level."""
+
+    @abstractmethod
+    def keep(self, rows: "pl.DataFrame", work: "Work") -> "pl.DataFrame":
+        """Those of ``rows`` that stay. ``rows`` has scalar columns of the rows that the rules before left, sorted by
+        id; ``work`` gives what the policy wrote and called (``actions``), heavy columns, and the seed."""
+
+
+RULES = {
+    "filter": "Filter",
+    "group": "Group",
+    "keep": "Keep",
+    "exact_duplicates": "Exact",
+    "near_duplicates": "Near",
+    "decontaminate": "Decontaminate",
+    "diverse": "Diverse",
+    "balance": "Balance",
+    "cap": "Cap",
+}
+"""Name -> class of this module."""
+
+if TYPE_CHECKING:
+    Rule = CurationRule
+else:
+    paths = {name: f"{__name__}:{cls}" for name, cls in RULES.items()}
+    Rule = Annotated[Any, OneOf("rule", paths, CurationRule, key="rule", own=(OwnRule,))]
 
 
 class Rules(BaseModel):

@@ -127,8 +127,9 @@ def rules(path: Path) -> "Rules":
 
     from datastore.curation.rules import Rules
     from datastore.errors import StoreError
-    from pipelines import yaml_text
+    from pipelines import library, yaml_text
 
+    library.search_in([path.parent, Path.cwd()])  # rules of the user's own
     try:
         content, wrong = yaml_text.parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

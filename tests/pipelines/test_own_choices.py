@@ -1,6 +1,7 @@
 """Classes of the user's own, outside the repository: found, checked, fingerprinted, run and replayed."""
 
 import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -9,11 +10,14 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from test_choices import changed, edit, own
 
 from datastore import TrajectoryBuffer
 from datastore.catalog import Catalog
+from datastore.errors import StoreError
+from flows import cli
 from pipelines.execute import job_of, perform
 from pipelines.lineage import find_artifact
 from pipelines.load import Pipeline, load
@@ -119,6 +123,52 @@ def test_a_reward_component_of_ones_own(folder: Path) -> None:
     assert changes == dict.fromkeys(("sample", "rl"), "code my_rewards/length.py changed")
 
 
+def test_a_curation_rule_of_ones_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = example("own_curation", folder)
+    buffer = run(path)
+    catalog = Catalog(buffer.store)
+    manifest = find_artifact(catalog, "curate")
+    funnel = pq.read_table(catalog.local(manifest, manifest.outputs["funnel"].path)).to_pylist()
+    assert [level["rule"] for level in funnel] == [
+        "filter where=n_tool_calls > 0",
+        "my_rules.tools:NoRepeats argument=who",
+        "keep what=correct",
+    ]
+    assert funnel[1]["before"] > funnel[1]["after"] > 0
+    dropped = buffer.get_many(funnel[1]["dropped_examples"])
+    for row in dropped:
+        asked = [json.loads(call.arguments)["who"] for message in row.messages for call in message.tool_calls]
+        assert len(asked) > len(set(asked))
+    forget()
+    rules = path.parent / "rules.yaml"  # a rules file of the command finds the class beside it
+    rules.write_text("- {rule: 'my_rules.tools:NoRepeats', argument: who}\n")
+    arguments = ["--store", buffer.store, "--where", "stage = 'expert' and n_tool_calls > 0", "--json"]
+    assert cli.call(["buffer", "curate", str(rules), "--name", "mine", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == funnel[1]["after"]
+    forget()
+    edit(path.parent / "my_rules" / "tools.py", "<= self.times", "< self.times")
+    assert reasons(planned(path)) == {"curate": "code my_rules/tools.py changed"}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return rows.select('task_id')", "rule my_classes:Mine returned columns task_id; keep"),
+        ("return [1]", "rule my_classes:Mine returned a list"),
+        ("return rows.vstack(rows)", "rule my_classes:Mine returned an id twice"),
+        ("return rows.with_columns(trajectory_id=rows['task_id'])", "returned \\['lookup-train-"),
+    ],
+)
+def test_a_rule_chooses_among_rows_and_changes_none(folder: Path, body: str, message: str) -> None:
+    source = "from datastore.curation.rules import OwnRule\n\n\nclass Mine(OwnRule):\n    def keep(self, rows, work):\n"
+    (folder / "my_classes.py").write_text(f"{source}        {body}\n")
+    path = folder / "p.yaml"
+    rows = "{uses: trajectories.curate, inputs: {trajectories: expert}, with: {rules: [{rule: 'my_classes:Mine'}]}}"
+    path.write_text("\n".join([*PIPELINE.splitlines()[:4], f"  curate: {rows}"]))
+    with pytest.raises(StoreError, match=message):
+        run(path)
+
+
 CLASSES = """
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.policy_gradient import AdvantageEstimator, Advantages, PolicyGradient
@@ -206,6 +256,7 @@ def write(folder: Path, choice: str = "algorithm: {type: 'my_classes:Better'}") 
         ("algorithm: {type: ppo, advantage: {type: 'my_classes:Silent'}}", "advantage: ppo makes its critic's targets"),
         ("algorithm: {type: grpo, advantage: {type: 'my_classes:Loud'}}", "is no advantage: a class derived from"),
         ("rewards: [{type: 'my_classes:Loud'}, {type: 'my_classes:Loud'}]", "two components are called 'Loud'"),
+        ("algorithm: 'my_classes:Better', seeed: 1", "unknown key 'seeed'"),
         ("rewards: [{type: 'my_classes:Lou'}]", "rl.with.rewards.0.type: module 'my_classes': 'Lou' is not in its"),
     ],
 )  # fmt: skip

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipelines.fields import Key, leaves
+from pipelines.fields import Key, leaves, models
 from pipelines.stage import Choice
+from schemas.choice import Settings, plain
 
 KINDS: Mapping[str, str] = {"environment": "agentrl.environments:ENVIRONMENT"}
 """Kind of choice -> the ``OneOf`` that looks its names up."""
@@ -34,7 +35,7 @@ class Chosen:
 
 
 def named(config: BaseModel) -> Iterator[tuple[Key, str, str]]:
-    """(key, kind, name) of every choice in a config."""
+    """(key, kind, name) of every field marked with :class:`Choice`."""
     for key, marks, value in leaves(config):
         for mark in marks:
             if isinstance(mark, Choice) and value is not None:
@@ -42,6 +43,14 @@ def named(config: BaseModel) -> Iterator[tuple[Key, str, str]]:
 
 
 def chosen(kind: str, name: str) -> Chosen:
-    """What a name stands for. Raises LookupError with a message for the user."""
+    """What a name stands for, settings in it aside. Raises LookupError with a message for the user."""
     module, _, attribute = KINDS[kind].partition(":")
+    name = plain(name)
     return Chosen(kind, name, getattr(import_module(module), attribute).find(name))
+
+
+def choices(config: BaseModel) -> list[Chosen]:
+    """Everything that a config chooses by name and does not hold itself."""
+    settings = [model for model in models(config) if isinstance(model, Settings)]
+    found = [Chosen(type(one).kind, one.type, type(one).implementation) for one in settings]
+    return [*found, *(chosen(kind, name) for _, kind, name in named(config))]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from pipelines import library
-from pipelines.choices import Chosen, chosen, named
+from pipelines.choices import Chosen, choices, chosen, named
 from pipelines.document import Document, Key, find, read, with_profile, with_settings
 from pipelines.expand import Draft, Expanded, expand
 from pipelines.external import missing, outside
@@ -45,7 +45,7 @@ class Node:
     @property
     def choices(self) -> list[Chosen]:
         """What its config chooses by name."""
-        return [chosen(kind, name) for _, kind, name in named(self.config)]
+        return choices(self.config)
 
     @property
     def upstream(self) -> list[str]:

@@ -64,7 +64,7 @@ class _Docless(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt] | None:
         if "TYPE_CHECKING" in ast.dump(node.test):
-            return [self.visit(child) for child in node.orelse] or None
+            return self.visit(ast.Module(node.orelse, [])).body or None
         return self.generic_visit(node)
 
 

@@ -38,22 +38,30 @@ class Settings(BaseModel):
 
     kind: ClassVar[str] = ""
     implementation: ClassVar[type[Any]]
+    as_one: ClassVar[type[BaseModel] | None] = None
+    """The class of the only parameter, ``config``, if the settings are its fields."""
 
     type: str
 
     def values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in type(self).model_fields if name != "type"}
 
-    def text(self) -> str:
-        """The settings that differ from their defaults, as a JSON object with sorted keys."""
+    def __str__(self) -> str:
+        """The name, and the settings that differ from their defaults as a JSON object with sorted keys."""
         given = self.model_dump(mode="json", exclude={"type"}, exclude_defaults=True)
-        return json.dumps(given, sort_keys=True, ensure_ascii=False)
+        return self.type + (json.dumps(given, sort_keys=True, ensure_ascii=False) if given else "")
 
     def make(self) -> Any:
-        return self.implementation(**self.values())
+        values = self.values()
+        return self.implementation(self.as_one(**values)) if self.as_one else self.implementation(**values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (type(self).kind, self.implementation, self.type, self.values())
+
+
+def plain(text: str) -> str:
+    """A name without the settings that the text of :class:`Settings` has."""
+    return text.partition("{")[0]
 
 
 def _remade(kind: str, implementation: type[Any], name: str, values: dict[str, Any]) -> Settings:
@@ -64,21 +72,25 @@ _SETTINGS: dict[Any, type[Settings]] = {}
 
 
 def settings_class(implementation: type[Any], kind: str) -> type[Settings]:
-    """The settings of a class: the fields of a pydantic model, else the parameters of ``__init__`` with their types.
+    """The settings of a class: the parameters of ``__init__`` with their types, or the fields of the pydantic model
+    that it is, or that its only parameter ``config`` takes.
 
     Raises LookupError if a parameter cannot be a setting.
     """
     if (implementation, kind) in _SETTINGS:
         return _SETTINGS[implementation, kind]
     fields: dict[str, Any] = {}
-    if issubclass(implementation, BaseModel):
-        fields = {name: (info.annotation, info) for name, info in implementation.model_fields.items()}
-    elif implementation.__init__ is not object.__init__:
+    as_one = None
+    if not issubclass(implementation, BaseModel) and implementation.__init__ is not object.__init__:
         fields = _parameters(implementation)
+        only = fields["config"][0] if list(fields) == ["config"] else None
+        as_one = only if isinstance(only, type) and issubclass(only, BaseModel) else None
+    if model := as_one or (implementation if issubclass(implementation, BaseModel) else None):
+        fields = {name: (info.annotation, info) for name, info in model.model_fields.items()}
     if "type" in fields:
         raise LookupError(f"{implementation.__name__} has a setting 'type', which names the class; rename it")
     made = create_model(f"SettingsOf{implementation.__name__}", __base__=Settings, __module__=__name__, **fields)
-    made.kind, made.implementation = kind, implementation
+    made.kind, made.implementation, made.as_one = kind, implementation, as_one
     return _SETTINGS.setdefault((implementation, kind), made)
 
 
@@ -103,8 +115,7 @@ class OneOf:
     """Marks a config field that holds an object of a class chosen by name, or the :class:`Settings` of one.
 
     ``ours`` maps each name to ``module:Class``. A class of the user's has the methods of ``base``, callable in the same
-    way, or those of ``or_base``. ``declares`` recognises the declaration of such a class in a source that nobody has
-    imported yet.
+    way. ``declares`` recognises the declaration of such a class in a source that nobody has imported yet.
     """
 
     kind: str
@@ -150,7 +161,7 @@ class OneOf:
         that is wrong."""
         if isinstance(value, Settings if self._by_settings else self.base):
             return value
-        given = {self.key: value} if isinstance(value, str) else value
+        given = self._spelled(value) if isinstance(value, str) else value
         if not isinstance(given, Mapping):
             raise PydanticCustomError("choice", f"give the name of one {self.kind}, or a mapping with {self.key!r}")
         name = given.get(self.key)
@@ -170,6 +181,16 @@ class OneOf:
             raise _invalid([_better(one, model) for one in error.errors(include_url=False)]) from None
         return made.model_copy(update={self.key: name})  # also if it inherits the name of one of ours
 
+    def _spelled(self, text: str) -> Mapping[str, Any]:
+        """A name alone, or what :class:`Settings` give as text."""
+        name, brace, rest = text.partition("{")
+        if not brace or not self._by_settings:
+            return {self.key: text}
+        try:
+            return {**json.loads(brace + rest), self.key: name}
+        except ValueError as error:
+            raise PydanticCustomError("choice", f"{text!r}: its settings are no JSON: {error}") from None
+
     @property
     def _by_settings(self) -> bool:
         return not issubclass(self.base, BaseModel)
@@ -184,11 +205,13 @@ class OneOf:
 
     def _shape(self) -> Any:
         """The type that the JSON Schema describes."""
-        own = create_model(
-            f"Own{self.kind.title().replace(' ', '')}",
-            __config__=ConfigDict(extra="allow"),
-            **{self.key: (Annotated[str, Field(pattern=":", description=f"module:Class, {self.rule}")], ...)},  # type: ignore[call-overload]
-        )
+        about, title = f"module:Class, {self.rule}", self.kind.title().replace(" ", "")
+        if self._by_settings:
+            name = Field(description=f"{self._names()}; or {about}")
+        else:
+            name, title = Field(pattern=":", description=about), f"Own{title}"
+        fields: dict[str, Any] = {self.key: (Annotated[str, name], ...)}
+        own = create_model(title, __config__=ConfigDict(extra="allow"), **fields)
         if self._by_settings or not self.ours:
             return own | str
         ours = reduce(or_, [_load(path) for path in self.ours.values()])
@@ -223,7 +246,7 @@ def misfit(found: type[Any], base: type[Any]) -> str:
     protocol = not issubclass(base, BaseModel)
     for name, ours in _methods(base).items():
         theirs = getattr(found, name, None)
-        wanted = f"{name}{inspect.signature(ours)}"
+        wanted = _called(name, ours)
         if theirs is None or (theirs is ours and (protocol or name in abstract)):
             return f"it lacks {wanted}"
         if not callable(theirs):
@@ -232,10 +255,16 @@ def misfit(found: type[Any], base: type[Any]) -> str:
             try:
                 inspect.signature(theirs).bind(*_placeholders(ours))
             except TypeError as error:
-                return f"{name}{inspect.signature(theirs)} must be callable as {wanted}: {error}"
+                return f"{_called(name, theirs)} must be callable as {wanted}: {error}"
             except ValueError:  # a method without a signature, of a C extension
                 continue
     return ""
+
+
+def _called(name: str, function: Callable[..., Any]) -> str:
+    """A method with the names of its parameters."""
+    names = (str(one.replace(annotation=one.empty)) for one in inspect.signature(function).parameters.values())
+    return f"{name}({', '.join(names)})"
 
 
 def _placeholders(function: Callable[..., Any]) -> Iterator[None]:

@@ -1,12 +1,14 @@
-"""Environments by name. A user's own is named ``package.module:Class``.
+"""Environments by name, with their settings. A user's own is named ``package.module:Class``.
 
 To add an environment, write its module and name it in the table below.
 """
 
-from typing import cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from pydantic import ValidationError
 
 from agentrl.environments.base import Environment, PlainEnvironment
-from schemas.choice import OneOf
+from schemas.choice import OneOf, Settings
 from schemas.declared import is_environment
 
 ENVIRONMENTS = {"lookup": "agentrl.environments.lookup:LookupEnvironment"}
@@ -17,10 +19,20 @@ ENVIRONMENT = OneOf(
 )
 
 
+if TYPE_CHECKING:
+    EnvironmentChoice = Settings
+else:
+    EnvironmentChoice = Annotated[Any, ENVIRONMENT]
+    """Type of a config field that chooses an environment and its settings. Its text is what rows name it by."""
+
+
 def load_environment(name: str) -> Environment:
-    """The environment of that name. The name may come from a row of data, so only what is declared as an environment is
-    imported or called. Raises ValueError that lists the known ones."""
+    """The environment that a name stands for, with its settings: ``my_shop.shop:Shop{"dearest": 2}``. The name may come
+    from a row of data, so only what is declared as an environment is imported or called. Raises ValueError that lists
+    the known ones."""
     try:
-        return cast(Environment, ENVIRONMENT.find(name)())
-    except LookupError as error:
-        raise ValueError(str(error.args[0])) from error
+        return cast(Environment, ENVIRONMENT.read(name).make())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "type")
+        raise ValueError(f"environment {name!r}: {where + ': ' if where else ''}{first['msg']}") from error

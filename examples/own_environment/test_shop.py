@@ -1,12 +1,12 @@
 from random import Random
 
-from my_shop.shop import CheapShop, Shop
+from my_shop.shop import Shop
 
 from agentrl.rollouts.demonstrations import demonstrate
 
 
 def test_the_expert_is_right_without_noise() -> None:
-    for shop in (Shop(), CheapShop()):
+    for shop in (Shop(), Shop(dearest=2)):
         [task] = shop.tasks({"train": 1}, seed=0)["train"]
         row = demonstrate(shop, task, noise=0.0, seed=0, trajectory_id="t")
         assert (row.success, row.reward, row.n_tool_calls) == (True, 1.1, 2)

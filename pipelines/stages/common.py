@@ -15,6 +15,7 @@ from pipelines.fields import leaves
 from pipelines.handles import Model
 from pipelines.readiness import lacks_template
 from pipelines.stage import Context, External, StageConfig, reveal
+from schemas.choice import plain
 
 if TYPE_CHECKING:
     from agentrl.environments.base import Environment
@@ -146,7 +147,7 @@ def count(context: Context, counts: "Mapping[str, int]") -> None:
 def environment(context: Context, name: str) -> "Environment":
     """The environment that tasks name. Raises ValueError if no stage of the pipeline chose it: then its code would not
     be in the fingerprint."""
-    if context.chosen is not None and f"environment {name}" not in context.chosen:
+    if context.chosen is not None and f"environment {plain(name)}" not in context.chosen:
         chosen = ", ".join(sorted(context.chosen)) or "none"
         raise ValueError(
             f"the tasks are of env {name!r}, which no stage before {context.stage} chose (chosen: {chosen}), so its "

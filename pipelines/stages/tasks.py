@@ -8,15 +8,16 @@ from typing import Annotated, Any, NamedTuple
 import pyarrow as pa
 from pydantic import Field, ValidationError, field_validator
 
-from agentrl.environments import load_environment
+from agentrl.environments import EnvironmentChoice, load_environment
 from pipelines.handles import Tasks, Trajectories
-from pipelines.stage import Choice, Context, External, StageConfig, stage
+from pipelines.stage import Context, External, StageConfig, stage
 from pipelines.stages.imports import known_format
+from schemas.choice import plain
 from schemas.task import Task
 
 
 class GenerateConfig(StageConfig):
-    env: Annotated[str, Choice("environment")] = Field(description="an environment's name, or module:Class")
+    env: EnvironmentChoice = Field(description="an environment's name, or {type: module:Class, ...its settings}")
     train: int = Field(512, ge=1)
     dev: int = Field(256, ge=0, description="settings are chosen on these")
     heldout: int = Field(512, ge=0, description="only results are reported on these")
@@ -38,17 +39,18 @@ def generate(context: Context, config: GenerateConfig) -> Splits:
 
     Raises ValueError if ``compositional`` tasks are asked of an environment that does not set ``compositional = True``.
     """
-    environment = load_environment(config.env)
+    env = str(config.env)
+    environment = load_environment(env)
     sizes = {"train": config.train, "dev": config.dev, "heldout": config.heldout}
     if config.compositional:
         if not getattr(environment, "compositional", False):
             raise ValueError(
-                f"env {config.env!r} has no compositional split: set with.compositional to 0, or make tasks() give "
+                f"env {env!r} has no compositional split: set with.compositional to 0, or make tasks() give "
                 "that split tasks of kinds of their own and set compositional = True in the class"
             )
         sizes["compositional"] = config.compositional
     splits = {"compositional": [], **environment.tasks(sizes, context.seed)}
-    named = {"env": config.env}  # stages after this one look the environment up by it
+    named = {"env": env}  # stages after this one look the environment and its settings up by it
     splits = {name: [task.model_copy(update=named) for task in rows] for name, rows in splits.items()}
     context.metrics.update({name: len(rows) for name, rows in splits.items()})
     return Splits(**{name: context.tasks(rows, name) for name, rows in splits.items()})
@@ -56,7 +58,7 @@ def generate(context: Context, config: GenerateConfig) -> Splits:
 
 class TaskImportConfig(StageConfig):
     paths: list[Annotated[str, External("file")]] = Field(min_length=1, description="files; content counts")
-    env: Annotated[str, Choice("environment")] | None = Field(
+    env: EnvironmentChoice | None = Field(
         None, description="environment of all tasks; one that names another is refused. None: tasks that are only read"
     )
     format: str | None = Field(
@@ -145,7 +147,7 @@ def _fields(record: dict[str, Any], config: TaskImportConfig) -> tuple[dict[str,
     for name in ("tools", "metadata"):
         if name in values and not isinstance(values[name], str):
             values[name] = json.dumps(values[name], ensure_ascii=False)
-    values.setdefault("env", config.env or "imported")
+    values.setdefault("env", str(config.env or "imported"))
     values.setdefault("split", config.split or "train")
     content = {name: values.get(name) for name in ("env", "prompt", "ground_truth", "metadata")}
     values.setdefault("task_id", task_id(values["env"], None, content))
@@ -155,9 +157,10 @@ def _fields(record: dict[str, Any], config: TaskImportConfig) -> tuple[dict[str,
 
 def _placed(task: Task, config: TaskImportConfig) -> Task:
     """A task with the split and the environment that the config says. Raises ValueError if it is of another."""
-    if config.env and config.format is None and task.env != config.env:
-        raise ValueError(f"task {task.task_id} is of env {task.env!r}, and with.env is {config.env!r}")
-    more = {"env": config.env, "split": config.split}
+    env = str(config.env) if config.env else None
+    if env and config.format is None and task.env not in (env, plain(env)):
+        raise ValueError(f"task {task.task_id} is of env {task.env!r}, and with.env is {env!r}")
+    more = {"env": env, "split": config.split}
     return task.model_copy(update={name: value for name, value in more.items() if value is not None})
 
 
@@ -185,7 +188,7 @@ def _of_rows(tables: Iterable[pa.Table]) -> Iterator[Task]:
 
 
 class FromTrajectoriesConfig(StageConfig):
-    env: Annotated[str, Choice("environment")] | None = Field(
+    env: EnvironmentChoice | None = Field(
         None, description="environment of all tasks; rows of another are refused. None: tasks that are only read"
     )
 
@@ -205,10 +208,11 @@ def from_trajectories(
     for selection in trajectories:
         for row in selection.table(_OF_A_ROW).to_pylist():
             rows.setdefault(row["task_id"], whole.get(row["task_id"]) or Task(**row))
-    if wrong := [task for task in rows.values() if config.env and task.env != config.env]:
+    env = str(config.env) if config.env else ""
+    if wrong := [task for task in rows.values() if env and task.env != env and plain(task.env) != env]:
         raise ValueError(
-            f"{len(wrong)} of {len(rows)} tasks are not of env {config.env!r}, {wrong[0].task_id} is of "
-            f"{wrong[0].env!r}; narrow the rows with trajectories.select, where: env = '{config.env}'"
+            f"{len(wrong)} of {len(rows)} tasks are not of env {env!r}, {wrong[0].task_id} is of "
+            f"{wrong[0].env!r}; narrow the rows with trajectories.select, where: env = '{env}'"
         )
     context.metrics.update(tasks=len(rows), without_ground_truth=sum(name not in whole for name in rows))
     return context.tasks(rows.values())

@@ -1,6 +1,7 @@
 """An environment of one's own, beside the pipeline file, works as docs/environments.md shows it."""
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.environments import ENVIRONMENT, load_environment
 from datastore import TrajectoryBuffer
 from datastore.catalog import Catalog
 from pipelines.execute import job_of, perform
 from pipelines.load import load
 from pipelines.plan import Plan, Status, make_plan
+from pipelines.problems import SpecError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_environment"
@@ -40,14 +43,102 @@ def test_the_example_runs_and_is_in_the_plan_and_the_fingerprint(folder: Path) -
         perform(job_of(step, plan, "r"))
     rows = TrajectoryBuffer(folder / "store").scan().select("stage", "env", "env_version").unique().collect()
     assert set(rows["stage"]) == {"expert", "eval"}
-    assert set(rows["env"]) == {"my_shop.shop:CheapShop"}, "rows name what their environment is found by"
+    assert set(rows["env"]) == {'my_shop.shop:Shop{"dearest": 2}'}, "rows name what their environment is found by"
     assert {step.status for step in planned(folder).steps.values()} == {Status.CACHED}
     source = folder / "my_shop" / "shop.py"
     source.write_text(source.read_text().replace("len(self.asked) <= 2", "len(self.asked) <= 3"))
     again = planned(folder)
     assert again.steps["expert"].reasons[0] == "code my_shop/shop.py changed"
     assert again.steps["eval"].reasons[0] == "code my_shop/shop.py changed"
-    assert again.steps["tasks"].ingredients.choices == {"environment my_shop.shop:CheapShop": "1"}
+    assert again.steps["tasks"].ingredients.choices == {"environment my_shop.shop:Shop": "1"}
+
+
+def chosen(folder: Path, env: str) -> Path:
+    """The example's pipeline with another environment."""
+    text = (EXAMPLE / "pipeline.yaml").read_text()
+    path = folder / "pipeline.yaml"
+    path.write_text(text.replace('{type: "my_shop.shop:Shop", dearest: 2}', env))
+    return path
+
+
+def test_settings_reach_every_stage_and_an_edit_of_one_re_runs_it(folder: Path) -> None:
+    settings = ["stages.warm.with.steps=1", "stages.tasks.with.train=4", "stages.tasks.with.heldout=2"]
+    plan = make_plan(
+        load(str(folder / "pipeline.yaml"), settings=settings), Catalog(folder / "store"), str(folder / "store")
+    )
+    for name in ("tasks", "expert"):
+        perform(job_of(plan.steps[name], plan, "r"))
+    buffer = TrajectoryBuffer(folder / "store")
+    answers = {m.content for row in buffer.get_many(buffer.ids()) for m in row.messages if m.role == "tool"}
+    assert answers == {"1", "2"}, "the tasks and the episodes of the expert have the setting"
+    for value, status in (("2", Status.CACHED), ("3", Status.RUN)):
+        again = load(str(folder / "pipeline.yaml"), settings=[*settings, f"stages.tasks.with.env.dearest={value}"])
+        step = make_plan(again, Catalog(folder / "store"), str(folder / "store")).steps["tasks"]
+        assert step.status is status
+    assert list(step.reasons) == ["config env.dearest: 2 -> 3"]
+    whole, part = ("{type: 'my_shop.shop:Shop', dearest: 9}", "'my_shop.shop:Shop'")
+    explicit, implicit = (load(str(chosen(folder, env)), settings=settings) for env in (whole, part))
+    assert explicit.nodes["tasks"].config == implicit.nodes["tasks"].config
+    assert str(implicit.nodes["tasks"].config.env) == "my_shop.shop:Shop", "defaults are not written"
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ("{type: 'my_shop.shop:Shop', dearst: 3}", "with.env.dearst: unknown key 'dearst'; did you mean 'dearest'?"),
+        (
+            "{type: 'my_shop.shop:Shop', dearest: 0}",
+            "with.env.dearest: Input should be greater than or equal to 1, not 0",
+        ),
+        ("{type: 'my_shop.shop:Shop', dearest: cheap}", "with.env.dearest: Input should be a valid integer"),
+        ("{dearest: 3}", "with.env.type: names the environment: lookup; one of your own: module:Class"),
+        ("{type: lookup, dearest: 3}", "unknown key 'dearest'; allowed: type"),
+        ("{type: 'my_shop.shop:Basket'}", "'Basket' is not declared as environment"),
+    ],
+)
+def test_wrong_settings_are_found_before_anything_runs(folder: Path, env: str, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        load(str(chosen(folder, env)))
+    assert message in str(error.value)
+
+
+SETTINGS = """
+import pydantic
+from my_shop.shop import Shop
+
+
+class Prices(pydantic.BaseModel):
+    model_config = {"extra": "forbid"}
+    dearest: int = 4
+    names: list[str] = ["apple"]
+
+
+class ByConfig(Shop):
+    def __init__(self, config: Prices) -> None:
+        super().__init__(config.dearest)
+        self.names = config.names
+
+
+class ByKeyword(Shop):
+    def __init__(self, *items: str) -> None:
+        super().__init__(1)
+"""
+
+
+def test_settings_may_be_one_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "my_shop" / "more.py").write_text(SETTINGS)
+    monkeypatch.syspath_prepend(folder)
+    shop = load_environment('my_shop.more:ByConfig{"names": ["fig"]}')
+    assert (shop.dearest, shop.names) == (4, ["fig"])
+    choice = ENVIRONMENT.read({"type": "my_shop.more:ByConfig", "dearest": 5})
+    assert str(choice) == 'my_shop.more:ByConfig{"dearest": 5}'
+    assert pickle.loads(pickle.dumps(choice)) == choice
+    with pytest.raises(ValueError, match=r"a setting is a parameter with a name and a type"):
+        load_environment("my_shop.more:ByKeyword")
+    with pytest.raises(ValueError, match=r"its settings are no JSON"):
+        load_environment("my_shop.more:ByConfig{names")
+    with pytest.raises(ValueError, match=r"nams: unknown key 'nams'; did you mean 'names'"):
+        load_environment('my_shop.more:ByConfig{"nams": 1}')
 
 
 def test_its_own_tests_pass(folder: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Generator
 from random import Random
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentrl.environments.base import Observation, Score
 from agentrl.rewards.answers import exact_match
@@ -44,13 +46,12 @@ class Basket:
 
 
 class Shop:
-    """Settings are attributes; a variant is a subclass with others."""
+    """The parameters of ``__init__`` are the settings of the environment in a pipeline file."""
 
     name = "shop"
     version = "1"
     max_steps = 4
     items = ("apple", "pear", "plum", "fig")
-    dearest = 9
     tools = [  # noqa: RUF012
         {
             "type": "function",
@@ -61,6 +62,9 @@ class Shop:
             },
         }
     ]
+
+    def __init__(self, dearest: Annotated[int, Field(ge=1, description="highest price")] = 9) -> None:
+        self.dearest = dearest
 
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         """Tasks for each split. The question of each is drawn once, so splits share none."""
@@ -98,9 +102,3 @@ class Shop:
             ground_truth=json.dumps(str(sum(count * prices[item] for item, count in basket.items()))),
             metadata=json.dumps({"basket": basket, "prices": prices}),
         )
-
-
-class CheapShop(Shop):
-    """Every price is 1 or 2."""
-
-    dearest = 2

@@ -130,7 +130,7 @@ class OwnRule(CurationRule):
     """A rule of the user's. The fields of a class that is derived from this one are its settings."""
 
     columns: ClassVar[Sequence[str]] = ()
-    """Scalar columns that it reads besides trajectory_id, task_id, reward, success, n_steps, n_tokens, env and level."""
+    """Scalar columns that it reads besides trajectory_id, task_id, reward, success, n_steps, n_tokens, env, level."""
 
     @abstractmethod
     def keep(self, rows: "pl.DataFrame", work: "Work") -> "pl.DataFrame":

@@ -163,13 +163,15 @@ def test_a_curation_rule_of_ones_own(folder: Path, capsys: pytest.CaptureFixture
     ("body", "message"),
     [
         ("return rows.select('task_id')", "rule my_classes:Mine returned columns task_id; keep"),
+        ("return rows.select('prompt')", "rule my_classes:Mine returned columns prompt; keep"),
         ("return [1]", "rule my_classes:Mine returned a list"),
         ("return rows.vstack(rows)", "rule my_classes:Mine returned an id twice"),
         ("return rows.with_columns(trajectory_id=rows['task_id'])", "returned \\['lookup-train-"),
     ],
 )
 def test_a_rule_chooses_among_rows_and_changes_none(folder: Path, body: str, message: str) -> None:
-    source = "from datastore.curation.rules import OwnRule\n\n\nclass Mine(OwnRule):\n    def keep(self, rows, work):\n"
+    source = "from datastore.curation.rules import OwnRule\n\n\nclass Mine(OwnRule):\n    columns = ('prompt',)\n\n"
+    source += "    def keep(self, rows, work):\n"
     (folder / "my_classes.py").write_text(f"{source}        {body}\n")
     path = folder / "p.yaml"
     rows = "{uses: trajectories.curate, inputs: {trajectories: expert}, with: {rules: [{rule: 'my_classes:Mine'}]}}"

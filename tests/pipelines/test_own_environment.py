@@ -69,7 +69,8 @@ def test_settings_reach_every_stage_and_an_edit_of_one_re_runs_it(folder: Path) 
     for name in ("tasks", "expert"):
         perform(job_of(plan.steps[name], plan, "r"))
     buffer = TrajectoryBuffer(folder / "store")
-    answers = {m.content for row in buffer.get_many(buffer.ids()) for m in row.messages if m.role == "tool"}
+    ids = buffer.scan().select("trajectory_id").collect()["trajectory_id"].to_list()
+    answers = {m.content for row in buffer.get_many(ids) for m in row.messages if m.role == "tool"}
     assert answers == {"1", "2"}, "the tasks and the episodes of the expert have the setting"
     for value, status in (("2", Status.CACHED), ("3", Status.RUN)):
         again = load(str(folder / "pipeline.yaml"), settings=[*settings, f"stages.tasks.with.env.dearest={value}"])

@@ -148,7 +148,7 @@ class OneOf:
         found = declared(name, self.kind, self.declares, self.rule)
         bases = self.own or (self.base,)
         if not isinstance(found, type) or not any(
-            issubclass(found, base) or not issubclass(base, BaseModel) for base in bases
+            not issubclass(base, BaseModel) or issubclass(found, base) for base in bases
         ):
             raise LookupError(f"{name!r} is no {self.kind}: {self.rule}")
         problems = [misfit(found, base) for base in bases]

@@ -27,7 +27,7 @@ from pipelines.replay import ReplayError, replay
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-OWN = ("my_algorithms", "my_rewards", "my_rules", "my_formats", "my_shop", "my_classes", "my_helper")
+OWN = ("my_algorithms", "my_engines", "my_rewards", "my_rules", "my_formats", "my_shop", "my_classes", "my_helper")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_the_tests_of_an_example_pass_where_a_user_would_run_them(name: str, tmp
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["own_algorithm", "own_curation", "own_reward"])
+@pytest.mark.parametrize("name", ["own_algorithm", "own_curation", "own_engine", "own_reward"])
 def test_what_the_docs_show_is_what_is_there(name: str) -> None:
     text = (ROOT / "docs" / "extending.md").read_text()
     files = [*(EXAMPLES / name).glob("my_*/[a-z]*.py"), EXAMPLES / name / "pipeline.yaml"]
@@ -178,6 +178,26 @@ def test_a_rule_chooses_among_rows_and_changes_none(folder: Path, body: str, mes
     path.write_text("\n".join([*PIPELINE.splitlines()[:4], f"  curate: {rows}"]))
     with pytest.raises(StoreError, match=message):
         run(path)
+
+
+def test_an_engine_of_ones_own(folder: Path) -> None:
+    path = example("own_engine", folder)
+    buffer = run(path)
+    [row] = buffer.sql(
+        "select count(*) as n, avg(success) as success, sum(n_tokens) as tokens from trajectories"
+    ).to_dicts()
+    assert (row["n"], row["tokens"]) == (64, 0)
+    assert 0.4 < row["success"] < 0.95, "hasty answers are wrong"
+    assert reasons(planned(path)) == {}
+    steady = "stages.program.with.engine.hasty=0"
+    run(path, steady)
+    assert find_artifact(Catalog(buffer.store), "program").metrics["success"] == 1.0
+    forget()
+    edit(path.parent / "my_engines" / "program.py", "left[-1]", "left[0]")
+    assert reasons(planned(path, steady)) == {"program": "code my_engines/program.py changed"}
+    path.write_text(path.read_text().replace("hasty: 0.2", "hastey: 0.2"))
+    with pytest.raises(SpecError, match=r"with.engine.hastey: unknown key 'hastey'; did you mean 'hasty'"):
+        load(str(path))
 
 
 CLASSES = """

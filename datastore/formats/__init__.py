@@ -1,12 +1,12 @@
 """Formats of others, read and written. Each module's docstring is its mapping, and says what it cannot carry."""
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pydantic import ValidationError
 
 from datastore.errors import StoreError
 from datastore.formats import (
@@ -32,8 +32,11 @@ from datastore.formats import (
     verl,
 )
 from datastore.formats.columns import batches
+from datastore.formats.own import OWN_FORMAT, OwnFormat
 from datastore.formats.source import Row, Source
 from schemas.arrow import from_table
+from schemas.choice import RULE
+from schemas.hints import did_you_mean
 from schemas.trajectory import Trajectory
 
 Fits = Callable[[Source], int]
@@ -178,11 +181,20 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def named(name: str) -> Format:
+def named(name: str | OwnFormat) -> Format:
+    """The format of that name: one of ours, ``module:Class`` of the user's, or the user's with its settings. Raises
+    StoreError if there is none."""
+    if isinstance(name, OwnFormat):
+        write = None if type(name).write is OwnFormat.write else name.write
+        return Format(name.fits, name.rows, write, name.tokens, name.suffix, name.loses, training=name.training)
+    if ":" in name:
+        try:
+            return named(OWN_FORMAT.read(name))
+        except ValidationError as error:
+            raise StoreError(error.errors(include_url=False)[0]["msg"]) from None
     if name not in FORMATS:
-        near = difflib.get_close_matches(name, FORMATS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise StoreError(f"there is no format {name!r}{hint} Formats are {', '.join(FORMATS)}")
+        hint = did_you_mean(name, FORMATS)
+        raise StoreError(f"there is no format {name!r}{hint}; formats are {', '.join(FORMATS)}; {RULE}")
     return FORMATS[name]
 
 

@@ -10,6 +10,7 @@ from datastore.errors import StoreError
 from datastore.formats import FORMATS, Format, named
 from datastore.formats.files import replaced
 from datastore.formats.losses import present
+from datastore.formats.own import OwnFormat
 from datastore.lookup import Ids, id_array
 from schemas.trajectory import Trajectory
 
@@ -33,7 +34,7 @@ class Exported:
         return asdict(self)
 
 
-def losses(buffer: "TrajectoryBuffer", ids: Ids, name: str) -> dict[str, int]:
+def losses(buffer: "TrajectoryBuffer", ids: Ids, name: str | OwnFormat) -> dict[str, int]:
     """How many of these rows would lose what, most first."""
     format = named(name)
     counts: Counter[str] = Counter()
@@ -43,7 +44,9 @@ def losses(buffer: "TrajectoryBuffer", ids: Ids, name: str) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def export_rows(buffer: "TrajectoryBuffer", ids: Ids, path: Path, name: str, *, force: bool = False) -> Exported:
+def export_rows(
+    buffer: "TrajectoryBuffer", ids: Ids, path: Path, name: str | OwnFormat, *, force: bool = False
+) -> Exported:
     """Write rows to a file or folder, a bounded number in memory at a time.
 
     The name's extension may ask for compression (``.gz``). The file or folder appears whole or not at all. Raises
@@ -52,14 +55,14 @@ def export_rows(buffer: "TrajectoryBuffer", ids: Ids, path: Path, name: str, *, 
     format = _writable(name)
     if not len(ids):
         raise StoreError("there are no rows to export; the filter or the selection is empty")
-    exported = Exported(str(path), name, len(ids))
+    exported = Exported(str(path), str(name), len(ids))
     with replaced(path, force) as working:
         assert format.write is not None
         exported.records = format.write(_rows(buffer, ids), working)
     return exported
 
 
-def _writable(name: str) -> Format:
+def _writable(name: str | OwnFormat) -> Format:
     format = named(name)
     if format.write is None:
         able = ", ".join(one for one, each in FORMATS.items() if each.write)

@@ -19,6 +19,7 @@ from datastore.formats import detect, named
 from datastore.formats.columns import RowBatch, batches, with_column
 from datastore.formats.labels import AS_SOURCE, Labels, labelled, named_reward
 from datastore.formats.notes import Notes
+from datastore.formats.own import OwnFormat
 from datastore.formats.rows import NAMELESS
 from datastore.formats.source import Source
 from schemas.arrow import from_table
@@ -78,7 +79,7 @@ class Imported:
 @dataclass(frozen=True)
 class _File:
     source: Source
-    format: str
+    format: str | OwnFormat
     fingerprint: str
     """Its last half is of the content; its first half is of the format, the labels and the stage."""
 
@@ -98,13 +99,13 @@ class _Owner:
 
     def as_dict(self) -> dict[str, Any]:
         one = self.file
-        return {"path": one.source.name, "format": one.format, "fingerprint": one.fingerprint, "rows": self.rows}
+        return {"path": one.source.name, "format": str(one.format), "fingerprint": one.fingerprint, "rows": self.rows}
 
 
 def import_paths(
     buffer: "TrajectoryBuffer",
     paths: Sequence[str | Path],
-    format: str | None = None,
+    format: str | OwnFormat | None = None,
     *,
     stage: str = "import",
     labels: Labels = AS_SOURCE,
@@ -145,7 +146,7 @@ def import_paths(
 @contextmanager
 def reading(
     paths: Sequence[str | Path],
-    format: str | None = None,
+    format: str | OwnFormat | None = None,
     *,
     stage: str = "import",
     labels: Labels = AS_SOURCE,
@@ -164,7 +165,7 @@ class Reading:
     def __init__(
         self,
         paths: Iterable[tuple[Path, str, bool]],
-        format: str | None,
+        format: str | OwnFormat | None,
         stage: str,
         labels: Labels,
         notes: Notes,
@@ -184,8 +185,8 @@ class Reading:
             named_ones = ", ".join(self.result.skipped[:5]) or "no file at all"
             raise StoreError(f"nothing to import: no format fits {named_ones}; docs/formats.md lists the formats")
 
-    def _fingerprint(self, source: Source, format: str) -> str:
-        how = json.dumps([format, self.stage, asdict(self.labels)], sort_keys=True)
+    def _fingerprint(self, source: Source, format: str | OwnFormat) -> str:
+        how = json.dumps([str(format), self.stage, asdict(self.labels)], sort_keys=True)
         content = source.digest()[:16]
         return hashlib.blake2b(f"{how}{content}".encode(), digest_size=8).hexdigest() + content
 
@@ -332,7 +333,7 @@ def _expand(paths: Sequence[str | Path], folder: Path) -> Iterator[tuple[Path, s
                 yield file, str(file), False
 
 
-def _format_of(source: Source, format: str | None, alone: bool) -> str | None:
+def _format_of(source: Source, format: str | OwnFormat | None, alone: bool) -> str | OwnFormat | None:
     """The format to read a file by. None if it fits none and came from a folder; raises if it was named itself."""
     if not alone and source.path.suffix not in SUFFIXES:
         return None

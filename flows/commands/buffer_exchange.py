@@ -1,5 +1,6 @@
 """Commands that bring trajectories in and out in the formats of others: import, export, forget."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,8 +40,10 @@ def import_(
     """Append files of other formats. Files that are in the buffer already are left out. Keys that are not carried are
     printed."""
     from datastore.formats.imports import Labels, import_paths
+    from pipelines.library import search_in
     from pipelines.stages.imports import tokenizer_check
 
+    search_in([Path.cwd()])  # a format of the user's own
     fingerprint, check = tokenizer_check(tokenizer) if tokenizer else (None, None)
     labels = Labels(env, split, policy, task_prefix, reward, success, fingerprint)
     on_error: Any = "quarantine" if quarantine else "raise"
@@ -120,7 +123,9 @@ def export(
     from datastore.formats import named
     from datastore.formats.exports import export_rows, losses
     from flows.commands._selections import left_out, selected
+    from pipelines.library import search_in
 
+    search_in([Path.cwd()])  # a format of the user's own
     buffer = open_buffer(rows.store)
     split = rows.split_or("train" if named(format).training else None)
     ids = selected(buffer, rows, split)

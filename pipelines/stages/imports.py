@@ -1,16 +1,17 @@
 """The stage that imports what others recorded: files of any format become rows of the buffer that stages read."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
-from pydantic import Field, field_validator
+from pydantic import Field, PlainValidator, field_validator
 
 from pipelines.handles import Table, Trajectories
 from pipelines.stage import Context, External, StageConfig, stage
 
 if TYPE_CHECKING:
     from datastore.formats.imports import CheckTokens, Imported, Labels
+    from datastore.formats.own import OwnFormat
     from datastore.ingest import OnError
 
 FILES_SCHEMA = pa.schema(
@@ -23,24 +24,37 @@ FILES_SCHEMA = pa.schema(
 )
 
 
-def known_format(name: str | None) -> str | None:
-    """The name of a format, or None. Raises ValueError if there is no such format."""
-    if name is not None:
-        from datastore.errors import StoreError
-        from datastore.formats import named
+def known_format(format: Any) -> Any:
+    """The name of a format of ours, or the user's own with its settings. Raises ValueError if there is no such
+    format."""
+    if format is None:
+        return None
+    from datastore.errors import StoreError
+    from datastore.formats import named
+    from datastore.formats.own import OWN_FORMAT
 
-        try:
-            named(name)
-        except StoreError as error:
-            raise ValueError(str(error)) from None
-    return name
+    if not isinstance(format, str) or ":" in format:
+        return OWN_FORMAT.read(format)
+    try:
+        named(format)
+    except StoreError as error:
+        raise ValueError(str(error)) from None
+    return format
+
+
+if TYPE_CHECKING:
+    FormatChoice = str | OwnFormat | None
+else:
+    FormatChoice = Annotated[Any, PlainValidator(known_format, json_schema_input_type=str | dict[str, Any] | None)]
 
 
 class ImportConfig(StageConfig):
     """Which files are imported, and values for all their rows; None keeps the value of the source."""
 
     paths: list[Annotated[str, External("file")]] = Field(min_length=1, description="files and folders; content counts")
-    format: str | None = Field(None, description="of all files; None finds the format of each, see docs/formats.md")
+    format: FormatChoice = Field(
+        None, description="of all files, see docs/formats.md, or {type: module:Class, ...}; None finds that of each"
+    )
     env: str | None = Field(None, description="environment of all rows")
     split: str | None = Field(None, description="split of all rows")
     policy: str | None = Field(None, description="policy of all rows")
@@ -51,11 +65,6 @@ class ImportConfig(StageConfig):
         None, description="folder or name of the tokenizer that made the ids"
     )
     quarantine: bool = Field(False, description="set records and rows that are broken aside, and append the rest")
-
-    @field_validator("format")
-    @classmethod
-    def _is_a_format(cls, format: str | None) -> str | None:
-        return known_format(format)
 
     @field_validator("success")
     @classmethod

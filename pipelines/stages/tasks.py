@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, field_validator
 from agentrl.environments import EnvironmentChoice, load_environment
 from pipelines.handles import Tasks, Trajectories
 from pipelines.stage import Context, External, StageConfig, stage
-from pipelines.stages.imports import known_format
+from pipelines.stages.imports import FormatChoice
 from schemas.choice import plain
 from schemas.task import Task
 
@@ -61,18 +61,13 @@ class TaskImportConfig(StageConfig):
     env: EnvironmentChoice | None = Field(
         None, description="environment of all tasks; one that names another is refused. None: tasks that are only read"
     )
-    format: str | None = Field(
+    format: FormatChoice = Field(
         None, description="a format of docs/formats.md, whose rows' tasks are taken; None: files of tasks"
     )
     split: str | None = Field(None, description="split of all tasks")
     columns: dict[str, str] = Field(
         {}, description="field of a task -> key of the record, as in {prompt: question, ground_truth: answer}"
     )
-
-    @field_validator("format")
-    @classmethod
-    def _is_a_format(cls, format: str | None) -> str | None:
-        return known_format(format)
 
     @field_validator("columns")
     @classmethod

@@ -75,7 +75,7 @@ def test_the_tests_of_an_example_pass_where_a_user_would_run_them(name: str, tmp
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["own_algorithm", "own_curation", "own_engine", "own_reward"])
+@pytest.mark.parametrize("name", ["own_algorithm", "own_curation", "own_engine", "own_format", "own_reward"])
 def test_what_the_docs_show_is_what_is_there(name: str) -> None:
     text = (ROOT / "docs" / "extending.md").read_text()
     files = [*(EXAMPLES / name).glob("my_*/[a-z]*.py"), EXAMPLES / name / "pipeline.yaml"]
@@ -198,6 +198,62 @@ def test_an_engine_of_ones_own(folder: Path) -> None:
     path.write_text(path.read_text().replace("hasty: 0.2", "hastey: 0.2"))
     with pytest.raises(SpecError, match=r"with.engine.hastey: unknown key 'hastey'; did you mean 'hasty'"):
         load(str(path))
+
+
+def test_a_format_of_ones_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = example("own_format", folder)
+    monkeypatch.chdir(path.parent)  # the paths of files are relative to it
+    buffer = run(path)
+    table = buffer.sql("select env, success, reward from trajectories order by trajectory_id")
+    assert table.rows() == [("chats", True, 1.0), ("chats", False, 0.2), ("chats", None, None)]
+    manifest = find_artifact(Catalog(buffer.store), "chats")
+    assert manifest.metrics["ignored"] == "channel 6"
+    assert manifest.ingredients.config["format"] == {
+        "delimiter": ";",
+        "success": 0.5,
+        "type": "my_formats.csv_turns:CsvTurns",
+    }
+    assert reasons(planned(path)) == {}
+    forget()
+    edit(path.parent / "my_formats" / "csv_turns.py", "score >= self.success", "score > self.success")
+    assert reasons(planned(path)) == {"chats": "code my_formats/csv_turns.py changed"}
+    assert list(reasons(planned(path, "stages.chats.with.format.success=0.1")).values()) == [
+        "config format.success: 0.5 -> 0.1"
+    ]
+    name = "my_formats.csv_turns:CsvTurns"
+    out = ["buffer", "export", "out.csv", "--format", name, "--store", buffer.store]
+    assert cli.call(out) == 0
+    assert cli.call(["buffer", "import", "out.csv", "--format", name, "--store", str(folder / "other"), "--json"]) == 0
+    said = capsys.readouterr().out
+    assert "3 records of 3 rows written to out.csv" in said
+    assert json.loads(said[said.index("{") :])["rows"] == 3
+    with pytest.raises(StoreError, match=r"chats\.csv does not look like my_formats.csv_turns:CsvTurns.*: it is text"):
+        run(path, "stages.chats.with.format.delimiter='|'")
+
+
+@pytest.mark.parametrize(
+    ("format", "message"),
+    [
+        (
+            "{type: 'my_formats.csv_turns:CsvTurn'}",
+            "format.type: module 'my_formats.csv_turns': 'CsvTurn' is not",
+        ),
+        ("{type: 'my_formats.csv_turns:CsvTurns', delimitr: x}", "unknown key 'delimitr'; did you mean 'delimiter'?"),
+        ("{type: 'my_formats.csv_turns:CsvTurns', delimiter: ''}", "format.delimiter: String should have at least 1"),
+        ("alpacca", "there is no format 'alpacca'; did you mean 'alpaca'?"),
+    ],
+)
+def test_what_is_wrong_with_a_format_is_found_before_anything_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, format: str, message: str
+) -> None:
+    path = example("own_format", folder)
+    monkeypatch.chdir(path.parent)
+    path.write_text(path.read_text().replace('{type: "my_formats.csv_turns:CsvTurns", delimiter: ";"}', format))
+    with pytest.raises(SpecError) as error:
+        load(str(path))
+    assert message in str(error.value)
 
 
 CLASSES = """

@@ -6,7 +6,7 @@ STORE ?= store
 VLLM_VENV ?= .venv-vllm
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run test test-slow test-ci-slow test-faults test-vllm lint format quickstart-seeds bench-rollouts bench-buffer bench-scale-store bench-pipelines bench-training bench-learning bench-scale clean
+.PHONY: run test test-slow test-ci-slow test-faults test-vllm lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-scale clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -48,7 +48,7 @@ bench-rollouts: $(VENV)/.run
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 	$(BIN)/python benchmarks/scale_store.py
 
-bench-buffer bench-pipelines bench-training bench-learning bench-scale: $(VENV)/.bench
+bench-buffer bench-pipelines bench-training bench-learning bench-scale bench-formats: $(VENV)/.bench
 	$(BIN)/python benchmarks/$(@:bench-%=%).py
 
 clean:

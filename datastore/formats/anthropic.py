@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from datastore.formats.files import write_lines
-from datastore.formats.messages import json_text, text_of
+from datastore.formats.messages import json_text, text_of, tools_text
 from datastore.formats.notes import Notes
 from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
@@ -67,7 +67,7 @@ def read(source: Source) -> Iterator[Row]:
         yield make_row(
             messages,
             source="anthropic",
-            tools=json.dumps([_function(tool) for tool in one.get("tools") or []], ensure_ascii=False),
+            tools=tools_text(one.get("tools")),
             policy=one.get("model"),
             termination=STOPS.get(stop) if stop else None,
             n_tool_errors=errors,
@@ -107,13 +107,6 @@ def from_blocks(chat: Iterable[dict[str, Any]], notes: Notes) -> tuple[list[dict
         if message["content"] or "tool_calls" in message or message.get("reasoning"):
             messages.append(message)
     return messages, errors
-
-
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    if "input_schema" not in tool:
-        return tool
-    function = {"name": tool["name"], "description": tool.get("description", ""), "parameters": tool["input_schema"]}
-    return {"type": "function", "function": function}
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:

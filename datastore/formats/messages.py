@@ -39,13 +39,27 @@ _KNOWN_CALL = frozenset({"id", "type", "function", "name", "arguments", "index",
 
 
 def tools_text(tools: Any) -> str:
-    """Tool schemas as JSON text, as :func:`json_text` gives it; lists are written without blanks, many times faster."""
+    """Tool schemas as JSON text. Those of OpenAI Responses and of Anthropic come in the form that chat has, text stays
+    as it is, and lists are written without blanks, which is many times faster."""
     if isinstance(tools, str) or not tools:
         return json_text(tools or [])
+    if isinstance(tools, list):
+        tools = [function_tool(one) for one in tools]
     try:
         return to_json(tools, inf_nan_mode="constants").decode()
     except ValueError:  # half a surrogate pair
         return json_text(tools)
+
+
+def function_tool(tool: Any) -> Any:
+    """A tool as chat has it: ``{"type": "function", "function": {...}}``. What is no function stays as it is."""
+    if not isinstance(tool, dict) or "function" in tool or "name" not in tool:
+        return tool
+    schema = tool.get("parameters", tool.get("input_schema"))
+    if schema is None:
+        return tool
+    rest = {name: value for name, value in tool.items() if name not in ("type", "parameters", "input_schema")}
+    return {"type": "function", "function": {**rest, "parameters": schema}}
 
 
 def json_text(value: Any) -> str:

@@ -2,11 +2,12 @@
 a bare list of messages. Read only.
 
 ``messages`` are OpenAI chat, with calls from version 2 on, and otherwise with commands in code blocks, which stay
-text as the model saw it. ``info.exit_status`` is the end (``Submitted``, ``LimitsExceeded``, ``TimeExceeded``, or
-the name of an exception, an ``infra_error``), ``info.submission`` the final state, ``info.config.model.model_name``
-the policy, ``instance_id`` or the file's name the task. The message of role ``exit``, or the last one if it is
-empty, only repeats them. Whether the submission is right is not in the file: rows are unscored. Not carried:
-``extra`` (costs, raw responses, parsed actions), ``model_stats``.
+text as the model saw it; or they are items of OpenAI Responses, each answer of the model a response (checked against
+files that version 2.4.6 wrote). ``info.exit_status`` is the end (``Submitted``, ``LimitsExceeded``,
+``TimeExceeded``, or the name of an exception, an ``infra_error``), ``info.submission`` the final state,
+``info.config.model.model_name`` the policy, ``instance_id`` or the file's name the task. The message of role
+``exit``, or the last one if it is empty, only repeats them. Whether the submission is right is not in the file: rows
+are unscored. Not carried: ``extra`` (costs, raw responses, parsed actions), ``model_stats``.
 """
 
 import json
@@ -15,6 +16,8 @@ from typing import Any
 
 from datastore.formats.chat import is_chat
 from datastore.formats.messages import from_chat
+from datastore.formats.notes import Notes
+from datastore.formats.responses import from_items
 from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Termination
@@ -51,7 +54,7 @@ def read(source: Source) -> Iterator[Row]:
         status = info.get("exit_status")
         model = ((info.get("config") or {}).get("model") or {}).get("model_name")
         yield make_row(
-            from_chat(_spoken(document["messages"]), source.notes),
+            _messages(document["messages"], source.notes),
             source="mini-swe-agent",
             task=document.get("instance_id") or source.path.name.split(".")[0],
             policy=model,
@@ -59,11 +62,25 @@ def read(source: Source) -> Iterator[Row]:
             final_state=json.dumps({"submission": info["submission"]}) if info.get("submission") else None,
         )
 
-    return each(source, [source.document()], convert)
+    def documents() -> Iterator[Any]:
+        source.record = source.document()
+        source.number = 1
+        yield source.record
+
+    return each(source, documents(), convert)
+
+
+def _messages(messages: list[dict[str, Any]], notes: Notes) -> list[dict[str, Any]]:
+    """Fields of messages from chat, or from Responses items, among which each answer of the model is a response."""
+    spoken = _spoken(messages)
+    if all("role" in one for one in spoken):
+        return from_chat(spoken, notes)
+    items = [item for one in spoken for item in (one["output"] if one.get("object") == "response" else [one])]
+    return from_items(items, notes)
 
 
 def _spoken(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages that the model saw, or that it said."""
-    kept = [{k: v for k, v in one.items() if k != "extra"} for one in messages if one["role"] != "exit"]
+    kept = [{k: v for k, v in one.items() if k != "extra"} for one in messages if one.get("role") != "exit"]
     last = kept[-1] if kept else {}
     return kept[:-1] if last.get("role") == "user" and not last.get("content") else kept

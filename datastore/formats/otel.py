@@ -25,6 +25,7 @@ from schemas.trajectory import Termination
 
 _FLAT = re.compile(r"(?:llm\.(input|output)_messages|gen_ai\.(prompt|completion))\.(\d+)\.(?:message\.)?(.+)")
 _CALL = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
+_TOOL = re.compile(r"llm\.tools\.(\d+)\.(?:tool\.)?json_schema")
 _USED = ("gen_ai.", "llm.", "input.", "output.", "openinference.", "session.", "metadata")
 
 
@@ -123,10 +124,16 @@ def _call(span: dict[str, Any], source: Source) -> dict[str, Any]:
         "messages": messages,
         "policy": model or attributes.get("llm.model_name") or span.get("model"),
         "agent": attributes.get("gen_ai.agent.name"),
-        "tools": attributes.get("gen_ai.tool.definitions"),
+        "tools": attributes.get("gen_ai.tool.definitions") or _listed_tools(attributes),
         "failed": code in (2, "ERROR", "STATUS_CODE_ERROR") or span.get("level") == "ERROR",
         "start": str(span.get("startTimeUnixNano") or span.get("start_time") or span.get("startTime") or ""),
     }
+
+
+def _listed_tools(attributes: dict[str, Any]) -> list[Any]:
+    """Tools of ``llm.tools.0.tool.json_schema`` and so on."""
+    found = {int(match[1]): value for key, value in attributes.items() if (match := _TOOL.fullmatch(key))}
+    return [_loaded(found[number]) for number in sorted(found)]
 
 
 def _messages(attributes: dict[str, Any]) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ _SETTINGS = frozenset({"temperature", "top_p", "max_output_tokens", "seed"})
 _KNOWN_ITEM = frozenset(
     {"type", "role", "content", "id", "status", "call_id", "name", "arguments", "output", "summary", "input", "phase"}
 )
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _KNOWN_PART = frozenset({"type", "text", "refusal"})
 KINDS = frozenset(
     {"message", "function_call", "function_call_output", "reasoning", "custom_tool_call", "custom_tool_call_output"}
@@ -129,7 +130,7 @@ def _text(content: Any, notes: Notes) -> str:
         return text_of(content)
     parts = []
     for part in content:
-        if isinstance(part, dict):
+        if isinstance(part, dict) and part.get("type") in _TEXT_PARTS:  # other parts are kept whole
             notes.rest(part, _KNOWN_PART, "items.content.")
         if isinstance(part, dict) and part.get("type") == "refusal":
             part = str(part.get("refusal"))

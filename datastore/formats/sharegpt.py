@@ -1,5 +1,6 @@
 """ShareGPT as LLaMA-Factory reads it, JSON Lines or a JSON array: ``conversations`` of ``{from, value}``, ``system``,
-``tools``; ``sharegpt-preference`` adds ``chosen`` and ``rejected`` (one turn each), KTO data ``kto_tag``.
+``tools``; ``sharegpt-preference`` adds ``chosen`` and ``rejected`` (one turn each), or is ``chosen_messages`` and
+``rejected_messages`` (chat whose content has parts ``{"type", "value"}``, as version 1 has it); KTO data ``kto_tag``.
 
 A call is ``function_call`` with ``{"name", "arguments"}``, several at once a JSON list; results are one
 ``observation``, several joined by lines. Human and observation stand at odd places, gpt and function_call at even
@@ -16,14 +17,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from datastore.formats.chat import is_chat
 from datastore.formats.files import write_lines
-from datastore.formats.messages import ROLES, call, tools_text
+from datastore.formats.messages import ROLES, call, from_chat, tools_text
 from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
+from datastore.formats.trl import preference_rows
 from schemas.json_text import loads
 from schemas.trajectory import Message, Role, Trajectory
 
-_KNOWN = frozenset({"conversations", "system", "tools", "chosen", "rejected", "kto_tag"})
+_SIDES = ("chosen_messages", "rejected_messages")
+_KNOWN = frozenset({"conversations", "system", "tools", "chosen", "rejected", "kto_tag"} | {*_SIDES})
 _KNOWN_TURN = frozenset({"from", "value"})
 
 
@@ -38,9 +42,15 @@ def fits(head: Any) -> int:
 
 
 def fits_preference(head: Any) -> int:
+    if _is_pair_of_chats(head):
+        return 3
     if not isinstance(head, dict) or not _is_turns(head.get("conversations")):
         return 0
     return 2 if {"chosen", "rejected"} <= head.keys() else 0
+
+
+def _is_pair_of_chats(head: Any) -> bool:
+    return isinstance(head, dict) and all(is_chat(head.get(side)) for side in _SIDES)
 
 
 def read(source: Source) -> Iterator[Row]:
@@ -58,6 +68,9 @@ def read(source: Source) -> Iterator[Row]:
 def read_preference(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
+        if _is_pair_of_chats(line):
+            yield from preference_rows(line, [from_chat(line[side], source.notes) for side in _SIDES], "sharegpt")
+            return
         for index, (side, success) in enumerate((("chosen", True), ("rejected", False))):
             turns = line[side] if isinstance(line[side], list) else [line[side]]
             yield make_row(

@@ -163,20 +163,25 @@ def write_preference(rows: Iterable[Trajectory], path: Path) -> int:
 def read_preference(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
-        sides = {side: _joined(source, line, side) for side in ("chosen", "rejected")}
-        shared = _shared(*sides.values())  # without a prompt, the messages that both sides begin with are the prompt
-        for index, (messages, success) in enumerate(zip(sides.values(), (True, False), strict=True)):
-            yield make_row(
-                messages,
-                source="trl",
-                task_content=[[one["role"], one["content"]] for one in shared],
-                tools=tools_text(line.get("tools")),
-                sample_index=index,
-                success=success,
-                reward=float(success),
-            )
+        yield from preference_rows(line, [_joined(source, line, side) for side in ("chosen", "rejected")], "trl")
 
     return each(source, source.records(), convert)
+
+
+def preference_rows(line: dict[str, Any], sides: list[list[dict[str, Any]]], source: str) -> Iterator[Row]:
+    """Rows of one task from the messages of the chosen and of the rejected side. Without a prompt, the messages that
+    both begin with are the prompt."""
+    shared = _shared(*sides)
+    for index, (messages, success) in enumerate(zip(sides, (True, False), strict=True)):
+        yield make_row(
+            messages,
+            source=source,
+            task_content=[[one["role"], one["content"]] for one in shared],
+            tools=tools_text(line.get("tools")),
+            sample_index=index,
+            success=success,
+            reward=float(success),
+        )
 
 
 def _shared(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:

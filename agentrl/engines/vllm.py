@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 START_S = 600.0
 ANSWER_S = 10.0  # for what is left of a request that was cut
+ABORT_AGAIN_S = 0.1
 PAUSE_S = 2.0
 RESTARTS = 5
 TRIES = 4
@@ -166,10 +167,13 @@ class VLLMEngine:
         task = asyncio.create_task(request)
         try:
             await asyncio.wait([task], timeout=None if ends is None else max(0.0, ends - self._loop.time()))
-            if not task.done():  # the server answers the request with what there is
-                abort = {"request_ids": [f"generate-tokens-{name}"]}
+            # The server answers an aborted request with what there is. One that it has not taken in yet it does not
+            # know, and says nothing of that: so it is told again.
+            abort = {"request_ids": [f"generate-tokens-{name}"]}
+            over = self._loop.time() + ANSWER_S
+            while not task.done() and self._loop.time() < over:
                 await server.call("POST", "/inference/v1/abort_requests", json=abort)
-                await asyncio.wait([task], timeout=ANSWER_S)
+                await asyncio.wait([task], timeout=ABORT_AGAIN_S)
             return (await task) if task.done() else None
         finally:
             task.cancel()

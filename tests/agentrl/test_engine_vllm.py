@@ -141,19 +141,24 @@ def test_sampling_records_the_distribution_it_drew_from(policy: Policy, engine: 
 
 
 def test_a_turn_whose_time_is_over_keeps_what_was_sampled(policy: Policy, engine: VLLMEngine) -> None:
-    async def cut() -> Session:
-        session = engine.open()
-        session.observe([5, 6, 7])
-        turn = await engine.turn(
-            session, Sampling(max_turn_tokens=240, max_tokens=250), stop=[], seed=0, time_limit=0.05
-        )
-        assert turn.stop == "cut"
-        session.act(turn)
-        return session
+    sampling = Sampling(max_turn_tokens=240, max_tokens=250)
 
-    session = blocking(cut())
-    if len(session.ids) > 3:
-        assert mean_gap(session.logprobs[3:], recomputed(policy, session.ids)[2:]) <= TOLERANCE
+    async def cut(number: int) -> tuple[Session, str]:
+        session = engine.open((number,))
+        session.observe([5 + number, 6, 7])
+        turn = await engine.turn(session, sampling, stop=[], seed=number, time_limit=0.1)
+        session.act(turn)
+        return session, turn.stop
+
+    async def together() -> list[tuple[Session, str]]:
+        return await asyncio.gather(*(cut(number) for number in range(16)))
+
+    made = blocking(together())
+    assert "cut" in [stop for _, stop in made]
+    for session, stop in made:
+        assert (len(session.ids) == 243) is (stop == "length")
+        if len(session.ids) > 3:
+            assert mean_gap(session.logprobs[3:], recomputed(policy, session.ids)[2:]) <= TOLERANCE
 
 
 def test_more_tokens_than_the_servers_hold_are_refused(engine: VLLMEngine) -> None:

@@ -188,7 +188,7 @@ class OneOf:
             return {self.key: text}
         try:
             return {**json.loads(brace + rest), self.key: name}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PydanticCustomError("choice", f"{text!r}: its settings are no JSON: {error}") from None
 
     @property

@@ -40,11 +40,14 @@ class EmbeddedConfig(EngineConfig):
     rows: int = Field(256, ge=1, description="rows in the cache at once; more are sampled one after the other")
 
     def build(self, policy: "Policy | None") -> "Engine":
-        """The engine, with the policy's own model."""
+        """The engine, with the policy's own model. Raises ModelMismatchError if sampling with its cache does not give
+        the model's own log-probs."""
+        from agentrl.engines.check import check_sampling
         from agentrl.engines.transformers import TransformersEngine
 
         if policy is None:
             raise ValueError("engine transformers samples from a model; wire inputs.model")
+        check_sampling(policy)
         engine = TransformersEngine(policy.model, self.rows, self.schedule, policy.autocast)
         engine.version = policy.version
         return engine

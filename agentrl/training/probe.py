@@ -1,34 +1,18 @@
 """Whether our passes over a model give the model's own log-probs. Our passes take hidden states and the output
-matrix, pack rows over prefixes, and sample with a cache of ours; some families scale, cap or route in ways that these
-do not know."""
+matrix, and pack rows over prefixes; some families scale, cap or route in ways that these do not know. Sampling is
+checked by :mod:`agentrl.engines.check`."""
 
-import asyncio
-import random
 import warnings
-from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from agentrl.engines.base import Sampling, Session
-from agentrl.engines.blocking import blocking
-from agentrl.engines.transformers import TransformersEngine
+from agentrl.engines.check import gap, own_logprobs, probe_rows, tolerance
 from agentrl.models.policy import Policy
 from agentrl.training.batch import collate
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.packing import can_pack, packed
 from agentrl.training.rows import TrainingRows
-from schemas.training import TrainingRow
-
-_BY_LENGTH = ("dynamic", "longrope")
-"""Kinds of rotary positions whose frequencies depend on the longest row of a batch."""
-
-_HOT = 4.0
-"""Temperature of the sampling that is probed: a model that is sure of each token would show no difference."""
-
-
-class ModelMismatchError(ValueError):
-    """A model whose sampled log-probs are not its own. Names the model and what differed."""
 
 
 def needs_plain_pass(policy: Policy) -> bool:
@@ -53,9 +37,9 @@ def needs_plain_pass(policy: Policy) -> bool:
 def _problem(policy: Policy) -> str:
     """What our passes get wrong, or nothing."""
     model = policy.model
-    rows = _rows(model)
+    rows = probe_rows(model)
     with torch.autocast(model.device.type, enabled=False):
-        expected = [_own(model, row.input_ids) for row in rows]
+        expected = [own_logprobs(model, row.input_ids) for row in rows]
         for name, packing, parts in (
             ("a pass over one row", False, [[row] for row in rows]),
             ("a pass over padded rows", False, [rows]),
@@ -71,86 +55,7 @@ def _problem(policy: Policy) -> str:
                         found += token_logprobs(model, batch.input_ids, batch.mask, batch.packing)[0].cpu()
             except Exception as error:  # whatever a model that we do not know raises
                 return f"{name} fails with {type(error).__name__}: {str(error)[:120]}"
-            worst = max(_gap(theirs, ours[: len(theirs)]) for theirs, ours in zip(expected, found, strict=True))
-            if worst > _tolerance(expected, model.dtype):
+            worst = max(gap(theirs, ours[: len(theirs)]) for theirs, ours in zip(expected, found, strict=True))
+            if worst > tolerance(expected, model.dtype):
                 return f"{name} differs from its logits by {worst:.2g} nats"
     return ""
-
-
-@torch.no_grad()
-def check_sampling(policy: Policy) -> None:
-    """Raises ModelMismatchError if log-probs recorded in sampling with a cache, in a batch of prompts of different
-    lengths, are not those of the model's own logits."""
-    model, prompts = policy.model, [row.input_ids for row in _rows(policy.model)]
-    sampling = Sampling(temperature=_HOT, max_tokens=max(map(len, prompts)) + 6, max_turn_tokens=6)
-    where = f"model {policy.name} ({model.config.model_type})"
-    try:
-        with policy.autocast():
-            made = blocking(_sampled(TransformersEngine(model), prompts, sampling))
-    except Exception as error:
-        raise ModelMismatchError(
-            f"{where} cannot be sampled with a key-value cache here ({type(error).__name__}: {error}); "
-            "use a model whose layers are attention, such as Qwen, Llama, Mistral, Gemma or Phi"
-        ) from error
-    expected, worst = [], 0.0
-    for one in made:
-        with policy.autocast():
-            own = _own(model, one.ids, _HOT)
-        expected.append(own)
-        mask = torch.tensor(one.mask)
-        worst = max(worst, _gap(own[mask], torch.tensor(one.logprobs)[mask]))
-    rounded = model.dtype != torch.float32 or policy.precision != "float32"
-    if worst > _tolerance(expected, torch.bfloat16 if rounded else torch.float32):
-        raise ModelMismatchError(
-            f"{where}: log-probs sampled with a cache differ from its own logits by {worst:.2g} nats, so that it would "
-            "be trained on wrong ratios; use a model whose layers are attention without length-dependent positions"
-        )
-
-
-async def _sampled(engine: TransformersEngine, prompts: list[list[int]], sampling: Sampling) -> list[Session]:
-    async def one(number: int, prompt: list[int]) -> Session:
-        with engine.open((number,)) as session:
-            session.observe(prompt)
-            session.act(await engine.turn(session, sampling, stop=[], seed=number))
-        return session
-
-    return await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(prompts)))
-
-
-def _rows(model: torch.nn.Module) -> list[TrainingRow]:
-    """Fixed random tokens: rows with a shared prefix, of different lengths; one is longer than the original context if
-    positions depend on length."""
-    config = model.config.get_text_config()  # type: ignore[operator,union-attr]
-    lengths = [9, 17, 12]
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in _BY_LENGTH:
-        original = rope.get("original_max_position_embeddings") or config.max_position_embeddings
-        lengths.append(int(getattr(config, "original_max_position_embeddings", None) or original) + 8)
-    rng = random.Random(0)
-    shared = [rng.randrange(3, config.vocab_size) for _ in range(5)]
-    rows = []
-    for number, length in enumerate(lengths):
-        ids = shared + [rng.randrange(3, config.vocab_size) for _ in range(length - 5)]
-        mask = [place > 0 for place in range(length)]
-        rows.append(TrainingRow(row_id=str(number), unit=number, input_ids=ids, mask=mask, weights=[1.0] * length))
-    return rows
-
-
-def _own(model: Callable[..., object], ids: Sequence[int], temperature: float = 1.0) -> Tensor:
-    """Log-probs [tokens] of one row from the model's own logits; 0 for the first token."""
-    device = model.device  # type: ignore[attr-defined]
-    tokens = torch.tensor([ids], device=device)
-    logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float() / temperature  # type: ignore[attr-defined]
-    chosen = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
-    return torch.cat([chosen.new_zeros(1), chosen]).cpu()
-
-
-def _gap(expected: Tensor, found: Tensor) -> float:
-    gap = (expected - found).abs().max().item()
-    return gap if gap == gap else float("inf")
-
-
-def _tolerance(expected: Sequence[Tensor], dtype: torch.dtype) -> float:
-    """Rounding grows with the log-probs; bfloat16 has 8 bits of mantissa."""
-    largest = max(one.abs().max().item() for one in expected)
-    return 1e-4 * (1 + largest) if dtype == torch.float32 else 0.05 * (1 + largest)

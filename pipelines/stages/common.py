@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.engines.base import Sampling
-from agentrl.engines.configs import DEFAULT_ENGINE, EngineConfig
+from agentrl.engines.configs import EngineConfig
 from agentrl.environments import load_environment
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from pipelines.fields import leaves
@@ -107,7 +107,7 @@ def rollout_runner(
     policy: "Policy | None",
     tasks: "Iterable[Task]",
     sampling: Sampling,
-    engine: EngineConfig = DEFAULT_ENGINE,
+    engine: EngineConfig,
     limits: Limits = DEFAULT_LIMITS,
     rewards: "Sequence[Reward]" = (),
     report: bool = True,
@@ -119,10 +119,7 @@ def rollout_runner(
     chose an environment.
     """
     from agentrl.rollouts.runner import RolloutRunner
-    from agentrl.training.probe import check_sampling
 
-    if policy is not None and engine.type == "transformers":
-        check_sampling(policy)
     for _, marks, value in leaves(engine):
         if "secret" in marks:
             reveal(value)  # from now on, what is printed shows *** instead

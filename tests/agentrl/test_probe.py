@@ -10,9 +10,10 @@ from small_models import VOCABULARY, random_rows
 from torch import Tensor
 
 from agentrl.algorithms.grpo import GRPO
+from agentrl.engines.check import ModelMismatchError, check_sampling
 from agentrl.models.policy import Policy
 from agentrl.training.optimizer import OptimizerConfig
-from agentrl.training.probe import ModelMismatchError, check_sampling, needs_plain_pass
+from agentrl.training.probe import needs_plain_pass
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
 from agentrl.training.step import Trainer

@@ -1,0 +1,99 @@
+"""Stages that sample: with each schedule, from an endpoint; what of it a fingerprint holds."""
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastore.catalog import Catalog
+from pipelines.harness import Harness
+from pipelines.load import load
+from pipelines.plan import make_plan
+from pipelines.stages.trajectories import sample
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "agentrl"))
+from architectures import lookup_tasks, qwen
+from faulty_shop import task
+from test_engine_openai import Endpoint
+
+LIMITS = {"max_turn_tokens": 12, "max_tokens": 120}
+SHOP = "faulty_shop:Shop"
+
+
+@pytest.mark.parametrize("schedule", ["exact", "free"])
+def test_each_schedule_makes_every_row_once_in_groups(tmp_path: Path, schedule: str) -> None:
+    harness, policy = Harness(tmp_path), qwen()
+    config = {
+        "samples": 3,
+        "shard_tasks": 2,
+        "sampling": LIMITS,
+        "engine": {"type": "transformers", "schedule": schedule},
+    }
+    made = harness.run(sample, config, model=harness.model(policy.save), tasks=harness.tasks(lookup_tasks(5)))
+    rows = made["trajectories"].read()
+    assert len({row.trajectory_id for row in rows}) == 15
+    assert {(row.task_id, row.sample_index) for row in rows} == {
+        (t.task_id, n) for t in lookup_tasks(5) for n in range(3)
+    }
+    assert len({row.group_id for row in rows}) == 5
+    assert all(row.spans[0].version == 0 for row in rows)
+    assert made.metrics["rows"] == 15
+    if schedule == "exact":
+        again = harness.run(sample, config, model=harness.model(policy.save), tasks=harness.tasks(lookup_tasks(5)))
+        assert [row.input_ids for row in again["trajectories"].read()] == [row.input_ids for row in rows]
+
+
+def test_an_endpoint_needs_no_model_and_a_model_no_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEACHER_KEY", "key")
+    server = Endpoint()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    engine = {"type": "openai", "model": "teacher", "base_url": server.url, "api_key": "${TEACHER_KEY}"}
+    config: dict[str, Any] = {"samples": 2, "sampling": {"max_turn_tokens": 50}, "engine": engine}
+    harness = Harness(tmp_path)
+    tasks = harness.tasks([task("2 figs?", SHOP, number) for number in range(3)])
+    made = harness.run(sample, config, tasks=tasks)
+    server.shutdown()
+    server.server_close()
+    rows = made["trajectories"].read()
+    assert {(row.policy, row.success, row.n_tokens) for row in rows} == {("teacher", True, 0)}
+    with pytest.raises(ValueError, match=r"engine openai samples from its own model; leave inputs.model out"):
+        harness.run(sample, config, tasks=tasks, model=harness.model(qwen().save))
+    with pytest.raises(ValueError, match=r"engine transformers samples from a model; wire inputs.model"):
+        harness.run(sample, {"sampling": LIMITS}, tasks=tasks)
+    del config["sampling"]["max_turn_tokens"]
+    with pytest.raises(ValueError, match="an endpoint names no default: set it"):
+        harness.run(sample, config, tasks=tasks)
+
+
+PIPELINE = """
+name: p
+stages:
+  tasks: {{uses: tasks.generate, with: {{env: lookup, train: 4, dev: 0, heldout: 0}}}}
+  teacher:
+    uses: trajectories.sample
+    inputs: {{tasks: tasks.train}}
+    with: {{sampling: {{max_turn_tokens: 9}}, engine: {engine}}}
+"""
+
+
+def planned(folder: Path, engine: str) -> Any:
+    file = folder / "p.yaml"
+    file.write_text(PIPELINE.format(engine=engine))
+    plan = make_plan(load(str(file)), Catalog(str(folder / "store")), str(folder / "store"))
+    return plan.steps["teacher"].ingredients
+
+
+def test_the_choice_of_an_engine_is_in_the_fingerprint_and_its_place_is_not(tmp_path: Path) -> None:
+    one = planned(tmp_path, "{type: openai, model: a, base_url: 'http://x/v1', concurrency: 3, cache: here}")
+    same = planned(tmp_path, "{type: openai, model: a, base_url: 'http://y/v1', requests_per_minute: 5}")
+    other = planned(tmp_path, "{type: openai, model: b, base_url: 'http://x/v1'}")
+    embedded = planned(tmp_path, "{type: transformers}")
+    assert one == same
+    assert one != other
+    assert "agentrl/engines/openai.py" in one.code
+    assert "agentrl/engines/transformers.py" not in one.code
+    assert "agentrl/engines/transformers.py" in embedded.code
+    assert "agentrl/engines/openai.py" not in embedded.code
+    assert embedded != planned(tmp_path, "{type: transformers, schedule: free}")

@@ -81,14 +81,19 @@ class RolloutRunner:
         return blocking(collect())
 
     def openings(self, tasks: Sequence[Task]) -> list[tuple[list[Message], str]]:
-        """What the policy sees first of each task: messages, and JSON of the tools."""
+        """What the policy sees first of each task: messages, and JSON of the tools. There are no messages if its
+        environment fails to begin."""
 
         async def look() -> list[tuple[list[Message], str]]:
             host = Threads()
             places: dict[str, Environment] = {}
             seen = []
             for task in tasks:
-                episode = await self._place(Attempt(task), places, host).reset(task)
+                try:
+                    episode = await self._place(Attempt(task), places, host).reset(task)
+                except Exception:  # its own episode will say so, as env_error
+                    seen.append(([], "[]"))
+                    continue
                 seen.append((list(episode.opening), episode.tools))
                 await episode.close()
             await host.close()

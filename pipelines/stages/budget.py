@@ -93,6 +93,8 @@ def check_room(policy: "Policy | None", runner: "RolloutRunner", tasks: "Sequenc
     shown = zip(chosen.values(), runner.openings(list(chosen.values())), strict=True)
     sizes: dict[str, int] = {}
     for task, (opening, tools) in shown:
+        if not opening:
+            continue
         if hint:
             opening = with_hint(opening, task, hint)
         sizes[task.task_id] = len(policy.codec.opening(opening, tools))

@@ -21,7 +21,7 @@ from datastore.errors import StoreError
 from datastore.places import LocalPlace
 from flows.display import display_for
 from flows.order import run_here
-from flows.server import ServerError, serving, users_server
+from flows.server import PrefectServerError, serving, users_server
 from flows.session import RunSession
 from flows.terminal import console
 from pipelines.execute import Outcome
@@ -94,7 +94,7 @@ def run_plan(plan: Plan, catalog: Catalog, *, jobs: int, prefect: bool | None, a
             _run(session, jobs, engine.prefect)
     except KeyboardInterrupt:
         cancelled = True
-    except ServerError as error:
+    except PrefectServerError as error:
         out.print(f"error: {error}", markup=False, highlight=False)
         return FAILED
     _say(session, out, as_json, cancelled)

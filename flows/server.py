@@ -22,7 +22,7 @@ OURS = str(Path(__file__).resolve().parent.parent)
 """The folder of our packages. It comes first when the server starts, so that no module of the user's shadows ours."""
 
 WAITS, STARTS = "waits for another run that starts Prefect", "starts"
-"""Lines of the server's log, which :meth:`Server.wait` looks for."""
+"""Lines of the server's log, which :meth:`PrefectServer.wait` looks for."""
 
 SETTINGS = {
     "DO_NOT_TRACK": "1",
@@ -33,7 +33,7 @@ SETTINGS = {
 """Set before Prefect is imported, if the user has not set them."""
 
 
-class ServerError(RuntimeError):
+class PrefectServerError(RuntimeError):
     """The server did not start. The message names its log."""
 
 
@@ -56,7 +56,7 @@ def users_server() -> bool:
     return bool(known.get("profiles", {}).get(active, {}).get("PREFECT_API_URL"))
 
 
-class Server:
+class PrefectServer:
     """A server that is starting. It ends when :meth:`stop` is called, and when this process dies in any way."""
 
     def __init__(self, log: Path) -> None:
@@ -85,7 +85,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}/api"
 
     def wait(self, say: Callable[[str], None]) -> None:
-        """Wait until the server answers. Raises ServerError if it dies or does not answer in time.
+        """Wait until the server answers. Raises PrefectServerError if it dies or does not answer in time.
 
         Runs on one store start Prefect one after the other. If this one waits for its turn, ``say`` is called with a
         text, and the wait does not count as time.
@@ -100,7 +100,7 @@ class Server:
             if said and self._waits():
                 deadline = time.monotonic() + START_TIMEOUT_S
             if self._process.poll() is not None:
-                raise ServerError(
+                raise PrefectServerError(
                     f"the Prefect server ended at its start (exit code {self._process.returncode}); "
                     f"see {self.log}, or run with --no-prefect"
                 )
@@ -108,7 +108,7 @@ class Server:
                 if answer.status == 200:
                     return
             time.sleep(0.05)
-        raise ServerError(f"the Prefect server did not answer within {START_TIMEOUT_S:.0f} s; see {self.log}")
+        raise PrefectServerError(f"the Prefect server did not answer within {START_TIMEOUT_S:.0f} s; see {self.log}")
 
     def _waits(self) -> bool:
         text = self.log.read_text(errors="replace")
@@ -126,14 +126,14 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(home: Path, log: Path) -> Iterator[Server | None]:
+def serving(home: Path, log: Path) -> Iterator[PrefectServer | None]:
     """A server for this run, already starting, or None if the user has one of their own."""
     prepare()
     if users_server():
         yield None
         return
     os.environ.setdefault("PREFECT_HOME", str(home.absolute()))
-    server = Server(log)
+    server = PrefectServer(log)
     os.environ["PREFECT_API_URL"] = server.url
     try:
         yield server

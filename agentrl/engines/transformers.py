@@ -36,7 +36,7 @@ Schedule = Literal["exact", "free"]
 
 
 @dataclass
-class Work:
+class EngineCounts:
     """What an engine has done. ``computed`` counts tokens that went through the model, ``sampled`` those drawn."""
 
     sampled: int = 0
@@ -65,7 +65,7 @@ class TransformersEngine:
         self.model = model
         self.reproducible = schedule == "exact"
         self.version = 0
-        self.work = Work()
+        self.work = EngineCounts()
         self._autocast = autocast
         self._slab = Slab(model)
         self._lanes = Lanes()

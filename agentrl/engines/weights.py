@@ -17,7 +17,7 @@ PROBE_TOKENS = 64
 
 def write_folder(source: "Path | PreTrainedModel", tokenizer: Any, folder: Path, like: Path | None = None) -> Path:
     """A model folder with an output layer of its own. Servers on a CPU reload tied embeddings wrongly: they keep the
-    output layer that they began with (see docs/decisions/0007-weights-of-servers.md).
+    output layer that they began with (see docs/decisions/0040-weights-of-servers.md).
 
     ``like`` is the folder that servers began with. Raises EngineError if its tensors have other names or shapes, which
     a server would load without a word, or if the model has an adapter.

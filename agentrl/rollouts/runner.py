@@ -87,7 +87,7 @@ class RolloutRunner:
         async def look() -> list[tuple[list[Message], str]]:
             host = Threads()
             places: dict[str, Environment] = {}
-            seen = []
+            seen: list[tuple[list[Message], str]] = []
             for task in tasks:
                 try:
                     episode = await self._place(Attempt(task), places, host).reset(task)

@@ -310,7 +310,7 @@ def test_a_store_of_a_newer_agentrl_is_refused_before_anything_runs(project: Pro
     )
     done = run(project)
     assert done.returncode == 2
-    assert "schema_version 99" in done.stdout
+    assert "schema_version 99" in done.stderr
     assert not (project.folder / "store" / "runs").exists()
 
 

@@ -406,5 +406,5 @@ def test_a_class_of_ones_own_cannot_be_replayed_without_its_module(folder: Path)
     manifest = find_artifact(catalog, "rl")
     forget()
     (folder / "my_classes.py").unlink()
-    with pytest.raises(ReplayError, match=r"algorithm.type: module 'my_classes'.*replay in the folder of the pipeline"):
+    with pytest.raises(ReplayError, match=r"algorithm.type: module 'my_classes'.*replay in the folder where it ran"):
         replay(catalog, manifest, 0)

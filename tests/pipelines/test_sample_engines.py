@@ -1,4 +1,4 @@
-"""Stages that sample: with each schedule, from an endpoint; what of it a fingerprint holds."""
+"""Stages that sample: with each schedule, in several environments, from an endpoint; what of it a fingerprint holds."""
 
 import sys
 import threading
@@ -12,6 +12,8 @@ from pipelines.harness import Harness
 from pipelines.load import load
 from pipelines.plan import make_plan
 from pipelines.stages.trajectories import sample
+from schemas.task import Task
+from schemas.trajectory import Termination
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "agentrl"))
 from architectures import lookup_tasks, qwen
@@ -19,7 +21,7 @@ from faulty_shop import task
 from test_engine_openai import Endpoint
 
 LIMITS = {"max_turn_tokens": 12, "max_tokens": 120}
-SHOP = "faulty_shop:Shop"
+SHOP, BROKEN = "faulty_shop:Shop", "faulty_shop:Broken"
 
 
 @pytest.mark.parametrize("schedule", ["exact", "free"])
@@ -43,6 +45,21 @@ def test_each_schedule_makes_every_row_once_in_groups(tmp_path: Path, schedule: 
     if schedule == "exact":
         again = harness.run(sample, config, model=harness.model(policy.save), tasks=harness.tasks(lookup_tasks(5)))
         assert [row.input_ids for row in again["trajectories"].read()] == [row.input_ids for row in rows]
+
+
+def test_one_stage_acts_in_several_environments_and_counts_what_fails(tmp_path: Path) -> None:
+    harness, policy = Harness(tmp_path), qwen()
+    tasks: list[Task] = [task("price?", SHOP, 0), task("reset", BROKEN, 1), task("score", BROKEN, 2), *lookup_tasks(2)]
+    config = {"samples": 2, "sampling": LIMITS, "limits": {"tool_s": 5.0}}
+    made = harness.run(sample, config, model=harness.model(policy.save), tasks=harness.tasks(tasks))
+    rows = made["trajectories"].read()
+    assert {row.env for row in rows} == {SHOP, BROKEN, "lookup"}
+    assert (
+        made.metrics["env_errors"]
+        == made.metrics["unscored"]
+        == 2 + sum(row.termination is Termination.ENV_ERROR and row.prompt == "score" for row in rows)
+    )
+    assert all(row.reward is not None for row in rows if row.env in (SHOP, "lookup"))
 
 
 def test_an_endpoint_needs_no_model_and_a_model_no_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -442,5 +442,6 @@ def test_an_episode_of_tags_goes_on_over_stops_that_end_nothing_and_stores_what_
 
 
 def test_a_pipeline_chooses_the_tags_of_the_model_that_it_starts_from() -> None:
-    policy = start_policy(None, ModelConfig(init="tiny", dialect="search_r1"), expert_runs(4), seed=0)
+    conversations = [row.messages for row in expert_runs(4)]
+    policy = start_policy(None, ModelConfig(init="tiny", dialect="search_r1"), conversations, seed=0)
     assert policy.codec.dialect == "search_r1"

@@ -87,6 +87,7 @@ OF_A_STORE = {
     "tag": ["tag", "best", "warm"],
     "gc": ["gc", "--keep-runs", "3"],
     "doctor": ["doctor", "grpo"],
+    "generate": ["generate", "--model", "warm", "--prompt", "hi"],
     "replay": ["replay", "grpo", "--step", "0"],
     "buffer query": ["buffer", "query", "select 1"],
     "buffer search": ["buffer", "search", "boss"],

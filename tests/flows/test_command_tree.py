@@ -1,6 +1,7 @@
 """The command as a tree: every command has --json, every option is declared once, errors are one line and a code."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -195,3 +196,23 @@ def test_a_store_that_cannot_be_written_is_one_line(
     assert cli.call(["buffer", "import", "rows.jsonl", "--store", store]) in (1, 2)
     assert cli.call(["run", "quickstart", "--no-prefect", "--store", store]) in (1, 2)
     assert "Traceback" not in capsys.readouterr().err
+
+
+def shown_commands() -> Iterator[tuple[str, str]]:
+    """(page, command line) of each call of agentrl that a page shows."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for line in page.read_text().replace("\\\n", " ").splitlines():
+            if found := re.match(r"\s*\$ agentrl (.*)", line):
+                yield page.name, found[1]
+
+
+def test_pages_show_commands_and_options_that_exist() -> None:
+    known, shown = dict(commands()), list(shown_commands())
+    assert len(shown) > 25
+    for page, line in shown:
+        words = line.partition(" # ")[0].split()
+        named = [name for name in (" ".join(words[:2]), words[0]) if name in known]
+        assert named, f"{page}: agentrl {line}"
+        options = {option for parameter in known[named[0]].params for option in parameter.opts}
+        for word in words:
+            assert not word.startswith("--") or word.partition("=")[0] in options, f"{page}: agentrl {line}"

@@ -196,13 +196,6 @@ def row_fingerprint(fingerprint: str, made_again: int) -> str:
     return f"{fingerprint}.{made_again}" if made_again else fingerprint
 
 
-def one_span(version: int, mask: Sequence[bool]) -> list[Span]:
-    """The ``spans`` of a row that weights of one version sampled; empty if it has no action token."""
-    if True not in mask:
-        return []
-    return [Span(version=version, start=mask.index(True), end=len(mask) - mask[::-1].index(True))]
-
-
 def trajectory_id(stage: str, fingerprint: str, number: int, made_again: int = 0) -> str:
     """``<stage>-<fingerprint8>-<number>``: readable, sequential within one stage run, the same on every re-run. If the
     stage was made again, a point and ``made_again`` come before the number."""

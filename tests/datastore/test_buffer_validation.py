@@ -14,7 +14,7 @@ from store_rows import Make, build
 from datastore import StoreError, TrajectoryBuffer
 from datastore.errors import InvalidRowsError
 from datastore.validation import LENIENT_SCHEMA, validate
-from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory, one_span
+from schemas.trajectory import TRAJECTORY_SCHEMA, Span, Trajectory
 
 NAN = math.nan
 Folders = pytest.TempPathFactory
@@ -137,6 +137,15 @@ def test_quarantine_sets_bad_rows_aside(store: str) -> None:
 # hypothesis: any content survives; any nonsense is refused
 
 texts = st.text(max_size=20)
+
+
+def one_span(version: int, mask: list[bool]) -> list[Span]:
+    """The spans of a row that weights of one version sampled; empty if it has no action token."""
+    if True not in mask:
+        return []
+    return [Span(version=version, start=mask.index(True), end=len(mask) - mask[::-1].index(True))]
+
+
 TOKENS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans(), st.floats(-50, 0, width=32)), max_size=20)
 
 

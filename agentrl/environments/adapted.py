@@ -1,18 +1,23 @@
 """A plain synchronous class as an environment. Its episodes run in threads, or in processes if their tools may hang.
 
 The class has ``tasks`` and ``episode(task)``. What ``episode`` returns has ``score(answer)`` and tools: methods under
-``@tool``, or one method ``call(call)``. It may have ``opening()`` and ``state()``. With ``replayable = True`` an
-episode whose process was killed goes on in another, after the calls before it were made again.
+``@tool``, or one method ``call(call)``. It may have ``opening()``, ``state()``, ``user(said)`` for what a user says to
+a message without calls, and ``snapshot()`` and ``restore(state)``. An episode whose process was killed goes on in
+another, from its last snapshot, or with ``replayable = True`` after the calls before it were made again.
 """
 
 import asyncio
 import functools
 import inspect
 import json
+import pickle
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.environments import tools
-from agentrl.environments.base import Environment, Episode, Observation, Score, Step, tool_message
+from agentrl.environments.base import Environment, Episode, Observation, Score, Step, answered, cut
+from agentrl.environments.forks import DivergedError
 from agentrl.environments.hosts import Host, HostedError
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role, ToolCall
@@ -35,6 +40,7 @@ class Adapted:
     def __init__(self, plain: Any, host: Host, tool_s: float, longest: int) -> None:
         self.plain, self.host, self.tool_s, self.longest = plain, host, tool_s, longest
         self.name, self.version = plain.name, plain.version
+        self.replayable: bool = getattr(plain, "replayable", False)
         if hasattr(plain, "max_steps"):
             self.max_steps = plain.max_steps
 
@@ -45,68 +51,135 @@ class Adapted:
         make = functools.partial(Plain, self.plain, task, self.longest)
         hosted = await self.host.start(make)
         try:
-            opening, offered = await hosted.call("begin")
+            start = await hosted.call("begin")
         except BaseException:
             await hosted.close()
             raise
-        return AdaptedEpisode(self, make, hosted, opening, offered)
+        kind = RestorableEpisode if start.restorable else AdaptedEpisode
+        return kind(self, task, make, hosted, start)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the policy sees first, JSON of the tools, and which of the optional methods the episode has."""
+
+    opening: list[Message]
+    tools: str
+    user: bool
+    restorable: bool
 
 
 class AdaptedEpisode:
     """An episode that lives in a thread or a process."""
 
-    def __init__(self, environment: Adapted, make: Any, hosted: Any, opening: list[Message], offered: str) -> None:
-        self.environment, self.make, self.hosted = environment, make, hosted
-        self.opening, self.tools = opening, offered
-        self.made: list[ToolCall] = []
+    def __init__(self, environment: Adapted, task: Task, make: Any, hosted: Any, start: Start) -> None:
+        self.environment, self.task, self.make, self.hosted, self.start = environment, task, make, hosted, start
+        self.opening, self.tools = start.opening, start.tools
         self.answer: str | None = None
+        self._past: list[tuple[str, Any, Any]] = []
+        """The methods that were called, with what, and what they returned or in which words they raised."""
 
     async def step(self, message: Message) -> Step:
         if not message.tool_calls:
             self.answer = message.content
-            return Step(done=True)
-        answers, counts = [], {"tool_errors": 0, "tool_timeouts": 0, "tool_exceptions": 0, "observations_cut": 0}
+            said = await self._made("user", message.content) if self.start.user else None
+            if said is None:
+                return Step(done=True)
+            return Step([Message(role=Role.USER, content=said.content)], said.reward, said.done)
+        observations: list[Observation] = []
+        info = Counter(tool_timeouts=0, tool_exceptions=0, observations_cut=0)
         for call in message.tool_calls:
-            observation = await self._call(call, counts)
-            counts["tool_errors"] += observation.error
-            answers.append(tool_message(call, observation.content))
-        return Step(answers, info=counts)
+            observations.append(await self._call(call, info))
+            if observations[-1].done:
+                break
+        return answered(message, observations, **info)
 
-    async def _call(self, call: ToolCall, counts: dict[str, int]) -> Observation:
+    async def _call(self, call: ToolCall, info: "Counter[str]") -> Observation:
         limit = self.environment.tool_s
         try:
             async with asyncio.timeout(limit):
-                observation, cut = await self.hosted.call("call", call)
+                observation, was_cut = await self._made("call", call)
         except TimeoutError:
-            counts["tool_timeouts"] += 1
+            info["tool_timeouts"] += 1
             if self.hosted.lost:
                 await self._again()
             return Observation(f"{call.name} took longer than {limit:g} s and was stopped", error=True)
         except HostedError as error:
-            counts["tool_exceptions"] += 1
+            info["tool_exceptions"] += 1
             return Observation(f"{call.name} failed: {error.summary}", error=True)
-        self.made.append(call)
-        counts["observations_cut"] += cut
+        info["observations_cut"] += was_cut
         return observation
+
+    async def _made(self, method: str, argument: Any) -> Any:
+        """What a method returns, which is kept."""
+        try:
+            outcome = await self.hosted.call(method, argument)
+        except HostedError as error:
+            self._past.append((method, argument, error.summary))
+            await self._keep()
+            raise
+        self._past.append((method, argument, outcome))
+        await self._keep()
+        return outcome
+
+    async def _keep(self) -> None:
+        """Keep what :meth:`_again` goes on from."""
 
     async def _again(self) -> None:
         """Go on in a new process. Raises RuntimeError if the calls made before cannot be made again."""
-        if not getattr(self.environment.plain, "replayable", False):
+        if not self.environment.replayable:
             raise RuntimeError(
-                "a tool hung, and the episode's state went with its process; set replayable = True on the environment "
-                "if its calls can be made again"
+                "a tool hung, and the episode's state went with its process; give the episode snapshot() and "
+                "restore(), or set replayable = True on the environment if its calls can be made again"
             )
+        await self._anew()
+        for method, argument, then in self._past:
+            try:
+                now = await self.hosted.call(method, argument)
+            except HostedError as error:
+                now = error.summary
+            if now != then:
+                what = f"{method} {getattr(argument, 'name', argument)}"
+                raise DivergedError(self.environment.name, self.task.task_id, what, then, now)
+
+    async def _anew(self) -> None:
+        """Begin again in a new process."""
         await self.hosted.close()
         self.hosted = await self.environment.host.start(self.make)
         await self.hosted.call("begin")
-        for call in self.made:
-            await self.hosted.call("call", call)
 
-    async def score(self) -> Score:
+    async def score(self) -> Score | None:
         return await self.hosted.call("score", self.answer)
 
     async def close(self) -> None:
         await self.hosted.close()
+
+
+class RestorableEpisode(AdaptedEpisode):
+    """One whose class has ``snapshot`` and ``restore``. Where it lives, snapshots are pickled: so they share nothing
+    with it."""
+
+    _kept: bytes | None = None
+
+    async def snapshot(self) -> Any:
+        return await self.hosted.call("snapshot"), self.answer, list(self._past)
+
+    async def restore(self, state: Any) -> None:
+        self._kept, self.answer, past = state
+        self._past = list(past)
+        await self.hosted.call("restore", self._kept)
+
+    async def _keep(self) -> None:
+        if self.hosted.killable and not self.environment.replayable:
+            self._kept = await self.hosted.call("snapshot")
+
+    async def _again(self) -> None:
+        if self.environment.replayable:
+            await super()._again()
+            return
+        await self._anew()
+        if self._kept is not None:
+            await self.hosted.call("restore", self._kept)
 
 
 class Plain:
@@ -115,24 +188,37 @@ class Plain:
     def __init__(self, environment: Any, task: Task, longest: int) -> None:
         self.episode, self.task, self.longest = environment.episode(task), task, longest
 
-    def begin(self) -> tuple[list[Message], str]:
-        """The opening, and JSON of the tools: those of the task, unless it names none."""
+    def begin(self) -> Start:
+        """The tools are those of the task, unless it names none."""
         opening = getattr(self.episode, "opening", None)
         messages = opening() if callable(opening) else [Message(role=Role.USER, content=self.task.prompt)]
-        return messages, self.task.tools if json.loads(self.task.tools) else tools.schemas(self.episode)
+        offered = self.task.tools if json.loads(self.task.tools) else tools.schemas(self.episode)
+        restorable = all(callable(getattr(self.episode, name, None)) for name in ("snapshot", "restore"))
+        return Start(messages, offered, callable(getattr(self.episode, "user", None)), restorable)
 
     def call(self, call: ToolCall) -> tuple[Observation, bool]:
         """The observation, and whether it was cut."""
         own = getattr(self.episode, "call", None)
         seen = own(call) if callable(own) and not getattr(own, "is_tool", False) else tools.answer(self.episode, call)
-        if len(seen.content) <= self.longest:
-            return seen, False
-        left = len(seen.content) - self.longest
-        return Observation(f"{seen.content[: self.longest]}\n[{left} more characters were cut]", seen.error), True
+        text = cut(seen.content, self.longest)
+        return Observation(text, seen.error, seen.reward, seen.done), text is not seen.content
 
-    def score(self, answer: str | None) -> Score:
-        """The score; a number alone is the reward, and a task is solved by a reward above 0."""
+    def user(self, said: str) -> Observation | None:
+        """What the user says; None ends the episode."""
+        found = self.episode.user(said)
+        return Observation(found) if isinstance(found, str) else found
+
+    def snapshot(self) -> bytes:
+        return pickle.dumps(self.episode.snapshot())
+
+    def restore(self, state: bytes) -> None:
+        self.episode.restore(pickle.loads(state))
+
+    def score(self, answer: str | None) -> Score | None:
+        """The score; a number alone is the reward, and a task is solved by a reward above 0. None is unscored."""
         found = self.episode.score(answer)
+        if found is None:
+            return None
         if not isinstance(found, Score):
             found = Score(float(found) > 0, (RewardComponent(name="score", value=float(found)),))
         state = getattr(self.episode, "state", None)

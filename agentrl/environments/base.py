@@ -3,7 +3,7 @@
 An environment of one's own may be a plain synchronous class instead (:mod:`agentrl.environments.adapted`).
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
@@ -17,10 +17,13 @@ MAX_STEPS = 32
 
 @dataclass(frozen=True)
 class Observation:
-    """What a tool call returned. ``error`` marks a call that the tool refused."""
+    """What a tool call returned. ``error`` marks a call that the tool refused, ``reward`` is that of this call, if the
+    environment gives one, and ``done`` ends the episode: calls after it are not made."""
 
     content: str
     error: bool = False
+    reward: float | None = None
+    done: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class Step:
 class Episode(Protocol):
     """One attempt at one task. Its methods must not block; what may, runs in ``asyncio.to_thread``.
 
-    An exception of any method is a failure of the environment: it ends this episode alone, as ``env_error``.
+    An exception of any method is a failure of the environment: it ends this episode alone, as ``env_error``. It may
+    have the methods of :class:`Restorable`.
     """
 
     opening: list[Message]
@@ -77,8 +81,21 @@ class Episode(Protocol):
         ...
 
 
+class Restorable(Protocol):
+    """An episode whose state can be kept, and gone back to (:mod:`agentrl.environments.forks`)."""
+
+    async def snapshot(self) -> Any:
+        """Its state now, which later steps do not change."""
+        ...
+
+    async def restore(self, state: Any) -> None:
+        """Go on from a snapshot of an episode of the same task."""
+        ...
+
+
 class Environment(Protocol):
-    """A family of tasks. It may have ``max_steps``, the assistant messages of an episode."""
+    """A family of tasks. It may have ``max_steps``, the assistant messages of an episode, and ``replayable``: True says
+    that the same messages always get the same answers, so that an episode can be made again."""
 
     name: str
     version: str
@@ -120,8 +137,30 @@ def tool_message(call: ToolCall, content: str) -> Message:
     return Message(role=Role.TOOL, content=content, tool_call_id=call.id, name=call.name)
 
 
+def answered(message: Message, observations: Sequence[Observation], **info: int) -> Step:
+    """The step of what the first calls of an assistant message returned. Their rewards are summed; ``info`` is added to
+    the number of refused calls."""
+    answers = [tool_message(call, seen.content) for call, seen in zip(message.tool_calls, observations, strict=False)]
+    rewards = [seen.reward for seen in observations if seen.reward is not None]
+    errors = sum(seen.error for seen in observations)
+    done = any(seen.done for seen in observations)
+    return Step(answers, sum(rewards) if rewards else None, done, {"tool_errors": errors, **info})
+
+
 def answer_calls(call: Callable[[ToolCall], Observation], message: Message) -> Step:
-    """The step that answers all calls of an assistant message, in their order."""
-    observations = [call(one) for one in message.tool_calls]
-    answers = [tool_message(one, seen.content) for one, seen in zip(message.tool_calls, observations, strict=True)]
-    return Step(answers, info={"tool_errors": sum(seen.error for seen in observations)})
+    """The step that answers all calls of an assistant message, in their order, up to one that ends the episode."""
+    observations: list[Observation] = []
+    for one in message.tool_calls:
+        observations.append(call(one))
+        if observations[-1].done:
+            break
+    return answered(message, observations)
+
+
+def cut(text: str, longest: int) -> str:
+    """The text, or if it has more than ``longest`` characters (100 or more), the beginning of it and how many it has:
+    ``longest`` characters together. What was cut once is not cut again."""
+    if len(text) <= longest:
+        return text
+    note = f"\n[cut here: the whole has {len(text)} characters]"
+    return text[: max(0, longest - len(note))] + note

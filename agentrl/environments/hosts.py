@@ -24,8 +24,10 @@ class HostedError(Exception):
 
 
 class Hosted(Protocol):
-    """An object that lives elsewhere. ``lost`` says that it is gone, with its process."""
+    """An object that lives elsewhere. ``killable`` says that a call that is cancelled takes it along, ``lost`` that it
+    is gone."""
 
+    killable: bool
     lost: bool
 
     async def call(self, method: str, *arguments: Any) -> Any:
@@ -110,7 +112,7 @@ def _hosted(error: BaseException) -> HostedError:
 
 
 class _InThread:
-    lost = False
+    killable = lost = False
 
     def __init__(self, threads: Threads, inner: Any) -> None:
         self.threads, self.inner = threads, inner
@@ -160,6 +162,8 @@ class Processes:
 
 
 class _InProcess:
+    killable = True
+
     def __init__(self, host: Processes, process: "_Process") -> None:
         self.host, self.process = host, process
         self.lost = self.closed = False

@@ -103,6 +103,7 @@ class LookupEnvironment:
     version = "1"
     max_steps = 5
     compositional = True
+    replayable = True
     tools: list[dict[str, Any]] = [  # noqa: RUF012  (a constant of the protocol)
         {
             "type": "function",

@@ -12,11 +12,15 @@ from typing import TypeVar
 from agentrl.chat.codec import ChatCodec
 from agentrl.engines.base import Engine, Sampling, Session, Turn
 from agentrl.engines.streams import stream
-from agentrl.environments.base import MAX_STEPS, Environment, Episode, Score, Step, tool_message
+from agentrl.environments.adapted import AdaptedEpisode
+from agentrl.environments.base import MAX_STEPS, Environment, Episode, Score, Step, cut, tool_message
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.rationalize import with_hint
 from schemas.task import Task
 from schemas.trajectory import Message, Termination
+
+COUNTED = ("tool_timeouts", "tool_exceptions", "observations_cut")
+"""What an episode's tags and a stage's metrics count, of the numbers that steps give."""
 
 _TRACEBACK_CHARS = 2000
 _REMEMBERED = 4096  # openings; groups of samples follow each other
@@ -206,13 +210,14 @@ class EpisodeRun:
         """The environment's answer. One that takes too long to answer tool calls is an observation."""
         calls = message.tool_calls
         self.tool_calls += len(calls)
-        # What is adapted limits each call by itself, and first.
-        limit = self.act.limits.tool_s * max(1, len(calls)) + 1
+        limit = self.act.limits.tool_s * max(1, len(calls))
+        # What is adapted limits each call by itself. Beyond that it may have to start a process again.
+        adapted = isinstance(episode, AdaptedEpisode)
         try:
-            async with asyncio.timeout(limit) as clock:
+            async with asyncio.timeout(limit + self.act.limits.environment_s * adapted) as clock:
                 step = await episode.step(message)
         except TimeoutError as error:
-            if not clock.expired() or not calls:
+            if adapted or not calls or not clock.expired():
                 raise _EnvironmentError from error
             self.info.update(tool_timeouts=len(calls), tool_errors=len(calls))
             return Step([tool_message(call, f"{call.name} took longer than {limit:g} s") for call in calls])
@@ -222,19 +227,16 @@ class EpisodeRun:
         return self._cut(step)
 
     def _cut(self, step: Step) -> Step:
-        """The step with messages of bounded length."""
-        longest = self.act.limits.observation_chars
-        if all(len(message.content) <= longest + 100 for message in step.messages):
+        """The step with messages of bounded length. What is adapted has cut its own, and counted it."""
+        texts = [cut(message.content, self.act.limits.observation_chars) for message in step.messages]
+        changed = sum(text is not message.content for text, message in zip(texts, step.messages, strict=True))
+        if not changed:
             return step
-        cut = []
-        for message in step.messages:
-            left = len(message.content) - longest
-            if left > 0:
-                self.info["observations_cut"] += 1
-                text = f"{message.content[:longest]}\n[{left} more characters were cut]"
-                message = message.model_copy(update={"content": text})
-            cut.append(message)
-        return Step(cut, step.reward, step.done)
+        self.info["observations_cut"] += changed
+        messages = [
+            message.model_copy(update={"content": text}) for text, message in zip(texts, step.messages, strict=True)
+        ]
+        return replace(step, messages=messages)
 
     def _heard(self, messages: list[Message], ids: list[int]) -> None:
         """Append what the policy reads next. If several messages were encoded together, the first has the span of all,
@@ -270,5 +272,5 @@ class EpisodeRun:
 
     @property
     def tags(self) -> list[str]:
-        counted = [f"{name}:{self.info[name]}" for name in ("tool_timeouts", "tool_exceptions", "observations_cut")]
-        return [tag for tag in counted if not tag.endswith(":0")] + ([f"env_error: {self.error}"] if self.error else [])
+        counted = [f"{name}:{self.info[name]}" for name in COUNTED if self.info[name]]
+        return counted + ([f"env_error: {self.error}"] if self.error else [])

@@ -17,7 +17,7 @@ class Limits(BaseModel):
     max_steps: int | None = Field(
         None, ge=1, description="assistant messages of an episode; None: what the environment says"
     )
-    observation_chars: int = Field(100_000, ge=1, description="characters of one tool's answer; the rest is cut")
+    observation_chars: int = Field(100_000, ge=100, description="characters of one tool's answer; the rest is cut")
     processes: int = Field(
         0, ge=0, description="synchronous environments act in this many processes, one per episode; 0: in threads"
     )

@@ -12,20 +12,20 @@ from typing import Any
 from agentrl.engines.base import Engine, Sampling, Weights
 from agentrl.engines.blocking import blocking
 from agentrl.engines.streams import stream
-from agentrl.environments.adapted import protocol
+from agentrl.environments.adapted import Adapted, protocol
 from agentrl.environments.base import Environment
+from agentrl.environments.forks import rebuild
 from agentrl.environments.hosts import Host, Processes, Threads
 from agentrl.models.policy import Policy
 from agentrl.rewards.component import Reward, with_rewards
-from agentrl.rollouts.episodes import Act, Attempt, EpisodeRun, tickets
+from agentrl.rollouts.episodes import COUNTED, Act, Attempt, EpisodeRun, tickets
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from schemas.task import Task
-from schemas.trajectory import Message, Trajectory
+from schemas.trajectory import Message, Role, Termination, Trajectory
 
 __all__ = ["Attempt", "Limits", "RolloutRunner", "tickets"]
 
 _REPORT_S = 0.5
-COUNTED = ("tool_timeouts", "tool_exceptions", "observations_cut")
 
 OnProgress = Callable[[int, int, dict[str, float | str]], None]
 """Told of episodes done, of how many, and with what numbers."""
@@ -58,6 +58,7 @@ class RolloutRunner:
         self.limits = limits
         self.on_progress = on_progress
         self.counts: Counter[str] = Counter()
+        self._replayed: set[str] = set()
 
     def sampling_as(self, sampling: Sampling) -> "RolloutRunner":
         """The same runner with other sampling; both add to the same ``counts``."""
@@ -152,8 +153,22 @@ class RolloutRunner:
         self.counts.update({name: run.info[name] for name in COUNTED if run.info[name]})
         if run.error:
             self.counts["env_errors"] += 1
+        await self._check_replay(run)
         row = self._trajectory(name, run, source)
         return await asyncio.to_thread(with_rewards, row, attempt.task, self.rewards) if self.rewards else row
+
+    async def _check_replay(self, run: EpisodeRun) -> None:
+        """Make one episode of each environment again, if an episode whose process is killed would be. Raises
+        DivergedError if it is answered otherwise."""
+        environment, name = run.environment, run.attempt.task.env
+        relied_on = isinstance(environment, Adapted) and environment.replayable and self.limits.processes
+        whole = run.termination is Termination.ANSWERED and run.steps > 1 and not run.info["tool_timeouts"]
+        if not relied_on or not whole or run.attempt.hint or name in self._replayed:
+            return
+        self._replayed.add(name)
+        last = max(number for number, message in enumerate(run.messages) if message.role is Role.ASSISTANT)
+        again = await rebuild(environment, run.attempt.task, run.messages[:last])
+        await again.close()
 
     def _trajectory(self, name: str, run: EpisodeRun, source: str) -> Trajectory:
         task, session, score = run.attempt.task, run.session, run.score

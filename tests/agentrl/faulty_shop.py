@@ -102,6 +102,8 @@ class BrokenVisit:
             raise KeyError("lost row")
         if self.task.prompt == "forever":
             await asyncio.sleep(3600)
+        if self.task.prompt == "shout,bye" and self.said == 1:
+            return Step([Message(role=Role.USER, content="y" * 150)])
         if self.task.prompt == "talk,talk,bye" and self.said < 3:
             return Step([Message(role=Role.USER, content="and?")], reward=0.5)
         return Step(done=True)

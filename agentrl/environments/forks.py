@@ -1,0 +1,85 @@
+"""An episode in the state of another: from a snapshot, or by making its steps again."""
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from agentrl.environments.base import Environment, Episode, cut
+from schemas.task import Task
+from schemas.trajectory import Message, Role
+
+
+class DivergedError(RuntimeError):
+    """An environment that says ``replayable = True`` answered the same messages otherwise."""
+
+    def __init__(self, environment: str, task: str, what: str, then: object, now: object) -> None:
+        super().__init__(
+            f"environment {environment!r} says replayable = True, but {what} of task {task} was {str(then)[:200]!r} "
+            f"and is now {str(now)[:200]!r}; draw its random numbers from the task, or take replayable away"
+        )
+
+
+async def fork(environment: Environment, task: Task, episode: Episode, messages: Sequence[Message]) -> Episode:
+    """Another episode of ``task``, in the state that ``episode`` has after ``messages``: from a snapshot if it can give
+    one, else by :func:`rebuild`, whose errors it raises. Each goes its own way, and each is to be closed."""
+    if not hasattr(episode, "snapshot"):
+        return await rebuild(environment, task, messages)
+    state = await episode.snapshot()
+    other: Any = await environment.reset(task)
+    try:
+        await other.restore(state)
+    except BaseException:
+        await other.close()
+        raise
+    return other
+
+
+async def rebuild(environment: Environment, task: Task, messages: Sequence[Message]) -> Episode:
+    """An episode of ``task`` in the state after ``messages``, the opening and what was said since: every assistant
+    message is answered again.
+
+    Raises ValueError if the environment is not replayable, and DivergedError if it answers otherwise than before.
+    """
+    if not getattr(environment, "replayable", False):
+        raise ValueError(
+            f"episodes of environment {environment.name!r} cannot be made again: give them snapshot() and restore(), "
+            "or set replayable = True if the same messages always get the same answers"
+        )
+    (_, opening), *turns = _turns(messages)
+    episode = await environment.reset(task)
+    try:
+        _compare(environment, task, "the opening", opening, episode.opening)
+        for number, (said, answers) in enumerate(turns, 1):
+            assert said is not None
+            step = await episode.step(said)
+            _compare(environment, task, f"the answer to message {number}", answers, step.messages)
+    except BaseException:
+        await episode.close()
+        raise
+    return episode
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message | None, list[Message]]]:
+    """The opening, under None; then each assistant message, and what answered it."""
+    said: Message | None = None
+    answers: list[Message] = []
+    for message in messages:
+        if message.role is Role.ASSISTANT:
+            yield said, answers
+            said, answers = message, []
+        else:
+            answers.append(message)
+    yield said, answers
+
+
+def _compare(environment: Environment, task: Task, what: str, then: Sequence[Message], now: Sequence[Message]) -> None:
+    for before, after in zip_longest(then, now):
+        if before is None or after is None or _shown(before) != _shown(after, len(before.content)):
+            shown = (None if one is None else _shown(one) for one in (before, after))
+            raise DivergedError(environment.name, task.task_id, what, *shown)
+
+
+def _shown(message: Message, longest: int | None = None) -> tuple[str | None, ...]:
+    """What a policy sees of a message. A row has at most ``longest`` characters of it."""
+    content = message.content if longest is None else cut(message.content, longest)
+    return message.role.value, content, message.name, message.tool_call_id

@@ -73,7 +73,8 @@ def generate(
     talk = task.env == Conversation.name
     environment: Environment = Conversation(ask) if talk else load_environment(task.env)
     limits = Limits(tool_s=86_400.0, episode_s=86_400.0) if talk else Limits()  # a user may take a while
-    runner = RolloutRunner(policy, DEFAULT_ENGINE.build(policy), environment, sampling.of(policy), limits=limits)
-    check_room(policy, runner, [task])
-    [row] = runner.run([Attempt(task)], seed, ["generated"], source="generated")
+    engine = DEFAULT_ENGINE.build(policy)
+    with RolloutRunner(policy, engine, environment, sampling.of(policy), limits=limits) as runner:
+        check_room(policy, runner, [task])
+        [row] = runner.run([Attempt(task)], seed, ["generated"], source="generated")
     return row

@@ -2,24 +2,31 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
 
-def blocking(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine to its end. In a thread that has an event loop already, as in a notebook, another one runs it."""
+def blocking(work: Coroutine[Any, Any, Result], on: asyncio.Runner | None = None) -> Result:
+    """Run a coroutine to its end, on an event loop of its own or on that of ``on``."""
+    return aside(partial(on.run if on else asyncio.run, work))
+
+
+def aside(call: Callable[[], Result]) -> Result:
+    """What a call that runs an event loop returns. In a thread that has a running one already, as in a notebook,
+    another thread makes it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
+        return call()
     found: list[Result] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            found.append(asyncio.run(work))
+            found.append(call())
         except BaseException as error:
             errors.append(error)
 

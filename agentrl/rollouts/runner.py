@@ -5,12 +5,12 @@ import copy
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from agentrl.engines.base import Engine, Sampling, Weights
-from agentrl.engines.blocking import blocking
+from agentrl.engines.blocking import aside, blocking
 from agentrl.engines.streams import stream
 from agentrl.environments.adapted import Adapted, protocol
 from agentrl.environments.base import Environment
@@ -26,6 +26,7 @@ from schemas.trajectory import Message, Role, Termination, Trajectory
 __all__ = ["Attempt", "Limits", "RolloutRunner", "tickets"]
 
 _REPORT_S = 0.5
+Result = TypeVar("Result")
 
 OnProgress = Callable[[int, int, dict[str, float | str]], None]
 """Told of episodes done, of how many, and with what numbers."""
@@ -36,6 +37,9 @@ class RolloutRunner:
 
     ``rewards`` are added to the environments'. ``counts`` says what went wrong so far: environments that failed, tools
     that took too long or raised, observations that were cut. An engine without token ids needs no ``policy``.
+
+    As a context manager it does all its work on one event loop, so that connections stay open between calls, and closes
+    the engine at the end, also after an error or Ctrl-C. Otherwise the caller closes it.
     """
 
     def __init__(
@@ -59,6 +63,23 @@ class RolloutRunner:
         self.on_progress = on_progress
         self.counts: Counter[str] = Counter()
         self._replayed: set[str] = set()
+        self._loop: asyncio.Runner | None = None
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.Runner()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop, self._loop = self._loop, None
+        assert loop is not None
+        try:
+            blocking(_ended(self.engine), loop)
+        finally:
+            aside(loop.close)
+
+    def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """What a coroutine returns that uses this runner."""
+        return blocking(work, self._loop)
 
     def sampling_as(self, sampling: Sampling) -> "RolloutRunner":
         """The same runner with other sampling; both add to the same ``counts``."""
@@ -79,7 +100,7 @@ class RolloutRunner:
                     found.update((row.trajectory_id, row) for row in group)
             return [found[name] for name in ids]
 
-        return blocking(collect())
+        return self.wait(collect())
 
     def openings(self, tasks: Sequence[Task]) -> list[tuple[list[Message], str]]:
         """What the policy sees first of each task: messages, and JSON of the tools. There are no messages if its
@@ -100,7 +121,7 @@ class RolloutRunner:
             await host.close()
             return seen
 
-        return blocking(look())
+        return self.wait(look())
 
     async def groups(
         self, attempts: Sequence[Attempt], seed: int, ids: Sequence[str], source: str = "model"
@@ -206,6 +227,16 @@ class RolloutRunner:
             logprobs=session.logprobs,
             spans=session.spans,
         )
+
+
+async def _ended(engine: Engine) -> None:
+    """Close an engine. What is still under way on this event loop, because a signal ended the wait for it, is cancelled
+    first."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await engine.close()
 
 
 async def _whole_groups(

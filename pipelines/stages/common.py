@@ -113,7 +113,7 @@ def rollout_runner(
     report: bool = True,
 ) -> "RolloutRunner":
     """A policy in the environments of ``tasks``; ``rewards`` are added to those of the environments. ``report`` shows
-    episodes as progress.
+    episodes as progress. Use it in ``with``, which closes the engine.
 
     Raises ModelMismatchError if the embedded engine does not give the model's own log-probs, and ValueError if no stage
     chose an environment.

@@ -41,20 +41,20 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
 
     policy, rows = load_policy(model), tasks.read()
     split = "+".join(sorted({task.split for task in rows}))
-    runner = rollout_runner(context, policy, rows, config.sampling(policy), config.engine, config.limits)
+    sampled = [context.trajectory_id(number) for number in range(len(DECODINGS) * len(rows))]
+    ids_of = {one: sampled[place * len(rows) :][: len(rows)] for place, one in enumerate(DECODINGS)}
+    with rollout_runner(context, policy, rows, config.sampling(policy), config.engine, config.limits) as runner:
+        for shard, (decoding, ids) in enumerate(ids_of.items()):
+            if not context.has_shard(shard, ids):
+                with_sampling = runner.sampling_as(config.sampling(policy, temperature=DECODINGS[decoding]))
+                check_room(policy, with_sampling, rows)
+                attempts = [Attempt(task, group=name) for task, name in zip(rows, ids, strict=True)]
+                made = with_sampling.run(attempts, stream(context.seed, "evaluate", shard), ids)
+                context.append([row.model_copy(update={"tags": [decoding, *row.tags]}) for row in made], shard)
     results = []
-    for shard, (decoding, temperature) in enumerate(DECODINGS.items()):
-        sampling = config.sampling(policy, temperature=temperature)
-        ids = [context.trajectory_id(shard * len(rows) + number) for number in range(len(rows))]
-        if not context.has_shard(shard, ids):
-            draws = stream(context.seed, "evaluate", shard)
-            attempts = [Attempt(task, group=name) for task, name in zip(rows, ids, strict=True)]
-            with_sampling = runner.sampling_as(sampling)
-            check_room(policy, with_sampling, rows)
-            made = with_sampling.run(attempts, draws, ids)
-            context.append([row.model_copy(update={"tags": [decoding, *row.tags]}) for row in made], shard)
+    for decoding, temperature in DECODINGS.items():
         columns = ["level", "success", "n_tokens", "n_tool_errors", "termination"]
-        table = context.buffer.read(ids, columns)
+        table = context.buffer.read(ids_of[decoding], columns)
         warn_of_ends(table, f"{decoding} rollouts")
         outcome = table.filter(table["success"].is_valid()).to_pylist()
         if not outcome:

@@ -2,6 +2,8 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -78,39 +80,46 @@ def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks, dev: 
     return _train(context, config, model, tasks, dev)
 
 
+@contextmanager
 def _loop(
     context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None
-) -> "tuple[OnlineLoop, list[Task]]":
-    """The loop, and the tasks on which it is judged meanwhile."""
+) -> "Iterator[tuple[OnlineLoop, list[Task]]]":
+    """The loop, and the tasks on which it is judged meanwhile. At the end its engine is closed."""
     from agentrl.online.loop import OnlineLoop
 
     policy, rows, judged = load_policy(model), tasks.read(), dev.read() if dev else []
     warn_of_splits(Counter(task.split for task in rows), "tasks")
     sampling = config.sampling(policy)
-    runner = rollout_runner(
+    with rollout_runner(
         context, policy, rows + judged, sampling, config.engine, config.limits, config.rewards, report=False
-    )
-    check_room(policy, runner, rows + judged)
-    loop = OnlineLoop(
-        policy,
-        runner,
-        rows,
-        config.algorithm,
-        config.optimizer,
-        iterations=config.iterations,
-        tasks_per_step=config.tasks,
-        samples=config.samples,
-        seed=context.seed,
-        updates=config.updates,
-    )
-    return loop, judged
+    ) as runner:
+        check_room(policy, runner, rows + judged)
+        yield (
+            OnlineLoop(
+                policy,
+                runner,
+                rows,
+                config.algorithm,
+                config.optimizer,
+                iterations=config.iterations,
+                tasks_per_step=config.tasks,
+                samples=config.samples,
+                seed=context.seed,
+                updates=config.updates,
+            ),
+            judged,
+        )
 
 
 def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None) -> Online:
+    with _loop(context, config, model, tasks, dev) as (loop, judged):
+        return _trained(context, config, loop, judged)
+
+
+def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", judged: "list[Task]") -> Online:
     from agentrl.training.rows import step_table
     from agentrl.training.trackers import track
 
-    loop, judged = _loop(context, config, model, tasks, dev)
     keeper = Keeper(context, config.checkpoints, loop, judged)
     state, before = keeper.begin(config.optimizer.schedule)
     with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:

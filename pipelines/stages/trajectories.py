@@ -2,6 +2,7 @@
 
 import asyncio
 import warnings
+from collections.abc import Sequence
 from contextlib import aclosing
 from operator import itemgetter
 from random import Random
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from agentrl.engines import EngineChoice, TokenEngineChoice
-from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
 from agentrl.rewards.component import Rewards
@@ -29,6 +29,7 @@ from schemas.trajectory import NOT_TRAINED, Trajectory
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
     from agentrl.rollouts.runner import Attempt, RolloutRunner
+    from schemas.task import Task
 
 
 class SynthesizeConfig(StageConfig):
@@ -71,23 +72,13 @@ class SampleConfig(StageConfig):
 def sample(context: Context, config: SampleConfig, tasks: Tasks, model: Model | None = None) -> Trajectories:
     """Rollouts of a policy, ``samples`` for each task, in the environments that the tasks name. The policy is the
     model, or if the engine is an endpoint, what is behind it."""
-    from agentrl.rollouts.runner import tickets
-
     rows = tasks.read()
     policy = _policy(config, model)
     sampling = config.sampling.of(policy)
-    runner = rollout_runner(context, policy, rows, sampling, config.engine, config.limits, config.rewards)
-    check_room(policy, runner, rows)
-    missing = {}
-    for shard, start in enumerate(range(0, len(rows), config.shard_tasks)):
-        part = rows[start : start + config.shard_tasks]
-        attempts = tickets(part, config.samples, context.trajectory_id, start * config.samples)
-        if not context.has_shard(shard, list(attempts)):
-            missing[shard] = attempts
-    # An engine that is reproducible begins each shard from nothing, so that a resumed run makes the same rows.
-    rounds = [{shard: missing[shard]} for shard in missing] if runner.engine.reproducible else [missing]
-    for round_ in rounds:
-        blocking(_sample(context, runner, round_))
+    with rollout_runner(context, policy, rows, sampling, config.engine, config.limits, config.rewards) as runner:
+        check_room(policy, runner, rows)
+        for round_ in _rounds(context, config, rows, runner.engine.reproducible):
+            runner.wait(_sample(context, runner, round_))
     count(context, runner.counts)
     chosen = context.select()
     outcome = chosen.table(["task_id", "success", "termination"])
@@ -102,6 +93,22 @@ def sample(context: Context, config: SampleConfig, tasks: Tasks, model: Model | 
         tasks=len(rows),
     )
     return chosen
+
+
+def _rounds(
+    context: Context, config: SampleConfig, tasks: "Sequence[Task]", one_by_one: bool
+) -> "list[dict[int, dict[str, Attempt]]]":
+    """The attempts of each shard that the buffer lacks, by their ids. An engine that is reproducible begins each shard
+    from nothing (``one_by_one``), so that a resumed run makes the same rows."""
+    from agentrl.rollouts.runner import tickets
+
+    missing = {}
+    for shard, start in enumerate(range(0, len(tasks), config.shard_tasks)):
+        part = tasks[start : start + config.shard_tasks]
+        attempts = tickets(part, config.samples, context.trajectory_id, start * config.samples)
+        if not context.has_shard(shard, list(attempts)):
+            missing[shard] = attempts
+    return [{shard: missing[shard]} for shard in missing] if one_by_one else [missing]
 
 
 def _policy(config: SampleConfig, model: Model | None) -> "Policy | None":
@@ -246,9 +253,9 @@ def rationalize(
     attempts = tickets(list(unsolved.values()), config.samples, context.trajectory_id, hint=config.hint)
     if not context.has_shard(0, list(attempts)):
         sampling = config.sampling.of(policy)
-        runner = rollout_runner(context, policy, rows, sampling, config.engine, config.limits)
-        check_room(policy, runner, list(unsolved.values()), config.hint)
-        made = runner.run(list(attempts.values()), stream(context.seed, "hinted"), list(attempts), source="hinted")
+        with rollout_runner(context, policy, rows, sampling, config.engine, config.limits) as runner:
+            check_room(policy, runner, list(unsolved.values()), config.hint)
+            made = runner.run(list(attempts.values()), stream(context.seed, "hinted"), list(attempts), source="hinted")
         context.append(made)
         count(context, runner.counts)
     retried = context.select(sorted(_of_source(context, "hinted")))

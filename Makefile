@@ -6,7 +6,7 @@ STORE ?= store
 VLLM_VENV ?= .venv-vllm
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run test test-slow test-ci-slow test-faults test-vllm lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-scale clean
+.PHONY: run test test-slow test-ci-slow test-faults test-vllm lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-scale bench-environments clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -44,6 +44,9 @@ quickstart-seeds: $(VENV)/.run
 
 bench-rollouts: $(VENV)/.run
 	$(BIN)/python benchmarks/rollouts.py
+
+bench-environments: $(VENV)/.run
+	$(BIN)/python benchmarks/environments.py
 
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 	$(BIN)/python benchmarks/scale_store.py

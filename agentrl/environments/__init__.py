@@ -11,7 +11,10 @@ from agentrl.environments.base import Environment, PlainEnvironment
 from schemas.choice import OneOf, Settings
 from schemas.declared import is_environment
 
-ENVIRONMENTS = {"lookup": "agentrl.environments.lookup:LookupEnvironment"}
+ENVIRONMENTS = {
+    "lookup": "agentrl.environments.lookup:LookupEnvironment",
+    "rooms": "agentrl.environments.rooms.environment:Rooms",
+}
 """Name -> ``module:Class``."""
 
 ENVIRONMENT = OneOf(

@@ -132,6 +132,18 @@ class Demonstrator(Protocol):
         ...
 
 
+class Advised(Protocol):
+    """An episode that knows what an expert would do next, from wherever it is."""
+
+    def advise(self) -> Message:
+        """The expert's next turn."""
+        ...
+
+    def stray(self, random: Random) -> Message:
+        """A turn at random, as a mistake of the expert."""
+        ...
+
+
 def tool_message(call: ToolCall, content: str) -> Message:
     """The message that answers a call."""
     return Message(role=Role.TOOL, content=content, tool_call_id=call.id, name=call.name)

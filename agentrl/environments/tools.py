@@ -1,68 +1,137 @@
-"""Tools as typed functions: methods of an episode under ``@tool``. Types give the schema, and arguments are checked."""
+"""Tools as typed functions: methods of an episode under ``@tool``.
 
+The signature gives the JSON schema, the docstring gives the descriptions, and arguments are checked against the types:
+
+    @tool
+    def read(self, path: str, line: Annotated[int, Field(ge=1)] = 1) -> str:
+        '''Ten lines of a file.
+
+        path: of the file, as `list` shows it
+        line: the first one
+        '''
+
+Lines that begin with the name of a parameter and a colon describe that parameter; the text before them describes the
+tool. A wrong call is an :class:`Observation` with ``error``, never an exception.
+"""
+
+import inspect
 import json
-from collections.abc import Callable
-from inspect import cleandoc
-from typing import Any, TypeVar
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ArgsKwargs
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from agentrl.environments.base import Observation
+from schemas.json_text import loads
 from schemas.trajectory import ToolCall
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+class ToolError(Exception):
+    """Raised in a tool: the call is refused, and the policy reads the text."""
+
+
 def tool(function: Function) -> Function:
-    """Offer a method to the policy. Its docstring is the description; its result becomes text, as JSON if it is
-    none."""
+    """Offer a method to the policy. Its result becomes text, as JSON if it is no ``str``. A method that returns an
+    :class:`Observation` says so itself if the call was refused; it may raise :class:`ToolError` instead."""
     function.is_tool = True  # type: ignore[attr-defined]
     return function
 
 
-def functions(episode: object) -> dict[str, Callable[..., Any]]:
-    """The methods under ``@tool``, by name, in the order of their definition."""
-    names = [name for cls in reversed(type(episode).__mro__) for name in vars(cls)]
-    found = {name: getattr(episode, name) for name in dict.fromkeys(names)}
-    return {name: function for name, function in found.items() if getattr(function, "is_tool", False)}
+@dataclass(frozen=True)
+class Tool:
+    """A method under ``@tool``: its name, its JSON schema in OpenAI's form, and what checks the arguments."""
+
+    name: str
+    schema: Mapping[str, Any]
+    arguments: type[BaseModel]
+
+
+@lru_cache(maxsize=256)
+def offered(episode: type[Any]) -> dict[str, Tool]:
+    """The tools of a class of episodes, by name, in the order of their definition.
+
+    Raises TypeError if a parameter has no name that a call could use, as in ``*rest``.
+    """
+    names = dict.fromkeys(name for cls in reversed(episode.__mro__) for name in vars(cls))
+    methods = {name: getattr(episode, name) for name in names}
+    return {name: _tool(name, method) for name, method in methods.items() if getattr(method, "is_tool", False)}
 
 
 def schemas(episode: object) -> str:
-    """JSON of the tools that an episode offers."""
-    return json.dumps(
-        [
-            {
-                "type": "function",
-                "function": {
-                    "name": name,
-                    "description": cleandoc(function.__doc__ or ""),
-                    "parameters": _checked(function).json_schema(),
-                },
-            }
-            for name, function in functions(episode).items()
-        ]
-    )
-
-
-def _checked(function: Callable[..., Any]) -> TypeAdapter[Any]:
-    adapted: Any = function
-    return TypeAdapter(adapted)
+    """JSON of the tools that an episode, or a class of episodes, offers."""
+    cls = episode if isinstance(episode, type) else type(episode)
+    return json.dumps([one.schema for one in offered(cls).values()])
 
 
 def answer(episode: object, call: ToolCall) -> Observation:
     """What a typed function says to a call. Unknown names and arguments of other types are errors that say so."""
-    known = functions(episode)
+    known = offered(type(episode))
     if call.name not in known:
         return Observation(f"no tool {call.name}; there are {', '.join(known) or 'none'}", error=True)
-    arguments = call.parsed()
-    if not isinstance(arguments, dict):
-        return Observation(f"{call.name} takes an object of arguments", error=True)
     try:
-        result = _checked(known[call.name]).validate_python(ArgsKwargs((), arguments))
+        given = loads(call.arguments)
+        if not isinstance(given, dict):
+            return Observation(f"{call.name} takes an object of arguments", error=True)
+        arguments = known[call.name].arguments.model_validate(given)
     except ValidationError as error:
         said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         return Observation(f"{call.name}: {said}", error=True)
+    except ValueError as error:
+        return Observation(f"{call.name}: the arguments are no JSON: {error}", error=True)
+    try:
+        result = getattr(episode, call.name)(**vars(arguments))
+    except ToolError as error:
+        return Observation(str(error), error=True)
     if isinstance(result, Observation):
         return result
     return Observation(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))
+
+
+def _tool(name: str, function: Callable[..., Any]) -> Tool:
+    _self, *parameters = inspect.signature(function).parameters.values()
+    about, described = _described(function.__doc__ or "", [one.name for one in parameters])
+    hints = get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    for one in parameters:
+        if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+            raise TypeError(f"tool {name} takes {one}; a tool's parameter has a name and a type")
+        fields[one.name] = (hints.get(one.name, Any), ... if one.default is one.empty else one.default)
+    config = ConfigDict(extra="forbid", protected_namespaces=())
+    arguments = create_model(name, __config__=config, **fields)
+    parameters_schema = _untitled(arguments.model_json_schema())
+    parameters_schema.pop("additionalProperties", None)
+    for parameter, schema in parameters_schema.get("properties", {}).items():
+        if parameter in described:
+            schema["description"] = described[parameter]
+    function_schema = {"name": name, "description": about, "parameters": parameters_schema}
+    return Tool(name, {"type": "function", "function": function_schema}, arguments)
+
+
+def _untitled(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema without the titles that repeat the names: each token of it is in every prompt."""
+    schema.pop("title", None)
+    for one in [*schema.get("properties", {}).values(), *schema.get("$defs", {}).values()]:
+        _untitled(one)
+    return schema
+
+
+def _described(docstring: str, parameters: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The description of a tool, and those of its parameters."""
+    about: list[str] = []
+    described: dict[str, str] = {}
+    name = None
+    for line in inspect.cleandoc(docstring).splitlines():
+        found = re.match(r"(\w+): (.+)", line)
+        if found and found[1] in parameters:
+            name = found[1]
+            described[name] = found[2]
+        elif name and line.strip():
+            described[name] += " " + line.strip()
+        elif not name:
+            about.append(line)
+    return "\n".join(about).strip(), described

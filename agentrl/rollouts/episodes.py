@@ -19,7 +19,7 @@ from agentrl.rollouts.rationalize import with_hint
 from schemas.task import Task
 from schemas.trajectory import Message, Termination
 
-COUNTED = ("tool_timeouts", "tool_exceptions", "observations_cut")
+COUNTED = ("tool_timeouts", "tool_exceptions", "observations_cut", "faults")
 """What an episode's tags and a stage's metrics count, of the numbers that steps give."""
 
 _TRACEBACK_CHARS = 2000

@@ -69,11 +69,11 @@ def test_an_episode_whose_state_went_with_its_process_ends_alone(policy: Policy)
 
 def test_wrong_calls_of_typed_tools_say_what_is_wrong(policy: Policy) -> None:
     [row] = play(runner(policy, Shop()), "price,price fig")
-    assert answers(row) == ["price: item: Missing required argument", "3"]
+    assert answers(row) == ["price: item: Field required", "3"]
     [price, *_] = json.loads(schemas(Visit(task(""))))
     assert price["function"]["name"] == "price"
     assert price["function"]["description"] == "The price of an item."
-    assert price["function"]["parameters"]["properties"] == {"item": {"title": "Item", "type": "string"}}
+    assert price["function"]["parameters"]["properties"] == {"item": {"type": "string"}}
     assert price["function"]["parameters"]["required"] == ["item"]
 
 

@@ -1,0 +1,131 @@
+"""The environment ``rooms``. A task is a start and a goal: "attic to vault?". The policy goes through doors, and says
+something without a call when it stands in the goal. Its level is the distance.
+
+The map never changes, so it can be learned by heart; held-out tasks are other pairs of rooms. The value of a tabular
+policy is known exactly (:mod:`agentrl.environments.rooms.values`), and every room that was reached was a goal.
+"""
+
+import json
+from collections.abc import Iterator
+from random import Random
+from typing import Any, Literal
+
+from pydantic import Field
+
+from agentrl.environments.base import Score
+from agentrl.environments.drawing import Draft
+from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
+from agentrl.environments.rooms.house import DOORS, NAMES, house
+from agentrl.environments.tools import tool
+from schemas.task import Task
+from schemas.trajectory import Message, RewardComponent, Role, Trajectory
+
+
+class RoomsConfig(FamilyConfig):
+    size: int = Field(len(NAMES), ge=4, le=1000, description="rooms of the house; there is one house of each size")
+    slip: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="probability that a door leads to what is behind a random one, drawn anew each time",
+    )
+
+
+class RoomsEpisode(ToolEpisode["Rooms"]):
+    """One walk."""
+
+    def __init__(self, family: "Rooms", task: Task) -> None:
+        super().__init__(family, task)
+        where = json.loads(task.metadata)
+        self.numbers: dict[str, int] = family.house.numbers
+        self.room, self.goal = self.numbers[where["start"]], self.numbers[where["goal"]]
+        self.ahead = family.house.distances(self.goal)
+        self.whole = max(1, self.ahead[self.room])
+        self.visited = [self.room]
+        self.reached: dict[int, int] = {}  # distance -> number of the call that first came so near
+
+    @tool
+    def go(self, door: Literal["left", "right", "tunnel"]) -> str:
+        """Go through a door; returns the name of the room behind it. When you are in the goal, reply without a call.
+
+        door: the door to go through
+        """
+        if self.family.config.slip and self.family.chance.random() < self.family.config.slip:
+            door = self.family.chance.choice(DOORS)
+        before, self.room = self.room, self.family.house.leads[self.room][DOORS.index(door)]
+        self.visited.append(self.room)
+        self.reached.setdefault(self.ahead[self.room], self.calls - 1)
+        self.earn((self.ahead[before] - self.ahead[self.room]) / self.whole)
+        return self.family.house.names[self.room]
+
+    def outcome(self) -> Score:
+        success = self.answer is not None and self.room == self.goal
+        names = self.family.house.names
+        state = {
+            "visited": [names[room] for room in self.visited],
+            "answered": self.answer is not None,
+            "subgoals": [self.reached.get(far) for far in range(self.whole - 1, -1, -1)],
+        }
+        return Score(success, (RewardComponent(name="in_goal", value=float(success)),), state)
+
+    def advise(self) -> Message:
+        """The next door of a shortest way, or the end."""
+        if self.room == self.goal:
+            return self.saying("here")
+        return self.calling("go", door=self.family.house.shortest(self.room, self.goal))
+
+    def stray(self, random: Random) -> Message:
+        if random.random() < 0.2:
+            return self.saying("here")
+        return self.calling("go", door=random.choice(DOORS))
+
+
+class Rooms(Family):
+    """The environment; see the module's docstring."""
+
+    name = "rooms"
+    version = "1"
+    max_steps = 12
+    episode = RoomsEpisode
+    config: RoomsConfig
+
+    def __init__(self, config: RoomsConfig = RoomsConfig()) -> None:  # noqa: B008  (frozen)
+        self.house = house(config.size)
+        self.levels = dict(sorted(self.house.pairs().items()))
+        self.replayable = not config.slip
+        self.chance = Random()
+        super().__init__(config)
+
+    def drafts(self, level: int, random: Random) -> Iterator[Draft]:
+        far = [
+            (start, goal)
+            for goal in range(self.house.size)
+            for start, distance in enumerate(self.house.distances(goal))
+            if distance == level
+        ]
+        random.shuffle(far)
+        return (self._draft(*pair) for pair in far)
+
+    def achieved(self, row: Trajectory, task: Task) -> list[Task]:
+        """Tasks from the same start to each room that a row came to, in the order of the visits. A walk to a room
+        solves the task of that room if it ends there with an answer."""
+        start = self.house.numbers[json.loads(task.metadata)["start"]]
+        heard = [message.content for message in row.messages if message.role is Role.TOOL]
+        rooms = dict.fromkeys(self.house.numbers[name] for name in heard if name in self.house.numbers)
+        return [self._between(task, start, room) for room in rooms if room != start]
+
+    def vary(self, task: Task, random: Random) -> Task:
+        """A task whose start or goal lies behind a door of the old one."""
+        where: dict[str, Any] = json.loads(task.metadata)
+        start, goal = self.house.numbers[where["start"]], self.house.numbers[where["goal"]]
+        near = [(other, goal) for other in self.house.leads[start]] + [
+            (start, other) for other in self.house.leads[goal]
+        ]
+        return self._between(task, *random.choice([pair for pair in near if pair[0] != pair[1]]))
+
+    def _between(self, task: Task, start: int, goal: int) -> Task:
+        return self.derived(task, self._draft(start, goal), self.house.distances(goal)[start])
+
+    def _draft(self, start: int, goal: int) -> Draft:
+        begin, end = self.house.names[start], self.house.names[goal]
+        return Draft(f"{begin} to {end}?", end, {"start": begin, "goal": end})

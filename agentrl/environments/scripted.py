@@ -1,0 +1,122 @@
+"""Scripted policies, and the loop that plays one: the expert, which follows what an episode advises, and a policy
+without any sense, which calls tools with arguments that fit their types. What that one solves is given away for
+nothing."""
+
+import json
+import re
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol, cast
+
+from agentrl.environments.base import Advised, Demonstrator, Environment, Episode
+from schemas.task import Task
+from schemas.trajectory import Message, Role, Termination, ToolCall
+
+ANSWERS = 0.2
+"""How often it answers in place of a call."""
+
+
+Turns = Generator[Message, list[Message], None]
+"""Assistant messages; the messages that answer each are sent back into the generator."""
+
+
+@dataclass
+class Played:
+    """What was said after the opening, how many calls were refused, and why the episode ended."""
+
+    messages: list[Message] = field(default_factory=list)
+    errors: int = 0
+    termination: Termination = Termination.MAX_STEPS
+
+
+async def play(episode: Episode, turns: Turns, max_steps: int) -> Played:
+    """Let a scripted policy act, for at most ``max_steps`` messages; the last of them can only be an answer."""
+    played = Played()
+    message = next(turns)
+    for left in range(max_steps - 1, -1, -1):
+        if not left and message.tool_calls:
+            played.messages.append(message)
+            break
+        step = await episode.step(message)
+        played.messages += [message.model_copy(update={"reward": step.reward}), *step.messages]
+        played.errors += step.info.get("tool_errors", 0)
+        if step.done or not step.messages:
+            played.termination = Termination.ANSWERED
+            break
+        if left:
+            message = turns.send(step.messages)
+    return played
+
+
+def expert(environment: Environment, episode: Episode, task: Task, noise: float, random: Random) -> Turns:
+    """The turns of the scripted expert, which errs with probability ``noise`` at each: what the environment
+    demonstrates, or if it does not, what the episode advises.
+
+    Raises ValueError if there is neither.
+    """
+    if hasattr(environment, "demonstrate"):
+        return cast(Demonstrator, environment).demonstrate(task, noise, random)
+    if hasattr(episode, "advise"):
+        return advised(cast(Advised, episode), noise, random)
+    raise ValueError(
+        f"env {environment.name!r} has no scripted expert; give it demonstrate(), or its episodes advise() and "
+        "stray(), or import trajectories"
+    )
+
+
+def advised(episode: Advised, noise: float, random: Random) -> Turns:
+    """The turns that an episode advises, each replaced by a turn at random with probability ``noise``."""
+    while True:
+        yield episode.stray(random) if random.random() < noise else episode.advise()
+
+
+def at_random(episode: Episode, random: Random) -> Turns:
+    """Turns without sense, whose texts are words that were seen."""
+    seen = ""
+    while True:
+        answers = yield random_turn(episode, random, seen)
+        seen += " ".join(message.content for message in answers) + " "
+
+
+class Offer(Protocol):
+    """What a random turn sees of an episode."""
+
+    opening: list[Message]
+    tools: str
+
+
+def random_turn(episode: Offer, random: Random, seen: str = "") -> Message:
+    """A call of a tool, or an answer. Texts are words of the opening and of ``seen``."""
+    words = re.findall(r"[\w@.-]+", " ".join([*(message.content for message in episode.opening), seen])) or ["yes"]
+    tools = json.loads(episode.tools)
+    if not tools or random.random() < ANSWERS:
+        return Message(role=Role.ASSISTANT, content=random.choice(words))
+    function = random.choice(tools)["function"]
+    parameters = function["parameters"]
+    required = parameters.get("required", [])
+    given = {
+        name: _value(schema, parameters.get("$defs", {}), words, random)
+        for name, schema in parameters.get("properties", {}).items()
+        if name in required or random.random() < 0.5
+    }
+    call = ToolCall(id="call_0", name=function["name"], arguments=json.dumps(given, ensure_ascii=False))
+    return Message(role=Role.ASSISTANT, tool_calls=[call])
+
+
+def _value(schema: Mapping[str, Any], known: Mapping[str, Any], words: list[str], random: Random) -> Any:
+    if "$ref" in schema:
+        schema = known[schema["$ref"].rpartition("/")[2]]
+    if options := schema.get("enum") or schema.get("anyOf"):
+        chosen = random.choice(options)
+        return _value(chosen, known, words, random) if "anyOf" in schema else chosen
+    kind = schema.get("type")
+    if kind == "object":
+        return {name: _value(one, known, words, random) for name, one in schema.get("properties", {}).items()}
+    if kind == "array":
+        return [_value(schema.get("items", {}), known, words, random) for _ in range(random.randint(0, 3))]
+    numbers = [int(word) for word in words if word.isdigit()] or [1]
+    simple = {"boolean": random.random() < 0.5, "integer": random.choice(numbers), "null": None}
+    if kind == "number":
+        return float(random.choice(numbers))
+    return simple.get(kind, random.choice(words)) if kind != "string" else random.choice(words)

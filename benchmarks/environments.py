@@ -1,0 +1,104 @@
+"""Task families: steps per second, distinct tasks per second, and what a scripted expert and a random policy solve.
+
+- Steps: tool calls per second on one core, over whole episodes with reset and score. The expert plays.
+- Tasks: 100,000 of a family in two splits. Ids and contents are compared, within and between the splits.
+- The expert without noise, and a random policy, on held-out tasks.
+
+    python benchmarks/environments.py [FAMILY ...]
+    SCALE=small python benchmarks/environments.py
+    CHECK=1 ...                              # exit code 1 if a target is missed
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from agentrl.environments import load_environment
+from agentrl.environments.scripted import at_random, expert, play
+from schemas.task import Task
+
+SMALL = os.environ.get("SCALE") == "small"
+TASKS = 5_000 if SMALL else 100_000
+SECONDS = 60 * TASKS / 100_000
+PLAYED = 200 if SMALL else 500
+RANDOM_AT_MOST = 0.05
+
+
+@dataclass(frozen=True)
+class Family:
+    """``drawn`` is the variant of which many tasks are drawn, the family itself unless it says otherwise; "" for a
+    family that is small by design. ``steps`` is the target of steps per second."""
+
+    name: str
+    drawn: str | None = None
+    steps: int = 5_000
+
+
+FAMILIES = [
+    Family("lookup", drawn=""),
+    Family("rooms", drawn='rooms{"size": 400}'),  # its 48 rooms have 2,256 tasks
+]
+
+
+def main() -> int:
+    names = sys.argv[1:] or [family.name for family in FAMILIES]
+    missed = sum(sum(judge(family)) for family in FAMILIES if family.name in names)
+    return int(bool(missed) and os.environ.get("CHECK") == "1")
+
+
+def judge(family: Family) -> list[bool]:
+    """Print the lines of a family; which of its targets are missed."""
+    name, drawn = family.name, family.name if family.drawn is None else family.drawn
+    environment: Any = load_environment(name)
+    tasks = environment.tasks({"train": 1, "heldout": PLAYED}, 1)["heldout"]
+    solved, calls, seconds = asyncio.run(played(environment, tasks, senseless=False))
+    chance = asyncio.run(played(environment, tasks, senseless=True))[0]
+    rate = calls / seconds
+    return [
+        line(f"{name}: {rate:,.0f} steps/s on one core", rate >= family.steps, f"{family.steps:,}"),
+        line(f"{name}: the expert solves {solved:.1%} of {PLAYED}", solved == 1, "100 %"),
+        line(f"{name}: a random policy solves {chance:.1%}", chance < RANDOM_AT_MOST, f"below {RANDOM_AT_MOST:.0%}"),
+        *([distinct(name, drawn)] if drawn else []),
+    ]
+
+
+async def played(environment: Any, tasks: Sequence[Task], senseless: bool) -> tuple[float, int, float]:
+    """The share of tasks that a scripted policy solves, its tool calls, and the seconds that it took."""
+    solved = calls = 0
+    started = time.perf_counter()
+    for number, task in enumerate(tasks):
+        random = Random(f"played-{number}")
+        episode = await environment.reset(task)
+        turns = at_random(episode, random) if senseless else expert(environment, episode, task, 0.0, random)
+        seen = await play(episode, turns, environment.max_steps)
+        solved += (await episode.score()).success
+        calls += sum(len(message.tool_calls) for message in seen.messages)
+        await episode.close()
+    return solved / len(tasks), calls, time.perf_counter() - started
+
+
+def distinct(name: str, variant: str) -> bool:
+    """Draw many tasks in two splits, and count those that are there twice."""
+    environment = load_environment(variant)
+    started = time.perf_counter()
+    splits = environment.tasks({"train": TASKS * 9 // 10, "heldout": TASKS // 10}, 2)
+    seconds = time.perf_counter() - started
+    rows = [task for tasks in splits.values() for task in tasks]
+    ids, contents = ({task.task_id for task in rows}, {(task.prompt, task.metadata) for task in rows})
+    twice = max(len(rows) - len(ids), len(rows) - len(contents))
+    what = f"{name}: {len(rows):,} tasks in {seconds:.1f} s, {twice} of them twice"
+    return line(what, seconds <= SECONDS and not twice and len(rows) == TASKS, f"{SECONDS:g} s, none twice")
+
+
+def line(figure: str, met: bool, target: str) -> bool:
+    print(f"{figure} (target {target}): {'met' if met else 'MISSED'}", flush=True)
+    return not met
+
+
+if __name__ == "__main__":
+    sys.exit(main())

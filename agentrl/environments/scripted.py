@@ -119,4 +119,4 @@ def _value(schema: Mapping[str, Any], known: Mapping[str, Any], words: list[str]
     simple = {"boolean": random.random() < 0.5, "integer": random.choice(numbers), "null": None}
     if kind == "number":
         return float(random.choice(numbers))
-    return simple.get(kind, random.choice(words)) if kind != "string" else random.choice(words)
+    return simple[kind] if kind in simple else random.choice(words)

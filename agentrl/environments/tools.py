@@ -64,13 +64,14 @@ def offered(episode: type[Any]) -> dict[str, Tool]:
 
 def schemas(episode: object) -> str:
     """JSON of the tools that an episode, or a class of episodes, offers."""
-    cls = episode if isinstance(episode, type) else type(episode)
+    cls: Any = episode if isinstance(episode, type) else type(episode)
     return json.dumps([one.schema for one in offered(cls).values()])
 
 
 def answer(episode: object, call: ToolCall) -> Observation:
     """What a typed function says to a call. Unknown names and arguments of other types are errors that say so."""
-    known = offered(type(episode))
+    cls: Any = type(episode)
+    known = offered(cls)
     if call.name not in known:
         return Observation(f"no tool {call.name}; there are {', '.join(known) or 'none'}", error=True)
     try:

@@ -146,7 +146,7 @@ def test_made_tasks_are_other_tasks_that_an_expert_solves(name: str) -> None:
     tasks = environment.tasks({"train": 20}, 3)["train"]
     made = []
     if hasattr(environment, "vary"):
-        made += [environment.vary(task, Random(n)) for n, task in enumerate(tasks)]
+        made += [new for n, task in enumerate(tasks) if (new := environment.vary(task, Random(n)))]
     if hasattr(environment, "achieved"):
         rows = [demonstrate(environment, task, 0.8, 1, "t") for task in tasks]
         made += [new for row, task in zip(rows, tasks, strict=True) for new in environment.achieved(row, task)]

@@ -8,14 +8,14 @@ policy is known exactly (:mod:`agentrl.environments.rooms.values`), and every ro
 import json
 from collections.abc import Iterator
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from agentrl.environments.base import Score
 from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
-from agentrl.environments.rooms.house import DOORS, NAMES, house
+from agentrl.environments.rooms.house import DOORS, NAMES, Door, house
 from agentrl.environments.tools import tool
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role, Trajectory
@@ -45,7 +45,7 @@ class RoomsEpisode(ToolEpisode["Rooms"]):
         self.reached: dict[int, int] = {}  # distance -> number of the call that first came so near
 
     @tool
-    def go(self, door: Literal["left", "right", "tunnel"]) -> str:
+    def go(self, door: Door) -> str:
         """Go through a door; returns the name of the room behind it. When you are in the goal, reply without a call.
 
         door: the door to go through

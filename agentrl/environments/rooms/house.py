@@ -4,8 +4,10 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from random import Random
+from typing import Literal, get_args
 
-DOORS = ("left", "right", "tunnel")
+Door = Literal["left", "right", "tunnel"]
+DOORS: tuple[Door, ...] = get_args(Door)
 
 # fmt: off
 NAMES = (
@@ -36,7 +38,7 @@ class House:
         """The fewest doors from each room to ``goal``, [rooms]."""
         return self._distances[goal]
 
-    def shortest(self, room: int, goal: int) -> str:
+    def shortest(self, room: int, goal: int) -> Door:
         """The first door of a shortest way; ``room`` is not the goal."""
         ahead = self.distances(goal)
         return min(DOORS, key=lambda door: ahead[self.leads[room][DOORS.index(door)]])

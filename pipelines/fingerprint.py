@@ -37,23 +37,29 @@ from schemas.manifest import Ingredients, InputRecord
 SCHEME = 2
 """Increase it if this module, or the code that carries data to stages, changes what a fingerprint means."""
 
+_SERVING = (
+    "base_url",  # where a model is served
+    "concurrency",
+    "requests_per_minute",
+    "timeout_s",
+    "retries",
+    "price_prompt",
+    "price_completion",
+    "max_cost",
+    "cache",
+    "urls",
+    "servers",
+    "python",
+    "folder",
+)
+"""Settings of an engine that say where and how fast it answers, not what."""
+
 NO_EFFECT: Mapping[str, tuple[str, ...]] = {
     "*": (
         "log_every",
         "num_workers",
-        "engine.base_url",  # where a model is served
-        "engine.concurrency",
-        "engine.requests_per_minute",
-        "engine.timeout_s",
-        "engine.retries",
-        "engine.price_prompt",
-        "engine.price_completion",
-        "engine.max_cost",
-        "engine.cache",
-        "engine.urls",
-        "engine.servers",
-        "engine.python",
-        "engine.folder",
+        *(f"engine.{name}" for name in _SERVING),
+        *(f"rewards.*.engines.*.{name}" for name in _SERVING),  # of judges
     ),
     "train.*": (
         "track",  # sends metrics elsewhere too
@@ -62,8 +68,8 @@ NO_EFFECT: Mapping[str, tuple[str, ...]] = {
         "optimizer.gradient_checkpointing",
     ),
 }
-"""Config fields that cannot change a result, dots between the parts of their keys, by stage name (``*`` for all). They
-never enter the fingerprint."""
+"""Config fields that cannot change a result, dots between the parts of their keys, by stage name; ``*`` stands for
+anything. They never enter the fingerprint."""
 
 CARRYING_PACKAGES = frozenset(
     {
@@ -161,7 +167,7 @@ def _unhashed(stage: str) -> Callable[[Key, tuple[Any, ...], Any], bool]:
 
     def unhashed(key: Key, marks: tuple[Any, ...], value: Any) -> bool:
         outside = any(isinstance(mark, External) for mark in marks) and isinstance(value, str | Path)
-        return "secret" in marks or outside or dotted(key) in idle
+        return "secret" in marks or outside or any(fnmatch(dotted(key), path) for path in idle)
 
     return unhashed
 

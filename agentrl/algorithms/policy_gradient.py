@@ -4,7 +4,6 @@ An algorithm is one class. ``advantages`` turns the rollouts of a step into a we
 turns weights and log-probs into a loss for each token, and ``aggregate`` names what their sum is divided by.
 """
 
-import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from agentrl.algorithms.base import Config, Minimised
+from agentrl.rewards.length import over_limit
 from schemas.choice import OneOf
 from schemas.training import TrainingRow
 from schemas.trajectory import Trajectory
@@ -93,16 +93,7 @@ class Overlong(Config):
     def punishment(self, row: Trajectory) -> float:
         """What a rollout loses of its reward. Raises ValueError if there is no limit, and the rollout does not say what
         ``max_tokens`` it was sampled with."""
-        prompt = row.action_mask.index(True) if True in row.action_mask else row.n_tokens
-        limit = self.limit
-        if limit is None:
-            allowed = json.loads(row.sampling or "{}").get("max_tokens")
-            if allowed is None:
-                raise ValueError(f"{row.trajectory_id} has no max_tokens in its sampling: set overlong.limit")
-            limit = max(1, allowed - prompt)
-        buffer = self.buffer or max(1, limit // 5)
-        over = (row.n_tokens - prompt - (limit - buffer)) / buffer
-        return self.penalty * min(1.0, max(0.0, over))
+        return self.penalty * over_limit(row, self.limit, self.buffer)
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,67 @@
-"""Reward components of the user's own, which are added to what the environment gives."""
+"""Components of a reward: what each is worth, how they add up, and that the outcome carries at least half."""
 
+import asyncio
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.choice import OneOf
 from schemas.task import Task
 from schemas.trajectory import RewardComponent, Trajectory
 
 
+@dataclass(frozen=True)
+class Grade:
+    """What one component gives a rollout. ``value`` is None if it cannot be graded, and ``why`` says why. ``details``
+    are recorded beside the value, with weight 0."""
+
+    value: float | None
+    details: Mapping[str, float] = field(default_factory=dict)
+    why: str = ""
+
+
 class Reward(BaseModel):
-    """One component of the reward. The fields of a class that is derived from this one are its settings."""
+    """One component of the reward. The fields of a class that is derived from this one are its settings.
+
+    Values lie in [-1, 1], so that weights say how much each component counts.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     type: str
-    weight: float = Field(1.0, description="the reward grows by this times the value")
+    weight: float = Field(1.0, allow_inf_nan=False, description="the reward grows by this times the value")
     name: str = Field("", description="of the component in the rows; the class's name if it is empty")
 
     @abstractmethod
-    def value(self, rollout: Trajectory, task: Task) -> float:
+    def value(self, rollout: Trajectory, task: Task) -> float | Grade:
         """What a rollout is worth. ``rollout`` has the environment's reward and ``final_state`` already."""
+
+    async def grades(self, group: Sequence[Trajectory], task: Task) -> list[Grade]:
+        """A grade for each rollout of a group, in their order: by default what :meth:`value` gives, called in a thread.
+        A component that compares the rollouts of a group, or asks a model, overrides it."""
+        given = await asyncio.to_thread(lambda: [self.value(rollout, task) for rollout in group])
+        return [one if isinstance(one, Grade) else Grade(float(one)) for one in given]
+
+    def review(self, graded: Sequence[tuple[float, bool | None]]) -> dict[str, float]:
+        """Metrics of all values of a stage, each with the success of its rollout (None: unknown). It raises if the
+        component is not to be trusted."""
+        return {}
+
+    async def close(self) -> None:
+        """Free what the component holds. It may be used again afterwards."""
+
+    @property
+    def is_outcome(self) -> bool:
+        """Whether it says how well the task was solved. All other components together may count as much, and no
+        more."""
+        return False
+
+    def solved(self, value: float) -> bool:
+        """Whether an outcome of this value counts as a success."""
+        return value >= 1.0
 
     @property
     def component(self) -> str:
@@ -31,35 +69,118 @@ class Reward(BaseModel):
         return self.name or self.type.rpartition(":")[2]
 
 
-def _names_differ(rewards: list[Reward]) -> list[Reward]:
+class Verifier(Reward):
+    """A component that compares what a rollout achieved with what its task asks for. It is the outcome."""
+
+    solved_from: float = Field(1.0, gt=0, le=1, description="value from which on the task counts as solved")
+
+    @property
+    def is_outcome(self) -> bool:
+        return True
+
+    def solved(self, value: float) -> bool:
+        return value >= self.solved_from
+
+
+class EnvironmentReward(Verifier):
+    """What the environment gave, as the rollout's row has it: for ``trajectories.score``, whose rewards replace the
+    environment's. Its value is the stored reward, whatever its range."""
+
+    type: Literal["environment"] = "environment"
+
+    def value(self, rollout: Trajectory, task: Task) -> float | Grade:
+        return Grade(rollout.reward, why="" if rollout.reward is not None else "the environment gave no reward")
+
+
+def check_names(rewards: list[Reward]) -> list[Reward]:
+    """Raises ValueError if two components have one name."""
     names = [one.component for one in rewards]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two components are called {doubled[0]!r}; give one another name")
     return rewards
 
 
-if TYPE_CHECKING:
-    Rewards = list[Reward]
-else:
-    Rewards = Annotated[list[Annotated[Any, OneOf("reward", {}, Reward)]], AfterValidator(_names_differ)]
+def check_shares(rewards: Sequence[Reward], environment: float = 1.0) -> None:
+    """Raises ValueError if the outcome (what the environment gives, with the weight ``environment``, and verifiers)
+    carries less than half of the reward."""
+    others = [one for one in rewards if not one.is_outcome]
+    outcome = environment + sum(abs(one.weight) for one in rewards if one.is_outcome)
+    rest = sum(abs(one.weight) for one in others)
+    if rest <= outcome * (1 + 1e-9) and outcome > 0:
+        return
+    named = ", ".join(f"{one.component} {abs(one.weight):g}" for one in others) or "no component"
+    raise ValueError(
+        f"the outcome has weight {outcome:g} and the rest {rest:g} ({named}): the outcome carries at least half, or a "
+        f"policy learns to please the rest; "
+        + (f"lower these weights to {outcome:g} together" if outcome > 0 else "name a verifier, or the environment's")
+    )
 
 
-def with_rewards(rollout: Trajectory, task: Task, rewards: Sequence[Reward]) -> Trajectory:
-    """A rollout with these components besides those that it has, and their weighted sum added to its reward.
+@dataclass(frozen=True)
+class Scored:
+    """The reward of one rollout: None if it is unscored, and ``why`` says why."""
 
-    Raises ValueError that names the component if a value is no finite number, or if the environment has a component of
-    that name.
+    reward: float | None
+    components: list[RewardComponent]
+    why: str = ""
+
+
+async def graded(group: Sequence[Trajectory], task: Task, rewards: Sequence[Reward]) -> list[Scored]:
+    """What each rollout of a group gets of ``rewards``: the weighted sum, and the components.
+
+    Raises ValueError that names the component if a value is no finite number, or lies outside [-1, 1] although the
+    component is no outcome.
     """
-    if not rewards or rollout.reward is None:
-        return rollout
-    there = {component.name for component in rollout.reward_components}
-    added = []
-    for one in rewards:
-        value = float(one.value(rollout, task))
-        if not math.isfinite(value):
-            raise ValueError(f"reward {one.component} of {rollout.trajectory_id} is {value}; give a finite number")
-        if one.component in there:
-            raise ValueError(f"environment {rollout.env} has a component {one.component!r} already; set its name")
-        added.append(RewardComponent(name=one.component, value=value, weight=one.weight))
-    total = rollout.reward + sum(component.value * component.weight for component in added)
-    return rollout.model_copy(update={"reward": total, "reward_components": [*rollout.reward_components, *added]})
+    by_reward = await asyncio.gather(*(one.grades(group, task) for one in rewards))
+    found = []
+    for place, rollout in enumerate(group):
+        components, reasons = list[RewardComponent](), list[str]()
+        for one, grades in zip(rewards, by_reward, strict=True):
+            grade = grades[place]
+            if grade.value is None:
+                reasons.append(f"{one.component}: {grade.why or 'no value'}")
+                continue
+            _check_value(one, grade.value, rollout)
+            components.append(RewardComponent(name=one.component, value=grade.value, weight=one.weight))
+            for detail, value in grade.details.items():
+                components.append(RewardComponent(name=f"{one.component}.{detail}", value=float(value), weight=0.0))
+        total = sum(one.value * one.weight for one in components)
+        found.append(Scored(None if reasons else total, components, "; ".join(reasons)))
+    return found
+
+
+def _check_value(one: Reward, value: float, rollout: Trajectory) -> None:
+    name = f"reward {one.component} of {rollout.trajectory_id}"
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; give a finite number")
+    if not one.is_outcome and abs(value) > 1 + 1e-9:
+        raise ValueError(f"{name} is {value:g}; values lie in [-1, 1], and the weight says how much they count")
+
+
+UNSCORED = "unscored: "
+"""How the tag of a row begins that a component could not grade."""
+
+
+async def with_rewards(group: Sequence[Trajectory], task: Task, rewards: Sequence[Reward]) -> list[Trajectory]:
+    """The rollouts of a group with these components besides those that they have, and their weighted sum added to the
+    reward. A rollout without a reward stays as it is. One that a component cannot grade becomes unscored, and a tag
+    says why.
+
+    Raises ValueError as :func:`graded` does, or if the environment has a component of that name.
+    """
+    scored = [row for row in group if row.reward is not None]
+    given = {component.name for row in scored for component in row.reward_components}
+    if doubled := sorted(given & {one.component for one in rewards}):
+        raise ValueError(f"environment {task.env} has a component {doubled[0]!r} already; set its name")
+    found = dict(zip((id(row) for row in scored), await graded(scored, task, rewards), strict=True)) if scored else {}
+    return [_added(row, found[id(row)]) if id(row) in found else row for row in group]
+
+
+def _added(row: Trajectory, more: Scored) -> Trajectory:
+    components = [*row.reward_components, *more.components]
+    if more.reward is None:
+        tags = [*row.tags, f"{UNSCORED}{more.why}"]
+        return row.model_copy(update={"reward": None, "reward_components": components, "tags": tags})
+    return row.model_copy(
+        update={"reward": row.scored_reward() + more.reward, "reward_components": components},
+    )

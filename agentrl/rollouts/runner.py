@@ -36,7 +36,8 @@ class RolloutRunner:
     """Makes trajectories of one policy with one engine, in one environment or in those that tasks name by ``env``.
 
     ``rewards`` are added to the environments'. ``counts`` says what went wrong so far: environments that failed, tools
-    that took too long or raised, observations that were cut. An engine without token ids needs no ``policy``.
+    that took too long or raised, observations that were cut, rows that a reward could not grade (``ungraded``). An
+    engine without token ids needs no ``policy``.
 
     As a context manager it does all its work on one event loop, so that connections stay open between calls, and closes
     the engine at the end, also after an error or Ctrl-C. Otherwise the caller closes it.
@@ -136,6 +137,7 @@ class RolloutRunner:
         act = Act(self.engine, codec, self.sampling, self.limits)
         numbers = iter(range(len(attempts)))
         done: asyncio.Queue[tuple[int, Trajectory]] = asyncio.Queue()
+        rewarded = _Rewarded(attempts, self.rewards, self.counts)
 
         async def work() -> None:
             for number in numbers:
@@ -143,7 +145,8 @@ class RolloutRunner:
                 row = await self._episode(
                     act, attempt, self._place(attempt, places, host), number, seed, ids[number], source
                 )
-                done.put_nowait((number, row))
+                for one in await rewarded.after(number, row):
+                    done.put_nowait(one)
 
         tasks = [asyncio.create_task(work()) for _ in range(min(self.limits.in_flight, len(attempts)))]
         try:
@@ -155,6 +158,8 @@ class RolloutRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await host.close()
+            for reward in self.rewards:
+                await reward.close()
 
     def _place(self, attempt: Attempt, places: dict[str, Environment], host: Host) -> Environment:
         name = attempt.task.env
@@ -175,8 +180,7 @@ class RolloutRunner:
         if run.error:
             self.counts["env_errors"] += 1
         await self._check_replay(run)
-        row = self._trajectory(name, run, source)
-        return await asyncio.to_thread(with_rewards, row, attempt.task, self.rewards) if self.rewards else row
+        return self._trajectory(name, run, source)
 
     async def _check_replay(self, run: EpisodeRun) -> None:
         """Make one episode of each environment again, if an episode whose process is killed would be. Raises
@@ -237,6 +241,32 @@ async def _ended(engine: Engine) -> None:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await engine.close()
+
+
+class _Rewarded:
+    """Adds the rewards to each group when its last row is there, since some of them compare the rows of a group."""
+
+    def __init__(self, attempts: Sequence[Attempt], rewards: Sequence[Reward], counts: Counter[str]) -> None:
+        self.attempts, self.rewards, self.counts = attempts, rewards, counts
+        self.missing = Counter(attempt.group_id for attempt in attempts) if rewards else Counter()
+        self.rows: dict[str, list[tuple[int, Trajectory]]] = {}
+
+    async def after(self, number: int, row: Trajectory) -> list[tuple[int, Trajectory]]:
+        """The rows that are finished now that this one is made."""
+        if not self.rewards:
+            return [(number, row)]
+        attempt = self.attempts[number]
+        group = self.rows.setdefault(attempt.group_id, [])
+        group.append((number, row))
+        self.missing[attempt.group_id] -= 1
+        if self.missing[attempt.group_id]:
+            return []
+        numbers, rows = zip(*sorted(self.rows.pop(attempt.group_id), key=lambda one: one[0]), strict=True)
+        scored = await with_rewards(rows, attempt.task, self.rewards)
+        lost = sum(one.reward is None and before.reward is not None for one, before in zip(scored, rows, strict=True))
+        if lost:
+            self.counts["ungraded"] += lost
+        return list(zip(numbers, scored, strict=True))
 
 
 async def _whole_groups(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from schemas.trajectory import Message
 
 
-REWARDS = "components of your own, {type: module:Class, weight: 0.1}, added to the environment's reward"
+REWARDS = "components, {type: format, weight: 0.1} or {type: module:Class, ...}, added to the environment's reward"
 
 
 class ModelConfig(StageConfig):
@@ -120,7 +120,7 @@ def rollout_runner(
     """
     from agentrl.rollouts.runner import RolloutRunner
 
-    for _, marks, value in leaves(engine):
+    for _, marks, value in leaves([engine, *rewards]):
         if "secret" in marks:
             reveal(value)  # from now on, what is printed shows *** instead
     places = {name: environment(context, name) for name in sorted({task.env for task in tasks})}

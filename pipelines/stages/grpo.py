@@ -15,7 +15,7 @@ from agentrl.algorithms import PolicyGradientAlgorithm
 from agentrl.algorithms.grpo import GRPO
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
-from agentrl.rewards.component import Rewards
+from agentrl.rewards import Rewards
 from agentrl.rollouts.limits import Limits
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.trackers import Tracker

@@ -13,7 +13,7 @@ from pydantic import Field
 from agentrl.engines import EngineChoice, TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
-from agentrl.rewards.component import Rewards
+from agentrl.rewards import Rewards
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools

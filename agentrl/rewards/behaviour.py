@@ -1,0 +1,160 @@
+"""How a rollout went about its task: the form of its turns, its tool calls, and what it must not do."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from agentrl.rewards.answers import Declared, final_answer
+from agentrl.rewards.component import Grade, Reward
+from schemas.task import Task
+from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
+
+
+def calls_of(rollout: Trajectory) -> list[ToolCall]:
+    """All tool calls of a rollout, in order."""
+    return [call for message in rollout.messages for call in message.tool_calls]
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any] | None:
+    """The arguments of a call; None if they are no JSON object."""
+    try:
+        found = call.parsed()
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class Form(Reward):
+    """1 if reasoning, tool calls and answer are all well-formed, else 0 (ToolRL's format reward: Qian et al. 2025;
+    DeepSeek-R1: Guo et al. 2025, section 2.2.2). Details say which of the three were."""
+
+    type: Literal["format"] = "format"
+    reasoning: Literal["any", "required", "forbidden"] = Field(
+        "any", description="of each turn; tags of reasoning that are not closed are never well-formed"
+    )
+    declared: Declared = Field("message", description="where the answer must stand")
+
+    def value(self, rollout: Trajectory, task: Task) -> Grade:
+        turns = [message for message in rollout.messages if message.role is Role.ASSISTANT]
+        parts = {
+            "reasoning": all(map(self._reasons_well, turns)),
+            "calls": rollout.termination is not Termination.FORMAT_ERROR
+            and all(arguments_of(call) is not None for call in calls_of(rollout)),
+            "answer": bool((final_answer(rollout, self.declared) or "").strip()),
+        }
+        return Grade(float(all(parts.values())), {name: float(well) for name, well in parts.items()})
+
+    def _reasons_well(self, turn: Message) -> bool:
+        if "<think>" in turn.content or "</think>" in turn.content:
+            return False  # a parser moves what is closed to ``reasoning``
+        return self.reasoning == "any" or bool((turn.reasoning or "").strip()) == (self.reasoning == "required")
+
+
+class ToolUse(Reward):
+    """The share of the needed tools that were called, less ``duplicate`` for each call that repeats the one before it,
+    and ``unknown`` for each call of a tool that is not on offer; at least -1. Needed tools are ``needed``, or what the
+    task's ``metadata`` names in ``needed_tools``; without any, the share is 1. (After the tool rewards of ToolRL: Qian
+    et al. 2025, which :class:`ToolMatch` has as published.)"""
+
+    type: Literal["tool_use"] = "tool_use"
+    needed: list[str] = Field([], description="tools; without any, those that the task names")
+    duplicate: float = Field(0.25, ge=0, le=1)
+    unknown: float = Field(0.25, ge=0, le=1)
+
+    def value(self, rollout: Trajectory, task: Task) -> Grade:
+        calls = calls_of(rollout)
+        used = {call.name for call in calls}
+        needed = set(self.needed or json.loads(task.metadata).get("needed_tools", []))
+        share = len(needed & used) / len(needed) if needed else 1.0
+        same = [(call.name, arguments_of(call) or call.arguments) for call in calls]
+        repeated = sum(one == before for one, before in zip(same[1:], same, strict=False))
+        offered = {one["function"]["name"] for one in json.loads(rollout.tools)}
+        unknown = sum(call.name not in offered for call in calls)
+        value = share - self.duplicate * repeated - self.unknown * unknown
+        return Grade(max(-1.0, value), {"needed": share, "repeated": float(repeated), "unknown": float(unknown)})
+
+
+class ToolMatch(Reward):
+    """How well the calls match those of the task's ``metadata``, ``calls: [{name, arguments}]``: ToolRL's correctness
+    reward (Qian et al. 2025, section 3.3), divided by 3 so that it lies in [-1, 1].
+
+    With reference calls G and made calls P, r_name = |names of G and P| / |names of G or P|, r_param sums over G the
+    same ratio of argument names, r_value counts equal arguments, and the value is 2 (r_name + r_param + r_value) /
+    (1 + |G| + number of arguments in G) - 1. Each reference call is compared with the call of P that fits it best.
+    """
+
+    type: Literal["tool_match"] = "tool_match"
+
+    def value(self, rollout: Trajectory, task: Task) -> float:
+        wanted = [(one["name"], dict(one["arguments"])) for one in json.loads(task.metadata).get("calls", [])]
+        if not wanted:
+            raise ValueError(f"task {task.task_id} names no calls in its metadata; tool_match compares with them")
+        made = [(call.name, arguments_of(call) or {}) for call in calls_of(rollout)]
+        left, total = list(made), jaccard({name for name, _ in wanted}, {name for name, _ in made})
+        for name, arguments in wanted:
+            fits = [(_fit(arguments, given), place) for place, (other, given) in enumerate(left) if other == name]
+            if fits:
+                fit, place = max(fits, key=lambda one: (one[0], -one[1]))
+                total += fit
+                del left[place]
+        return 2 * total / (1 + len(wanted) + sum(len(arguments) for _, arguments in wanted)) - 1
+
+
+def jaccard(one: Iterable[str], other: Iterable[str]) -> float:
+    """The share of what two sets hold together that both hold; 1 if both are empty."""
+    first, second = set(one), set(other)
+    return len(first & second) / len(first | second) if first | second else 1.0
+
+
+def _fit(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> float:
+    """r_param and r_value of two calls of one tool."""
+    return jaccard(wanted, given) + sum(name in given and given[name] == value for name, value in wanted.items())
+
+
+class Forbidden(BaseModel):
+    """Calls that violate safety: both patterns are searched for, ``arguments`` in the JSON text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tool: str = Field(description="regular expression that the tool's whole name matches")
+    arguments: str = Field("", description="regular expression that is found in the arguments")
+
+    @field_validator("tool", "arguments")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from None
+        return pattern
+
+    def hits(self, call: ToolCall) -> bool:
+        return bool(re.fullmatch(self.tool, call.name) and re.search(self.arguments, call.arguments))
+
+
+class Safety(Reward):
+    """0 without a violation, and ``-each`` for every one, down to -1. Violations are those that the environment
+    recorded (:func:`violations`), and calls that are ``forbidden``."""
+
+    type: Literal["safety"] = "safety"
+    forbidden: list[Forbidden] = Field([], description="calls that count as violations")
+    each: float = Field(1.0, gt=0, le=1, description="what a violation costs")
+
+    def value(self, rollout: Trajectory, task: Task) -> Grade:
+        number = violations(rollout.final_state)
+        number += sum(any(one.hits(call) for one in self.forbidden) for call in calls_of(rollout))
+        return Grade(-min(1.0, number * self.each) if number else 0.0, {"violations": float(number)})
+
+
+def violations(final_state: str) -> int:
+    """How many violations of safety an environment recorded in its final state: ``violations`` is a number, a list of
+    them, or a mapping from each kind to its number."""
+    state = json.loads(final_state)
+    found = state.get("violations", 0) if isinstance(state, dict) else 0
+    if isinstance(found, Mapping):
+        return int(Counter(found).total())
+    return len(found) if isinstance(found, list) else int(found)

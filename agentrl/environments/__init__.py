@@ -13,7 +13,9 @@ from schemas.declared import is_environment
 
 ENVIRONMENTS = {
     "lookup": "agentrl.environments.lookup:LookupEnvironment",
+    "math": "agentrl.environments.math.environment:Math",
     "rooms": "agentrl.environments.rooms.environment:Rooms",
+    "search_qa": "agentrl.environments.search_qa.environment:SearchQA",
 }
 """Name -> ``module:Class``."""
 

@@ -1,0 +1,1 @@
+"""``math``: word problems of several steps, solved with a calculator."""

@@ -1,0 +1,118 @@
+"""The environment ``math``. A task is a word problem; its level is the number of calculations that it takes."""
+
+import json
+from collections.abc import Iterator
+from fractions import Fraction
+from random import Random
+from typing import Any
+
+from pydantic import Field
+
+from agentrl.environments.base import Score
+from agentrl.environments.drawing import Draft
+from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
+from agentrl.environments.math.calculator import calculate, shown
+from agentrl.environments.math.problems import Problem, compose, longer
+from agentrl.environments.tools import ToolError, tool
+from schemas.task import Task
+from schemas.trajectory import Message, RewardComponent, Role, Trajectory
+
+
+class MathConfig(FamilyConfig):
+    largest: int = Field(900, ge=20, le=100_000, description="greatest number of a problem's text, about")
+
+
+class MathEpisode(ToolEpisode["Math"]):
+    """One attempt at a problem. ``reached`` are the calls that gave the result of each calculation."""
+
+    def __init__(self, family: "Math", task: Task) -> None:
+        super().__init__(family, task)
+        self.sums = problem_of(task).sums()
+        self.reached: dict[int, int] = {}
+
+    @tool
+    def calculate(self, expression: str) -> str:
+        """Calculate. Reply with the number alone, without a call, when you know the answer.
+
+        expression: numbers with + - * / // % ** and brackets
+        """
+        try:
+            value = calculate(expression)
+        except ValueError as error:
+            raise ToolError(str(error)) from None
+        for number, (_, result) in enumerate(self.sums):
+            if value == result and number not in self.reached and len(self.reached) == number:
+                self.reached[number] = self.calls - 1
+                self.earn(1 / len(self.sums))
+        return shown(value)
+
+    def outcome(self) -> Score:
+        success = self.answer is not None and number_in(self.answer) == self.sums[-1][1]
+        state = {"answer": self.answer, "subgoals": [self.reached.get(number) for number in range(len(self.sums))]}
+        return Score(success, (RewardComponent(name="exact_match", value=float(success)),), state)
+
+    def advise(self) -> Message:
+        """The next calculation, or the answer."""
+        if len(self.reached) < len(self.sums):
+            return self.calling("calculate", expression=self.sums[len(self.reached)][0])
+        return self.saying(str(self.sums[-1][1]))
+
+    def stray(self, random: Random) -> Message:
+        expression, result = self.sums[min(len(self.reached), len(self.sums) - 1)]
+        if random.random() < 0.3:
+            return self.saying(str(result))
+        wrong = random.choice("+-*")
+        return self.calling("calculate", expression="".join(wrong if one in "+-*/" else one for one in expression))
+
+
+class Math(Family):
+    """The environment; see the module's docstring."""
+
+    name = "math"
+    version = "1"
+    max_steps = 12
+    verifier = "number"
+    levels = {1: 0.1, 2: 0.2, 3: 0.2, 4: 0.2, 5: 0.15, 6: 0.15}  # noqa: RUF012
+    episode = MathEpisode
+    config: MathConfig
+
+    def __init__(self, config: MathConfig = MathConfig()) -> None:  # noqa: B008  (frozen)
+        super().__init__(config)
+
+    def drafts(self, level: int, random: Random) -> Iterator[Draft]:
+        while True:
+            yield _draft(compose(level, random, self.config.largest))
+
+    def achieved(self, row: Trajectory, task: Task) -> list[Task]:
+        """The beginning of the problem, if the answer of a row is right for it."""
+        last = row.messages[-1]
+        said = number_in(last.content) if last.role is Role.ASSISTANT and not last.tool_calls else None
+        shorter = problem_of(task).until(int(said)) if said is not None and said.denominator == 1 else None
+        return [self.derived(task, _draft(shorter), len(shorter.sums()))] if shorter else []
+
+    def vary(self, task: Task, random: Random) -> Task:
+        """The problem with one more step."""
+        problem = problem_of(task)
+        more = None
+        while more is None:
+            more = longer(problem, 2, random, self.config.largest)
+        return self.derived(task, _draft(more), len(more.sums()))
+
+
+def number_in(text: str) -> Fraction | None:
+    """The number that a text is, thousands separators, units and a closing point aside. None if it is no number."""
+    bare = text.strip().rstrip(".").replace(",", "")
+    try:
+        return Fraction(bare)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def problem_of(task: Task) -> Problem:
+    metadata: dict[str, Any] = json.loads(task.metadata)
+    return Problem(**{**metadata, "steps": [tuple(step) for step in metadata["steps"]]})
+
+
+def _draft(problem: Problem) -> Draft:
+    metadata = {"place": problem.place, "things": problem.things, "start": problem.start, "steps": list(problem.steps)}
+    return Draft(problem.prompt, str(problem.answer), metadata)

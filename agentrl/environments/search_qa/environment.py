@@ -1,0 +1,188 @@
+"""The environment ``search_qa``: "Name the city where the person who wrote X was born." Its level is its hops.
+
+The policy searches (BM25) and reads passages, and answers with a name, or with two if it is asked to name each. All
+tasks of one config share one world, which ``world`` and ``size`` make; held-out questions are other questions about it.
+"""
+
+import json
+from collections.abc import Iterator
+from random import Random
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentrl.environments.base import Score
+from agentrl.environments.bm25 import Index
+from agentrl.environments.drawing import Draft
+from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
+from agentrl.environments.search_qa import questions
+from agentrl.environments.search_qa.graph import graph
+from agentrl.environments.tools import ToolError, tool
+from agentrl.rewards.answers import exact_match
+from schemas.task import Task
+from schemas.trajectory import Message, RewardComponent, Role, Trajectory
+
+SHOWN = 5
+"""Results of a search on one page."""
+LONGEST_WAY = 9
+"""Passages and searches of the expert, at most. An episode has room for mistakes beside."""
+
+
+class SearchConfig(FamilyConfig):
+    size: int = Field(400, ge=60, le=5000, description="people of the world; other things grow with them")
+    world: int = Field(0, ge=0, description="another number is another world")
+    reward: Literal["exact", "f1"] = Field("exact", description="what the reward is; the other is recorded beside it")
+
+
+class SearchEpisode(ToolEpisode["SearchQA"]):
+    """One attempt at a question. ``known`` are names that the policy has seen, ``needed`` what is to be read."""
+
+    def __init__(self, family: "SearchQA", task: Task) -> None:
+        super().__init__(family, task)
+        metadata = json.loads(task.metadata)
+        self.answers: list[str] = json.loads(task.ground_truth).split("; ")
+        self.needed = family.way(metadata["question"], self.answers)
+        self.seen = set(questions.constants(metadata["question"]))
+        self.read_at: dict[str, int] = {}
+        self.asked: tuple[str, int] = ("", 0)
+
+    @tool
+    def search(self, query: str, page: Annotated[int, Field(ge=1)] = 1) -> str:
+        """Search all passages for words. Returns titles, five a page.
+
+        query: words to look for
+        page: of the results
+        """
+        titles = self.family.ranked(query)
+        shown = titles[(page - 1) * SHOWN : page * SHOWN]
+        self.seen.update(shown)
+        self.asked = (query, page)
+        if not shown:
+            return f"no results on page {page} of {len(titles)} results" if titles else "no results"
+        return f"{', '.join(shown)} ({(page - 1) * SHOWN + 1}-{(page - 1) * SHOWN + len(shown)} of {len(titles)})"
+
+    @tool
+    def read(self, title: str) -> str:
+        """Read a passage. Reply without a call to answer: a name alone, or names with ; between them.
+
+        title: of the passage, as search shows it
+        """
+        passage = self.family.graph.passages.get(title)
+        if passage is None:
+            raise ToolError(f"there is no passage {title!r}; search for it")
+        if title not in self.read_at:
+            self.read_at[title] = self.calls - 1
+            if title in {needed for needed, _ in self.needed}:
+                self.earn(1 / len(self.needed))
+        self.seen.update(self.family.graph.near(title))
+        return passage
+
+    def outcome(self) -> Score:
+        said = [] if self.answer is None else sorted({name.strip() for name in self.answer.split(";")})
+        exact = len(said) == len(self.answers) and all(map(exact_match, said, sorted(self.answers)))
+        overlap = f1(" ".join(said), " ".join(self.answers))
+        by = self.family.config.reward
+        components = (
+            RewardComponent(name="exact_match", value=float(exact), weight=float(by == "exact")),
+            RewardComponent(name="f1", value=overlap, weight=float(by == "f1")),
+        )
+        state = {"answer": self.answer, "subgoals": [self.read_at.get(title) for title, _ in self.needed]}
+        return Score(exact, components, state)
+
+    def advise(self) -> Message:
+        """The next passage to read, the search that finds it, or the answer."""
+        for title, query in self.needed:
+            if title in self.read_at:
+                continue
+            if title in self.seen:
+                return self.calling("read", title=title)
+            query = query or title
+            page = self.asked[1] + 1 if self.asked[0] == query else 1
+            return self.calling("search", query=query, **({"page": page} if page > 1 else {}))
+        return self.saying("; ".join(self.answers))
+
+    def stray(self, random: Random) -> Message:
+        if random.random() < 0.2:
+            return self.saying(random.choice(sorted(self.seen)))
+        return self.calling("read", title=random.choice(sorted(self.seen)))
+
+
+class SearchQA(Family):
+    """The environment; see the module's docstring."""
+
+    name = "search_qa"
+    version = "1"
+    max_steps = 16
+    verifier = "exact_match"
+    levels = {1: 0.08, 2: 0.2, 3: 0.26, 4: 0.24, 5: 0.22}  # noqa: RUF012
+    episode = SearchEpisode
+    config: SearchConfig
+
+    def __init__(self, config: SearchConfig = SearchConfig()) -> None:  # noqa: B008  (frozen)
+        super().__init__(config)
+        self.graph = graph(config.size, config.world)
+        self.index = Index(self.graph.passages)
+        self.found: dict[str, list[str]] = {}
+
+    def ranked(self, query: str) -> list[str]:
+        """Titles for a query. Samples of one task ask the same, so results are remembered."""
+        if query not in self.found:
+            if len(self.found) >= 4096:
+                self.found.clear()
+            self.found[query] = self.index.search(query)
+        return self.found[query]
+
+    def way(self, question: questions.Expression, answers: list[str]) -> list[tuple[str, str]]:
+        """What the expert reads: (title, query that finds it), each title once."""
+        steps = [step for answer in answers for step in questions.support(self.graph, question, answer)]
+        return list({title: (title, query) for title, query in reversed(steps)}.values())[::-1]
+
+    def drafts(self, level: int, random: Random) -> Iterator[Draft]:
+        while True:
+            found = questions.compose(self.graph, level, random)
+            draft = self._draft(*found) if found else None
+            if draft:
+                yield draft
+
+    def achieved(self, row: Trajectory, task: Task) -> list[Task]:
+        """Tasks that the answer of a row solves: parts of the question that stand for it alone."""
+        last = row.messages[-1]
+        if last.role is not Role.ASSISTANT or last.tool_calls:
+            return []
+        answers = {name.strip() for name in last.content.split(";")}
+        whole = json.loads(task.metadata)["question"]
+        inside = [part for part in questions.parts(whole)[1:] if questions.denotation(self.graph, part) == answers]
+        return [new for part in inside if (new := self._derived(task, part, sorted(answers)))]
+
+    def vary(self, task: Task, random: Random) -> Task | None:
+        """The same answer, one hop further: a name in the question gives way to a description that fits it alone. None
+        if there is no such description."""
+        whole = json.loads(task.metadata)["question"]
+        for _ in range(20):
+            longer = questions.expanded(self.graph, whole, random)
+            if longer and (made := self._derived(task, longer, json.loads(task.ground_truth).split("; "))):
+                return made
+        return None
+
+    def _derived(self, task: Task, question: questions.Expression, answers: list[str]) -> Task | None:
+        draft = self._draft(question, answers)
+        return self.derived(task, draft, questions.hops(question)) if draft else None
+
+    def _draft(self, question: questions.Expression, answers: list[str]) -> Draft | None:
+        """The task, or None if the expert has too long a way to it."""
+        way = self.way(question, answers)
+        pages = sum(len(self.graph.edges[query]) // SHOWN + 1 for _, query in way if query)
+        if len(way) + pages > LONGEST_WAY:
+            return None
+        return Draft(questions.text(self.graph, question), "; ".join(answers), {"question": question})
+
+
+def f1(answer: str, truth: str) -> float:
+    """Overlap of words (Rajpurkar et al. 2016), 0 to 1."""
+    from collections import Counter
+
+    from agentrl.environments.bm25 import words
+
+    said, right = Counter(words(answer)), Counter(words(truth))
+    common = (said & right).total()
+    return 2 * common / (said.total() + right.total()) if common else 0.0

@@ -1,0 +1,162 @@
+"""``search_qa``: questions mean what their expressions say, and no passage gives an answer away."""
+
+import asyncio
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.environments import load_environment
+from agentrl.environments.bm25 import Index
+from agentrl.environments.search_qa import questions
+from agentrl.environments.search_qa.environment import SearchConfig, SearchQA
+from agentrl.environments.search_qa.graph import RELATIONS, Graph, graph
+from agentrl.rollouts.demonstrations import demonstrate
+from schemas.task import Task
+from schemas.trajectory import Message, Role
+
+WORLD = graph(200, 0)
+FACTS = {(s, relation, o) for relation, pairs in WORLD.ahead.items() for s, o in pairs.items()}
+
+
+def meaning(expression: Any) -> set[str]:
+    """The denotation, by going through all facts."""
+    kind, *rest = expression
+    if kind == "is":
+        return {rest[0]}
+    if kind == "of":
+        known = meaning(rest[2])
+        if rest[1] == "ahead":
+            return {o for s, relation, o in FACTS if relation == rest[0] and s in known}
+        return {s for s, relation, o in FACTS if relation == rest[0] and o in known}
+    return meaning(rest[0]) & meaning(rest[1]) if kind == "and" else meaning(rest[0]) | meaning(rest[1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 5))
+def test_a_question_has_its_hops_its_answer_and_no_shortcut(seed: int, count: int) -> None:
+    random = Random(seed)
+    found = None
+    while found is None:
+        found = questions.compose(WORLD, count, random)
+    expression, answers = found
+    assert meaning(expression) == set(answers)
+    assert questions.hops(expression) == count
+    prompt, named = questions.text(WORLD, expression), questions.constants(expression)
+    assert all(name in prompt for name in named)
+    assert not any(answer in prompt for answer in answers)
+    if count > 1:
+        assert not any(answer in WORLD.passages[name] for name in named for answer in answers)
+        assert not any(name in WORLD.passages[answer] for name in named for answer in answers)
+    for part in questions.parts(expression):
+        if part[0] == "and":
+            assert meaning(part) != meaning(part[1])
+            assert meaning(part) != meaning(part[2])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_longer_question_has_the_same_answer(seed: int) -> None:
+    random = Random(seed)
+    found = longer = None
+    while longer is None:
+        found = questions.compose(WORLD, random.randint(1, 3), random)
+        longer = found and questions.expanded(WORLD, found[0], random)
+    assert found
+    assert meaning(longer) == set(found[1])
+    assert questions.hops(longer) == questions.hops(found[0]) + 1
+
+
+def test_the_text_of_a_question() -> None:
+    person = next(iter(WORLD.ahead["birthplace"]))
+    inner = ["of", "birthplace", "back", ["of", "birthplace", "ahead", ["is", person]]]
+    both = ["and", inner, ["of", "employer", "back", ["is", "Acme"]]]
+    assert questions.text(WORLD, ["of", "teacher", "ahead", both]) == (
+        "Name the person who taught the person (who was born in the city where "
+        f"{person} was born) and (who works for Acme)."
+    )
+
+
+def test_passages_tell_the_facts_of_their_subject_and_are_found() -> None:
+    index = Index(WORLD.passages)
+    for subject, relation, other in Random(0).sample(sorted(FACTS), 200):
+        assert other in WORLD.passages[subject]
+        assert subject in index.search(other)[: len(WORLD.edges[other]) + 1], relation
+    assert index.search(subject)[0] == subject
+    assert index.search("qqq") == []
+
+
+def test_each_thing_has_a_name_of_its_own() -> None:
+    world = Graph(400, 3)
+    words = [name.split()[1 if kind == "person" else 0] for name, kind in world.kinds.items()]
+    assert len(set(words)) == len(words)
+    assert {relation.subject for relation in RELATIONS.values()} <= set(world.kinds.values())
+    assert Graph(400, 3).passages == world.passages != Graph(400, 4).passages
+
+
+def act(environment: SearchQA, task: Task, *turns: Any) -> tuple[list[Any], Any]:
+    async def go() -> tuple[list[Any], Any]:
+        episode = await environment.reset(task)
+        steps = []
+        for turn in turns:
+            said = Message(role=Role.ASSISTANT, content=turn) if isinstance(turn, str) else episode.calling(**turn)
+            steps.append(await episode.step(said))
+        return steps, await episode.score()
+
+    return asyncio.run(go())
+
+
+def test_search_gives_pages_and_read_refuses_unknown_titles() -> None:
+    environment = SearchQA()
+    task = environment.tasks({"train": 1}, 0)["train"][0]
+    steps, _ = act(
+        environment,
+        task,
+        {"name": "search", "query": "person"},
+        {"name": "search", "query": "person", "page": 2},
+        {"name": "search", "query": "person", "page": 900},
+        {"name": "search", "query": "zzz"},
+        {"name": "read", "title": "Nobody"},
+    )
+    first, second, beyond, nothing, unknown = [step.messages[0].content for step in steps]
+    assert first.endswith("(1-5 of 400)")
+    assert second.endswith("(6-10 of 400)")
+    assert beyond == "no results on page 900 of 400 results"
+    assert nothing == "no results"
+    assert unknown == "there is no passage 'Nobody'; search for it"
+    assert [step.info["tool_errors"] for step in steps] == [0, 0, 0, 0, 1]
+
+
+def test_answers_are_compared_exactly_or_by_words() -> None:
+    exact, soft = SearchQA(), SearchQA(SearchConfig(reward="f1"))
+    tasks = exact.tasks({"train": 200}, 0)["train"]
+    one = next(task for task in tasks if json.loads(task.ground_truth).count(" ") == 1)
+    two = next(task for task in tasks if ";" in task.ground_truth)
+    half = json.loads(one.ground_truth).split()[0]
+    assert act(exact, one, half)[1].reward == 0
+    assert act(soft, one, half)[1].reward == pytest.approx(2 / 3)
+    assert not act(soft, one, half)[1].success
+    first, second = json.loads(two.ground_truth).split("; ")
+    assert act(exact, two, f"{second}; {first} ")[1].success
+    assert not act(exact, two, first)[1].success
+
+
+def test_an_answer_too_early_solves_the_question_inside() -> None:
+    environment = load_environment("search_qa")
+    rows = [
+        (demonstrate(environment, task, 0.0, 0, "t"), task)
+        for task in environment.tasks({"train": 60}, 1)["train"]
+        if task.level == 3 and '"and"' not in task.metadata
+    ]
+    for row, task in rows:
+        inner = json.loads(task.metadata)["question"][3]
+        [answer, *others] = sorted(questions.denotation(environment.graph, inner))
+        if others:
+            continue
+        early = row.model_copy(update={"messages": [*row.messages[:-1], Message(role=Role.ASSISTANT, content=answer)]})
+        made = environment.achieved(early, task)
+        assert [(new.level, json.loads(new.ground_truth)) for new in made] == [(2, answer)]
+        assert made[0].prompt != task.prompt

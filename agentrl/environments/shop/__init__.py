@@ -1,0 +1,1 @@
+"""``shop``: buying from a catalogue what a customer describes."""

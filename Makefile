@@ -6,19 +6,19 @@ STORE ?= store
 VLLM_VENV ?= .venv-vllm
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run test test-slow test-ci-slow test-faults test-vllm lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-scale bench-environments clean
+.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-scale bench-environments clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev bubblewrap
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=10
 
-test-slow: $(VENV)/.dev
+test-slow: $(VENV)/.dev bubblewrap
 	$(BIN)/pytest -m slow
 
 # one slow test of each kind: two DeepSpeed ranks, kill -9 of a run, a schedule on a Prefect server, a store on S3
-test-ci-slow: $(VENV)/.dev
+test-ci-slow: $(VENV)/.dev bubblewrap
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m ci --durations=0
 
 # storms over the store, ROUNDS of each kind; with ROUNDS given, the result goes to benchmarks/results/faults.md
@@ -28,6 +28,10 @@ test-faults: $(VENV)/.dev
 # real vLLM servers on the CPU, in an environment of their own; VLLM_VENV names one that is kept elsewhere
 test-vllm: $(VENV)/.dev $(VLLM_VENV)/.ready
 	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m vllm --durations=0
+
+# the same attacks on containers; a docker daemon runs, and DOCKER_IMAGE has sh, tar and python3
+test-docker: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m docker --durations=0
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -58,6 +62,11 @@ clean:
 	rm -rf $(VENV) $(STORE)
 
 # --- installation: pins are in constraints.txt, and pip installs torch (see docs/decisions/0002-torch-by-pip.md) ---
+
+# the sandbox of the tests is a package of the system: root gets it, others are told how
+bubblewrap:
+	@command -v bwrap >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq bubblewrap; } || \
+	  { echo "Tests run untrusted code in bubblewrap. Install it: sudo apt-get install bubblewrap"; exit 1; }
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

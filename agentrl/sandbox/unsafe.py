@@ -1,0 +1,53 @@
+"""No sandbox: a temporary folder and time limits, for machines that have nothing better and code that is trusted."""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from agentrl.sandbox.run import Ran, ResourceLimits, archive, attended, checked, room
+
+
+class Unsafe(BaseModel):
+    """Runs programs as the user who runs agentrl. They can read and write what that user can, and use the network; only
+    time, output, and the size of a file are limited. Environment variables are not handed on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["unsafe"] = "unsafe"
+    limits: ResourceLimits = ResourceLimits()
+
+    @property
+    def python(self) -> str:
+        return os.path.realpath(sys.executable)
+
+    async def run(
+        self, command: Sequence[str], files: Mapping[str, bytes], limits: ResourceLimits | None = None
+    ) -> Ran:
+        """Run a command in a temporary folder with these files."""
+        limits = limits or self.limits
+        with tempfile.TemporaryDirectory(prefix="agentrl-unsafe-") as folder, archive({}) as nothing:
+            for path, content in files.items():
+                file = Path(folder, checked(path))
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+            shell = (
+                f'ulimit -t {limits.cpu_s} -f {limits.file_mb * 2048} -c 0; cd "$1" && shift && exec "$@" </dev/null'
+            )
+            environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "PYTHONHASHSEED": "0"}
+            async with room():
+                return await attended(
+                    ["/bin/sh", "-c", shell, "sh", folder, *command], nothing, limits, environment, _kill
+                )
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -140,12 +140,24 @@ class TrajectoryBuffer:
             self._scalars = ScalarColumns(self._table.options)
         return scan(files, lambda: scan_table(self.place, FOLDER, self.table(number)), self._scalars)
 
-    def sql(self, query: str, version: int | datetime | None = None, *, unsafe: bool = False) -> "pl.DataFrame":
+    def sql(
+        self,
+        query: str,
+        version: int | datetime | None = None,
+        *,
+        unsafe: bool = False,
+        scores: pa.Table | None = None,
+    ) -> "pl.DataFrame":
         """Answer a query over the views ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect.
-        ``unsafe`` allows table functions, which read files; see :mod:`datastore.sql`."""
+        ``unsafe`` allows table functions, which read files; see :mod:`datastore.sql`. ``scores`` of one scorer take the
+        place of the rows' rewards."""
         from datastore import sql, views
+        from datastore.scores import rescored
 
-        return self._current(version, lambda: sql.collect(views.views(self.scan(version)), query, unsafe=unsafe))
+        def ask() -> "pl.DataFrame":
+            return sql.collect(views.views(rescored(self.scan(version), scores)), query, unsafe=unsafe)
+
+        return self._current(version, ask)
 
     def _current(self, version: int | datetime | None, ask: Callable[[], Answer]) -> Answer:
         """What ``ask`` returns. If a compaction and a vacuum remove files between finding the newest version and

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.arrow import from_table
 from schemas.manifest import Kind
 from schemas.pair import Pair
 from schemas.task import Task
-from schemas.trajectory import NOT_TRAINED, Trajectory
+from schemas.trajectory import NOT_TRAINED, RewardComponent, Trajectory
 
 if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
@@ -65,11 +66,23 @@ class Pairs(Handle):
 
 
 @dataclass(frozen=True)
+class Scores(Handle):
+    """A Parquet file of scores that scorers gave to trajectories, see :mod:`schemas.score`."""
+
+    kind: ClassVar[Kind] = Kind.SCORES
+
+    def table(self) -> pa.Table:
+        return pq.read_table(self.path)
+
+
+@dataclass(frozen=True)
 class Trajectories(Handle):
-    """A selection of rows of the buffer: ids in order, with a weight each. The rows themselves stay in the buffer."""
+    """A selection of rows of the buffer: ids in order, with a weight each. The rows themselves stay in the buffer.
+    ``scores``, of one scorer, take the place of their rewards."""
 
     kind: ClassVar[Kind] = Kind.TRAJECTORIES
     buffer: "TrajectoryBuffer"
+    scores: pa.Table | None = None
 
     def selection(self) -> pa.Table:
         """The selection itself, with :data:`SELECTION_SCHEMA`."""
@@ -80,7 +93,24 @@ class Trajectories(Handle):
 
     def read(self) -> list[Trajectory]:
         """Whole rows, in the selection's order."""
-        return self.buffer.get_many(self.ids())
+        return self.rows(self.selection()["trajectory_id"])
+
+    def rows(self, ids: pa.ChunkedArray) -> list[Trajectory]:
+        """Whole rows, in the order asked."""
+        rows = self.buffer.get_many(ids)
+        if self.scores is None:
+            return rows
+        found = self._scores_of(ids).to_pylist()
+        return [
+            row.model_copy(
+                update={
+                    "reward": one["reward"],
+                    "success": one["success"],
+                    "reward_components": [RewardComponent.model_validate(part) for part in one["components"]],
+                }
+            )
+            for row, one in zip(rows, found, strict=True)
+        ]
 
     def trained_on(self) -> "Iterator[Trajectory]":
         """:meth:`read` without the rows that are tagged as not trained on, such as a judge's."""
@@ -88,7 +118,24 @@ class Trajectories(Handle):
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Only some columns of the rows, in the selection's order."""
-        return self.buffer.read(self.selection()["trajectory_id"], columns)
+        ids = self.selection()["trajectory_id"]
+        found = self.buffer.read(ids, columns)
+        if self.scores is None:
+            return found
+        theirs = self._scores_of(ids)
+        for name, column in _SCORED.items():
+            if name in found.column_names:
+                place = found.column_names.index(name)
+                found = found.set_column(place, found.field(name), theirs[column].cast(found.field(name).type))
+        return found
+
+    def _scores_of(self, ids: pa.ChunkedArray) -> pa.Table:
+        assert self.scores is not None
+        return self.scores.take(pc.index_in(ids, value_set=self.scores["trajectory_id"]))
+
+
+_SCORED = {"reward": "reward", "success": "success", "reward_components": "components"}
+"""Columns of trajectories -> those of scores."""
 
 
 @dataclass(frozen=True)
@@ -121,5 +168,5 @@ class Folder(Handle):
 
 
 HANDLES: dict[Kind, type[Handle]] = {
-    handle.kind: handle for handle in (Tasks, Trajectories, Pairs, Model, Table, Report, Folder)
+    handle.kind: handle for handle in (Tasks, Trajectories, Pairs, Scores, Model, Table, Report, Folder)
 }

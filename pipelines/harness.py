@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from datastore.buffer import TrajectoryBuffer
-from pipelines.handles import Handle, Model, Pairs, Table, Tasks, Trajectories
+from pipelines.handles import Handle, Model, Pairs, Scores, Table, Tasks, Trajectories
 from pipelines.stage import Context, Stage
+from schemas.arrow import to_table
 from schemas.pair import Pair
+from schemas.score import SCORE_SCHEMA, TrajectoryScore
 from schemas.task import Task
 from schemas.trajectory import Trajectory
 
@@ -68,6 +70,9 @@ class Harness:
 
     def pairs(self, rows: Iterable[Pair]) -> Pairs:
         return self._context("given").pairs(rows)
+
+    def scores(self, rows: Iterable[TrajectoryScore]) -> Scores:
+        return self._context("given").scores(to_table(rows, SCORE_SCHEMA))
 
     def table(self, table: pa.Table) -> Table:
         return self._context("given").table(table)

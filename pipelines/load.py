@@ -145,6 +145,8 @@ def resolve(document: Document, reference: str, profile: str | None, settings: t
         if config is not None:
             seed = spec.seed if draft.spec.seed is None else draft.spec.seed
             nodes[name] = Node(name, stage, config, inputs, seed, _execution(spec, draft))
+    for node in nodes.values():
+        _scorer(loader, node, expanded.drafts[node.name], nodes)
     if loader.problems:
         raise SpecError(sorted(dict.fromkeys(loader.problems), key=Problem.where))
     ordered = _in_order(loader, nodes)
@@ -266,6 +268,24 @@ def _edge(name: str, output: str | None, kind: Kind, stages: Mapping[str, Stage]
         hint = f"; did you mean {fitting[0]!r}?" if fitting else ""
         raise LookupError(f"{name}.{output} is {outputs[output]}, the input takes {kind}{hint}")
     return Edge(name, output)
+
+
+def _scorer(loader: _Loader, node: Node, draft: Draft, nodes: Mapping[str, Node]) -> None:
+    """Report a scorer that no stage wired to the input ``scores`` is. A stage of the user's may call its scorers as it
+    likes."""
+    scorer, edges = getattr(node.config, "scorer", None), node.inputs.get("scores", ())
+    if "scores" not in node.stage.inputs:
+        return
+    if scorer is None or not edges:
+        if scorer or edges:
+            missing = "set with.scorer to one of them" if edges else f"wire inputs.scores to a stage that is {scorer!r}"
+            loader.problem((*draft.key, "with"), f"{node.stage.name} reads scores by name: {missing}", ("scorer",))
+        return
+    known = [getattr(nodes[one.stage].config, "scorer", "") or one.stage for one in edges if one.stage in nodes]
+    ours = all(nodes[one.stage].stage.name == "trajectories.score" for one in edges if one.stage in nodes)
+    if ours and scorer not in known:
+        hint = did_you_mean(scorer, known) or f"; there are: {', '.join(known)}"
+        loader.problem((*draft.key, "with"), f"no stage of inputs.scores is the scorer {scorer!r}{hint}", ("scorer",))
 
 
 def _in_order(loader: _Loader, nodes: dict[str, Node]) -> dict[str, Node]:

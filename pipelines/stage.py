@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from pipelines.handles import SELECTION_SCHEMA, Folder, Handle, Model, Pairs, Report, Table, Tasks, Trajectories
+from pipelines.handles import SELECTION_SCHEMA, Folder, Handle, Model, Pairs, Report, Scores, Table, Tasks, Trajectories
 from pipelines.secrets import revealed
 from schemas.arrow import to_table
 from schemas.manifest import Kind
@@ -227,6 +227,9 @@ class Context:
 
     def pairs(self, rows: Iterable[Pair], name: str = "pairs") -> Pairs:
         return Pairs(self._write(name, to_table(rows, PAIR_SCHEMA)), **self._origin(name))
+
+    def scores(self, table: pa.Table, name: str = "scores") -> Scores:
+        return Scores(self._write(name, table), **self._origin(name))
 
     def table(self, table: "pa.Table | pa.RecordBatchReader", name: str = "table") -> Table:
         """A Parquet file of any schema; batches of a reader are written as they come."""

@@ -19,6 +19,7 @@ class Kind(StrEnum):
     TRAJECTORIES = "trajectories"  # Parquet (trajectory_id, weight): a selection of rows of the buffer, in order
     PAIRS = "pairs"  # Parquet of schemas.pair.Pair
     MODEL = "model"  # folder: config.json, safetensors, tokenizer files
+    SCORES = "scores"  # Parquet of schemas.score.TrajectoryScore
     TABLE = "table"  # Parquet of any schema (metrics, evaluations)
     REPORT = "report"  # folder: report.md, report.html
     FOLDER = "folder"  # anything else

@@ -19,6 +19,7 @@ from datastore.errors import StoreError
 from datastore.lookup import Ids, id_array
 from datastore.ranking import RANK
 from datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
+from datastore.scores import rescored
 from datastore.writer import SCALARS
 
 if TYPE_CHECKING:
@@ -87,11 +88,13 @@ def curate(
     seed: int = 0,
     embedder: str = EMBEDDED,
     version: int | None = None,
+    scores: pa.Table | None = None,
 ) -> Curated:
     """Narrow rows (default: the whole buffer) by rules. ``heldout`` holds prompts of held-out tasks, for
-    decontamination. The same buffer version (None: the newest), rules and seed give the same selection."""
+    decontamination. The same buffer version (None: the newest), rules and seed give the same selection. ``scores`` of
+    one scorer take the place of the rows' rewards."""
     version = buffer.table().version() if version is None else version
-    found = buffer.scan(version)
+    found = rescored(buffer.scan(version), scores)
     if ids is not None:
         found = found.join(pl.LazyFrame({"trajectory_id": id_array(ids)}), on="trajectory_id", how="semi")
     rows = found.select(_needed(rules)).collect().sort("trajectory_id")

@@ -120,12 +120,16 @@ def rollout_runner(
     """
     from agentrl.rollouts.runner import RolloutRunner
 
-    for _, marks, value in leaves([engine, *rewards]):
-        if "secret" in marks:
-            reveal(value)  # from now on, what is printed shows *** instead
+    for secret in secrets_of([engine, *rewards]):
+        reveal(secret)  # from now on, what is printed shows *** instead
     places = {name: environment(context, name) for name in sorted({task.env for task in tasks})}
     tell = _progress(context) if report else None
     return RolloutRunner(policy, engine.build(policy), places, sampling, rewards, limits, tell)
+
+
+def secrets_of(configs: "Sequence[EngineConfig | Reward]") -> list[str]:
+    """What configs hold as secrets."""
+    return [value for _, marks, value in leaves(configs) if "secret" in marks]
 
 
 def _progress(context: Context) -> "Callable[[int, int, dict[str, float | str]], None]":

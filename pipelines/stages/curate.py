@@ -7,8 +7,9 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from datastore.curation.rules import Rule
-from pipelines.handles import Table, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, stage
+from pipelines.handles import Scores, Table, Tasks, Trajectories
+from pipelines.stage import Context, stage
+from pipelines.stages.scores import ByScorer, scores_of
 
 if TYPE_CHECKING:
     from datastore.curation.curate import Level
@@ -48,7 +49,7 @@ class Curation(NamedTuple):
     funnel: Table
 
 
-class CurateConfig(StageConfig):
+class CurateConfig(ByScorer):
     rules: list[Rule] = Field(description="applied in this order; see docs/buffer.md")
     split: str | None = Field("train", description="split of the tasks whose rows are taken; null takes all")
     embedder: str = Field("embedded", description="sentence-transformers model or path, or the embedded default")
@@ -57,7 +58,11 @@ class CurateConfig(StageConfig):
 
 @stage("trajectories.curate", version=1)
 def curate(
-    context: Context, config: CurateConfig, trajectories: list[Trajectories], heldout: list[Tasks] | None = None
+    context: Context,
+    config: CurateConfig,
+    trajectories: list[Trajectories],
+    heldout: list[Tasks] | None = None,
+    scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
 ) -> Curation:
     """Narrow trajectories by rules to a selection of ids. The funnel has a row per rule: rows before and after, and the
     ids of some rows that it dropped. Rows of other splits are left out by default, as the funnel says. ``heldout``
@@ -74,7 +79,15 @@ def curate(
             examples = dropped.take(pc.sort_indices(dropped)[:EXAMPLES]).to_pylist()
             funnel.append(Level(f"split {config.split}", len(given), len(kept), examples))
     prompts = [task.prompt for tasks in heldout or [] for task in tasks.read()]
-    result = apply(context.buffer, config.rules, ids=kept, heldout=prompts, seed=context.seed, embedder=config.embedder)
+    result = apply(
+        context.buffer,
+        config.rules,
+        ids=kept,
+        heldout=prompts,
+        seed=context.seed,
+        embedder=config.embedder,
+        scores=scores_of(scores, config.scorer),
+    )
     funnel += result.funnel
     context.metrics.update(before=len(given), after=len(result.ids), other_splits=len(given) - len(kept))
     chosen = given if config.dry_run else result.ids

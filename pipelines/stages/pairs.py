@@ -7,23 +7,30 @@ from typing import Literal
 from pydantic import Field
 
 from agentrl.search.agentq import by_task, step_pairs, trajectory_pairs
-from pipelines.handles import Pairs, Trajectories
-from pipelines.stage import Context, StageConfig, stage
+from pipelines.handles import Pairs, Scores, Trajectories
+from pipelines.stage import Context, stage
 from pipelines.stages.common import warn_of_splits
+from pipelines.stages.scores import ByScorer, under
 from schemas.trajectory import NOT_TRAINED
 
 
-class PairsConfig(StageConfig):
+class PairsConfig(ByScorer):
     kind: Literal["step", "trajectory"] = Field("step", description="what the loss covers")
     margin: float = Field(0.25, gt=0, description="smallest difference of value between the two sides")
     per_task: int = Field(4, ge=1, description="at most this many pairs of each task")
 
 
 @stage("pairs.agentq", version=1)
-def agentq(context: Context, config: PairsConfig, trajectories: list[Trajectories]) -> Pairs:
+def agentq(
+    context: Context,
+    config: PairsConfig,
+    trajectories: list[Trajectories],
+    scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
+) -> Pairs:
     """Preference pairs from rollouts of the same task: at the steps where they diverge, or of whole rollouts.
     Unscored rows, and rows that are tagged as not trained on, are left out and counted. A pair counts by the product of
     its rows' weights in the selection."""
+    trajectories = under(trajectories, scores, config.scorer)
     make = step_pairs if config.kind == "step" else trajectory_pairs
     weights = {name: weight for selection in trajectories for name, weight in _weights(selection)}
     read = [row for selection in trajectories for row in selection.trained_on() if row.input_ids]

@@ -10,9 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from datastore.curation.rules import Rule
 from datastore.errors import StoreError
 from datastore.lookup import id_array
-from pipelines.handles import Trajectories
-from pipelines.stage import Context, StageConfig, stage
+from pipelines.handles import Scores, Trajectories
+from pipelines.stage import Context, stage
 from pipelines.stages.curate import Curation, distinct, funnel_table
+from pipelines.stages.scores import ByScorer, scores_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,7 +32,7 @@ class Draw(BaseModel):
     n: int = Field(ge=1, description="rows to draw")
 
 
-class SelectConfig(StageConfig):
+class SelectConfig(ByScorer):
     version: int = Field(ge=0, description="version of the buffer's table, see `agentrl buffer history`")
     where: str | None = Field(None, description="SQL over the scalar columns, as in: success and env = 'lookup'")
     split: str | None = Field("train", description="split of the tasks whose rows are taken; null takes all")
@@ -48,26 +49,33 @@ class SelectConfig(StageConfig):
 
 
 @stage("trajectories.select", version=1)
-def select(context: Context, config: SelectConfig, trajectories: list[Trajectories] | None = None) -> Curation:
+def select(
+    context: Context,
+    config: SelectConfig,
+    trajectories: list[Trajectories] | None = None,
+    scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
+) -> Curation:
     """Rows of one version of the buffer, or of the selections given: first ``where`` and ``split``, then ``rules``,
     then ``draw``. The funnel has a row per rule: rows before and after, and the ids of some rows that it dropped. Rows
-    of other splits are left out by default, so that no held-out row is trained on; they are counted."""
+    of other splits are left out by default, so that no held-out row is trained on; they are counted. If a ``scorer`` is
+    named, all of these see its rewards, and a row that it did not score is unscored."""
     from datastore.curation.curate import curate
 
     given = None if trajectories is None else distinct(trajectories)
+    rewards = scores_of(scores, config.scorer)
     funnel: list[Level] = []
     where, left = in_split(config.where, config.split), 0
     if config.split is not None:
-        left = not_in_split(context.buffer, config.where, config.split, config.version, given)
+        left = not_in_split(context.buffer, config.where, config.split, config.version, given, rewards)
     if config.draw and not config.rules:
         try:
-            before, sample = _drawn(context, config, config.draw, where, given)
+            before, sample = _drawn(context, config, config.draw, where, given, rewards)
         except StoreError as error:
             more = f"; {left} rows of other splits are left out, and `split: null` (--split all) takes them"
             raise StoreError(f"{error}{more if left else ''}") from None
         ids, weights = id_array(sample.ids), sample.weights
     else:
-        ids, weights = matching(context.buffer, where, config.version, given), None
+        ids, weights = matching(context.buffer, where, config.version, given, rewards), None
         before = len(ids)
     if config.rules:
         result = curate(
@@ -77,10 +85,11 @@ def select(context: Context, config: SelectConfig, trajectories: list[Trajectori
             seed=context.seed,
             embedder=config.embedder,
             version=config.version,
+            scores=rewards,
         )
         ids, weights, funnel = result.ids, None, result.funnel
         if config.draw:
-            _, sample = _drawn(context, config, config.draw, None, ids)
+            _, sample = _drawn(context, config, config.draw, None, ids, rewards)
             ids, weights = id_array(sample.ids), sample.weights
     context.metrics.update(before=before, after=len(ids), other_splits=left)
     funnel = [*first_level(config.split, left, before), *funnel]
@@ -100,10 +109,15 @@ def in_split(where: str | None, split: str | None) -> str | None:
 
 
 def not_in_split(
-    buffer: "TrajectoryBuffer", where: str | None, split: str, version: int | None = None, ids: pa.Array | None = None
+    buffer: "TrajectoryBuffer",
+    where: str | None,
+    split: str,
+    version: int | None = None,
+    ids: pa.Array | None = None,
+    scores: pa.Table | None = None,
 ) -> int:
     """How many rows for which ``where`` holds, of ``ids`` or of all, are of other splits."""
-    return _rows(buffer, _and(where, f"split <> {_quoted(split)}"), version, ids, ()).height
+    return _rows(buffer, _and(where, f"split <> {_quoted(split)}"), version, ids, (), scores).height
 
 
 def _and(where: str | None, more: str) -> str:
@@ -115,34 +129,49 @@ def _quoted(text: str) -> str:
 
 
 def matching(
-    buffer: "TrajectoryBuffer", where: str | None, version: int | None = None, ids: pa.Array | None = None
+    buffer: "TrajectoryBuffer",
+    where: str | None,
+    version: int | None = None,
+    ids: pa.Array | None = None,
+    scores: pa.Table | None = None,
 ) -> pa.Array:
     """Ids for which ``where`` holds: of ``ids`` in their order, or of all rows sorted. They stay in Arrow, since there
-    may be millions of them."""
-    found = id_array(_rows(buffer, where, version, ids, ())["trajectory_id"].to_arrow())
+    may be millions of them. ``scores`` take the place of the rows' rewards."""
+    found = id_array(_rows(buffer, where, version, ids, (), scores)["trajectory_id"].to_arrow())
     if ids is None:
         return found.take(pc.sort_indices(found))
     return ids.filter(pc.is_in(ids, value_set=found))
 
 
 def _drawn(
-    context: Context, config: SelectConfig, draw: Draw, where: str | None, ids: pa.Array | None
+    context: Context,
+    config: SelectConfig,
+    draw: Draw,
+    where: str | None,
+    ids: pa.Array | None,
+    scores: pa.Table | None,
 ) -> "tuple[int, Sample]":
     """How many rows there are to draw from, and the draw."""
     from datastore.sampling import COLUMNS, SAMPLERS
 
-    rows = _rows(context.buffer, where, config.version, ids, COLUMNS[draw.strategy])
+    rows = _rows(context.buffer, where, config.version, ids, COLUMNS[draw.strategy], scores)
     return rows.height, SAMPLERS[draw.strategy](rows, draw.n, context.seed)
 
 
 def _rows(
-    buffer: "TrajectoryBuffer", where: str | None, version: int | None, ids: pa.Array | None, columns: Sequence[str]
+    buffer: "TrajectoryBuffer",
+    where: str | None,
+    version: int | None,
+    ids: pa.Array | None,
+    columns: Sequence[str],
+    scores: pa.Table | None = None,
 ) -> "pl.DataFrame":
     """The rows for which ``where`` holds, of ``ids`` or of all, in no promised order: their ids and these columns."""
     import polars as pl
 
     names = ", ".join(["trajectory_id", *columns])
-    rows = buffer.sql(f"select {names} from trajectories{f' where ({where})' if where else ''}", version)
+    query = f"select {names} from trajectories{f' where ({where})' if where else ''}"
+    rows = buffer.sql(query, version, scores=scores)
     if ids is None:
         return rows
     return rows.join(pl.DataFrame({"trajectory_id": ids}), on="trajectory_id", how="semi")

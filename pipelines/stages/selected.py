@@ -58,7 +58,7 @@ class Selected:
     ``scalars`` has the columns :data:`SCALARS` up to ``n_tokens``, and ``more``."""
 
     def __init__(self, selections: list[Trajectories], more: Sequence[str] = ()) -> None:
-        self._buffer = selections[0].buffer
+        self._first, self._buffer = selections[0], selections[0].buffer
         names = list(dict.fromkeys([*SCALARS, *more]))
         scalars = pa.concat_tables(selection.table(names) for selection in selections).combine_chunks()
         weights = np.concatenate([selection.selection()["weight"].to_numpy() for selection in selections])
@@ -110,7 +110,7 @@ class Selected:
         """Whole rows in order, read as they are asked for."""
         ids = self.scalars["trajectory_id"]
         for start in range(0, len(ids), TEXT_ROWS):
-            yield from self._buffer.get_many(ids.slice(start, TEXT_ROWS))
+            yield from self._first.rows(ids.slice(start, TEXT_ROWS))
 
     def conversations(self) -> Iterator[list[Message]]:
         """The messages of each row in order, read as they are asked for."""

@@ -25,9 +25,10 @@ from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.trackers import Tracker
 from agentrl.training.weights import row_weights, template_weights
-from pipelines.handles import Model, Pairs, Table, Trajectories
+from pipelines.handles import Model, Pairs, Scores, Table, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.common import ModelConfig, load_policy, start_policy
+from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
 from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, trained_on
 from schemas.training import TRAINING_SCHEMA, TrainingRow
@@ -52,7 +53,7 @@ class TrainConfig(StageConfig):
     track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
 
 
-class SFTConfig(TrainConfig):
+class SFTConfig(TrainConfig, ByScorer):
     model: ModelConfig | None = Field(None, description="what to start from if no model is wired to the input")
     template_weight: float = Field(
         1.0, ge=0, le=1, description="weight of the tokens that all tool calls have in common: braces, quotes, keys"
@@ -66,9 +67,15 @@ class SFTConfig(TrainConfig):
 
 
 @stage("train.sft", version=2)
-def sft(context: Context, config: SFTConfig, trajectories: list[Trajectories], model: Model | None = None) -> Trained:
+def sft(
+    context: Context,
+    config: SFTConfig,
+    trajectories: list[Trajectories],
+    model: Model | None = None,
+    scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
+) -> Trained:
     """Supervised fine-tuning on the action tokens of trajectories, each counting by its weight in the selection."""
-    chosen = Selected(trajectories)
+    chosen = Selected(under(trajectories, scores, config.scorer))
     policy = start_policy(model, config.model, chosen.conversations(), context.seed)
     context.metrics["dialect"] = policy.codec.dialect
     if pc.any(pc.equal(chosen.scalars["source"], NEGATIVE)).as_py() and not policy.codec.shows_tools():
@@ -150,18 +157,24 @@ def _pair_batches(pairs: Pairs, policy: "Policy") -> Iterator[pa.RecordBatch]:
             first += size
 
 
-class KTOConfig(TrainConfig):
+class KTOConfig(TrainConfig, ByScorer):
     objective: KTO = KTO()
     other_temperatures: OtherTemperatures = "refuse"
 
 
 @stage("train.kto", version=1)
-def kto(context: Context, config: KTOConfig, trajectories: list[Trajectories], model: Model) -> Trained:
+def kto(
+    context: Context,
+    config: KTOConfig,
+    trajectories: list[Trajectories],
+    model: Model,
+    scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
+) -> Trained:
     """Training on unpaired trajectories, successes against failures, from ``model``, which is the reference too."""
     from agentrl.training.scoring import reference_logprobs
 
     policy = load_policy(model).prepare(config.optimizer.precision)
-    chosen = Selected(trajectories).at_temperature_1(config.other_temperatures)
+    chosen = Selected(under(trajectories, scores, config.scorer)).at_temperature_1(config.other_temperatures)
     success = chosen.scalars["success"]
     if success.null_count:
         raise UnscoredError("success", chosen.scalars.filter(pc.is_null(success))["trajectory_id"].to_pylist())
@@ -173,7 +186,7 @@ def kto(context: Context, config: KTOConfig, trajectories: list[Trajectories], m
     return _fit(context, config, policy, config.objective, scored)
 
 
-class OfflineConfig(TrainConfig):
+class OfflineConfig(TrainConfig, ByScorer):
     algorithm: PolicyGradientAlgorithm = Field(
         GRPO(), description="how stored rollouts become a loss; those with a critic are online"
     )
@@ -190,7 +203,13 @@ class OfflineConfig(TrainConfig):
 
 
 @stage("train.offline", version=1)
-def offline(context: Context, config: OfflineConfig, trajectories: list[Trajectories], model: Model) -> Trained:
+def offline(
+    context: Context,
+    config: OfflineConfig,
+    trajectories: list[Trajectories],
+    model: Model,
+    scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
+) -> Trained:
     """Policy gradient on rollouts that the buffer holds, with ``model`` as the proximal policy and the reference.
 
     Groups are the rollouts of one ticket; rows that name none are grouped by task and by the policy that sampled them.
@@ -201,7 +220,8 @@ def offline(context: Context, config: OfflineConfig, trajectories: list[Trajecto
     from agentrl.training.scoring import batch_logprobs
 
     policy = load_policy(model).prepare(config.optimizer.precision)
-    chosen = Selected(trajectories, OUTCOME).at_temperature_1(config.other_temperatures)
+    given = under(trajectories, scores, config.scorer)
+    chosen = Selected(given, OUTCOME).at_temperature_1(config.other_temperatures)
     if config.algorithm.credits_whole_rows:
         metrics, batches = credited(chosen, config.algorithm, policy, config.optimizer.micro_tokens)
         context.metrics.update(metrics)

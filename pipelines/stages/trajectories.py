@@ -19,11 +19,12 @@ from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
 from agentrl.rollouts.rationalize import HINT, is_grounded, strip_hint
 from agentrl.search.agentq import by_task
-from pipelines.handles import Model, Tasks, Trajectories
+from pipelines.handles import Model, Scores, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig, check_room
 from pipelines.stages.common import REWARDS, count, environment, load_policy, rollout_runner
 from pipelines.stages.outcomes import FEW, warn_of_ends
+from pipelines.stages.scores import ByScorer, under
 from schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
@@ -140,19 +141,24 @@ FEW_KEPT = 0.15
 """Share of the tasks below which rejection sampling warns."""
 
 
-class RejectConfig(StageConfig):
+class RejectConfig(ByScorer):
     keep: int = Field(1, ge=1, description="at most this many successes of each task")
     agree: int = Field(1, ge=1, description="identical successes that a task needs of a run for the run to be kept")
 
 
 @stage("trajectories.reject", version=2)
-def reject(context: Context, config: RejectConfig, trajectories: list[Trajectories]) -> Trajectories:
+def reject(
+    context: Context,
+    config: RejectConfig,
+    trajectories: list[Trajectories],
+    scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
+) -> Trajectories:
     """Rejection sampling: successes only, of each task the ``keep`` best and, among equals, those that were made most
     often, then those of fewest steps, then of fewest tokens. Identical runs of one task count once. A run that other
     runs repeat is more seldom right by luck. Unscored rows, and rows that are tagged as not trained on, are left out
     and counted."""
     columns = ["trajectory_id", "task_id", "success", "reward", "n_steps", "n_tokens", "input_ids", "tags"]
-    read = [row for selection in trajectories for row in selection.table(columns).to_pylist()]
+    read = [row for one in under(trajectories, scores, config.scorer) for row in one.table(columns).to_pylist()]
     trained = [row for row in read if NOT_TRAINED not in row["tags"]]
     rows = [row for row in trained if row["success"] is not None and row["reward"] is not None]
     same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}

@@ -1,0 +1,178 @@
+"""The stage that scores stored trajectories again."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field, model_validator
+
+from agentrl.engines.blocking import blocking
+from agentrl.rewards import Components
+from agentrl.rewards.component import Reward, check_shares, graded
+from pipelines.handles import Scores, Tasks, Trajectories
+from pipelines.stage import Context, StageConfig, reveal, stage
+from pipelines.stages.common import secrets_of
+from schemas.arrow import to_table
+from schemas.score import SCORE_SCHEMA, TrajectoryScore
+from schemas.task import Task
+from schemas.trajectory import Trajectory
+
+AT_ONCE = 256
+"""Trajectories that are read and scored at once, and kept if the stage is killed."""
+
+
+class ScoreConfig(StageConfig):
+    rewards: Components = Field(
+        min_length=1, description="the whole reward; {type: environment} stands for what the environment gave"
+    )
+    scorer: str | None = Field(None, description="what stages that read the scores call them; null: the stage's name")
+
+    @model_validator(mode="after")
+    def _outcome_leads(self) -> "ScoreConfig":
+        check_shares(self.rewards, environment=0.0)
+        return self
+
+
+class Rescored(NamedTuple):
+    scores: Scores
+
+
+@stage("trajectories.score", version=1)
+def score(
+    context: Context,
+    config: ScoreConfig,
+    trajectories: list[Trajectories],
+    tasks: list[Tasks] = [],  # noqa: B006  (an input that may be left out)
+) -> Rescored:
+    """Score stored trajectories by another reward, without any new rollout. The rows stay as they are; the output is a
+    table of scores, which stages read if they name the scorer.
+
+    Verifiers need the ground truth: wire the ``tasks``. Components that compare rollouts see those of one ticket. A
+    trajectory succeeds if the verifiers say so, and without any but ``environment``, as its row says.
+
+    Raises ValueError if some rows are of none of the tasks.
+    """
+    for secret in secrets_of(config.rewards):
+        reveal(secret)
+    scorer = config.scorer or context.stage
+    known = {_key(task): task for one in tasks for task in one.read()}
+    groups = _groups(trajectories)
+    total, done, parts = sum(map(len, groups)), 0, []
+    for number, batch in enumerate(_batches(groups)):
+        place = context.scratch / f"{number:06d}.parquet"
+        if not place.exists():
+            rows = trajectories[0].buffer.get_many([name for group in batch for name in group])
+            made = blocking(_scored(batch, rows, known, bool(tasks), config.rewards, scorer))
+            pq.write_table(to_table(made, SCORE_SCHEMA), place.with_suffix(".tmp"))
+            place.with_suffix(".tmp").rename(place)
+        parts.append(pq.read_table(place))
+        done += len(parts[-1])
+        context.progress(done, total)
+    table = pa.concat_tables(parts) if parts else SCORE_SCHEMA.empty_table()
+    _report(context, config.rewards, table, trajectories)
+    return Rescored(context.scores(table))
+
+
+def _key(row: Task | Trajectory) -> tuple[str, str, str]:
+    return row.env, row.task_id, row.prompt
+
+
+def _groups(trajectories: list[Trajectories]) -> list[list[str]]:
+    """Ids of the rollouts of each ticket, each once, in the order of the selections."""
+    groups: dict[str, dict[str, None]] = defaultdict(dict)
+    columns = ["trajectory_id", "group_id", "task_id", "fingerprint", "policy", "policy_version"]
+    for one in trajectories:
+        for row in one.table(columns).to_pylist():
+            ticket = row["group_id"] if row["group_id"] != row["task_id"] else None
+            other = f"{row['task_id']} {row['fingerprint']} {row['policy']} {row['policy_version']}"
+            groups[ticket or other][row["trajectory_id"]] = None
+    return [list(group) for group in groups.values()]
+
+
+def _batches(groups: list[list[str]]) -> Iterator[list[list[str]]]:
+    """Whole groups, about :data:`AT_ONCE` trajectories at a time."""
+    batch: list[list[str]] = []
+    for group in groups:
+        batch.append(group)
+        if sum(map(len, batch)) >= AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+async def _scored(
+    batch: list[list[str]],
+    rows: list[Trajectory],
+    known: dict[tuple[str, str, str], Task],
+    has_tasks: bool,
+    rewards: Sequence[Reward],
+    scorer: str,
+) -> list[TrajectoryScore]:
+    by_id = {row.trajectory_id: row for row in rows}
+    groups = [[by_id[name] for name in group] for group in batch]
+    work = [graded(group, _task(group[0], known, has_tasks), rewards) for group in groups]
+    try:
+        found = await asyncio.gather(*work)
+    finally:
+        for one in rewards:
+            await one.close()
+    return [
+        TrajectoryScore(
+            trajectory_id=row.trajectory_id,
+            scorer=scorer,
+            reward=one.reward,
+            success=_success(row, {part.name: part.value for part in one.components}, rewards),
+            components=one.components,
+            why=one.why,
+        )
+        for group, scored in zip(groups, found, strict=True)
+        for row, one in zip(group, scored, strict=True)
+    ]
+
+
+def _task(row: Trajectory, known: dict[tuple[str, str, str], Task], has_tasks: bool) -> Task:
+    if _key(row) in known:
+        return known[_key(row)]
+    if has_tasks:
+        raise ValueError(f"{row.trajectory_id} is of task {row.task_id}, which inputs.tasks lack; wire all tasks")
+    return Task(task_id=row.task_id, env=row.env, split=row.split, level=row.level, prompt=row.prompt, tools=row.tools)
+
+
+def _success(row: Trajectory, values: dict[str, float], rewards: Sequence[Reward]) -> bool | None:
+    verifiers = [one for one in rewards if one.is_outcome and one.type != "environment"]
+    if not verifiers:
+        return row.success
+    if any(one.component not in values for one in verifiers):
+        return None
+    return all(one.solved(values[one.component]) for one in verifiers)
+
+
+def _report(context: Context, rewards: Sequence[Reward], table: pa.Table, trajectories: list[Trajectories]) -> None:
+    """Metrics, and the reviews of the components."""
+    rows = table.to_pylist()
+    values: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        for part in row["components"]:
+            values[part["name"]][row["trajectory_id"]] = part["value"]
+    outcomes = {
+        row["trajectory_id"]: row["success"]
+        for one in trajectories
+        for row in one.table(["trajectory_id", "success"]).to_pylist()
+    }
+    for one in rewards:
+        graded_rows = values[one.component]
+        for name, found in one.review([(value, outcomes[row]) for row, value in graded_rows.items()]).items():
+            context.metrics[f"{one.component}.{name}"] = found
+    context.metrics.update({name: fmean(each.values()) for name, each in values.items() if each})
+    scored = [row["reward"] for row in rows if row["reward"] is not None]
+    context.metrics.update(rows=len(rows), unscored=len(rows) - len(scored))
+    if scored:
+        context.metrics.update(reward=fmean(scored))
+    success = [row["success"] for row in rows if row["success"] is not None]
+    if success:
+        context.metrics.update(success=fmean(success))

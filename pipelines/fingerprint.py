@@ -47,6 +47,7 @@ _SERVING = (
     "price_completion",
     "max_cost",
     "cache",
+    "in_process",
     "urls",
     "servers",
     "python",

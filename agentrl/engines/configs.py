@@ -11,6 +11,7 @@ from schemas.installation import install_hint
 
 if TYPE_CHECKING:
     from agentrl.engines.base import Engine
+    from agentrl.engines.replicas import Replica
     from agentrl.models.policy import Policy
 
 
@@ -54,42 +55,59 @@ class EmbeddedConfig(EngineConfig):
 
 
 class VLLMConfig(EngineConfig):
-    """vLLM servers, started by the stage or given by URL."""
+    """vLLM: servers that the stage starts or that a URL names, or in the process of the stage."""
 
     type: Literal["vllm"] = "vllm"
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of the servers that the stage starts")
-    context: int | None = Field(None, ge=1, description="tokens that a started server has room for; None: the model's")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of what the stage starts")
+    context: int | None = Field(None, ge=1, description="tokens that what is started has room for; None: the model's")
     tolerance: float = Field(
         1e-3,
         gt=0,
         description="mean difference of log-probs from transformers' that is allowed; bfloat16 needs 0.05",
     )
+    in_process: bool = Field(False, description="no server: vLLM is installed where the stage runs")
     urls: list[str] = Field([], description="servers that run already; without any the stage starts some")
     servers: int = Field(1, ge=1, description="how many to start")
     python: str = Field("python", description="interpreter of an environment that has vLLM")
     folder: str | None = Field(None, description="where folders of weights go, which servers can read; None: temporary")
 
+    @model_validator(mode="after")
+    def _in_one_place(self) -> "VLLMConfig":
+        given = [name for name in ("urls", "servers", "python") if name in self.model_fields_set]
+        if self.in_process and given:
+            raise ValueError(
+                f"in_process starts no server, so {', '.join(given)} would do nothing; leave one of them out"
+            )
+        return self
+
     def build(self, policy: "Policy | None") -> "Engine":
-        """The engine, when its servers answer. Raises EngineError if one does not start, and ValueError if a package is
+        """The engine, when vLLM answers. Raises EngineError if it does not start, and ValueError if a package is
         missing."""
         import torch
 
-        try:
-            from agentrl.engines.vllm import VLLMEngine
-        except ImportError as error:
-            raise ValueError(f"engine vllm needs {error.name}; {install_hint('vllm')}") from None
         if policy is None:
             raise ValueError("engine vllm samples from a model; wire inputs.model")
         options = ["--dtype", self.dtype, *(["--max-model-len", str(self.context)] if self.context else [])]
-        return VLLMEngine(
-            policy,
-            urls=self.urls,
-            servers=self.servers,
-            python=self.python,
-            folder=Path(self.folder).expanduser() if self.folder else None,
-            tolerance=self.tolerance,
-            options=options if torch.cuda.is_available() else [*options, "--enforce-eager"],
-        )
+        if not torch.cuda.is_available():
+            options.append("--enforce-eager")
+        from agentrl.engines.vllm import VLLMEngine
+
+        replicas = self._in_process(options) if self.in_process else self._servers(options)
+        return VLLMEngine(policy, replicas, Path(self.folder).expanduser() if self.folder else None, self.tolerance)
+
+    def _in_process(self, options: list[str]) -> "list[Replica]":
+        from agentrl.engines.in_process import InProcess
+
+        return [InProcess(options)]
+
+    def _servers(self, options: list[str]) -> "list[Replica]":
+        try:
+            from agentrl.engines.servers import Server
+        except ImportError as error:
+            raise ValueError(f"engine vllm needs {error.name}; {install_hint('vllm')}") from None
+        if self.urls:
+            return [Server(url.rstrip("/")) for url in self.urls]
+        return [Server(python=self.python, options=options) for _ in range(self.servers)]
 
 
 class OpenAIConfig(EngineConfig):

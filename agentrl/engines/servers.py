@@ -1,4 +1,4 @@
-"""vLLM servers: one is a URL, and a process if we started it."""
+"""vLLM servers over HTTP: one is a URL, and a process if we started it."""
 
 import asyncio
 import contextlib
@@ -6,20 +6,20 @@ import os
 import signal
 import socket
 import subprocess
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 
-from agentrl.engines.base import EngineError
-
-State = Literal["starting", "stale", "serving", "suspect", "dead"]
-"""``serving`` needs health, the version of the engine, and a probe that the weights passed. ``stale`` answers, with
-weights of another version."""
+from agentrl.engines.base import EngineError, Turn
+from agentrl.engines.replicas import START_S, ReplicaError, Request, State, in_time, turn_of
+from schemas.trajectory import Span
 
 STOP_S = 10.0
+PAUSE_S = 2.0
 TAIL = 30
 NEEDED = {
     "/inference/v1/generate": "start it with --enable-scale-out",
@@ -30,15 +30,14 @@ NEEDED = {
 """Routes that the engine calls, and what a server that lacks them needs."""
 
 
-class ServerError(EngineError):
-    """A server answered that it failed, or did not answer."""
-
-
 @dataclass(eq=False)
 class Server:
-    """``load`` counts the tokens of requests under way. ``process`` is None for a server that somebody else runs."""
+    """See :class:`agentrl.engines.replicas.Replica`. One without ``url`` is started on loopback by ``python``, the
+    interpreter of an environment that has vLLM, with ``options``."""
 
-    url: str
+    url: str = ""
+    python: str = ""
+    options: Sequence[str] = ()
     process: subprocess.Popen[bytes] | None = None
     log: Path | None = None
     state: State = "starting"
@@ -48,46 +47,111 @@ class Server:
         default_factory=lambda: httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_keepalive_connections=256))
     )
 
+    def __str__(self) -> str:
+        return f"the vLLM server {self.url}"
+
+    async def start(self, folder: Path) -> int:
+        if not self.url:
+            port = free_port()
+            self.url, self.log = f"http://127.0.0.1:{port}", folder.parent / f"server-{port}.log"
+            self.process = start_process(self.python, folder, port, self.log, self.options)
+        await self._until_healthy()
+        paths = (await self.call("GET", "/openapi.json"))["paths"]
+        for path, remedy in NEEDED.items():
+            if path not in paths:
+                raise EngineError(f"{self} has no {path}; {remedy}")
+        return int((await self.call("GET", "/v1/models"))["data"][0]["max_model_len"])
+
+    async def revive(self, folder: Path) -> None:
+        if self.process is not None and self.log is not None:
+            self.restarts += 1
+            self.state = "starting"
+            await asyncio.to_thread(self._end)
+            await asyncio.sleep(PAUSE_S)
+            port = int(self.url.rpartition(":")[2])
+            self.process = start_process(self.python, folder, port, self.log, self.options)
+        await self._until_healthy()
+
+    async def _until_healthy(self) -> None:
+        """Raises EngineError with the end of its log if its process ends or the time does."""
+        for _ in range(int(START_S / 0.5)):
+            if await self.healthy():
+                return
+            if self.process is not None and self.process.poll() is not None:
+                raise EngineError(f"{self} ended while it started; its log ends:\n{self.tail()}")
+            await asyncio.sleep(0.5)
+        raise EngineError(f"{self} did not answer for {START_S:g} s; {self.tail()}")
+
     async def call(self, method: str, path: str, timeout: float | None = 60.0, **request: Any) -> Any:
-        """The JSON that a route answers, or None. Raises ServerError if it fails or does not answer in time."""
+        """The JSON that a route answers, or None. Raises ReplicaError if it fails or does not answer in time."""
         try:
             answer = await self.client.request(method, self.url + path, timeout=timeout, **request)
         except httpx.HTTPError as error:
-            raise ServerError(f"{self.url}{path}: {error or type(error).__name__}") from error
+            raise ReplicaError(f"{self.url}{path}: {error or type(error).__name__}") from error
         if answer.status_code != 200:
-            raise ServerError(f"{self.url}{path} answered {answer.status_code}: {answer.text[:300]}")
+            raise ReplicaError(f"{self.url}{path} answered {answer.status_code}: {answer.text[:300]}")
         try:
             return answer.json() if answer.content else None
         except ValueError as error:
-            raise ServerError(f"{self.url}{path} answered what is not JSON: {answer.text[:100]!r}") from error
+            raise ReplicaError(f"{self.url}{path} answered what is not JSON: {answer.text[:100]!r}") from error
+
+    async def sample(self, request: Request, ends: float | None) -> Turn | None:
+        name = uuid.uuid4().hex
+        body = {"token_ids": request.ids, "priority": request.priority, "sampling_params": request.params}
+        abort = {"request_ids": [f"generate-tokens-{name}"]}
+        answer = await in_time(
+            self._generate(body | {"request_id": name}),
+            ends,
+            lambda: self.call("POST", "/inference/v1/abort_requests", json=abort),
+        )
+        if answer is None:
+            return None
+        [choice] = answer["choices"]
+        ids = [int(one) for one in choice["token_ids"]]
+        logprobs = [float(one["logprob"]) for one in (choice["logprobs"]["content"] if ids else [])]
+        versions = choice["weight_versions"] or []
+        spans = [Span(version=int(one["version"]), start=one["start"], end=one["end"]) for one in versions]
+        return turn_of(ids, logprobs, spans, choice["finish_reason"])
+
+    async def score(self, ids: list[int]) -> list[float]:
+        params = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "logprobs": 0}
+        given = (await self._generate({"token_ids": ids, "sampling_params": params})).get("prompt_logprobs")
+        if given is None:
+            raise ReplicaError(f"{self} scored nothing")
+        return [float(one[str(token)]["logprob"]) for token, one in zip(ids[1:], given[1:], strict=True)]
+
+    async def _generate(self, body: dict[str, Any]) -> Any:
+        return await self.call("POST", "/inference/v1/generate", timeout=None, json=body)
+
+    async def pause(self) -> None:
+        await self.call("POST", "/pause", params={"mode": "keep", "clear_cache": "true"})
+
+    async def reload(self, folder: Path) -> None:
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        await self.call("POST", "/collective_rpc", timeout=START_S, json=body)
+
+    async def label(self, version: int) -> None:
+        await self.call("POST", "/update_weight_version", json={"new_version": str(version)})
+
+    async def resume(self) -> None:
+        await self.call("POST", "/resume")
+
+    async def version(self) -> str:
+        return str((await self.call("GET", "/weight_info", timeout=10.0))["weight_version"])
 
     async def healthy(self) -> bool:
         try:
             await self.call("GET", "/health", timeout=5.0)
-        except ServerError:
+        except ReplicaError:
             return False
         return True
 
-    async def version(self) -> str:
-        """The label of its weights. Raises ServerError."""
-        return str((await self.call("GET", "/weight_info", timeout=10.0))["weight_version"])
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._end)
+        self.state = "dead"
+        await self.client.aclose()
 
-    async def check_routes(self) -> int:
-        """The length of its context. Raises EngineError that says how to start a server that lacks something."""
-        paths = (await self.call("GET", "/openapi.json"))["paths"]
-        for path, remedy in NEEDED.items():
-            if path not in paths:
-                raise EngineError(f"the vLLM server {self.url} has no {path}; {remedy}")
-        return int((await self.call("GET", "/v1/models"))["data"][0]["max_model_len"])
-
-    def alive(self) -> bool:
-        return self.process is None or self.process.poll() is None
-
-    def tail(self) -> str:
-        """The end of its log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL:]) if self.log else ""
-
-    def stop(self) -> None:
+    def _end(self) -> None:
         """End the process and all of its group: those that it started may outlive it."""
         if self.process is None:
             return
@@ -98,6 +162,9 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL:]) if self.log else ""
 
 
 def start_process(python: str, model: Path, port: int, log: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -120,14 +187,3 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-async def until_healthy(server: Server, seconds: float) -> None:
-    """Wait for a server. Raises EngineError with the end of its log if its process ends or the time does."""
-    for _ in range(max(1, int(seconds / 0.5))):
-        if await server.healthy():
-            return
-        if not server.alive():
-            raise EngineError(f"the vLLM server {server.url} ended while it started; its log ends:\n{server.tail()}")
-        await asyncio.sleep(0.5)
-    raise EngineError(f"the vLLM server {server.url} did not answer for {seconds:g} s; {server.tail()}")

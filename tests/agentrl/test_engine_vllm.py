@@ -1,10 +1,12 @@
-"""The vLLM engine on real servers: `make test-vllm` builds their environment and names its interpreter."""
+"""The vLLM engine on real servers, and in process if these tests run where vLLM is installed. `make test-vllm` builds
+that environment and runs them both ways."""
 
 import asyncio
 import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,7 @@ from agentrl.algorithms.sft import SFT
 from agentrl.chat.codec import tokenize
 from agentrl.engines.base import EngineError, Sampling, Session, Weights
 from agentrl.engines.blocking import blocking
+from agentrl.engines.configs import VLLMConfig
 from agentrl.engines.vllm import VLLMEngine
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
@@ -58,15 +61,40 @@ def policy() -> Policy:
     return made
 
 
+IN_PROCESS = find_spec("vllm") is not None
+
+
+def children() -> dict[int, psutil.Process]:
+    """Processes that this one and its children started, but Python's own keeper of shared memory."""
+    found = psutil.Process().children(recursive=True)
+    return {one.pid: one for one in found if "resource_tracker" not in " ".join(one.cmdline())}
+
+
 @pytest.fixture(scope="module")
 def engine(policy: Policy) -> Iterator[VLLMEngine]:
-    python = os.environ.get("VLLM_PYTHON")
-    assert python, "VLLM_PYTHON names the interpreter of an environment with vLLM; `make test-vllm` sets it"
-    made = VLLMEngine(policy, python=python, options=["--dtype", "float32", "--enforce-eager"])
-    pids = [server.process.pid for server in made.servers if server.process]
+    if IN_PROCESS:
+        config = VLLMConfig(dtype="float32", in_process=True)
+    else:
+        python = os.environ.get("VLLM_PYTHON")
+        assert python, "VLLM_PYTHON names the interpreter of an environment with vLLM; `make test-vllm` sets it"
+        config = VLLMConfig(dtype="float32", python=python)
+    made = config.build(policy)
+    assert isinstance(made, VLLMEngine)
+    started = children()
+    assert started
     yield made
     blocking(made.close())
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not [pid for pid in started if psutil.pid_exists(pid)]
+
+
+async def sampled(engine: VLLMEngine, number: int, length: int, time_limit: float | None = None) -> tuple[Session, str]:
+    """A session of three given tokens and a turn of at most ``length``, and how the turn ended."""
+    session = engine.open((number,))
+    session.observe([5 + number, 6, 7])
+    sampling = Sampling(max_turn_tokens=length, max_tokens=250)
+    turn = await engine.turn(session, sampling, stop=[], seed=number, time_limit=time_limit)
+    session.act(turn)
+    return session, turn.stop
 
 
 @torch.inference_mode()
@@ -141,17 +169,8 @@ def test_sampling_records_the_distribution_it_drew_from(policy: Policy, engine: 
 
 
 def test_a_turn_whose_time_is_over_keeps_what_was_sampled(policy: Policy, engine: VLLMEngine) -> None:
-    sampling = Sampling(max_turn_tokens=240, max_tokens=250)
-
-    async def cut(number: int) -> tuple[Session, str]:
-        session = engine.open((number,))
-        session.observe([5 + number, 6, 7])
-        turn = await engine.turn(session, sampling, stop=[], seed=number, time_limit=0.1)
-        session.act(turn)
-        return session, turn.stop
-
     async def together() -> list[tuple[Session, str]]:
-        return await asyncio.gather(*(cut(number) for number in range(16)))
+        return await asyncio.gather(*(sampled(engine, number, 240, 0.1) for number in range(16)))
 
     made = blocking(together())
     assert "cut" in [stop for _, stop in made]
@@ -164,7 +183,7 @@ def test_a_turn_whose_time_is_over_keeps_what_was_sampled(policy: Policy, engine
 def test_more_tokens_than_the_servers_hold_are_refused(engine: VLLMEngine) -> None:
     session = engine.open()
     session.observe([5, 6, 7])
-    with pytest.raises(EngineError, match="context is 256"):
+    with pytest.raises(EngineError, match="vLLM's context is 256"):
         blocking(engine.turn(session, Sampling(max_turn_tokens=4000, max_tokens=4000), stop=[], seed=0))
 
 
@@ -172,21 +191,14 @@ def test_weights_that_change_in_mid_request_label_each_token_truly(policy: Polic
     """Every span, scored under the weights of its version, gives the log-probs that were recorded."""
     other = changed(policy, 1)
     by_version = {engine.version: policy, engine.version + 1: other}
-    sampling = Sampling(max_turn_tokens=220, max_tokens=250)
 
-    async def sample() -> list[Session]:
-        async def one(number: int) -> Session:
-            session = engine.open((number,))
-            session.observe([5 + number, 6, 7])
-            session.act(await engine.turn(session, sampling, stop=[], seed=number))
-            return session
-
-        running = [asyncio.create_task(one(number)) for number in range(16)]
+    async def sample() -> list[tuple[Session, str]]:
+        running = [asyncio.create_task(sampled(engine, number, 220)) for number in range(16)]
         await asyncio.sleep(0.3)
         await engine.load(Weights(engine.version + 1, other.model))
         return await asyncio.gather(*running)
 
-    sessions = blocking(sample())
+    sessions = [session for session, _ in blocking(sample())]
     assert any(len(session.spans) == 2 for session in sessions), "the weights came too early or too late"
     for session in sessions:
         assert len(session.ids) == 3 + 220
@@ -212,32 +224,22 @@ def test_weights_of_another_shape_are_refused_before_a_server_sees_them(policy: 
     assert len(blocking(engine.score([5, 6, 7]))) == 2
 
 
-def test_a_server_that_is_killed_comes_back_with_the_current_weights(policy: Policy, engine: VLLMEngine) -> None:
+def test_what_is_killed_comes_back_with_the_current_weights(policy: Policy, engine: VLLMEngine) -> None:
     """Turns under way are asked again; none is lost, and none is made twice."""
     other = changed(policy, 2)
     version = engine.version + 1
-    sampling = Sampling(max_turn_tokens=200, max_tokens=250)
 
-    async def sample() -> list[Session]:
+    async def sample() -> list[tuple[Session, str]]:
         await engine.load(Weights(version, other.model))
-
-        async def one(number: int) -> Session:
-            session = engine.open((number,))
-            session.observe([5 + number, 6, 7])
-            session.act(await engine.turn(session, sampling, stop=[], seed=number))
-            return session
-
-        running = [asyncio.create_task(one(number)) for number in range(8)]
+        running = [asyncio.create_task(sampled(engine, number, 200)) for number in range(8)]
         await asyncio.sleep(0.2)
-        assert engine.servers[0].process
-        server = psutil.Process(engine.servers[0].process.pid)
-        for process in [server, *server.children(recursive=True)]:
+        for process in children().values():
             process.send_signal(signal.SIGKILL)
         return await asyncio.gather(*running)
 
     sessions = blocking(sample())
-    assert engine.servers[0].restarts == 1
-    for session in sessions:
+    assert engine.replicas[0].restarts == 1
+    for session, _ in sessions:
         assert len(session.ids) == 3 + 200
         assert [span.version for span in session.spans] == [version]
         assert mean_gap(session.logprobs[3:], recomputed(other, session.ids)[2:]) <= TOLERANCE

@@ -16,6 +16,7 @@ from architectures import qwen
 
 from agentrl.engines.base import EngineError, Sampling, Weights
 from agentrl.engines.blocking import blocking
+from agentrl.engines.servers import Server
 from agentrl.engines.vllm import VLLMEngine
 from agentrl.engines.weights import shapes, write_folder
 from agentrl.models.policy import Policy
@@ -124,7 +125,7 @@ def servers(policy: Policy) -> Iterator[list[Speaking]]:
 
 @pytest.fixture
 def engine(policy: Policy, servers: list[Speaking]) -> Iterator[VLLMEngine]:
-    made = VLLMEngine(policy, urls=[one.url for one in servers])
+    made = VLLMEngine(policy, [Server(one.url) for one in servers])
     yield made
     blocking(made.close())
 
@@ -137,10 +138,10 @@ async def turn(engine: VLLMEngine, root: str = "", time_limit: float | None = No
 
 async def settled(engine: VLLMEngine) -> None:
     for _ in range(200):
-        if all(server.state == "serving" for server in engine.servers):
+        if all(one.state == "serving" for one in engine.replicas):
             return
         await asyncio.sleep(0.05)
-    raise AssertionError([server.state for server in engine.servers])
+    raise AssertionError([one.state for one in engine.replicas])
 
 
 def test_sessions_of_one_root_stay_on_one_server_and_roots_are_spread(
@@ -182,7 +183,7 @@ def test_a_server_that_always_fails_ends_in_an_error_that_says_so(engine: VLLMEn
 def test_a_turn_is_cut_at_its_time_limit_even_if_the_server_hangs(
     engine: VLLMEngine, servers: list[Speaking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.engines.vllm.ANSWER_S", 0.2)
+    monkeypatch.setattr("agentrl.engines.replicas.ANSWER_S", 0.2)
     for one in servers:
         one.faults = ["hang"]
         one.routes.append("/inference/v1/abort_requests")
@@ -218,16 +219,27 @@ def test_weights_that_a_server_cannot_load_leave_the_old_ones(
     assert servers[0].loads[-1].endswith("/0")
 
 
+def test_weights_of_the_version_before_go_and_nothing_else_does(
+    policy: Policy, servers: list[Speaking], tmp_path: Path
+) -> None:
+    (tmp_path / "of somebody else").mkdir()
+    engine = VLLMEngine(policy, [Server(servers[0].url)], tmp_path)
+    for version in (1, 2):
+        blocking(engine.load(Weights(version, policy.model)))
+    blocking(engine.close())
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["0", "2", "of somebody else"]
+
+
 def test_a_server_with_other_log_probs_is_refused(policy: Policy, servers: list[Speaking]) -> None:
     servers[1].shift = 0.01
     with pytest.raises(EngineError, match=r"other log-probs than transformers with version 0 \(mean difference 0.01"):
-        VLLMEngine(policy, urls=[one.url for one in servers])
+        VLLMEngine(policy, [Server(one.url) for one in servers])
 
 
 def test_a_missing_flag_is_named(policy: Policy, servers: list[Speaking]) -> None:
     servers[0].routes.remove("/inference/v1/generate")
     with pytest.raises(EngineError, match="--enable-scale-out"):
-        VLLMEngine(policy, urls=[servers[0].url])
+        VLLMEngine(policy, [Server(servers[0].url)])
 
 
 def test_a_folder_for_servers_has_its_own_output_layer_and_names_its_class(policy: Policy, tmp_path: Path) -> None:

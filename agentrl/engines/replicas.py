@@ -1,0 +1,118 @@
+"""What the vLLM engine needs of each of its replicas: a server over HTTP, or vLLM in this process."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+from agentrl.engines.base import EngineError, Turn
+from schemas.trajectory import Span
+
+State = Literal["starting", "stale", "serving", "suspect", "dead"]
+"""``serving`` needs health, the version of the engine, and a probe that the weights passed. ``stale`` answers, with
+weights of another version."""
+
+START_S = 600.0
+ANSWER_S = 10.0  # for what is left of a request that was cut
+ABORT_AGAIN_S = 0.1
+Result = TypeVar("Result")
+
+
+class ReplicaError(EngineError):
+    """A replica answered that it failed, or did not answer."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A turn to sample. ``params`` are vLLM's own ``SamplingParams``, by name. The smallest ``priority`` is served
+    first."""
+
+    ids: list[int]
+    params: dict[str, Any]
+    priority: int
+
+
+class Replica(Protocol):
+    """One vLLM that samples. ``load`` counts the tokens of requests under way.
+
+    What it cannot do raises ReplicaError, and starting it EngineError with the end of its log.
+    """
+
+    state: State
+    load: int
+    restarts: int
+
+    async def start(self, folder: Path) -> int:
+        """Serve the weights in ``folder``; the length of its context."""
+        ...
+
+    async def revive(self, folder: Path) -> None:
+        """Wait until it answers. One that this process started and that has ended is started again with the weights in
+        ``folder``, and ``restarts`` counts it."""
+        ...
+
+    async def sample(self, request: Request, ends: float | None) -> Turn | None:
+        """A turn. At ``ends``, a time of the event loop, it is cut; None if then nothing was heard of it."""
+        ...
+
+    async def score(self, ids: list[int]) -> list[float]:
+        """Log-probabilities of ``ids[1:]`` at temperature 1."""
+        ...
+
+    async def pause(self) -> None:
+        """Hold all requests between two tokens, and drop their caches."""
+        ...
+
+    async def reload(self, folder: Path) -> None:
+        """Load the weights in ``folder`` while it is paused."""
+        ...
+
+    async def label(self, version: int) -> None:
+        """Call the weights by this version."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on with all requests."""
+        ...
+
+    async def version(self) -> str:
+        """The label of its weights."""
+        ...
+
+    async def healthy(self) -> bool: ...
+
+    async def stop(self) -> None:
+        """End it if this process started it, and close connections to it."""
+        ...
+
+    def tail(self) -> str:
+        """The end of its log, if this process keeps one."""
+        ...
+
+
+async def in_time(
+    work: Coroutine[Any, Any, Result], ends: float | None, abort: Callable[[], Awaitable[Any]]
+) -> Result | None:
+    """What ``work`` gives. From ``ends`` on ``abort`` is called, after which it gives what it has; None if it gives
+    nothing then."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task], timeout=None if ends is None else max(0.0, ends - loop.time()))
+        over = loop.time() + ANSWER_S
+        while not task.done() and loop.time() < over:  # a request that is not taken in yet is unknown: told again
+            await abort()
+            await asyncio.wait([task], timeout=ABORT_AGAIN_S)
+        return (await task) if task.done() else None
+    finally:
+        task.cancel()
+
+
+def turn_of(ids: list[int], logprobs: list[float], spans: list[Span], reason: str | None) -> Turn:
+    """A turn from what vLLM gave. Raises ReplicaError if its parts do not fit together."""
+    if len(logprobs) != len(ids) or sum(span.end - span.start for span in spans) != len(ids):
+        raise ReplicaError(f"vLLM gave {len(ids)} tokens, {len(logprobs)} log-probs and the spans {spans}")
+    if reason not in ("abort", "stop", "length"):
+        raise ReplicaError(f"vLLM ended a request by {reason!r}")
+    return Turn(ids, logprobs, spans, "cut" if reason == "abort" else "stop" if reason == "stop" else "length")

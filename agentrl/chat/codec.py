@@ -36,8 +36,8 @@ class Bridge(Protocol):
 class ChatCodec:
     """Encodes and decodes conversations of one tokenizer in one dialect.
 
-    ``dialect`` names it, and ``remarks`` say what of it a user should know. ``stop_ids`` are the tokens that end a
-    turn.
+    ``dialect`` names it, ``source`` says who reads its turns and why, and ``remarks`` say what of it a user should
+    know. ``stop_ids`` are the tokens that end a turn.
     """
 
     def __init__(
@@ -46,13 +46,14 @@ class ChatCodec:
         dialect: str,
         reader: Reader,
         bridge: Bridge | None = None,
-        remarks: Sequence[str] = (),
+        source: str = "codec: the chat template writes what it reads",
     ) -> None:
         self.template = template
         self.dialect = dialect
+        self.source = source
         self.reader = reader
         self.bridge = bridge
-        self.remarks = list(remarks)
+        self.remarks: list[str] = []
         self.stop_ids = list(template.stop_ids)
         self._known: dict[str, list[int]] = {}
 
@@ -71,10 +72,11 @@ class ChatCodec:
         tool = {"type": "function", "function": {"name": "x", "description": "x", "parameters": {"type": "object"}}}
         return self.template.render(stem, tools=json.dumps([tool])) != self.template.render(stem)
 
-    def assistant(self, message: Message, answers: Sequence[Message] = ()) -> list[int]:
+    def assistant(self, message: Message, answers: Sequence[Message] = (), before: Sequence[Message] = ()) -> list[int]:
         """Token ids of an assistant turn that was written, not sampled; ends with an end-of-turn token. ``answers`` are
-        the tools' answers to it: some templates write a turn in the middle of tool calls differently."""
-        return [*self.template.encode(self.template.turn(message, answers)), *self.template.closing(message)]
+        the tools' answers to it, and ``before`` is what came between it and the turn before: some templates write a
+        turn in the middle of tool calls differently."""
+        return [*self.template.encode(self.template.turn(message, answers, before)), *self.template.closing(message)]
 
     def ended(self, turn: Sequence[int]) -> bool:
         """Whether a turn that stopped at one of ``stop_ids`` is over. Where it is not, the policy goes on with it: a
@@ -145,12 +147,13 @@ def encode(codec: ChatCodec, messages: Sequence[Message], tools: str) -> tuple[l
     mask: list[bool] = []
     turns: list[Turn] = []
     blocks = [list(group) for _, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT)]
-    for block, following in zip(blocks, [*blocks[1:], []], strict=True):
+    for before, block, following in zip([[], *blocks[:-1]], blocks, [*blocks[1:], []], strict=True):
         is_action = block[0].role is Role.ASSISTANT
         if is_action:
             if not ids or len(block) > 1:
                 raise ValueError("an assistant message must follow a user or tool message")
-            new = codec.assistant(block[0], list(takewhile(lambda message: message.role is Role.TOOL, following)))
+            answers = list(takewhile(lambda message: message.role is Role.TOOL, following))
+            new = codec.assistant(block[0], answers, before if turns else ())
             turns.append((block[0], (len(ids), len(ids) + len(new))))
         elif turns:
             start, end = turns[-1][1]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 KEY = "dialect"
 """The key of ``tokenizer_config.json`` that names a dialect of tags. It stays with a model when it is saved."""
 
+FALLBACK = "codec: nothing else fits"
 NO_CALLS = (
     "the chat template writes no tool calls; they are written and read as Hermes tags, <tool_call>{...}</tool_call>"
 )
@@ -48,14 +49,16 @@ def find_dialect(tokenizer: "PreTrainedTokenizerBase") -> ChatCodec:
     except ImportError:
         remarks.append(NO_RENDERERS)
     if getattr(tokenizer, "response_template", None):
-        own = ChatCodec(template, "response_template", ResponseTemplateReader(template))
+        source = "response_template: the tokenizer carries it"
+        own = ChatCodec(template, "response_template", ResponseTemplateReader(template), source=source)
         if _reads_calls(_outcomes(own)):
             return _with_remarks(own, remarks)
     if template.writes_calls and not _reads_calls(outcomes):
         plain = Template(tokenizer, hermes=True)
-        hermes = ChatCodec(plain, "hermes", HermesReader(plain))
+        hermes = ChatCodec(plain, "hermes", HermesReader(plain), source=f"{FALLBACK}, {UNREAD}")
         remarks.append(UNREAD)
     elif not template.writes_calls:
+        hermes.source = f"{FALLBACK}, {NO_CALLS}"
         remarks.append(NO_CALLS)
     return _with_remarks(hermes, remarks)
 
@@ -67,15 +70,22 @@ def _family(tokenizer: "PreTrainedTokenizerBase") -> ChatCodec | None:
     if family is None:
         return None
     options = "".join(f", {name}={value}" for name, value in family.options.items())
-    name = f"{family.name} (renderers {version('renderers')}{options})"
-    return _with_remarks(ChatCodec(Template(tokenizer, family.stop_ids), name, family, family), [])
+    package = f"renderers {version('renderers')}"
+    codec = ChatCodec(
+        Template(tokenizer, family.stop_ids),
+        f"{family.name} ({package}{options})",
+        family,
+        family,
+        source=f"{package}: it writes what the chat template writes",
+    )
+    return _with_remarks(codec, [])
 
 
 def _tagged(tokenizer: "PreTrainedTokenizerBase", name: str) -> ChatCodec:
     if name not in TAGS:
         raise ValueError(f"the tokenizer names the dialect {name!r}; allowed are {', '.join(TAGS)}, or none")
     tagged = Tagged(Template(tokenizer), TAGS[name])
-    return ChatCodec(tagged, name, tagged)
+    return ChatCodec(tagged, name, tagged, source=f"codec: the tokenizer's {KEY} names it")
 
 
 def _outcomes(codec: ChatCodec) -> dict[str, ProbeOutcome]:

@@ -2,31 +2,30 @@
 
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
+from agentrl.chat.control import SPLIT
 from agentrl.chat.hermes import Parsed
 from agentrl.chat.probes import NEXT_QUESTION, PROBES, Probe
 from agentrl.chat.readers import as_text, broken
-from agentrl.chat.template import Template
+from agentrl.chat.template import Template, native
 from schemas.trajectory import Message, Role, ToolCall
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 NEEDS = {"gpt-oss": "<|channel|>"}
 """Tokens without which a family is not tried: its renderer would look for its vocabulary on the internet."""
 
 
 class Family:
-    """One family's renderer for one tokenizer. ``name`` is the family's in ``renderers``; ``options`` are the chat
-    template's own switches that it was found with.
+    """One family's renderer for the tokenizer of ``template``. ``name`` is the family's in ``renderers``; ``options``
+    are the chat template's own switches that it was found with.
 
     Raises ValueError if the tokenizer lacks tokens of this family.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", name: str, options: dict[str, bool]) -> None:
+    def __init__(self, template: Template, name: str, options: dict[str, bool]) -> None:
         from renderers import config_from_name, create_renderer
 
+        tokenizer, self.control = template.tokenizer, template.control
         if NEEDS.get(name, "") not in {"", *tokenizer.get_added_vocab()}:
             raise ValueError(f"the tokenizer has no {NEEDS[name]}")
         self.name = name
@@ -44,7 +43,7 @@ class Family:
         """The text of a conversation, to compare with the chat template's. Raises ValueError if it is refused."""
         try:
             ids = self.renderer.render_ids(
-                [_native(message) for message in messages], tools=_tools(tools), add_generation_prompt=generate
+                [native(message) for message in messages], tools=_tools(tools), add_generation_prompt=generate
             )
         except Exception as error:
             raise ValueError(f"renderers refuse this conversation: {error}") from error
@@ -52,14 +51,17 @@ class Family:
 
     def between(self, prompt: list[int], turn: list[int], messages: list[Message], tools: str) -> list[int]:
         """See :class:`agentrl.chat.codec.Bridge`."""
-        names = [_native(message) for message in messages]
-        bridged = self.renderer.bridge_to_next_turn(prompt, turn, names, tools=_tools(tools))
+        texts = [message.model_copy(update={"content": self.control.divided(message.content)}) for message in messages]
+        bridged = self.renderer.bridge_to_next_turn(prompt, turn, [native(one) for one in texts], tools=_tools(tools))
         if bridged is None:
             raise ValueError(
                 f"the dialect {self.name} cannot go on after {self.tokenizer.decode(turn[-20:])!r} without changing it:"
                 " the turn ended inside its reasoning, or a message has a role that this family does not know"
             )
-        return bridged.token_ids[len(prompt) + len(turn) :]
+        new = bridged.token_ids[len(prompt) + len(turn) :]
+        if any(SPLIT in one.content for one in texts):  # renderers encode what text spells as control tokens
+            return self.control.encode(str(self.tokenizer.decode(new, skip_special_tokens=False)))
+        return new
 
     def read(self, turn: list[int], prompt: list[int], tools: str) -> Parsed:
         """See :class:`agentrl.chat.codec.Reader`."""
@@ -105,7 +107,7 @@ def find(template: Template) -> Family | None:
     """
     for name, options in candidates():
         try:
-            family = Family(template.tokenizer, name, options)
+            family = Family(template, name, options)
         except ValueError:
             continue
         if all(_agree(template, family, probe) for probe in PROBES.values()):
@@ -119,11 +121,11 @@ def _agree(template: Template, family: Family, probe: Probe) -> bool:
     wholes = [probe.messages] if probe is not PROBES[NEXT_QUESTION] else []
     for messages, generate in [(probe.opening, True), *((whole, False) for whole in wholes)]:
         try:
-            native = template.encode(template.render(messages, generate, probe.tools))
+            wanted = template.encode(template.render(messages, generate, probe.tools))
         except ValueError:
             continue
         try:
-            if family.render(messages, generate, probe.tools) != template.tokenizer.decode(native):
+            if family.render(messages, generate, probe.tools) != template.tokenizer.decode(wanted):
                 return False
         except ValueError:
             return False
@@ -132,23 +134,3 @@ def _agree(template: Template, family: Family, probe: Probe) -> bool:
 
 def _tools(tools: str) -> Any:
     return json.loads(tools) or None
-
-
-def _native(message: Message) -> dict[str, Any]:
-    out: dict[str, Any] = {"role": message.role.value, "content": message.content}
-    if message.reasoning:
-        out["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        out["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.name:
-        out["name"] = message.name
-    if message.tool_call_id:
-        out["tool_call_id"] = message.tool_call_id
-    return out

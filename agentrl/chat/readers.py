@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+_TAIL = 16  # tokens that hold what a generation prompt ends with
+
+
 def bare(ids: list[int], stop_ids: tuple[int, ...]) -> list[int]:
     """A turn without its end-of-turn token."""
     return ids[:-1] if ids and ids[-1] in stop_ids else ids
@@ -36,8 +39,12 @@ class HermesReader:
 
     def read(self, turn: list[int], prompt: list[int], tools: str) -> Parsed:
         text = str(self.template.tokenizer.decode(bare(turn, self.template.stop_ids), skip_special_tokens=False))
-        begun = THOUGHT if self.template.prompt.rstrip().endswith(THOUGHT) else ""
-        return parse_assistant(begun + text)
+        return parse_assistant((THOUGHT if self._begun(prompt) else "") + text)
+
+    def _begun(self, prompt: list[int]) -> bool:
+        """Whether the generation prompt begins a thought. Some do not after a tool's answer."""
+        before = self.template.tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False) if prompt else None
+        return str(self.template.prompt if before is None else before).rstrip().endswith(THOUGHT)
 
 
 class ResponseTemplateReader:

@@ -70,7 +70,7 @@ class Tagged:
         text = str(self.tokenizer.decode(list(turn[-_TAIL:]), skip_special_tokens=False))
         return text.rstrip().endswith(self.tags.call[1].strip())
 
-    def turn(self, message: Message, answers: Sequence[Message] = ()) -> str:
+    def turn(self, message: Message, answers: Sequence[Message] = (), before: Sequence[Message] = ()) -> str:
         """The text of a turn without its end. Raises ValueError if it calls another tool, or several."""
         parts = [f"<think>{message.reasoning}</think>"] if message.reasoning else []
         if not message.tool_calls:
@@ -93,7 +93,8 @@ class Tagged:
         """What stands between two turns: results of tools in running text, anything else as a turn of its own."""
         if any(message.role is not Role.TOOL for message in messages):
             return self.inner.after_turn(messages)
-        return "".join(message.content.join(self.tags.result) for message in messages)
+        divided = self.inner.control.divided
+        return "".join(divided(message.content).join(self.tags.result) for message in messages)
 
     def read(self, turn: list[int], prompt: list[int], tools: str) -> Parsed:
         """See :class:`agentrl.chat.codec.Reader`."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentrl.chat.control import ControlTokens
 from agentrl.chat.hermes import format_assistant
 from schemas.json_text import loads
 from schemas.trajectory import Message, Role, ToolCall
@@ -65,6 +66,7 @@ class Template:
         self.source = str(tokenizer.get_chat_template())
         if "strftime_now" in self.source:
             self.source = _FIXED_DATE + self.source
+        self.control = ControlTokens(tokenizer, self.source)
         self.prompt = self.render([_STEM], generate=True)
         self.writes_reasoning = self._writes_reasoning()
         self.writes_calls = not hermes and self._writes_calls()
@@ -96,7 +98,8 @@ class Template:
         self.call_tail = _from(last, self._first_end(last))
 
     def render(self, messages: list[Message], generate: bool = False, tools: str = "[]") -> str:
-        """The text of a conversation; with ``generate`` up to where the assistant begins to speak.
+        """The text of a conversation; with ``generate`` up to where the assistant begins to speak. Control tokens that
+        users and tools spell are divided, see :mod:`agentrl.chat.control`.
 
         Raises TemplateError if the template refuses it.
         """
@@ -114,11 +117,12 @@ class Template:
         return str(text)
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        """Token ids of what this template writes."""
+        return self.control.encode(text)
 
-    def turn(self, message: Message, answers: Sequence[Message] = ()) -> str:
+    def turn(self, message: Message, answers: Sequence[Message] = (), before: Sequence[Message] = ()) -> str:
         """The text of an assistant's turn after the generation prompt, without its end, as the template writes it if
-        the tools' ``answers`` follow.
+        the tools' ``answers`` follow. ``before`` is what came between it and the turn before, if there was one.
 
         Raises TemplateError if the template writes the beginning of a finished turn differently from the generation
         prompt, so that no policy could have sampled this turn.
@@ -136,7 +140,13 @@ class Template:
             return text.removeprefix(self.prompt.rstrip()).removeprefix(self.prompt[len(self.prompt.rstrip()) :])
         header = self.prompt.rstrip().removesuffix(THOUGHT)
         if header != self.prompt.rstrip() and text.startswith(header) and not self.writes_reasoning:
-            return f"{message.reasoning or ''}\n</think>\n\n{text.removeprefix(header)}"
+            said = text.removeprefix(header)
+            if message.reasoning:
+                said = said.removeprefix("\n")  # it came after the end of the thought, which the template drops
+            begun = not before or self.after_turn(list(before)).rstrip().endswith(THOUGHT)
+            if not begun and not message.reasoning:
+                return said
+            return f"{'' if begun else THOUGHT}{message.reasoning or ''}\n</think>\n\n{said}"
         raise TemplateError(
             f"the generation prompt ends in {self.prompt[-20:]!r}, and the chat template does not begin this finished "
             "turn with it: turns like this can be sampled, but not written"
@@ -172,27 +182,12 @@ class Template:
         """A message as chat templates expect it."""
         if message.tool_calls and not self.writes_calls and not self.native:
             return {"role": message.role.value, "content": format_assistant(message)}
-        out: dict[str, Any] = {"role": message.role.value, "content": message.content}
-        if message.reasoning and (self.writes_reasoning or self.native):
-            out["reasoning_content"] = message.reasoning
-        elif message.reasoning:
+        out = native(message, self.text_arguments)
+        if message.role is not Role.ASSISTANT:
+            out["content"] = self.control.divided(message.content)
+        if message.reasoning and not (self.writes_reasoning or self.native):
+            del out["reasoning_content"]
             out["content"] = f"{THOUGHT}{message.reasoning}</think>\n{message.content}"
-        if message.tool_calls:
-            out["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.name,
-                        "arguments": call.arguments if self.text_arguments else _object(call.arguments),
-                    },
-                }
-                for call in message.tool_calls
-            ]
-        if message.name:
-            out["name"] = message.name
-        if message.tool_call_id:
-            out["tool_call_id"] = message.tool_call_id
         return out
 
     def _writes_reasoning(self) -> bool:
@@ -242,6 +237,30 @@ class Template:
     def _first_end(self, text: str) -> str:
         found = [(text.index(end), end) for end in self.ends if end in text]
         return min(found)[1] if found else ""
+
+
+def native(message: Message, text_arguments: bool = False) -> dict[str, Any]:
+    """A message as chat templates and renderers expect it; arguments that are no JSON stay text."""
+    out: dict[str, Any] = {"role": message.role.value, "content": message.content}
+    if message.reasoning:
+        out["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        out["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": call.arguments if text_arguments else _object(call.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.name:
+        out["name"] = message.name
+    if message.tool_call_id:
+        out["tool_call_id"] = message.tool_call_id
+    return out
 
 
 def _said(answers: list[Message]) -> Message:

@@ -123,6 +123,7 @@ def rollout_runner(
     for secret in secrets_of([engine, *rewards]):
         reveal(secret)  # from now on, what is printed shows *** instead
     places = {name: environment(context, name) for name in sorted({task.env for task in tasks})}
+    record_dialect(context, policy)
     tell = _progress(context) if report else None
     return RolloutRunner(policy, engine.build(policy), places, sampling, rewards, limits, tell)
 
@@ -130,6 +131,14 @@ def rollout_runner(
 def secrets_of(configs: "Sequence[EngineConfig | Reward]") -> list[str]:
     """What configs hold as secrets."""
     return [value for _, marks, value in leaves(configs) if "secret" in marks]
+
+
+def record_dialect(context: Context, policy: "Policy | None") -> None:
+    """Put into the metrics how messages become tokens, and how that was chosen. Without a policy an endpoint does."""
+    if policy is None:
+        context.metrics.update(dialect="the endpoint's own", dialect_source="endpoint: it is sent messages")
+    else:
+        context.metrics.update(dialect=policy.codec.dialect, dialect_source=policy.codec.source)
 
 
 def _progress(context: Context) -> "Callable[[int, int, dict[str, float | str]], None]":

@@ -27,7 +27,7 @@ from agentrl.training.trackers import Tracker
 from agentrl.training.weights import row_weights, template_weights
 from pipelines.handles import Model, Pairs, Scores, Table, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import ModelConfig, load_policy, start_policy
+from pipelines.stages.common import ModelConfig, load_policy, record_dialect, start_policy
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
 from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, trained_on
@@ -77,7 +77,7 @@ def sft(
     """Supervised fine-tuning on the action tokens of trajectories, each counting by its weight in the selection."""
     chosen = Selected(under(trajectories, scores, config.scorer))
     policy = start_policy(model, config.model, chosen.conversations(), context.seed)
-    context.metrics["dialect"] = policy.codec.dialect
+    record_dialect(context, policy)
     if pc.any(pc.equal(chosen.scalars["source"], NEGATIVE)).as_py() and not policy.codec.shows_tools():
         raise ValueError(
             "negative examples differ by the tools on offer, which this model's chat template does not show: "
@@ -272,6 +272,8 @@ def _fit(
     job = context.scratch / "job"
     job.mkdir(exist_ok=True)
     rows = TrainingRows.open(write_rows(job / "rows.arrow", batches))
+    if "codec" in vars(policy):  # written rows were encoded
+        record_dialect(context, policy)
     if not len(rows):
         raise ValueError("there is nothing to train on: the inputs hold no rows; look at what the stage before kept")
     with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:

@@ -22,7 +22,7 @@ from agentrl.search.agentq import by_task
 from pipelines.handles import Model, Scores, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig, check_room
-from pipelines.stages.common import REWARDS, count, environment, load_policy, rollout_runner
+from pipelines.stages.common import REWARDS, count, environment, load_policy, record_dialect, rollout_runner
 from pipelines.stages.outcomes import FEW, warn_of_ends
 from pipelines.stages.scores import ByScorer, under
 from schemas.trajectory import NOT_TRAINED, Trajectory
@@ -256,6 +256,7 @@ def rationalize(
     rows = tasks.read()
     unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
     policy = load_policy(model)
+    record_dialect(context, policy)
     attempts = tickets(list(unsolved.values()), config.samples, context.trajectory_id, hint=config.hint)
     if not context.has_shard(0, list(attempts)):
         sampling = config.sampling.of(policy)

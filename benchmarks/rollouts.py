@@ -7,6 +7,8 @@
   lockstep batch, which awaits all tools before each step (``exact``); and against the bound, the longer of two times:
   computing all turns if tools take none, and waiting for all tools if computing takes none.
 - 1,024 episodes in flight against an engine that answers at once.
+- The embedded engine against vLLM's CPU build with the same model in float32, by the clock, in turn. It needs
+  VLLM_PYTHON, the interpreter of an environment that has vLLM (`make test-vllm` makes one).
 
 The model is trained for some steps first, so that conversations have the turns and lengths of real ones.
 
@@ -24,18 +26,18 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 import torch
+from exactness import judged, train
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from agentrl.algorithms.sft import SFT
-from agentrl.chat.codec import ChatCodec, tokenize
+from agentrl.chat.codec import ChatCodec
 from agentrl.engines.base import Sampling, Session, Turn, Weights
+from agentrl.engines.blocking import blocking
+from agentrl.engines.configs import EmbeddedConfig, VLLMConfig
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
 from agentrl.environments.base import Episode, Score, Step
@@ -43,12 +45,7 @@ from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
-from agentrl.training.loop import fit
-from agentrl.training.optimizer import OptimizerConfig
-from agentrl.training.rows import TrainingRows
-from agentrl.training.step import Trainer
 from schemas.task import Task
-from schemas.training import TrainingRow
 from schemas.trajectory import Message, Role, Span, ToolCall, Trajectory
 
 SMALL = os.environ.get("SCALE") == "small"
@@ -151,18 +148,7 @@ def trained_policy(tasks: list[Task], steps: int) -> Policy:
     environment = load_environment("lookup")
     shown = [demonstrate(environment, task, 0.1, 0, f"expert-{n}") for n, task in enumerate(tasks)]
     policy = tiny_policy([row.messages for row in shown], seed=0)
-    rows = []
-    for number, raw in enumerate(shown):
-        row = tokenize(raw, policy.codec, policy.tokenizer_fingerprint)
-        weights = [1.0] * row.n_tokens
-        rows.append(
-            TrainingRow(
-                row_id=row.trajectory_id, unit=number, input_ids=row.input_ids, mask=row.action_mask, weights=weights
-            )
-        )
-    trainer = Trainer(policy, SFT(), OptimizerConfig(lr=5e-3, schedule="cosine", warmup=20), steps)
-    with TemporaryDirectory() as folder:
-        fit(trainer, TrainingRows.of(rows), 32, 0, Path(folder) / "checkpoint.pt", lambda metrics: None)
+    train(policy, shown, steps)
     return policy
 
 
@@ -170,12 +156,6 @@ def timed(runner: RolloutRunner, tasks: list[Task], seed: int) -> tuple[float, l
     started = time.perf_counter()
     made = runner.run([Attempt(task) for task in tasks], seed, [str(number) for number in range(len(tasks))])
     return time.perf_counter() - started, made
-
-
-def judged(what: str, figure: float, target: float, unit: str, above: bool = True) -> bool:
-    met = figure >= target if above else figure <= target
-    print(f"{what:58s} {figure:10,.2f}{unit}   target {target:,g}{unit}   {'met' if met else 'MISSED'}", flush=True)
-    return met
 
 
 def cache_across_turns(policy: Policy, tasks: list[Task], repeats: int) -> bool:
@@ -251,6 +231,30 @@ def many_episodes(policy: Policy, tasks: list[Task], episodes: int) -> bool:
     return judged("1,024 episodes in flight: memory of the process", memory, 1024, " MB", above=False) and fast
 
 
+def against_vllm(policy: Policy, tasks: list[Task], repeats: int) -> bool:
+    python = os.environ.get("VLLM_PYTHON")
+    if not python:
+        print("embedded engine against vLLM: left out, VLLM_PYTHON names no environment that has vLLM")
+        return True
+    attempts = [Attempt(task, index, group=task.task_id) for task in tasks for index in range(GROUP)]
+    ids = [str(number) for number in range(len(attempts))]
+    spent: dict[str, list[float]] = {"embedded": [], "vLLM": []}
+    served = VLLMConfig(dtype="float32", python=python).build(policy)
+    try:
+        for repeat in range(repeats + 1):
+            for name, engine in zip(spent, (EmbeddedConfig().build(policy), served), strict=True):
+                started = time.perf_counter()
+                rows = RolloutRunner(policy, engine, load_environment("lookup"), Sampling()).run(attempts, repeat, ids)
+                if repeat:  # the first round warms up
+                    spent[name].append(time.perf_counter() - started)
+                    tokens = sum(row.n_action_tokens for row in rows)
+                    print(f"{name}: {tokens / spent[name][-1]:,.0f} sampled tokens per second")
+    finally:
+        blocking(served.close())
+    ours, theirs = (statistics.median(times) for times in spent.values())
+    return judged("embedded engine against vLLM's CPU build", theirs / ours, 1.0, "x")
+
+
 def main() -> int:
     logging.set_verbosity_error()
     shown, n_tasks, repeats, steps, slow, episodes = (
@@ -262,6 +266,7 @@ def main() -> int:
         many_episodes(policy, tasks, episodes),
         cache_across_turns(policy, tasks[:n_tasks], repeats),
         slow_tools(policy, tasks[:slow]),
+        against_vllm(policy, tasks[:n_tasks], repeats),
     ]
     return int(os.environ.get("CHECK") == "1" and not all(met))
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from architectures import qwen
 
 from agentrl.engines.base import EngineError, Sampling, Weights
 from agentrl.engines.blocking import blocking
+from agentrl.engines.configs import VLLMConfig
 from agentrl.engines.servers import Server
 from agentrl.engines.vllm import VLLMEngine
 from agentrl.engines.weights import shapes, write_folder
@@ -234,6 +236,12 @@ def test_a_server_with_other_log_probs_is_refused(policy: Policy, servers: list[
     servers[1].shift = 0.01
     with pytest.raises(EngineError, match=r"other log-probs than transformers with version 0 \(mean difference 0.01"):
         VLLMEngine(policy, [Server(one.url) for one in servers])
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_without_vllm_in_process_says_what_to_do(policy: Policy) -> None:
+    with pytest.raises(EngineError, match=r"vLLM cannot be imported here .* leave in_process out and name .*python"):
+        VLLMConfig(in_process=True).build(policy)
 
 
 def test_a_missing_flag_is_named(policy: Policy, servers: list[Speaking]) -> None:

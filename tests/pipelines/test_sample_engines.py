@@ -42,6 +42,8 @@ def test_each_schedule_makes_every_row_once_in_groups(tmp_path: Path, schedule: 
     assert len({row.group_id for row in rows}) == 5
     assert all(row.spans[0].version == 0 for row in rows)
     assert made.metrics["rows"] == 15
+    assert made.metrics["dialect"] == "hermes"
+    assert made.metrics["dialect_source"] == "codec: the chat template writes what it reads"
     if schedule == "exact":
         again = harness.run(sample, config, model=harness.model(policy.save), tasks=harness.tasks(lookup_tasks(5)))
         assert [row.input_ids for row in again["trajectories"].read()] == [row.input_ids for row in rows]
@@ -75,6 +77,7 @@ def test_an_endpoint_needs_no_model_and_a_model_no_endpoint(tmp_path: Path, monk
     server.server_close()
     rows = made["trajectories"].read()
     assert {(row.policy, row.success, row.n_tokens) for row in rows} == {("teacher", True, 0)}
+    assert made.metrics["dialect_source"] == "endpoint: it is sent messages"
     with pytest.raises(ValueError, match=r"engine openai samples from its own model; leave inputs.model out"):
         harness.run(sample, config, tasks=tasks, model=harness.model(qwen().save))
     with pytest.raises(ValueError, match=r"engine transformers samples from a model; wire inputs.model"):
@@ -114,3 +117,12 @@ def test_the_choice_of_an_engine_is_in_the_fingerprint_and_its_place_is_not(tmp_
     assert "agentrl/engines/transformers.py" in embedded.code
     assert "agentrl/engines/openai.py" not in embedded.code
     assert embedded != planned(tmp_path, "{type: transformers, schedule: free}")
+
+
+def test_vllm_is_one_engine_wherever_it_runs(tmp_path: Path) -> None:
+    servers = planned(tmp_path, "{type: vllm, python: /opt/vllm/bin/python, servers: 2}")
+    assert servers == planned(tmp_path, "{type: vllm, in_process: true}")
+    assert servers != planned(tmp_path, "{type: vllm, in_process: true, dtype: float32}")
+    assert {"agentrl/engines/servers.py", "agentrl/engines/in_process.py"} <= set(servers.code)
+    with pytest.raises(ValueError, match="in_process starts no server, so servers would do nothing"):
+        planned(tmp_path, "{type: vllm, in_process: true, servers: 2}")

@@ -55,6 +55,7 @@ def test_a_saved_llama_stands_where_the_tiny_model_stands(harness: Harness, tmp_
     assert any(not torch.equal(before[name], after[name]) for name in before)
     evaluation = harness.run(evaluate, limits, model=online["model"], tasks=tasks["heldout"])
     assert evaluation.metrics["n_tasks"] == 8
+    assert [made.metrics["dialect"] for made in (warm, online, evaluation)] == ["hermes"] * 3
     report = harness.run(
         training_report,
         evaluations=[evaluation["results"]],
@@ -164,9 +165,9 @@ def test_rationalised_rows_carry_no_hint(harness: Harness) -> None:
     config = {"model": {"init": "tiny"}, "steps": 80, "batch": 6, "optimizer": {"lr": 5e-3, "warmup": 10}}
     warm = harness.run(sft, config, trajectories=[expert])["model"]
     nothing = harness.run(reject, trajectories=[])["trajectories"]
-    rows = harness.run(rationalize, {"samples": 4}, model=warm, tasks=tasks, trajectories=[nothing])[
-        "trajectories"
-    ].read()
+    made = harness.run(rationalize, {"samples": 4}, model=warm, tasks=tasks, trajectories=[nothing])
+    rows = made["trajectories"].read()
+    assert made.metrics["dialect"] == "hermes"
     prompts = {task.task_id: task.prompt for task in tasks.read()}
     assert rows, "the memorised hints solve nothing: the test would pass on an empty selection"
     for row in rows:

@@ -129,6 +129,7 @@ class InProcess:
         self.state = "dead"
         if self._vllm is not None:
             await asyncio.to_thread(self._vllm.shutdown)
+            self._vllm = None  # it is freed now, and not when the interpreter ends
 
     def tail(self) -> str:
         return ""

@@ -12,6 +12,7 @@ from schemas.choice import OneOf, Settings
 from schemas.declared import is_environment
 
 ENVIRONMENTS = {
+    "code": "agentrl.environments.code.environment:Code",
     "lookup": "agentrl.environments.lookup:LookupEnvironment",
     "math": "agentrl.environments.math.environment:Math",
     "rooms": "agentrl.environments.rooms.environment:Rooms",

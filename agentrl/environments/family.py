@@ -4,8 +4,8 @@ A family is a class derived from :class:`Family` and an episode derived from :cl
 drafts of tasks; the episode gives tools, the outcome, and, if it has an expert, ``advise``. Ids, splits, checks of
 arguments, injected faults, demonstrations with noise, snapshots and the counts of a row come from here.
 
-Nothing here blocks, so episodes run on the event loop itself. Tools that wait or compute for long belong in a plain
-class (:mod:`agentrl.environments.adapted`).
+Nothing here blocks, so episodes run on the event loop itself. A tool that waits is a coroutine; tools that compute for
+long belong in a plain class (:mod:`agentrl.environments.adapted`) or in a sandbox (:mod:`agentrl.sandbox`).
 """
 
 import copy
@@ -21,7 +21,7 @@ from agentrl.environments.base import Observation, Score, Step, answered
 from agentrl.environments.drawing import Draft, digest, draw
 from agentrl.environments.faults import Faults
 from agentrl.environments.scripted import random_turn
-from agentrl.environments.tools import answer, schemas
+from agentrl.environments.tools import answer_async, schemas
 from schemas.task import Task
 from schemas.trajectory import Message, Role, ToolCall
 
@@ -46,6 +46,8 @@ class Family:
     replayable = True
     """The same calls give the same answers, faults included."""
     levels: Mapping[int, float]
+    of_no_task: frozenset[str] = frozenset({"faults"})
+    """Settings on which no task depends: the same tasks may be tried with faults and without."""
     episode: ClassVar[type["ToolEpisode[Any]"]]
 
     def __init__(self, config: FamilyConfig) -> None:
@@ -80,8 +82,8 @@ class Family:
 
     @property
     def _variant(self) -> str:
-        """The name, and the settings on which tasks depend: the same tasks may be tried with faults and without."""
-        given = self.config.model_dump(mode="json", exclude_defaults=True, exclude={"faults"})
+        """The name, and the settings on which tasks depend."""
+        given = self.config.model_dump(mode="json", exclude_defaults=True, exclude=set(self.of_no_task))
         return self.name + json.dumps({"version": self.version, **given}, sort_keys=True)
 
 
@@ -129,7 +131,7 @@ class ToolEpisode(Generic[F]):
         for call in message.tool_calls:
             fault = self.family.config.faults.draw(self.task.task_id, self.calls)
             faults += fault is not None
-            observations.append(self._called(call, fault))
+            observations.append(await self._called(call, fault))
             if self.done:
                 break
         step = answered(message, observations, faults=faults)
@@ -162,11 +164,11 @@ class ToolEpisode(Generic[F]):
         """An assistant message without a call."""
         return Message(role=Role.ASSISTANT, content=text)
 
-    def _called(self, call: ToolCall, fault: str | None) -> Observation:
+    async def _called(self, call: ToolCall, fault: str | None) -> Observation:
         number, self.calls = self.calls, self.calls + 1
         faults = self.family.config.faults
         if fault is None or fault == "truncated":
-            seen = answer(self, call)
+            seen = await answer_async(self, call)
             seen = faults.cut(seen) if fault else seen
         else:
             seen = faults.refusal(fault, self.task.task_id, number)

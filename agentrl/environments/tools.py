@@ -70,6 +70,29 @@ def schemas(episode: object) -> str:
 
 def answer(episode: object, call: ToolCall) -> Observation:
     """What a typed function says to a call. Unknown names and arguments of other types are errors that say so."""
+    arguments = _arguments(episode, call)
+    if isinstance(arguments, Observation):
+        return arguments
+    try:
+        return _observed(getattr(episode, call.name)(**arguments))
+    except ToolError as error:
+        return Observation(str(error), error=True)
+
+
+async def answer_async(episode: object, call: ToolCall) -> Observation:
+    """As :func:`answer`; the function may be a coroutine."""
+    arguments = _arguments(episode, call)
+    if isinstance(arguments, Observation):
+        return arguments
+    try:
+        result = getattr(episode, call.name)(**arguments)
+        return _observed(await result if inspect.isawaitable(result) else result)
+    except ToolError as error:
+        return Observation(str(error), error=True)
+
+
+def _arguments(episode: object, call: ToolCall) -> dict[str, Any] | Observation:
+    """The checked arguments of a call, or why it is refused."""
     cls: Any = type(episode)
     known = offered(cls)
     if call.name not in known:
@@ -78,16 +101,15 @@ def answer(episode: object, call: ToolCall) -> Observation:
         given = loads(call.arguments)
         if not isinstance(given, dict):
             return Observation(f"{call.name} takes an object of arguments", error=True)
-        arguments = known[call.name].arguments.model_validate(given)
+        return dict(vars(known[call.name].arguments.model_validate(given)))
     except ValidationError as error:
         said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         return Observation(f"{call.name}: {said}", error=True)
     except ValueError as error:
         return Observation(f"{call.name}: the arguments are no JSON: {error}", error=True)
-    try:
-        result = getattr(episode, call.name)(**vars(arguments))
-    except ToolError as error:
-        return Observation(str(error), error=True)
+
+
+def _observed(result: Any) -> Observation:
     if isinstance(result, Observation):
         return result
     return Observation(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))

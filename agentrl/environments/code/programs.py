@@ -1,0 +1,121 @@
+"""Small programs over lists of whole numbers: their steps in words and in Python, and the bugs that a step can have."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+Values = list[int]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of step. ``{k}`` in its words and expressions is a number between ``low`` and ``high``; ``wrong`` are
+    expressions that a mistaken author might write."""
+
+    name: str
+    words: str
+    right: str
+    wrong: tuple[str, ...]
+    low: int = 0
+    high: int = 0
+
+
+def _mapped(expression: str) -> str:
+    return f"[{expression} for v in values]"
+
+
+def _kept(condition: str) -> str:
+    return f"[v for v in values if {condition}]"
+
+
+KINDS = (
+    Kind("shift", "add {k} to each value", _mapped("v + {k}"), (_mapped("v - {k}"),), 1, 99),
+    Kind("scale", "multiply each value by {k}", _mapped("v * {k}"), (_mapped("v + {k}"),), 2, 19),
+    Kind("floor", "keep the values from {k} on", _kept("v >= {k}"), (_kept("v > {k}"), _kept("v <= {k}")), -5, 12),
+    Kind("multiples", "keep the multiples of {k}", _kept("v % {k} == 0"), (_kept("v % {k}"),), 2, 3),
+    Kind("cap", "replace each value above {k} by {k}", _mapped("min(v, {k})"), (_mapped("max(v, {k})"),), 1, 40),
+    Kind("skip", "drop the first {k} values", "values[{k}:]", ("values[{k} + 1:]", "values[:{k}]"), 1, 3),
+    Kind("tail", "keep the last {k} values", "values[-{k}:]", ("values[:{k}]", "values[-{k} + 1:]"), 2, 4),
+    Kind("rotate", "move the first {k} values to the end", "values[{k}:] + values[:{k}]", ("values[{k}:]",), 1, 3),
+    Kind("every", "keep every {k}th value, beginning with the first", "values[::{k}]", ("values[{k}::{k}]",), 2, 4),
+    Kind("reverse", "reverse the order", "values[::-1]", ("values[:-1]",)),
+    Kind("ascending", "sort from low to high", "sorted(values)", ("sorted(values, reverse=True)",)),
+    Kind("descending", "sort from high to low", "sorted(values, reverse=True)", ("sorted(values)",)),
+    Kind("distinct", "keep the first of equal values", "list(dict.fromkeys(values))", ("sorted(set(values))",)),
+    Kind(
+        "totals", "replace each value by the sum of the values up to and including it",
+        "[sum(values[:i + 1]) for i in range(len(values))]", ("[sum(values[:i]) for i in range(len(values))]",),
+    ),
+    Kind(
+        "changes", "replace the list by the change from each value to the next",
+        "[b - a for a, b in zip(values, values[1:])]", ("[a - b for a, b in zip(values, values[1:])]",),
+    ),
+    Kind("squares", "square each value", _mapped("v * v"), (_mapped("v + v"), _mapped("v ^ 2"))),
+    Kind("positive", "replace each negative value by 0", _mapped("max(v, 0)"), (_mapped("min(v, 0)"),)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A step as it is asked for, and as it is written: ``written`` is ``right``, or has a bug."""
+
+    name: str
+    words: str
+    right: str
+    written: str
+
+    def apply(self, values: Values) -> Values:
+        return function(self.right)(values)
+
+
+def draw_steps(number: int, random: Random) -> list[Operation]:
+    """Steps of different kinds, without bugs."""
+    return [_operation(kind, random) for kind in random.sample(KINDS, number)]
+
+
+def _operation(kind: Kind, random: Random) -> Operation:
+    k = random.randint(kind.low, kind.high)
+    right = kind.right.replace("{k}", str(k))
+    return Operation(kind.name, kind.words.replace("{k}", str(k)), right, right)
+
+
+def with_bug(step: Operation, random: Random) -> Operation:
+    """The step as a mistaken author writes it."""
+    kind = next(one for one in KINDS if one.name == step.name)
+    k = next((k for k in range(kind.low, kind.high + 1) if kind.right.replace("{k}", str(k)) == step.right), 0)
+    return Operation(step.name, step.words, step.right, random.choice(kind.wrong).replace("{k}", str(k)))
+
+
+@lru_cache(maxsize=4096)
+def function(expression: str) -> Callable[[Values], Values]:
+    """The function of ``values`` that one of our expressions is."""
+    made: Callable[[Values], Values] = eval(f"lambda values: {expression}")
+    return made
+
+
+def run(steps: Sequence[Operation], values: Values, written: bool = False) -> Values:
+    """What the steps make of a list: as they were asked for, or as they are written."""
+    for step in steps:
+        values = function(step.written if written else step.right)(values)
+    return values
+
+
+def draw_values(random: Random) -> Values:
+    """A list to try a program with. A value may come twice."""
+    values = [random.randint(-9, 30) for _ in range(random.randint(5, 8))]
+    values[random.randrange(len(values))] = values[0]
+    return values
+
+
+def sentence(steps: Sequence[Operation]) -> str:
+    """The steps in words: "First add 3 to each value, then reverse the order"."""
+    first, *rest = (step.words for step in steps)
+    if not rest:
+        return first[0].upper() + first[1:]
+    return f"First {first}, " + ", ".join(f"then {words}" for words in rest)
+
+
+def call(name: str, *arguments: Any) -> str:
+    return f"{name}({', '.join(map(repr, arguments))})"

@@ -33,7 +33,8 @@ from datastore.formats import (
 )
 from datastore.formats.columns import batches
 from datastore.formats.own import OWN_FORMAT, OwnFormat
-from datastore.formats.source import Row, Source
+from datastore.formats.parts import by_record
+from datastore.formats.source import Row, Source, Span
 from schemas.arrow import from_table
 from schemas.choice import RULE
 from schemas.hints import did_you_mean
@@ -62,6 +63,8 @@ class Format:
     """Rows that are not written at all."""
     training: bool = False
     """Whether what is written is a training set: held-out rows are then left out unless they are asked for."""
+    cut: Callable[[Source], Iterator[Span] | None] | None = None
+    """Parts of a large file that can be read on their own, None if it has none. None: files are read as a whole."""
 
     def tables(self, source: Source) -> Iterator[pa.Table]:
         """The rows of a file, checked, a bounded number at a time. A record that gives none is refused."""
@@ -108,15 +111,18 @@ def _pairless(row: Trajectory) -> bool:
 
 
 FORMATS: dict[str, Format] = {
-    "openai-chat": Format(_head(chat.fits), chat.read, chat.write, loses=_TEXT_ONLY, training=True),
-    "openai-responses": Format(_head(responses.fits), responses.read),
-    "anthropic": Format(_head(anthropic.fits), anthropic.read, anthropic.write, loses=_TEXT_ONLY | _SPELLING),
+    "openai-chat": Format(_head(chat.fits), chat.read, chat.write, loses=_TEXT_ONLY, training=True, cut=by_record),
+    "openai-responses": Format(_head(responses.fits), responses.read, cut=by_record),
+    "anthropic": Format(
+        _head(anthropic.fits), anthropic.read, anthropic.write, loses=_TEXT_ONLY | _SPELLING, cut=by_record
+    ),
     "trl-sft": Format(
         _head(trl.fits_sft),
         trl.read_sft,
         trl.write_sft,
         loses=_TEXT_ONLY - {"token ids", "action mask"} | _SPELLING,
         training=True,
+        cut=by_record,
     ),
     "trl-prompt-completion": Format(
         _head(trl.fits_prompt_completion),
@@ -124,6 +130,7 @@ FORMATS: dict[str, Format] = {
         trl.write_prompt_completion,
         loses=_TEXT_ONLY | _SPELLING,
         training=True,
+        cut=by_record,
     ),
     "trl-preference": Format(
         _head(trl.fits_preference),
@@ -132,6 +139,7 @@ FORMATS: dict[str, Format] = {
         loses=_TEXT_ONLY - {"success"} | _SPELLING,
         leaves_out=_pairless,
         training=True,
+        cut=by_record,
     ),
     "trl-kto": Format(
         _head(trl.fits_kto),
@@ -140,18 +148,22 @@ FORMATS: dict[str, Format] = {
         loses=_TEXT_ONLY - {"success"} | _SPELLING,
         leaves_out=_unscored,
         training=True,
+        cut=by_record,
     ),
-    "verl-sft": Format(verl.fits, verl.read, verl.write, suffix=".parquet", loses=_TEXT_ONLY, training=True),
+    "verl-sft": Format(
+        verl.fits, verl.read, verl.write, suffix=".parquet", loses=_TEXT_ONLY, training=True, cut=by_record
+    ),
     "verifiers": Format(
         _head(verifiers.fits),
         verifiers.read,
         verifiers.write,
         tokens=True,
         loses=frozenset({"spans of other messages"}),
+        cut=by_record,
     ),
-    "verifiers-v1": Format(_head(verifiers_v1.fits), verifiers_v1.read, verifiers_v1.write, tokens=True),
-    "nemo-gym": Format(_head(nemo_gym.fits), nemo_gym.read),
-    "atif": Format(_head(atif.fits), atif.read, atif.write, tokens=True, suffix=""),
+    "verifiers-v1": Format(_head(verifiers_v1.fits), verifiers_v1.read, verifiers_v1.write, tokens=True, cut=by_record),
+    "nemo-gym": Format(_head(nemo_gym.fits), nemo_gym.read, cut=by_record),
+    "atif": Format(_head(atif.fits), atif.read, atif.write, tokens=True, suffix="", cut=by_record),
     "swe-agent": Format(
         _head(swe_agent.fits),
         swe_agent.read,
@@ -171,12 +183,17 @@ FORMATS: dict[str, Format] = {
     "claude-code": Format(_head(claude_code.fits), claude_code.read),
     "inspect": Format(inspect_logs.fits, inspect_logs.read),
     "otel": Format(_head(otel.fits), otel.read),
-    "alpaca": Format(_head(alpaca.fits), alpaca.read),
-    "tau-bench": Format(_head(tau_bench.fits), tau_bench.read),
+    "alpaca": Format(_head(alpaca.fits), alpaca.read, cut=by_record),
+    "tau-bench": Format(_head(tau_bench.fits), tau_bench.read, cut=by_record),
     "sharegpt": Format(
-        _head(sharegpt.fits), sharegpt.read, sharegpt.write, loses=_TEXT_ONLY | _SPELLING | _SHAREGPT, training=True
+        _head(sharegpt.fits),
+        sharegpt.read,
+        sharegpt.write,
+        loses=_TEXT_ONLY | _SPELLING | _SHAREGPT,
+        training=True,
+        cut=by_record,
     ),
-    "sharegpt-preference": Format(_head(sharegpt.fits_preference), sharegpt.read_preference),
+    "sharegpt-preference": Format(_head(sharegpt.fits_preference), sharegpt.read_preference, cut=by_record),
     "huggingface": Format(huggingface.fits, huggingface.read, huggingface.write, tokens=True, suffix=""),
 }
 

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -18,14 +19,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from datastore.errors import StoreError
 from datastore.formats.source import BROKEN, Row, Source, excerpt
 from datastore.ingest import as_table
 from datastore.validation import LENIENT_SCHEMA, validate
 from schemas.trajectory import Message, RewardComponent, Role, Span, ToolCall, Trajectory
 
-BATCH_ROWS = 1024
-BATCH_SIZE = 2**23
+BATCH_ROWS = 2048
+BATCH_SIZE = 2**22
 """Characters of source that a batch is read from, at about which it ends."""
+BLOCK_ROWS = 64
+BLOCK_SIZE = 2**18
+"""Rows are taken over after so many of them, or so many characters of source."""
 
 _MISFITS = (pa.ArrowException, OverflowError, *BROKEN)
 _REQUIRED = frozenset(name for name, info in Trajectory.model_fields.items() if info.is_required())
@@ -36,8 +41,10 @@ _DEFAULTS = {
 }
 _MESSAGE = LENIENT_SCHEMA.field("messages").type
 _CALL = _MESSAGE.value_type.field("tool_calls").type
-_PLAIN_FIELDS = [name for name in Message.model_fields if name not in ("role", "content", "tool_calls")]
+_FIELDS = [name for name in Message.model_fields if name != "tool_calls"]
+_PLAIN_FIELDS = [name for name in _FIELDS if name not in ("role", "content")]
 _KNOWN = Message.model_fields.keys()
+_ROW_FIELDS = Trajectory.model_fields.keys()
 _CALL_FIELDS = ToolCall.model_fields.keys()
 _COMPONENT_FIELDS = RewardComponent.model_fields.keys()
 _SPAN_FIELDS = Span.model_fields.keys()
@@ -53,10 +60,11 @@ class RowOrigin(NamedTuple):
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows in ``LENIENT_SCHEMA``, and where each comes from."""
+    """Rows in ``LENIENT_SCHEMA``; the source of each, and what was kept of its record."""
 
     table: pa.Table
-    origins: list[RowOrigin]
+    sources: list[Source]
+    kept: list[Any]
 
 
 def batches(rows: Iterable[tuple[Source, Row]], keep: Callable[[Any], Any] = lambda _: None) -> Iterator[RowBatch]:
@@ -65,74 +73,106 @@ def batches(rows: Iterable[tuple[Source, Row]], keep: Callable[[Any], Any] = lam
     was_on = gc.isenabled()
     gc.disable()  # it would look at every value of a batch again and again, and find no circle
     try:
-        part, size = _Columns(), 0
+        part = _Columns()
         for source, row in rows:
-            try:
-                part.add(row, RowOrigin(source, source.number, keep(source.record)))
-            except _MISFITS as error:
-                source.notes.refuse(source.place, error, excerpt(source.record))
-            size += source.took()
-            if len(part.rows) >= BATCH_ROWS or size >= BATCH_SIZE:
+            part.add(row, RowOrigin(source, source.number, keep(source.record)), source.took())
+            if part.count >= BATCH_ROWS or part.size >= BATCH_SIZE:
                 yield part.batch()
-                part, size = _Columns(), 0
-        if part.rows:
+                part = _Columns()
+        if part.count:
             yield part.batch()
+    except StoreError:
+        part.batch()  # if a record before is at fault too, that one is named
+        raise
     finally:
         if was_on:
             gc.enable()
 
 
 class _Columns:
-    """Values of some rows: scalars row by row, messages field by field, calls field by field."""
+    """Values of some rows: scalars row by row, messages field by field, calls field by field. Rows are taken over some
+    at a time: one by one is much slower, and all at once leaves the processor's cache."""
 
     def __init__(self) -> None:
+        self.size = 0
+        """How much was read for the rows."""
         self.rows: list[Row] = []
         self.origins: list[RowOrigin] = []
         self.lengths: list[int] = []
-        self.roles: list[str] = []
-        self.contents: list[str] = []
-        self.fields: dict[str, list[Any]] = {name: [] for name in _PLAIN_FIELDS}
+        self.fields: dict[str, list[Any]] = {name: [] for name in _FIELDS}
+        """Values of the messages; an empty list if no message has any so far."""
         self.calls: list[int] = []
         """How many calls each message has."""
         self.call_fields: tuple[list[str], list[str], list[str]] = ([], [], [])
+        self._waiting: list[tuple[Row, RowOrigin, Any]] = []
+        self._waiting_size = 0
 
-    def add(self, row: Row, origin: RowOrigin) -> None:
-        """Take over a row. Raises what tells why it does not fit, and takes nothing of it then."""
-        messages = row["messages"]
+    @property
+    def count(self) -> int:
+        return len(self.rows) + len(self._waiting)
+
+    def add(self, row: Row, origin: RowOrigin, size: int) -> None:
+        """Add a row that was read from ``size`` bytes or characters."""
+        self._waiting.append((row, origin, origin.source.record))
+        self.size += size
+        self._waiting_size += size
+        if len(self._waiting) == BLOCK_ROWS or self._waiting_size >= BLOCK_SIZE:
+            self.take_over()
+
+    def take_over(self) -> None:
+        """Take over the rows that wait. One that does not fit is refused."""
+        waiting, self._waiting, self._waiting_size = self._waiting, [], 0
+        try:
+            self._take(waiting)
+        except _MISFITS:
+            for one in waiting:
+                row, origin, record = one
+                try:
+                    self._take([one])
+                except _MISFITS as error:
+                    reason = _reason(row) or error
+                    origin.source.notes.refuse(origin.source.place_of(origin.number), reason, excerpt(record))
+
+    def _take(self, waiting: list[tuple[Row, RowOrigin, Any]]) -> None:
+        """Take over rows. Raises if one does not fit, and takes nothing then."""
+        talks = [row["messages"] for row, _, _ in waiting]
+        messages = list(chain.from_iterable(talks))
         names = set().union(*messages)
-        calls: list[dict[str, Any]] = []
+        if not (names <= _KNOWN and all(row.keys() <= _ROW_FIELDS for row, _, _ in waiting)):
+            raise ValueError("has a field that is not known")
+        fields = {"role": [one["role"] for one in messages], "content": [one.get("content", "") for one in messages]}
+        fields |= {name: [one.get(name) for one in messages] for name in _PLAIN_FIELDS if name in names}
+        lengths = [0] * len(messages)
+        parts: list[list[str]] = []
         if "tool_calls" in names:
-            lengths = [len(one.get("tool_calls") or ()) for one in messages]
-            calls = [call for one in messages for call in one.get("tool_calls") or ()]
-        else:
-            lengths = [0] * len(messages)
-        if not (names <= _KNOWN and row.keys() <= Trajectory.model_fields.keys()) or any(map(_odd, calls)):
-            Trajectory.model_validate(_counted(row))  # says what is wrong
-        self.roles += [one["role"] for one in messages]
-        self.contents += [one.get("content", "") for one in messages]
-        for name in _PLAIN_FIELDS:
-            values = self.fields[name]
-            if name in names:
-                values += [None] * (len(self.calls) - len(values))
-                values += [one.get(name) for one in messages]
+            found = [one.get("tool_calls") or () for one in messages]
+            lengths = list(map(len, found))
+            calls = list(chain.from_iterable(found))
+            if any(len(call) != len(_CALL_FIELDS) for call in calls):
+                raise ValueError("has a call with other fields than a call has")
+            parts = [[call[name] for call in calls] for name in _CALL_FIELDS]
+        for name, values in fields.items():
+            self.fields[name] += [None] * (len(self.calls) - len(self.fields[name]))
+            self.fields[name] += values
         self.calls += lengths
-        for call in calls:
-            for values, name in zip(self.call_fields, _CALL_FIELDS, strict=True):
-                values.append(call[name])
-        del row["messages"]
-        self.lengths.append(len(messages))
-        self.rows.append(row)
-        self.origins.append(origin)
+        for whole, part in zip(self.call_fields, parts, strict=False):
+            whole += part
+        self.lengths += map(len, talks)
+        for row, origin, _ in waiting:
+            del row["messages"]
+            self.rows.append(row)
+            self.origins.append(origin)
 
     def batch(self) -> RowBatch:
         """The rows as a table, without those that do not fit."""
+        self.take_over()
         for values in self.fields.values():
             if values:
                 values += [None] * (len(self.calls) - len(values))
         try:
             table = self._table()
             if not validate(table):
-                return RowBatch(table, self.origins)
+                return _row_batch(table, self.origins)
         except _MISFITS:
             pass
         tables: list[pa.Table] = []
@@ -143,7 +183,7 @@ class _Columns:
                 kept.append(origin)
             except _MISFITS as error:
                 origin.source.notes.refuse(origin.source.place_of(origin.number), error, excerpt(row))
-        return RowBatch(pa.concat_tables([LENIENT_SCHEMA.empty_table(), *tables]), kept)
+        return _row_batch(pa.concat_tables([LENIENT_SCHEMA.empty_table(), *tables]), kept)
 
     def _whole(self) -> Iterator[Row]:
         """The rows with their messages, as they were added."""
@@ -152,10 +192,10 @@ class _Columns:
         for row, length in zip(self.rows, self.lengths, strict=True):
             messages: list[dict[str, Any]] = []
             for at in range(place, place + length):
-                one: dict[str, Any] = {"role": self.roles[at], "content": self.contents[at]}
-                one["tool_calls"] = [next(calls) for _ in range(self.calls[at])]
-                one |= {name: values[at] for name, values in self.fields.items() if values}
-                messages.append(one)
+                one = {name: self.fields[name][at] for name in ("role", "content")}
+                one |= {name: self.fields[name][at] for name in _PLAIN_FIELDS if self.fields[name]}
+                one = {name: value for name, value in one.items() if value is not None or name not in _PLAIN_FIELDS}
+                messages.append(one | {"tool_calls": [next(calls) for _ in range(self.calls[at])]})
             place += length
             yield row | {"messages": messages}
 
@@ -170,9 +210,10 @@ class _Columns:
             if name in names:
                 values = [row.get(name, _DEFAULTS.get(name)) for row in self.rows]
                 columns[name] = _column(name, values, field.type)
+            elif name == "created_at":
+                columns[name] = pa.repeat(pa.scalar(datetime.now(UTC), field.type), len(self.rows))
             elif name not in ("n_tokens", "n_action_tokens"):
-                value = datetime.now(UTC) if name == "created_at" else _DEFAULTS[name]
-                columns[name] = pa.repeat(pa.scalar(value, field.type), len(self.rows))
+                columns[name] = _defaults(name, len(self.rows))
         counts = {"n_tokens": pc.list_value_length(columns["action_mask"])}
         counts["n_action_tokens"] = _trues(columns["action_mask"]).cast(pa.int32())
         columns = counts | columns
@@ -183,11 +224,7 @@ class _Columns:
         types = {field.name: field.type for field in _MESSAGE.value_type}
         texts = [pa.array(values, pa.string()) for values in self.call_fields]
         calls = pa.StructArray.from_arrays(texts, fields=list(_CALL.value_type))
-        columns = {
-            "role": pa.array(self.roles, pa.string()),
-            "content": pa.array(self.contents, pa.string()),
-            "tool_calls": pa.ListArray.from_arrays(_offsets(self.calls), calls, type=_CALL),
-        }
+        columns = {"tool_calls": pa.ListArray.from_arrays(_offsets(self.calls), calls, type=_CALL)}
         for name, values in self.fields.items():
             kind = types[name]
             columns[name] = _exact(values, kind) if values else pa.nulls(len(self.calls), kind)
@@ -203,8 +240,23 @@ class _Columns:
         }
 
 
-def _odd(call: dict[str, Any]) -> bool:
-    return call.keys() != _CALL_FIELDS
+def _row_batch(table: pa.Table, origins: list[RowOrigin]) -> RowBatch:
+    return RowBatch(table, [one.source for one in origins], [one.kept for one in origins])
+
+
+def _reason(row: Row) -> Exception | None:
+    """What the model says about a row that does not fit."""
+    try:
+        Trajectory.model_validate(_counted(row))
+    except _MISFITS as error:
+        return error
+    return None
+
+
+@lru_cache(maxsize=256)
+def _defaults(name: str, count: int) -> pa.Array:
+    """A column of defaults. Batches are mostly of one size, and share it."""
+    return pa.repeat(pa.scalar(_DEFAULTS[name], LENIENT_SCHEMA.field(name).type), count)
 
 
 def _counted(row: Row) -> Row:

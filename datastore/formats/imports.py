@@ -16,12 +16,13 @@ import pyarrow.compute as pc
 
 from datastore.errors import InvalidRowsError, NoBufferError, StoreError
 from datastore.formats import detect, named
-from datastore.formats.columns import RowBatch, batches, with_column
+from datastore.formats.columns import RowBatch, with_column
 from datastore.formats.labels import AS_SOURCE, Labels, labelled, named_reward
 from datastore.formats.notes import Notes
 from datastore.formats.own import OwnFormat
 from datastore.formats.rows import NAMELESS
 from datastore.formats.source import Source
+from datastore.formats.workers import File, read_files
 from schemas.arrow import from_table
 from schemas.trajectory import Trajectory
 
@@ -214,10 +215,10 @@ class Reading:
         """Rows of all files; ``name`` tells the episodes and groups of this import from those of others. Raises
         StoreError if there are none."""
         owners = {id(one.source): _Owner(one, self.stage) for one in self.files}
-        read = ((one.source, row) for one in self.files for row in named(one.format).rows(one.source))
-        for batch in batches(read, lambda record: named_reward(self.labels.reward, record)):
-            own = self._own(batch, [owners[id(one.source)] for one in batch.origins], name)
-            rows = labelled(own, [one.kept for one in batch.origins], self.labels)
+        files = [File(one.source, named(one.format)) for one in self.files]
+        for batch in read_files(files, lambda record: named_reward(self.labels.reward, record)):
+            own = self._own(batch, [owners[id(one)] for one in batch.sources], name)
+            rows = labelled(own, batch.kept, self.labels)
             self.result.count(rows)
             yield rows
         for owner in owners.values():

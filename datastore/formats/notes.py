@@ -48,6 +48,16 @@ class Notes:
     def remark(self, text: str, count: int = 1) -> None:
         self.remarks[text] += count
 
+    @property
+    def empty(self) -> bool:
+        return not (self.ignored or self.remarks or self.unreadable)
+
+    def add(self, others: "Notes") -> None:
+        """Add what was noted of a later part."""
+        self.ignored.update(others.ignored)
+        self.remarks.update(others.remarks)
+        self.unreadable += others.unreadable
+
     def refuse(self, place: str, error: BaseException | str, record: str = "") -> None:
         """Set a record aside, or raise StoreError that names it."""
         key = str(error.args[0]) if isinstance(error, KeyError) and error.args else getattr(error, "key", "")

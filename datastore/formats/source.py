@@ -12,29 +12,38 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias
+from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic_core import from_json
 
 from datastore.errors import StoreError
 from datastore.formats.notes import Notes
+from datastore.formats.stream import CHUNK, Chars, elements, members, outline
 
 Row: TypeAlias = dict[str, Any]
 """Fields of a trajectory, as a reader finds them; messages, calls and components are dicts too."""
 
 Kind = Literal["lines", "array", "document", "parquet", "zip", "folder", "empty"]
 
-CHUNK = 2**20
 BUFFER = 2**18
+_GZIP = b"\x1f\x8b"
 LONGEST_LINE = 2**26
 """Characters. A file with a longer first line counts as a document, which is read piece by piece."""
-HEAD = 2**24
-"""Characters of a document that are read to tell its format."""
 
 BROKEN = (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError)
 """What a reader raises if a record does not have the shape that its format promises."""
+
+
+class Span(NamedTuple):
+    """A part of a file: of JSON Lines the bytes from ``start`` to ``stop``, of Parquet the row groups, of archives the
+    samples, of a folder the rows. ``before`` counts the records (of JSON Lines the lines) before it."""
+
+    start: int
+    stop: int
+    before: int
 
 
 class Source:
@@ -49,9 +58,17 @@ class Source:
         self.read_to = self._took = 0
         self.before: dict[str, Any] = {}
         """The members beside the list, if :meth:`elements` reads a document."""
+        self.span: Span | None = None
 
     def __repr__(self) -> str:
         return f"Source({self.name!r}, {self.kind})"
+
+    def part(self, span: Span | None, notes: Notes) -> "Source":
+        """The same file, of which only a part is read if ``span`` is given."""
+        _ = self.kind  # found once, not once a part
+        one = copy(self)
+        one.notes, one.span = notes, span
+        return one
 
     @property
     def place(self) -> str:
@@ -102,7 +119,7 @@ class Source:
         none that can be read."""
         try:
             if self.kind == "document":
-                return _outline(self._chars())
+                return outline(self._chars())
             return next(iter(Source(self.path, Notes(quarantine=True), self.name).records()), None)
         except (StoreError, *BROKEN):
             return None
@@ -113,7 +130,12 @@ class Source:
 
     def _bytes(self) -> Any:
         raw: Any = self.path.open("rb", buffering=BUFFER)
-        return gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+        return gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP else raw
+
+    @property
+    def compressed(self) -> bool:
+        with self.path.open("rb") as file:
+            return file.read(2) == _GZIP
 
     def digest(self) -> str:
         """Digest of the content: of text whatever its compression, of Parquet its rows, of a folder its files."""
@@ -129,13 +151,13 @@ class Source:
 
     def records(self) -> Iterator[Any]:
         """Every record: a line, an element of the array, a row of the Parquet file, or the whole document."""
-        self.number = 0
+        self.number = self.span.before if self.span else 0
         match self.kind:
             case "lines":
                 yield from self._lines()
             case "array":
                 chars = self._chars()
-                yield from self._counted(_elements(chars), chars)
+                yield from self._counted(elements(chars), chars)
             case "document":
                 yield from self._counted(iter([self.document()]))
             case "parquet":
@@ -143,7 +165,7 @@ class Source:
             case _:
                 raise StoreError(f"{self.name} holds no records ({self.kind})")
 
-    def _counted(self, records: Iterator[Any], chars: "_Chars | None" = None) -> Iterator[Any]:
+    def _counted(self, records: Iterator[Any], chars: "Chars | None" = None) -> Iterator[Any]:
         while True:
             self.number += 1
             try:
@@ -160,8 +182,8 @@ class Source:
             yield self.record
 
     def _lines(self) -> Iterator[Any]:
-        with self._bytes() as file:
-            lines = enumerate(file, 1)
+        with self._part() if self.span else self._bytes() as file:
+            lines = enumerate(file, self.span.before + 1 if self.span else 1)
             while True:
                 try:
                     number, line = next(lines, (0, b""))
@@ -183,13 +205,20 @@ class Source:
                 self.number, self.record = number, record
                 yield record
 
+    def _part(self) -> IO[bytes]:
+        assert self.span
+        with self.path.open("rb") as file:
+            file.seek(self.span.start)
+            return io.BytesIO(file.read(self.span.stop - self.span.start))
+
     def _rows(self) -> Iterator[Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        groups = range(self.span.start, self.span.stop) if self.span else None
         try:
             with pq.ParquetFile(self.path) as file:
-                for batch in file.iter_batches(batch_size=256):
+                for batch in file.iter_batches(batch_size=256, row_groups=groups):
                     yield from self.pylist(batch)
         except pa.ArrowException as error:
             raise StoreError(f"{self.name} is no Parquet file that can be read: {error}") from None
@@ -228,10 +257,10 @@ class Source:
             return
         self.before.clear()
         chars = self._chars()
-        yield from self._counted(_members(chars, key, self.before), chars)
+        yield from self._counted(members(chars, key, self.before), chars)
 
-    def _chars(self) -> "_Chars":
-        return _Chars(self.text())
+    def _chars(self) -> "Chars":
+        return Chars(self.text())
 
 
 def _decoded(line: bytes, name: str) -> str:
@@ -267,109 +296,6 @@ class _Text(io.TextIOWrapper):
         if line := self.readline():
             return line
         raise StopIteration
-
-
-class _Chars:
-    """A window on a text, for a JSON decoder that needs more text when a value is not whole."""
-
-    _decoder = json.JSONDecoder()
-
-    def __init__(self, text: IO[str]) -> None:
-        self._text = text
-        self._window = text.read(CHUNK)
-        self._at = 0
-        self.taken = 0
-
-    def _more(self) -> bool:
-        chunk = self._text.read(max(CHUNK, len(self._window) - self._at))
-        self._window = self._window[self._at :] + chunk
-        self.taken += self._at
-        self._at = 0
-        return bool(chunk)
-
-    @property
-    def position(self) -> int:
-        return self.taken + self._at
-
-    def peek(self) -> str:
-        """The next character that is no white space; "" at the end."""
-        while True:
-            while self._at < len(self._window):
-                if not (char := self._window[self._at]).isspace():
-                    return char
-                self._at += 1
-            if not self._more():
-                return ""
-
-    def expect(self, allowed: str) -> str:
-        char = self.peek()
-        if not char or char not in allowed:
-            raise ValueError(f"is not JSON: {char or 'the end'!r} at character {self.taken + self._at}")
-        self._at += 1
-        return char
-
-    def value(self) -> Any:
-        self.peek()
-        while True:
-            try:
-                value, end = self._decoder.raw_decode(self._window, self._at)
-            except json.JSONDecodeError as error:
-                if not self._more():
-                    raise ValueError(f"is not JSON: {error}") from None
-                continue
-            if end == len(self._window) and self._more():  # a number may go on
-                continue
-            self._at = end
-            return value
-
-
-def _elements(chars: _Chars) -> Iterator[Any]:
-    """Elements of the array that begins here."""
-    chars.expect("[")
-    if chars.peek() == "]":
-        chars.expect("]")
-        return
-    while True:
-        yield chars.value()
-        if chars.expect(",]") == "]":
-            return
-
-
-def _members(chars: _Chars, key: str, beside: dict[str, Any]) -> Iterator[Any]:
-    """Elements of the list ``key`` of the object that begins here; other members go to ``beside``."""
-    chars.expect("{")
-    if chars.peek() == "}":
-        return
-    while True:
-        name = chars.value()
-        chars.expect(":")
-        if name == key and chars.peek() == "[":
-            yield from _elements(chars)
-        else:
-            beside[name] = chars.value()
-        if chars.expect(",}") == "}":
-            return
-
-
-def _outline(chars: _Chars) -> dict[str, Any]:
-    """Top-level members of an object; of lists the first element alone. Long documents are read in part."""
-    found: dict[str, Any] = {}
-    chars.expect("{")
-    while chars.peek() != "}" and chars.taken < HEAD:
-        name = chars.value()
-        chars.expect(":")
-        if chars.peek() == "[":
-            found[name] = []
-            for element in _elements(chars):
-                if not found[name]:
-                    found[name].append(element)
-                if chars.taken >= HEAD:
-                    break
-        else:
-            found[name] = chars.value()
-        if chars.taken >= HEAD or chars.expect(",}") == "}":
-            break
-    return found
 
 
 def _not_json(error: BaseException) -> str:

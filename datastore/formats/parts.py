@@ -1,0 +1,88 @@
+"""Files cut into parts that can be read on their own."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from datastore.formats.source import Source, Span
+
+if TYPE_CHECKING:
+    from datastore.formats.workers import File
+
+PART_SIZE = 2**22
+"""Bytes of files in a part, about."""
+MOST_FILES = 256
+
+
+class Part(NamedTuple):
+    """``files`` files from the number ``first`` on; ``span`` is what is read of a single one, None all of it."""
+
+    first: int
+    files: int = 1
+    span: Span | None = None
+
+
+def parts(files: "Sequence[File]") -> Iterator[Part]:
+    """All files in order: large ones in parts if their format can be cut, small ones together."""
+    first = size = 0
+    for number, (source, format) in enumerate(files):
+        own = source.path.stat().st_size
+        spans = format.cut(source) if format.cut and (own > PART_SIZE or source.kind == "folder") else None
+        if number > first and (spans or size + own > PART_SIZE or number - first == MOST_FILES):
+            yield Part(first, number - first)
+            first, size = number, 0
+        size += own
+        if spans:
+            yield from (Part(number, 1, span) for span in spans)
+            first, size = number + 1, 0
+    if first < len(files):
+        yield Part(first, len(files) - first)
+
+
+def by_record(source: Source) -> Iterator[Span] | None:
+    """Parts of JSON Lines and of Parquet whose records are rows of their own; None if the file cannot be cut."""
+    if source.kind == "lines" and not source.compressed:
+        return lines(source)
+    return _row_groups(source) if source.kind == "parquet" else None
+
+
+def lines(source: Source) -> Iterator[Span]:
+    """Whole lines of about :data:`PART_SIZE`."""
+    start = before = 0
+    with source.path.open("rb", buffering=0) as file:
+        buffer = bytearray(PART_SIZE)
+        stop = count = 0
+        while size := file.readinto(buffer):
+            end = buffer.rfind(b"\n", 0, size) + 1
+            if end:
+                count += buffer.count(b"\n", 0, end)
+                yield Span(start, stop + end, before)
+                start, before, count = stop + end, before + count, 0
+            stop += size
+    if start < stop:
+        yield Span(start, stop, before)
+
+
+def _row_groups(source: Source) -> Iterator[Span] | None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(source.path) as file:
+            groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+            sizes = [(group.total_byte_size, group.num_rows) for group in groups]
+    except pa.ArrowException:
+        return None  # what reads it says why
+    return grouped(sizes)
+
+
+def grouped(sizes: Iterable[tuple[int, int]]) -> Iterator[Span]:
+    """Spans of neighbours of about :data:`PART_SIZE` together, from bytes and records of each."""
+    start = stop = size = before = count = 0
+    for stop, (own, records) in enumerate(sizes, 1):
+        size += own
+        count += records
+        if size >= PART_SIZE:
+            yield Span(start, stop, before)
+            start, size, before, count = stop, 0, before + count, 0
+    if start < stop:
+        yield Span(start, stop, before)

@@ -1,0 +1,182 @@
+"""Reading large files by several processes, in the order of the rows.
+
+The files are cut into parts of some megabytes, at the ends of lines, of row groups or of whole files. Each worker is a
+fork of this process: it reads parts, and hands their tables over in shared memory. This process only cuts and
+collects, and holds a bounded number of parts. Small imports, and systems without fork, are read in this process.
+"""
+
+import gc
+import itertools
+import mmap
+import os
+import pickle
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from datastore.errors import StoreError
+from datastore.formats.columns import RowBatch, batches
+from datastore.formats.notes import Notes
+from datastore.formats.parts import Part, parts
+from datastore.formats.source import Source
+from datastore.validation import LENIENT_SCHEMA
+
+if TYPE_CHECKING:
+    from datastore.formats import Format
+
+WORTH_IT = 4
+"""Parts from which on workers read them."""
+MOST_WORKERS = 4
+"""Each takes some 60 MB of memory of its own."""
+AHEAD = 2
+"""Parts that a worker has at once: one that it reads, and one that waits."""
+_TASK = 2**16
+_KILLED = "a process that read a part of the files was ended from outside, for instance because memory was short"
+
+Keep = Callable[[Any], Any]
+
+
+class File(NamedTuple):
+    """A file and the format to read it by."""
+
+    source: Source
+    format: "Format"
+
+
+def read_files(files: Sequence[File], keep: Keep = lambda _: None) -> Iterator[RowBatch]:
+    """Tables of the rows of all files, in order. ``keep`` says what to keep of a record beside its row. What the
+    readers count and refuse is in the notes of the sources afterwards."""
+    workers = min(MOST_WORKERS, len(os.sched_getaffinity(0))) if hasattr(os, "memfd_create") else 1
+    cut = parts(files)
+    first = list(itertools.islice(cut, WORTH_IT)) if workers > 1 else []
+    if len(first) < WORTH_IT:
+        return batches(((one.source, row) for one in files for row in one.format.rows(one.source)), keep)
+    return _read_together(files, itertools.chain(first, cut), keep, workers)
+
+
+def _read_together(files: Sequence[File], cut: Iterable[Part], keep: Keep, count: int) -> Iterator[RowBatch]:
+    pool = [_Worker.start(files, keep) for _ in range(count)]
+    waiting: deque[_Worker] = deque()
+    """The workers of the parts that are being read, in the order of the parts."""
+    try:
+        idle = deque(pool * AHEAD)
+        for part in cut:
+            if not idle:
+                worker = waiting.popleft()
+                yield from worker.result(files)
+                idle.append(worker)
+            worker = idle.popleft()
+            worker.send(part)
+            waiting.append(worker)
+        for worker in waiting:
+            yield from worker.result(files)
+    finally:
+        for worker in pool:
+            worker.stop()
+
+
+@dataclass(frozen=True)
+class _Worker:
+    pid: int
+    socket: socket.socket
+
+    @classmethod
+    def start(cls, files: Sequence[File], keep: Keep) -> "_Worker":
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            return cls(pid, ours)
+        status = 1
+        try:
+            ours.close()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            gc.freeze()
+            _work(theirs, files, keep)
+            status = 0
+        finally:
+            os._exit(status)
+
+    def send(self, part: Part) -> None:
+        try:
+            self.socket.send(pickle.dumps(part))
+        except ConnectionError:
+            raise StoreError(_KILLED) from None
+
+    def result(self, files: Sequence[File]) -> Iterator[RowBatch]:
+        """The tables of the first part that was sent and not collected. Raises what its reader raised."""
+        try:
+            sizes, handles, _, _ = socket.recv_fds(self.socket, 64, 1)
+        except ConnectionError:
+            handles = []
+        if not handles:
+            raise StoreError(_KILLED)
+        tables_size, size = map(int, sizes.split())
+        with os.fdopen(handles[0], "rb") as file:
+            shared = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        part: _Read = pickle.loads(memoryview(shared)[tables_size:])
+        for number, notes in part.notes:
+            files[number].source.notes.add(notes)
+        if part.rows:
+            stream = pa.ipc.open_stream(pa.py_buffer(shared).slice(0, tables_size))
+            for batch, runs, kept in zip(stream, part.rows, part.kept, strict=True):
+                sources = list(itertools.chain.from_iterable([files[at].source] * length for at, length in runs))
+                yield RowBatch(pa.Table.from_batches([batch]), sources, kept or [None] * len(sources))
+        if part.error:
+            raise part.error
+
+    def stop(self) -> None:
+        self.socket.close()
+        os.kill(self.pid, signal.SIGTERM)
+        os.waitpid(self.pid, 0)
+
+
+@dataclass
+class _Read:
+    """What a worker says beside the tables of a part."""
+
+    rows: list[list[tuple[int, int]]]
+    """Of each table: numbers of files, and how many rows in turn are of each."""
+    kept: list[list[Any] | None]
+    notes: list[tuple[int, Notes]]
+    error: Exception | None = None
+
+
+def _work(parent: socket.socket, files: Sequence[File], keep: Keep) -> None:
+    while task := parent.recv(_TASK):
+        part: Part = pickle.loads(task)
+        handle = os.memfd_create("rows")
+        with os.fdopen(handle, "wb") as file:
+            said = _write(part, files, keep, file)
+            tables_size = file.tell()
+            pickle.dump(said, file)
+            file.flush()
+            socket.send_fds(parent, [b"%d %d" % (tables_size, file.tell())], [handle])
+
+
+def _write(part: Part, files: Sequence[File], keep: Keep, file: Any) -> _Read:
+    """Write the tables of a part as an Arrow stream."""
+    sources = {number: files[number].source for number in range(part.first, part.first + part.files)}
+    own = {number: one.part(part.span, Notes(quarantine=one.notes.quarantine)) for number, one in sources.items()}
+    numbers = {id(one): number for number, one in own.items()}
+    said = _Read([], [], [])
+    try:
+        rows = ((one, row) for number, one in own.items() for row in files[number].format.rows(one))
+        with pa.ipc.new_stream(file, LENIENT_SCHEMA) as stream:
+            for batch in batches(rows, keep):
+                if not batch.table.num_rows:
+                    continue
+                stream.write_table(batch.table.combine_chunks())
+                runs = itertools.groupby(numbers[id(one)] for one in batch.sources)
+                said.rows.append([(number, len(list(run))) for number, run in runs])
+                said.kept.append(batch.kept if any(one is not None for one in batch.kept) else None)
+    except Exception as error:
+        said.error = error
+    said.notes = [(number, one.notes) for number, one in own.items() if not one.notes.empty]
+    return said

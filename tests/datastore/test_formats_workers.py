@@ -1,0 +1,161 @@
+"""Several processes read what one process reads: the same rows in the same order, the same counts, the same faults."""
+
+import gzip
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from format_rows import KINDS
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from datastore.errors import StoreError
+from datastore.formats import FORMATS, parts, workers
+from datastore.formats.columns import batches
+from datastore.formats.notes import Notes
+from datastore.formats.source import Row, Source
+from datastore.formats.workers import File, read_files
+from schemas.trajectory import Trajectory
+
+ROWS = [row for rows in KINDS.values() for row in rows]
+CUT = [name for name, one in FORMATS.items() if one.cut and one.write]
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_SIZE", 3000)
+    monkeypatch.setattr(workers, "WORTH_IT", 2)
+
+
+def kept(record: Any) -> Any:
+    return len(record)
+
+
+class Found:
+    """Rows, what was kept, the numbers of the files, and all notes."""
+
+    def __init__(self, name: str, paths: list[Path], quarantine: bool, together: bool) -> None:
+        self.notes = Notes(quarantine)
+        sources = [Source(path, self.notes) for path in paths]
+        rows = FORMATS[name].rows
+        if together:
+            found = list(read_files([File(source, FORMATS[name]) for source in sources], kept))
+        else:
+            found = list(batches(((one, row) for one in sources for row in rows(one)), kept))
+        table = pa.concat_tables(one.table for one in found) if found else pa.table({"created_at": []})
+        self.rows = table.drop_columns(["created_at"]).to_pylist()
+        self.sources = [one.path for batch in found for one in batch.sources]
+        self.kept = [one for batch in found for one in batch.kept]
+
+    def everything(self) -> dict[str, Any]:
+        notes = {"ignored": self.notes.ignored, "remarks": self.notes.remarks}
+        unreadable = sorted((one.place, one.key, one.reason, one.excerpt) for one in self.notes.unreadable)
+        rows = json.dumps(self.rows, sort_keys=True)
+        return notes | {"rows": rows, "sources": self.sources, "kept": self.kept, "unreadable": unreadable}
+
+
+def same(name: str, paths: list[Path], quarantine: bool = False) -> Found:
+    one = Found(name, paths, quarantine, together=False)
+    assert Found(name, paths, quarantine, together=True).everything() == one.everything()
+    return one
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_parts_of_a_file_give_the_rows_of_the_whole(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"rows{FORMATS[name].suffix or '.jsonl'}"
+    write = FORMATS[name].write
+    assert write
+    write(ROWS * (120 if path.suffix == ".parquet" else 1), path)
+    if path.suffix == ".jsonl":
+        path.write_text(path.read_text() * 3)
+    spans = FORMATS[name].cut
+    assert spans
+    assert path.is_dir() or len(list(spans(Source(path)) or [])) > 1
+    assert same(name, [path]).rows
+
+
+def test_many_small_files_and_a_large_one(tmp_path: Path) -> None:
+    write = FORMATS["openai-chat"].write
+    assert write
+    paths = [tmp_path / f"{number}.jsonl" for number in range(20)]
+    for number, path in enumerate(paths):
+        write(ROWS[:1] if number != 7 else ROWS, path)
+    paths[3].write_bytes(gzip.compress(paths[3].read_bytes()))
+    found = same("openai-chat", paths)
+    assert len(found.rows) == 19 + len(ROWS)
+
+
+GOOD = {"messages": [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "Ann", "odd": 1}]}
+LINES = st.sampled_from(
+    [
+        json.dumps(GOOD),
+        json.dumps(GOOD | {"model": "m", "extra": [1]}),
+        json.dumps({"messages": []}),
+        json.dumps({"messages": [{"content": "no role"}]}),
+        json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "nobody", "content": "x"}]}),
+        json.dumps({"messages": [{"role": "user", "content": "hi", "name": 3}]}),
+        json.dumps({"messages": [{"role": "user", "content": "half \ud800"}]}),
+        "not json",
+        "",
+        "   ",
+        "[1]",
+    ]
+)
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.lists(LINES, min_size=60, max_size=120), st.booleans(), st.booleans())
+def test_faults_and_counts_are_those_of_one_process(tmp_path: Path, lines: list[str], mark: bool, end: bool) -> None:
+    path = tmp_path / "rows.jsonl"
+    text = ("\ufeff" if mark else "") + "\n".join([json.dumps(GOOD), *lines]) + ("\n" if end else "")
+    path.write_text(text, encoding="utf-8")
+    same("openai-chat", [path], quarantine=True)
+    errors = []
+    for together in (False, True):
+        try:
+            Found("openai-chat", [path], quarantine=False, together=together)
+        except StoreError as error:
+            errors.append(str(error))
+        else:
+            errors.append("")
+    assert errors[0] == errors[1]
+
+
+def test_a_worker_that_is_killed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(source: Source) -> Iterator[Row]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield {}
+
+    path = tmp_path / "rows.jsonl"
+    path.write_text((json.dumps(GOOD) + "\n") * 400)
+    here = os.getpid()
+    with pytest.raises(StoreError, match="ended from outside"):
+        list(read_files([File(Source(path), FORMATS["openai-chat"].__class__(lambda _: 1, dies, cut=parts.by_record))]))
+    assert os.getpid() == here
+
+
+def test_workers_end_with_their_reader(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text((json.dumps(GOOD) + "\n") * 4000)
+    reading = read_files([File(Source(path), FORMATS["openai-chat"])])
+    next(reading)
+    reading.close()  # type: ignore[attr-defined]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_rows_of_two_processes_reach_the_buffer_as_objects(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text((json.dumps(GOOD) + "\n") * 200)
+    tables = [batch.table for batch in read_files([File(Source(path), FORMATS["openai-chat"])])]
+    assert [Trajectory.model_validate(row).prompt for row in pa.concat_tables(tables).to_pylist()] == ["who?"] * 200

@@ -122,7 +122,7 @@ class OpenAIConfig(EngineConfig):
         "${OPENAI_API_KEY}", description="${NAME} of an environment variable"
     )
     concurrency: int = Field(32, ge=1, description="requests at once")
-    requests_per_minute: int | None = Field(None, ge=1)
+    requests_per_minute: int | None = Field(None, ge=1, description="sent one after the other, at equal distances")
     timeout_s: float = Field(120.0, gt=0, description="seconds of one request")
     retries: int = Field(6, ge=0, description="how often a request that failed for a passing reason is sent again")
     price_prompt: float = Field(0.0, ge=0, description="of a million prompt tokens, for max_cost")

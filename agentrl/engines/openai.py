@@ -75,8 +75,9 @@ class OpenAIEngine:
         deadline: int = 0,
         time_limit: float | None = None,
     ) -> Turn:
-        """See :class:`agentrl.engines.base.Engine`; the turn is a message without token ids. Raises EngineError if the
-        endpoint refuses the request, keeps failing, or if the spend cap is reached."""
+        """See :class:`agentrl.engines.base.Engine`; the turn is a message without token ids. It has reached
+        ``max_tokens`` if the endpoint has counted more. Raises EngineError if the endpoint refuses the request, keeps
+        failing, or if the spend cap is reached."""
         request = _request(self.config.model, session, sampling, seed)
         try:
             async with asyncio.timeout(time_limit) as clock:
@@ -86,9 +87,8 @@ class OpenAIEngine:
                 raise
             return Turn([], [], [], "cut")
         choice = reply["choices"][0]
-        return Turn(
-            [], [], [], "length" if choice["finish_reason"] == "length" else "stop", _message(choice["message"])
-        )
+        limited = choice["finish_reason"] == "length" or sum(_usage(reply)) > sampling.max_tokens
+        return Turn([], [], [], "length" if limited else "stop", _message(choice["message"]))
 
     async def score(self, ids: Sequence[int], start: int = 1) -> list[float]:
         """Raises EngineError: an endpoint gives no log-probabilities of given tokens."""
@@ -144,8 +144,7 @@ class OpenAIEngine:
                 await stack.enter_async_context(self._pace)
             raw = await client.chat.completions.with_raw_response.create(**request)
         reply = _checked(raw.text)
-        usage = reply.get("usage") or {}
-        asked, said = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        asked, said = _usage(reply)
         self.spent.requests += 1
         self.spent.prompt_tokens += asked
         self.spent.completion_tokens += said
@@ -165,7 +164,9 @@ class OpenAIEngine:
                 api_key=self._api_key, base_url=config.base_url, max_retries=0, timeout=config.timeout_s
             )
             self._slots = asyncio.Semaphore(config.concurrency)
-            self._pace = AsyncLimiter(config.requests_per_minute, 60) if config.requests_per_minute else None
+            # One after the other: a limiter of the whole minute would send a minute's requests at once.
+            pause = 60 / config.requests_per_minute if config.requests_per_minute else 0.0
+            self._pace = AsyncLimiter(1, pause) if pause else None
         return self._client
 
 
@@ -199,6 +200,7 @@ def _request(model: str, session: Session, sampling: Sampling, seed: int) -> dic
         "max_completion_tokens": sampling.max_turn_tokens,
         "seed": seed % 2**31,
         **({"tools": tools} if tools else {}),
+        **({"extra_body": {"top_k": sampling.top_k}} if sampling.top_k else {}),
     }
 
 
@@ -226,6 +228,12 @@ def _checked(text: str) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _GarbledError(f"the reply is no completion: {text[:200]!r} ({error})") from error
     return dict(reply)
+
+
+def _usage(reply: dict[str, Any]) -> tuple[int, int]:
+    """Tokens of the prompt and of the completion, as the endpoint counts them."""
+    usage = reply.get("usage") or {}
+    return int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
 
 
 def _message(said: dict[str, Any]) -> Message:

@@ -73,6 +73,11 @@ class ForgetfulShop(Shop):
     replayable = False
 
 
+async def hang_in(method: str, task: Task) -> None:
+    if task.prompt == f"{method} hangs":
+        await asyncio.sleep(3600)
+
+
 class Broken:
     """Fails where the task's prompt says so."""
 
@@ -85,6 +90,7 @@ class Broken:
     async def reset(self, task: Task) -> "BrokenVisit":
         if task.prompt == "reset":
             raise OSError("no such database")
+        await hang_in("reset", task)
         return BrokenVisit(task)
 
 
@@ -104,16 +110,20 @@ class BrokenVisit:
             await asyncio.sleep(3600)
         if self.task.prompt == "shout,bye" and self.said == 1:
             return Step([Message(role=Role.USER, content="y" * 150)])
+        if self.task.prompt == "talk for ever":
+            return Step([Message(role=Role.USER, content="and?")])
         if self.task.prompt == "talk,talk,bye" and self.said < 3:
             return Step([Message(role=Role.USER, content="and?")], reward=0.5)
         return Step(done=True)
 
     async def score(self) -> Score:
+        await hang_in("score", self.task)
         if self.task.prompt == "score":
             raise ZeroDivisionError("no items")
         return Score(True, (RewardComponent(name="fine", value=1.0),))
 
     async def close(self) -> None:
+        await hang_in("close", self.task)
         if self.task.prompt == "close":
             raise OSError("still open")
 

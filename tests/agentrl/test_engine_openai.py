@@ -1,5 +1,6 @@
 """The openai engine against a real server on loopback that misbehaves."""
 
+import itertools
 import json
 import threading
 import time
@@ -89,6 +90,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b'{"choices": [{"index": 0, "mess')
         self.close_connection = True
 
+    def _gone(self, request: dict[str, Any]) -> None:
+        self.close_connection = True
+
     def _hang(self, request: dict[str, Any]) -> None:
         time.sleep(3)
         self._well(request)
@@ -118,10 +122,10 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def play(
-    endpoint: Endpoint, number: int = 1, limits: Limits = DEFAULT_LIMITS, **settings: Any
+    endpoint: Endpoint, number: int = 1, limits: Limits = DEFAULT_LIMITS, sampling: Sampling = SAMPLING, **settings: Any
 ) -> tuple[list[Trajectory], Any]:
     engine = OpenAIEngine(OpenAIConfig(model="teacher", base_url=endpoint.url, **settings), "key")
-    runner = RolloutRunner(None, engine, Shop(), SAMPLING, limits=limits)
+    runner = RolloutRunner(None, engine, Shop(), sampling, limits=limits)
     attempts = [Attempt(task("2 figs?", number=n)) for n in range(number)]
     return runner.run(attempts, 0, [f"r-{n}" for n in range(number)]), engine.spent
 
@@ -139,7 +143,7 @@ def test_a_row_is_text_with_its_tool_calls_and_no_ids(endpoint: Endpoint) -> Non
     assert (spent.requests, spent.prompt_tokens, spent.completion_tokens) == (2, 200, 20)
 
 
-@pytest.mark.parametrize("fault", ["busy", "broken", "garbage", "empty", "half"])
+@pytest.mark.parametrize("fault", ["busy", "broken", "garbage", "empty", "half", "gone"])
 def test_what_passes_is_asked_again(endpoint: Endpoint, fault: str) -> None:
     endpoint.plan = [fault]
     [row], spent = play(endpoint)
@@ -165,13 +169,48 @@ def test_a_turn_that_takes_too_long_is_cut(endpoint: Endpoint) -> None:
     assert (row.termination, row.n_steps) == (Termination.TIME_LIMIT, 0)
 
 
+def test_a_request_that_takes_too_long_is_sent_again(endpoint: Endpoint) -> None:
+    endpoint.plan = ["hang"]
+    started = time.monotonic()
+    [row], spent = play(endpoint, timeout_s=0.3)
+    assert time.monotonic() - started < 3
+    assert row.success
+    assert spent.retries == 1
+    endpoint.plan = ["hang"]
+    with pytest.raises(EngineError, match="timed out"):
+        play(endpoint, timeout_s=0.3, retries=0)
+
+
 def test_requests_are_limited_at_once_and_by_the_minute(endpoint: Endpoint) -> None:
     rows, _ = play(endpoint, 12, concurrency=3)
     assert len(rows) == 12
     assert endpoint.most_at_once == 3
     endpoint.times.clear()
-    play(endpoint, 2, requests_per_minute=120, concurrency=1)
-    assert len(endpoint.times) == 4
+    play(endpoint, 4, requests_per_minute=300)
+    assert len(endpoint.times) == 8
+    gaps = [after - before for before, after in itertools.pairwise(endpoint.times)]
+    assert min(gaps) > 0.1, "one each 0.2 s, and no minute's worth at once"
+    assert endpoint.times[-1] - endpoint.times[0] > 7 * 0.2 - 0.1
+
+
+def test_sampling_reaches_the_endpoint(endpoint: Endpoint) -> None:
+    sampling = {"temperature": 0.3, "top_p": 0.5, "max_turn_tokens": 7}
+    play(endpoint, 2, sampling=Sampling(top_k=9, **sampling))
+    seeds = set()
+    for request in endpoint.requests:
+        assert (request["temperature"], request["top_p"], request["top_k"]) == (0.3, 0.5, 9)
+        assert (request["max_completion_tokens"], request["model"]) == (7, "teacher")
+        seeds.add(request["seed"])
+    assert len(seeds) == 4, "each turn of each row draws with a seed of its own"
+    play(endpoint, sampling=Sampling(**sampling))
+    assert "top_k" not in endpoint.requests[-1], "which only some endpoints know"
+
+
+def test_a_row_that_the_endpoint_counts_as_too_long_ends_there(endpoint: Endpoint) -> None:
+    [row], _ = play(endpoint, sampling=Sampling(max_turn_tokens=50, max_tokens=109))
+    assert (row.termination, row.n_steps) == (Termination.MAX_TOKENS, 1)
+    [row], _ = play(endpoint, sampling=Sampling(max_turn_tokens=50, max_tokens=110))
+    assert row.success
 
 
 def test_no_request_is_sent_once_the_cap_is_spent(endpoint: Endpoint) -> None:

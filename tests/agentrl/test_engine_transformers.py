@@ -8,6 +8,7 @@ from architectures import POLICIES, lookup_tasks
 
 from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
 from agentrl.engines.blocking import blocking
+from agentrl.engines.configs import EmbeddedConfig
 from agentrl.engines.drawing import draw, uniforms
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
@@ -114,6 +115,35 @@ def test_an_exact_schedule_gives_the_same_tokens_and_logprobs_to_the_bit(policy:
     forward, backward = [n * 0.002 for n in range(12)], [(11 - n) * 0.002 for n in range(12)]
     assert rows(forward, 1) == rows(backward, 1)
     assert [ids for ids, _ in rows(forward, 1)] != [ids for ids, _ in rows(forward, 2)]
+
+
+@pytest.mark.parametrize("schedule", ["exact", "free"])
+def test_only_the_exact_schedule_waits_for_tools(policy: Policy, schedule: str) -> None:
+    engine = EmbeddedConfig(schedule=schedule).build(policy)  # type: ignore[arg-type]
+    assert engine.reproducible == (schedule == "exact")
+    ended: list[str] = []
+    [prompt, *_] = prompts_of(policy)
+
+    async def one(name: str, turns: int, pause: float) -> None:
+        with engine.open() as session:
+            session.observe(prompt)
+            for _ in range(turns):
+                session.act(await engine.turn(session, Sampling(max_turn_tokens=2), stop=[], seed=0))
+                await asyncio.sleep(pause)
+        ended.append(name)
+
+    async def go() -> None:
+        await asyncio.gather(one("one turn and a slow tool", 1, 2.0), one("five turns", 5, 0.0))
+
+    blocking(go())
+    assert (ended[0] == "five turns") == (schedule == "free")
+
+
+def test_no_more_rows_than_allowed_are_in_the_cache(policy: Policy) -> None:
+    for rows in (2, 5):
+        engine = EmbeddedConfig(rows=rows).build(policy)
+        scripted(policy, engine, Sampling(max_turn_tokens=4, max_tokens=80))  # type: ignore[arg-type]
+        assert engine._seats.slots == rows  # type: ignore[attr-defined]
 
 
 def test_greedy_equals_generate_of_the_library(policy: Policy) -> None:

@@ -18,7 +18,7 @@ from agentrl.models.policy import Policy
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
 from schemas.trajectory import Role, Termination, Trajectory
 
-ROOM = Sampling(max_turn_tokens=400, max_tokens=3000)
+ROOM = Sampling(max_turn_tokens=400, max_tokens=6000)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,24 @@ def test_an_episode_that_takes_too_long_is_cut_and_kept(policy: Policy) -> None:
     assert (long.termination, short.termination) == (Termination.TIME_LIMIT, Termination.ANSWERED)
     assert 1 <= long.n_steps < 10
     assert long.n_tokens == len(long.input_ids) > 0
+
+
+def test_an_environment_that_hangs_in_any_method_ends_its_own_episode(policy: Policy) -> None:
+    acts = runner(policy, Broken(), environment_s=0.3)
+    started = time.monotonic()
+    *hung, fine = play(acts, "reset hangs", "score hangs", "close hangs", "fine", env="broken")
+    assert time.monotonic() - started < 30
+    assert [row.termination for row in hung] == [Termination.ENV_ERROR] * 3
+    assert all("TimeoutError" in row.tags[-1] for row in hung)
+    assert fine.success
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(None, 32), (2, 2), (40, 40)])
+def test_an_episode_ends_after_so_many_messages(policy: Policy, limit: int | None, steps: int) -> None:
+    [row] = play(runner(policy, Broken(), max_steps=limit), "talk for ever", env="broken")
+    assert (row.termination, row.n_steps) == (Termination.MAX_STEPS, steps)
+    [row] = play(runner(policy, Shop(), max_steps=limit), ",".join(["price fig"] * 50))
+    assert (row.termination, row.n_steps) == (Termination.MAX_STEPS, steps)
 
 
 def test_tools_run_beside_each_other_and_never_block_the_loop(policy: Policy) -> None:

@@ -1,6 +1,7 @@
 """Every stage that opens an engine closes it: at its end, after a failure, and on Ctrl-C. The engine is one of the
 user's, in a folder outside the repository, with a real server process and a connection to it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from agentrl.engines.base import EngineError
+from datastore.buffer import TrajectoryBuffer
 from pipelines.harness import Harness
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.grpo import online
@@ -186,3 +188,90 @@ def test_ctrl_c_closes_the_engine_of_a_run(outside: Path, number: signal.Signals
     opened, _, *closed = log.read_text().split("\n")
     assert closed == [opened.replace("open", "closed"), ""], said
     assert not psutil.pid_exists(int(opened.split()[1]))
+
+
+TEACHER = """
+name: teacher
+execution: {env: {OMP_NUM_THREADS: "1"}}
+stages:
+  tasks: {uses: tasks.import, with: {paths: [tasks.jsonl], env: "my_shop:Shop"}}
+  sample:
+    uses: trajectories.sample
+    inputs: {tasks: tasks}
+    with:
+      samples: 2
+      shard_tasks: 4
+      sampling: {max_turn_tokens: 50}
+      limits: {processes: 2, in_flight: 8}
+      engine: {type: openai, model: teacher, base_url: 'URL', api_key: "${TEACHER_KEY}"}
+"""
+
+SHOP = """
+import subprocess
+
+from agentrl.environments.tools import tool
+
+
+class Visit:
+    def __init__(self, task):
+        self.helper = subprocess.Popen(["sleep", "1000"])
+
+    @tool
+    def price(self, item: str) -> int:
+        return len(item)
+
+    def score(self, answer):
+        return answer == "done"
+
+    def close(self):
+        self.helper.kill()
+        self.helper.wait()
+
+
+class Shop:
+    name, version = "shop", "1"
+
+    def tasks(self, sizes, seed):
+        return {}
+
+    def episode(self, task):
+        return Visit(task)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_mid_batch_leaves_no_process_no_socket_and_no_half_row(outside: Path) -> None:
+    server = Endpoint()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (outside / "teacher.yaml").write_text(TEACHER.replace("URL", server.url))
+    (outside / "my_shop.py").write_text(SHOP)
+    lines = [json.dumps({"prompt": f"{number} figs?", "ground_truth": '"done"'}) for number in range(40)]
+    (outside / "tasks.jsonl").write_text("\n".join(lines))
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TEACHER_KEY": "key"}
+    command = [sys.executable, "-m", "flows.cli", "run", "teacher.yaml", "--no-prefect", "--store", "store"]
+    run = subprocess.Popen(command, cwd=outside, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ends = time.monotonic() + 120
+    while len(server.requests) < 60:
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    tree = psutil.Process(run.pid).children(recursive=True)
+    assert sum(one.name() == "sleep" for one in tree) == 2
+    run.send_signal(signal.SIGINT)
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode not in (0, None), said
+    assert [one for one in tree if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+    time.sleep(0.2)
+    mine = [one for one in psutil.Process().net_connections("tcp") if one.laddr.port == server.server_port]
+    assert {one.status for one in mine} <= {"LISTEN"}
+    buffer = TrajectoryBuffer(outside / "store")
+    kept = len(buffer.scan().select("trajectory_id").collect())
+    assert kept % 8 == 0, "shards of 4 tasks, 2 samples each"
+    assert kept < 80
+    asked = len(server.requests)
+    subprocess.run(command, cwd=outside, env=env, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    rows = buffer.scan().select("trajectory_id", "task_id", "success").collect()
+    server.shutdown()
+    server.server_close()
+    assert (len(rows), rows["trajectory_id"].n_unique(), rows["success"].all()) == (80, 80, True)
+    assert len(server.requests) - asked == 2 * (80 - kept), "what was appended is not sampled again"

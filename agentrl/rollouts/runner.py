@@ -19,6 +19,7 @@ from agentrl.environments.hosts import Host, Processes, Threads
 from agentrl.models.policy import Policy
 from agentrl.rewards.component import Reward, with_rewards
 from agentrl.rollouts.episodes import COUNTED, Act, Attempt, EpisodeRun, tickets
+from agentrl.rollouts.garbage import rare_collections
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, Trajectory
@@ -151,8 +152,9 @@ class RolloutRunner:
         tasks = [asyncio.create_task(work()) for _ in range(min(self.limits.in_flight, len(attempts)))]
         try:
             report = _Report(len(attempts), self.on_progress)
-            async for group in _whole_groups(attempts, done, tasks, report):
-                yield group
+            with rare_collections():
+                async for group in _whole_groups(attempts, done, tasks, report):
+                    yield group
         finally:
             for task in tasks:
                 task.cancel()

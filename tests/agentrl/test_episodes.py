@@ -1,6 +1,7 @@
 """Episodes meet tools and environments that fail in every way, and none takes another with it."""
 
 import asyncio
+import gc
 import itertools
 import json
 import time
@@ -200,6 +201,20 @@ def test_cancellation_in_the_middle_of_a_batch_leaves_no_process_and_no_session(
     blocking(go())
     assert not children()
     assert acts.engine.open_now == 0
+
+
+def test_garbage_is_collected_as_before_once_episodes_are_over(policy: Policy) -> None:
+    before, seen = gc.get_threshold(), []
+    acts = runner(policy, Broken())
+    acts.on_progress = lambda *_: seen.append((gc.get_threshold()[0], gc.get_freeze_count()))
+    play(acts, "fine", env="broken")
+    assert seen[0][0] > before[0]
+    assert seen[0][1] > 1000
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
+    acts.engine.turn = None
+    with pytest.raises(TypeError):
+        play(acts, "fine", env="broken")
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
 
 
 def test_progress_says_how_fast_and_how_well(policy: Policy) -> None:

@@ -226,9 +226,8 @@ def many_episodes(policy: Policy, tasks: list[Task], episodes: int) -> bool:
     took, _ = timed(runner, chosen, 0)
     spent = time.process_time() - before
     memory = psutil.Process().memory_info().rss / 2**20
-    print(
-        f"{episodes} episodes, {engine.most} in flight, {engine.turns} turns in {took:.2f} s, {engine.turns / spent:,.0f} per CPU second"
-    )
+    per_cpu = engine.turns / spent
+    print(f"{episodes} episodes, {engine.most} in flight: {engine.turns} turns in {took:.2f} s, {per_cpu:,.0f}/CPU s")
     fast = judged("1,024 episodes in flight: turns per second, by the clock", engine.turns / took, 2000, "")
     return judged("1,024 episodes in flight: memory of the process", memory, 1024, " MB", above=False) and fast
 

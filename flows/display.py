@@ -9,9 +9,13 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
+from rich.table import Column
 from rich.text import Text
 
 Metrics = Mapping[str, float | int | str | None]
+
+WIDE = 110
+"""Columns of a terminal that has room for long bars."""
 
 LINE_EVERY_S = 30.0
 """Seconds between two lines about one stage if there is no terminal."""
@@ -59,6 +63,7 @@ class Lines:
     def __init__(self, write: Callable[[str], None]) -> None:
         self.note = write
         self._last: dict[str, float] = {}
+        self._first: dict[str, tuple[float, int]] = {}
         self._number: dict[str, str] = {}
 
     def start(self, to_run: Mapping[str, float | None], cached: int, engine: str) -> None:
@@ -70,10 +75,14 @@ class Lines:
         self.note(f"{self._number.get(name, '')} {name}: started")
 
     def progress(self, name: str, done: int, total: int | None, metrics: Metrics) -> None:
-        if time.monotonic() - self._last.get(name, 0.0) >= LINE_EVERY_S:
-            self._last[name] = time.monotonic()
+        now = time.monotonic()
+        began, before = self._first.setdefault(name, (now, done))
+        if now - self._last.get(name, 0.0) >= LINE_EVERY_S:
+            self._last[name] = now
             of = f"/{total}" if total else ""
-            self.note(f"{self._number.get(name, '')} {name}: {done}{of}  {metrics_text(metrics)}".rstrip())
+            left = (now - began) / (done - before) * (total - done) if total and done > before else None
+            parts = [f"{done}{of}", metrics_text(metrics), "" if left is None else f"{seconds(left)} left"]
+            self.note(f"{self._number.get(name, '')} {name}: {'  '.join(filter(None, parts))}")
 
     def stage_ended(self, name: str, text: str, ok: bool) -> None:
         self.note(f"{self._number.get(name, '')} {name}: {text}")
@@ -91,16 +100,19 @@ class Live:
         self._stages: dict[str, TaskID] = {}
         self._expected: dict[str, float | None] = {}
         self._began: dict[str, float] = {}
+        # On a narrow terminal the bar is short, and metrics are cut: they are what is least missed.
+        metrics = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=30 if console.width >= WIDE else 10),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeLeftColumn(),
-            TextColumn("{task.fields[metrics]}", markup=False),
+            TextColumn("{task.fields[metrics]}", markup=False, table_column=metrics),
             console=console,
+            expand=True,
             transient=True,
         )
         self._all: TaskID | None = None

@@ -335,11 +335,10 @@ class _Report:
         if self.tell is None or (now - self.told < _REPORT_S and self.done < self.total):
             return
         self.told, seconds = now, max(1e-9, now - self.started)
-        shown: dict[str, float | str] = {
-            "episodes/s": f"{self.done / seconds:,.1f}",
-            "tokens/s": f"{self.tokens / seconds:,.0f}",
-            "left": f"{seconds / self.done * (self.total - self.done):,.0f} s",
-        }
+        shown: dict[str, float | str] = {}
         if self.scored:
             shown["success"] = round(self.solved / self.scored, 3)
+        shown["episodes/s"] = f"{self.done / seconds:,.1f}"
+        if self.tokens:
+            shown["tokens/s"] = f"{self.tokens / seconds:,.0f}"
         self.tell(self.done, self.total, shown)

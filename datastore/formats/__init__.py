@@ -1,6 +1,6 @@
 """Formats of others, read and written. Each module's docstring is its mapping, and says what it cannot carry."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,11 +76,14 @@ class Format:
             yield from from_table(Trajectory, table)
 
 
-def _head(fits: Callable[[Any], int]) -> Fits:
+_RECORDS = ("lines", "array", "document", "parquet")
+
+
+def _head(fits: Callable[[Any], int], kinds: Collection[str] = _RECORDS) -> Fits:
     """Decide by the first record only. A record without the shape of the format does not fit."""
 
     def guarded(source: Source) -> int:
-        if source.kind not in ("lines", "array", "document", "parquet"):
+        if source.kind not in kinds:
             return 0
         try:
             return fits(source.head)
@@ -182,7 +185,7 @@ FORMATS: dict[str, Format] = {
     "openhands": Format(_head(openhands.fits), openhands.read),
     "claude-code": Format(_head(claude_code.fits), claude_code.read),
     "inspect": Format(inspect_logs.fits, inspect_logs.read),
-    "otel": Format(_head(otel.fits), otel.read),
+    "otel": Format(_head(otel.fits, (*_RECORDS, "csv")), otel.read),
     "alpaca": Format(_head(alpaca.fits), alpaca.read, cut=by_record),
     "tau-bench": Format(_head(tau_bench.fits), tau_bench.read, cut=by_record),
     "sharegpt": Format(

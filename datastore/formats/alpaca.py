@@ -27,16 +27,16 @@ def read(source: Source) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         opening = [{"role": "system", "content": line["system"]}] if line.get("system") else []
         for asked, said in line.get("history") or []:
-            opening += [{"role": "user", "content": text_of(asked)}, {"role": "assistant", "content": text_of(said)}]
+            texts = [text_of(one, source.notes, "history.") for one in (asked, said)]
+            opening += [{"role": "user", "content": texts[0]}, {"role": "assistant", "content": texts[1]}]
         asked = "\n".join(part for part in (line["instruction"], line.get("input") or "") if part)
         opening.append({"role": "user", "content": asked})
-        label = line.get("kto_tag")
-        sides = [("output", label if isinstance(label, bool) else None)]
+        sides = [("output", source.notes.outcome(line, "kto_tag"))]
         if "output" not in line:
             sides = [("chosen", True), ("rejected", False)]
         for index, (key, success) in enumerate(sides):
             yield make_row(
-                [*opening, {"role": "assistant", "content": text_of(line[key])}],
+                [*opening, {"role": "assistant", "content": text_of(line[key], source.notes, f"{key}.")}],
                 source="alpaca",
                 task_content=[line.get("system"), line.get("history"), asked],
                 sample_index=index,

@@ -1,13 +1,14 @@
 """Anthropic Messages, JSON Lines or a JSON array: ``{"system", "messages", "tools", "model"}`` with content blocks,
-and if there is one the ``response`` that followed. Read and written.
+and if there is one the ``response`` that followed; the same split into ``request`` and ``response``; or a response
+alone (``{"type": "message", ...}``). Read and written.
 
 Blocks: ``text``, ``thinking`` (reasoning), ``tool_use`` (a call), ``tool_result`` (a tool message of its own, in
-the order of the blocks; ``is_error`` counts as a tool error). Tools change between ``{name, description,
-input_schema}`` and JSON schemas of functions. Every other block (an image, a document, ``redacted_thinking``, a
-server's tool) is kept as its JSON text. ``stop_reason`` gives the end. Writing: consecutive tool messages are one
-user message, as the API asks.
+the order of the blocks; ``is_error`` counts as a tool error). The server's tools (``server_tool_use``,
+``web_search_tool_result`` and the like) are calls and tool messages too. Tools change between ``{name, description,
+input_schema}`` and JSON schemas of functions. Every other block (an image, a document) is kept as its JSON text.
+``stop_reason`` gives the end. Writing: consecutive tool messages are one user message, as the API asks.
 
-Cannot carry: signatures of thinking, tokens, outcome, identity, lineage.
+Cannot carry: signatures of thinking and ``redacted_thinking``, citations, tokens, outcome, identity, lineage.
 """
 
 import json
@@ -22,10 +23,12 @@ from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
-_KNOWN = frozenset({"system", "messages", "tools", "model", "response", "stop_reason"})
-_KNOWN_BLOCK = frozenset(
-    {"type", "text", "thinking", "id", "name", "input", "tool_use_id", "content", "is_error", "signature", "caller"}
-)
+_KNOWN = frozenset({"system", "messages", "tools", "model", "response", "request", "stop_reason"})
+_KNOWN_MESSAGE = frozenset({"role", "content"})
+_KNOWN_RESPONSE = frozenset({"role", "content", "type", "model", "stop_reason"})
+_KNOWN_CALL = frozenset({"type", "id", "name", "input"})
+_KNOWN_RESULT = frozenset({"type", "tool_use_id", "content", "is_error"})
+_KNOWN_THOUGHT = frozenset({"type", "thinking"})
 STOPS = {
     "end_turn": Termination.ANSWERED,
     "stop_sequence": Termination.ANSWERED,
@@ -35,11 +38,19 @@ STOPS = {
     "tool_use": Termination.UNKNOWN,
     "pause_turn": Termination.UNKNOWN,
 }
-_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
+_CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
+_BLOCKS = (*_CALLS, "tool_result", "thinking", "redacted_thinking")
 
 
 def fits(head: Any) -> int:
-    if not isinstance(head, dict) or not isinstance(head.get("messages"), list):
+    if not isinstance(head, dict):
+        return 0
+    if head.get("type") == "message" and head.get("role") == "assistant":
+        return 2 if isinstance(head.get("content"), list) else 0
+    head = head.get("request") or head
+    if not isinstance(head.get("messages"), list) or any(
+        isinstance(one, dict) and ("tool_calls" in one or one.get("role") == "tool") for one in head["messages"]
+    ):
         return 0
     blocks = [
         block
@@ -55,20 +66,23 @@ def fits(head: Any) -> int:
 
 def read(source: Source) -> Iterator[Row]:
     def convert(one: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(one, _KNOWN)
-        chat = list(one["messages"])
-        answer = one.get("response")
-        if isinstance(answer, dict) and answer.get("content"):
-            chat.append({"role": "assistant", "content": answer["content"]})
-        messages, errors = from_blocks(chat, source.notes)
-        if one.get("system"):
-            messages.insert(0, {"role": "system", "content": text_of(one["system"])})
-        stop = (answer or {}).get("stop_reason") or one.get("stop_reason")
+        notes = source.notes
+        asked = {"messages": []} if one.get("type") == "message" else one.get("request") or one
+        answer = one if one.get("type") == "message" else one.get("response") or {}
+        if asked is not one and answer is not one:
+            notes.rest(one, _KNOWN)
+        notes.rest(asked, _KNOWN)
+        notes.rest(answer, _KNOWN_RESPONSE, "response.")
+        said = [{"role": "assistant", "content": answer["content"]}] if answer.get("content") else []
+        messages, errors = from_blocks([*asked["messages"], *said], notes)
+        if asked.get("system"):
+            messages.insert(0, {"role": "system", "content": text_of(asked["system"], notes, "system.")})
+        stop = answer.get("stop_reason") or one.get("stop_reason")
         yield make_row(
             messages,
             source="anthropic",
-            tools=tools_text(one.get("tools")),
-            policy=one.get("model"),
+            tools=tools_text(asked.get("tools")),
+            policy=answer.get("model") or asked.get("model"),
             termination=STOPS.get(stop) if stop else None,
             n_tool_errors=errors,
         )
@@ -78,35 +92,61 @@ def read(source: Source) -> Iterator[Row]:
 
 def from_blocks(chat: Iterable[dict[str, Any]], notes: Notes) -> tuple[list[dict[str, Any]], int]:
     """Fields of messages, and how many tool results are errors."""
-    messages: list[dict[str, Any]] = []
-    names: dict[str, str] = {}
-    errors = 0
+    talk = _Talk(notes)
     for one in chat:
-        content = one.get("content")
-        message: dict[str, Any] = {"role": one["role"], "content": content if isinstance(content, str) else ""}
+        talk.add(one)
+    return talk.messages, talk.errors
+
+
+class _Talk:
+    """Messages from messages with content blocks."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.notes = notes
+        self.messages: list[dict[str, Any]] = []
+        self.errors = 0
+        self._names: dict[str, str] = {}
+
+    def add(self, one: dict[str, Any]) -> None:
+        self.notes.rest(one, _KNOWN_MESSAGE, "messages.")
+        role, content = one["role"], one.get("content")
+        message: dict[str, Any] = {"role": role, "content": content if isinstance(content, str) else ""}
         texts: list[Any] = []
         for block in content if isinstance(content, list) else []:
-            kind = block.get("type") if isinstance(block, dict) else "text"
-            if isinstance(block, dict):
-                notes.rest(block, _KNOWN_BLOCK, "content.")
-            if kind == "tool_use":
-                names[str(block["id"])] = block["name"]
-                call = {"id": str(block["id"]), "name": block["name"], "arguments": json_text(block.get("input") or {})}
-                message.setdefault("tool_calls", []).append(call)
-            elif kind == "tool_result":
-                identity = str(block["tool_use_id"])
-                errors += bool(block.get("is_error"))
-                result = {"role": "tool", "content": text_of(block.get("content")), "tool_call_id": identity}
-                messages.append(result | {"name": names.get(identity)})
+            kind = str(block.get("type")) if isinstance(block, dict) else "text"
+            if kind in _CALLS:
+                message.setdefault("tool_calls", []).append(self._call(block))
+            elif kind.endswith("tool_result"):
+                if role == "assistant":  # a tool that the server ran, in the middle of the model's message
+                    self._say(message, texts)
+                    message, texts = {"role": role, "content": ""}, []
+                self.messages.append(self._result(block))
             elif kind == "thinking":
+                self.notes.rest(block, _KNOWN_THOUGHT, "messages.content.")
                 message["reasoning"] = "\n".join(filter(None, [message.get("reasoning"), block.get("thinking")]))
+            elif kind == "redacted_thinking":  # nobody but the API can read it
+                self.notes.ignored["messages.content.redacted_thinking"] += 1
             else:
                 texts.append(block)
+        self._say(message, texts)
+
+    def _say(self, message: dict[str, Any], texts: list[Any]) -> None:
         if texts:
-            message["content"] = text_of(texts)
+            message["content"] = text_of(texts, self.notes)
         if message["content"] or "tool_calls" in message or message.get("reasoning"):
-            messages.append(message)
-    return messages, errors
+            self.messages.append(message)
+
+    def _call(self, block: dict[str, Any]) -> dict[str, Any]:
+        self.notes.rest(block, _KNOWN_CALL, "messages.content.")
+        self._names[str(block["id"])] = block["name"]
+        return {"id": str(block["id"]), "name": block["name"], "arguments": json_text(block.get("input") or {})}
+
+    def _result(self, block: dict[str, Any]) -> dict[str, Any]:
+        self.notes.rest(block, _KNOWN_RESULT, "messages.content.")
+        identity, content = str(block["tool_use_id"]), block.get("content")
+        self.errors += bool(block.get("is_error")) or (isinstance(content, dict) and "error_code" in content)
+        text = text_of(content, self.notes)
+        return {"role": "tool", "content": text, "tool_call_id": identity, "name": self._names.get(identity)}
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:

@@ -2,10 +2,10 @@
 
 An assistant message is an ``agent`` step; the tool messages after it are its ``observation.results``. Token ids and
 log-probs go into ``metrics`` (``prompt_token_ids``, ``completion_token_ids``, ``logprobs``) and come back exactly, as
-do the action mask and all message spans. ``agent`` gives name (agent), model (policy) and tools. What has no field of
-its own goes under ``extra.agentrl``. Steps with ``is_copied_context`` were said in another document and are marked as
-such by a remark. Completion ids without prompt ids are no sequence to train on: such a document comes without tokens,
-and so does one whose steps are not one sequence.
+do the action mask and all message spans. ``agent`` gives name (agent), model (policy; else the first step that names
+one) and tools. What has no field of its own goes under ``extra.agentrl``. Steps with ``is_copied_context`` were said
+in another document and are marked as such by a remark. Completion ids without prompt ids are no sequence to train on:
+such a document comes without tokens, and so does one whose steps are not one sequence.
 
 A tool message that does not follow an agent step is a user step. Not read:
 ``subagent_trajectories`` (documents of their own), ``notes``, ``final_metrics`` and ``metrics`` other than tokens.
@@ -18,6 +18,7 @@ from typing import Any
 
 from datastore.formats.files import file_name, is_lines, write_lines
 from datastore.formats.messages import json_text, text_of, tools_text
+from datastore.formats.notes import Notes
 from datastore.formats.rows import carried, finite, make_row, spoken
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Message, Role, Trajectory
@@ -112,14 +113,17 @@ def _span(message: Message) -> list[int] | None:
     return None if start is None or end is None else [start, end]
 
 
-_KNOWN = frozenset({"schema_version", "session_id", "trajectory_id", "agent", "steps", "extra", "final_metrics"})
+_KNOWN = frozenset({"schema_version", "session_id", "trajectory_id", "agent", "steps", "extra"})
+_KNOWN_AGENT = frozenset({"name", "model_name", "tool_definitions"})
 _KNOWN_STEP = frozenset(
-    {"step_id", "source", "message", "reasoning_content", "tool_calls", "observation", "metrics", "extra", "timestamp"}
-    | {"model_name", "is_copied_context"}
+    {"step_id", "source", "message", "reasoning_content", "tool_calls", "observation", "metrics", "extra"}
+    | {"is_copied_context"}
 )
-_KNOWN_METRICS = frozenset(
-    {"prompt_token_ids", "completion_token_ids", "logprobs", "prompt_tokens", "completion_tokens"}
-)
+_KNOWN_METRICS = frozenset({"prompt_token_ids", "completion_token_ids", "logprobs"})
+_KNOWN_EXTRA = frozenset({"role", "reward", "span", "name", "tool_call_id"})
+_KNOWN_CALL = frozenset({"tool_call_id", "function_name", "arguments", "extra"})
+_KNOWN_RESULT = frozenset({"source_call_id", "content", "extra"})
+_OURS = frozenset({"agentrl", "tokens"})
 
 
 def read(source: Source) -> Iterator[Row]:
@@ -131,21 +135,27 @@ def read(source: Source) -> Iterator[Row]:
 
 def _row(source: Source, document: dict[str, Any]) -> Row:
     notes = source.notes
-    notes.rest(document, _KNOWN)
+    extra = dict((document.get("extra") or {}).get("agentrl") or {})
+    agent = document.get("agent") or {}
+    if not extra:  # ours has counts there, which follow from the rest
+        notes.rest(document, _KNOWN)
+        notes.rest(agent, _KNOWN_AGENT, "agent.")
+    notes.rest(document.get("extra") or {}, _OURS, "extra.")
+    models = [agent.get("model_name"), *(step.get("model_name") for step in document["steps"])]
+    policy = next((one for one in models if one), None)
     messages: list[dict[str, Any]] = []
     sampled: list[tuple[list[int] | None, list[int], list[Any], int]] = []
     for step in document["steps"]:
-        notes.rest(step, _KNOWN_STEP, "steps.")
+        notes.rest(step, _KNOWN_STEP | {"model_name"} if step.get("model_name") == policy else _KNOWN_STEP, "steps.")
         if step.get("is_copied_context"):
             notes.remark("steps copied from another document (is_copied_context)")
         metrics = step.get("metrics") or {}
-        notes.rest(metrics, _KNOWN_METRICS, "steps.metrics.")
+        if not extra:
+            notes.rest(metrics, _KNOWN_METRICS, "steps.metrics.")
         if completion := metrics.get("completion_token_ids"):
             logprobs = metrics.get("logprobs") or [None] * len(completion)
             sampled.append((metrics.get("prompt_token_ids"), completion, logprobs, len(messages)))
-        messages += _messages(step)
-    extra = dict((document.get("extra") or {}).get("agentrl") or {})
-    agent = document.get("agent") or {}
+        messages += _messages(step, notes)
     tools = extra.pop("tools", None) or tools_text(agent.get("tool_definitions"))
     own = (document.get("extra") or {}).get("tokens")
     tokens = own and {name: own[name] for name in ("input_ids", "action_mask", "logprobs") if name in own}
@@ -156,14 +166,19 @@ def _row(source: Source, document: dict[str, Any]) -> Row:
         trajectory_id=document.get("trajectory_id") or document.get("session_id"),
         episode_id=document.get("session_id"),
         agent=agent.get("name"),
-        policy=agent.get("model_name"),
+        policy=policy,
         tools=tools,
         **(tokens or _tokens(sampled, messages, source)),
     )
 
 
-def _messages(step: dict[str, Any]) -> list[dict[str, Any]]:
+def _messages(step: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
     extra = step.get("extra") or {}
+    notes.rest(extra, _KNOWN_EXTRA, "steps.extra.")
+    for call in step.get("tool_calls") or []:
+        notes.rest(call, _KNOWN_CALL, "steps.tool_calls.")
+        notes.rest(call.get("extra") or {}, frozenset({"text"}), "steps.tool_calls.extra.")
+    notes.rest(step.get("observation") or {}, frozenset({"results"}), "steps.observation.")
     role = extra.get("role") or {"agent": "assistant"}.get(step["source"], step["source"])
     calls = [
         {
@@ -174,7 +189,12 @@ def _messages(step: dict[str, Any]) -> list[dict[str, Any]]:
         for call in step.get("tool_calls") or []
     ]
     names = {call["id"]: call["name"] for call in calls}
-    message = {"role": role, "content": text_of(step.get("message")), "reward": extra.get("reward"), **_place(extra)}
+    message = {
+        "role": role,
+        "content": text_of(step.get("message"), notes, "steps.message."),
+        "reward": extra.get("reward"),
+        **_place(extra),
+    }
     if step.get("reasoning_content") is not None:
         message["reasoning"] = step["reasoning_content"]
     if calls:
@@ -186,7 +206,9 @@ def _messages(step: dict[str, Any]) -> list[dict[str, Any]]:
         own = result.get("extra") or {}
         identity = spoken(result.get("source_call_id"))
         name = own["name"] if "name" in own else names.get(identity or "")
-        content = text_of(result.get("content"))
+        notes.rest(result, _KNOWN_RESULT, "steps.observation.results.")
+        notes.rest(own, _KNOWN_EXTRA, "steps.observation.results.extra.")
+        content = text_of(result.get("content"), notes, "steps.observation.results.content.")
         messages.append({"role": "tool", "content": content, "tool_call_id": identity, "name": name, **_place(own)})
     return messages
 

@@ -32,13 +32,12 @@ def fits(head: Any) -> int:
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
-        label = line.get("label")
         yield make_row(
             from_chat(line["messages"], source.notes),
             source="openai-chat",
             tools=_tools(line),
             policy=line.get("model"),
-            success=label if isinstance(label, bool) else None,
+            success=source.notes.outcome(line, "label"),
         )
 
     return each(source, source.records(), convert)

@@ -3,8 +3,9 @@
 A session is a row. Lines of type ``user`` and ``assistant`` hold messages of the Anthropic API; lines of one
 ``message.id`` are pieces of one message. After a ``compact_boundary`` a new segment of the same episode begins, and
 each subagent (``isSidechain``, by ``agentId``) is a segment with the agent ``subagent``. ``message.model`` is the
-policy, ``tool_result`` with ``is_error`` a tool error. A message of the model ``<synthetic>`` was made by the
-program; the row that ends in an API error (``isApiErrorMessage``) is an ``infra_error``. Rows are unscored.
+policy, ``tool_result`` with ``is_error`` a tool error; the last ``stop_reason`` gives the end. A message of the model
+``<synthetic>`` was made by the program; the row that ends in an API error (``isApiErrorMessage``) is an
+``infra_error``. Rows are unscored.
 
 Cannot carry: the system prompt and tool schemas (not in the file), ``toolUseResult``, usage, signatures. Lines of
 other types (``summary``, ``system``, ``file-history-snapshot``, ``progress``) are counted by type. A session that
@@ -14,29 +15,13 @@ was rewound has its abandoned lines in the file too; they stay, in the file's or
 from collections.abc import Iterator
 from typing import Any
 
-from datastore.formats.anthropic import from_blocks
+from datastore.formats.anthropic import STOPS, from_blocks
 from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Termination
 
-_KNOWN = frozenset(
-    {"type", "message", "uuid", "parentUuid", "timestamp", "sessionId", "isSidechain", "agentId", "requestId", "cwd"}
-    | {"version", "userType", "gitBranch", "isApiErrorMessage", "subtype", "logicalParentUuid", "slug"}
-)
-_KNOWN_MESSAGE = frozenset(
-    {
-        "role",
-        "content",
-        "id",
-        "type",
-        "model",
-        "stop_reason",
-        "stop_sequence",
-        "usage",
-        "container",
-        "context_management",
-    }
-)
+_KNOWN = frozenset({"type", "message", "sessionId", "isSidechain", "agentId", "isApiErrorMessage", "subtype"})
+_KNOWN_MESSAGE = frozenset({"role", "content", "id", "type", "model", "stop_reason"})
 
 
 def fits(head: Any) -> int:
@@ -85,6 +70,7 @@ def _row(source: Source, lines: list[dict[str, Any]], session: str, agent: str, 
         last = message.get("id")
     messages, errors = from_blocks(chat, source.notes)
     models = [line["message"].get("model") for line in lines]
+    end = STOPS.get(lines[-1]["message"].get("stop_reason") or "")
     failed = bool(lines[-1].get("isApiErrorMessage"))
     return make_row(
         messages,
@@ -95,5 +81,5 @@ def _row(source: Source, lines: list[dict[str, Any]], session: str, agent: str, 
         agent="subagent" if agent else None,
         policy=next((one for one in models if one and one != "<synthetic>"), None),
         n_tool_errors=errors,
-        termination=Termination.INFRA_ERROR if failed else None,
+        termination=Termination.INFRA_ERROR if failed else end,
     )

@@ -20,6 +20,7 @@ from datastore.formats.columns import RowBatch, with_column
 from datastore.formats.labels import AS_SOURCE, Labels, labelled, named_reward
 from datastore.formats.notes import Notes
 from datastore.formats.own import OwnFormat
+from datastore.formats.recognise import format_of
 from datastore.formats.rows import NAMELESS
 from datastore.formats.source import Source
 from datastore.formats.workers import File, read_files
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
     from datastore.ingest import OnError
 
-SUFFIXES = frozenset({".json", ".jsonl", ".ndjson", ".traj", ".parquet", ".eval", ".gz"})
-"""Files of a folder that are looked at."""
 LOCK = "locks/import.lock"
 
 CheckTokens = Callable[[Trajectory], str | None]
@@ -177,7 +176,7 @@ class Reading:
         self.files: list[_File] = []
         for path, name, alone in paths:
             source = Source(path, notes, name)
-            chosen = _format_of(source, format, alone)
+            chosen = format_of(source, format, alone)
             if chosen is None:
                 self.result.skipped.append(name)
             else:
@@ -332,40 +331,6 @@ def _expand(paths: Sequence[str | Path], folder: Path) -> Iterator[tuple[Path, s
             inside = file.relative_to(path).parts
             if file.is_file() and not any(part.startswith((".", "_")) for part in inside):
                 yield file, str(file), False
-
-
-def _format_of(source: Source, format: str | OwnFormat | None, alone: bool) -> str | OwnFormat | None:
-    """The format to read a file by. None if it fits none and came from a folder; raises if it was named itself."""
-    if not alone and source.path.suffix not in SUFFIXES:
-        return None
-    try:
-        if format is not None:
-            if named(format).fits(source):
-                return format
-        elif found := detect(source):
-            return found
-        if not alone:
-            return None
-    except StoreError:
-        if not alone and source.notes.quarantine:
-            return None
-        raise
-    looks = detect(source)
-    if format is not None and looks:
-        raise StoreError(f"{source.name} does not look like {format}, it looks like {looks}; leave -f out")
-    wanted = f"does not look like {format}" if format else "fits no format"
-    raise StoreError(f"{source.name} {wanted}: it is {_description(source)}; docs/formats.md says what each looks like")
-
-
-def _description(source: Source) -> str:
-    kinds = {"lines": "JSON Lines", "array": "a JSON array", "document": "a JSON document", "parquet": "Parquet"}
-    kind = kinds.get(source.kind, {"empty": "empty", "folder": "a folder", "zip": "a ZIP archive"}.get(source.kind, ""))
-    head = source.head
-    if isinstance(head, dict):
-        return f"{kind} with the keys {', '.join(map(str, list(head)[:12]))}"
-    if isinstance(head, list):
-        return f"{kind} of lists"
-    return kind if source.kind in ("empty", "folder", "zip") else f"text that is not {kind}" if head is None else kind
 
 
 def _fingerprints(buffer: "TrajectoryBuffer", stage: str) -> set[str]:

@@ -7,32 +7,34 @@ content), ``id``, ``epoch`` (sample index), ``eval.model`` (policy), ``eval.task
 score, and a score of exactly 1 or 0 is the success; with several scorers say ``--reward NAME --success SQL``.
 ``limit`` and ``error`` give the end. Text that was moved to ``attachments`` is put back.
 
-The archive is read by ``zipfile``, one sample in memory at a time: ``inspect_ai`` itself cannot be installed beside
-this project's dependencies. A newer archive compressed by Zstandard is refused by name; ``inspect log convert --to
-json`` makes a document of it. Not carried: ``events``, ``store``, ``output``, usage and times.
+The archive is read by ``zipfile``, one sample in memory at a time, and what Zstandard compressed (as Inspect writes
+since 0.3.160) by Arrow's decoder: ``inspect_ai`` itself cannot be installed beside this project's dependencies. Not
+carried: ``target``, explanations of scores, ``events``, ``store``, ``output``, usage and times, and of the log all
+but ``eval.task`` and ``eval.model``.
 """
 
 import json
 import zipfile
 import zlib
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 from pydantic_core import from_json
 
 from datastore.errors import StoreError
 from datastore.formats.messages import from_chat
+from datastore.formats.notes import Notes
 from datastore.formats.rows import components, make_row, number, termination
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Termination
 
-_KNOWN = frozenset(
-    {"id", "epoch", "input", "target", "messages", "scores", "score", "limit", "error", "attachments", "choices"}
-    | {"messages_condensed"}
-)
-_KNOWN_MESSAGE = frozenset(
-    {"role", "content", "tool_calls", "tool_call_id", "function", "error", "id", "source", "model", "name"}
-)
+_KNOWN_LOG = frozenset({"version", "eval", "samples"})
+_KNOWN_EVAL = frozenset({"task", "model"})
+_KNOWN = frozenset({"id", "epoch", "input", "messages", "scores", "score", "limit", "attachments"})
+_KNOWN_MESSAGE = frozenset({"role", "content", "tool_calls", "tool_call_id", "function", "error"})
+_KNOWN_CALL = frozenset({"id", "function", "arguments", "type"})
+_ZSTANDARD = 93
 _LIMITS = {
     "context": Termination.MAX_CONTEXT,
     "time": Termination.TIME_LIMIT,
@@ -63,12 +65,10 @@ def read(source: Source) -> Iterator[Row]:
     if source.kind == "zip":
         header, samples = _archive(source)
     else:
-        header, samples = source.before, source.elements("samples")
-
-    def convert(sample: dict[str, Any]) -> Iterator[Row]:
-        yield _row(source, header, sample)
-
-    return each(source, samples, convert)
+        header, samples = source.before, source.elements("samples", ("eval",))
+    yield from each(source, samples, lambda sample: [_row(source, header, sample)])
+    source.notes.rest(header, _KNOWN_LOG)
+    source.notes.rest(header.get("eval") or {}, _KNOWN_EVAL, "eval.")
 
 
 def _archive(source: Source) -> tuple[dict[str, Any], Iterator[Any]]:
@@ -84,7 +84,13 @@ def _archive(source: Source) -> tuple[dict[str, Any], Iterator[Any]]:
         source.number = 0
         for name in sorted(name for name in names if name.startswith("samples/")):
             source.number += 1
-            source.record = _member(archive, name, source)
+            try:
+                source.record = _member(archive, name, source)
+            except StoreError as error:
+                if not source.notes.quarantine:
+                    raise
+                source.notes.refuse(f"{source.name}:{name}", error)
+                continue
             yield source.record
 
     return _member(archive, header, source), samples()
@@ -92,48 +98,75 @@ def _archive(source: Source) -> tuple[dict[str, Any], Iterator[Any]]:
 
 def _member(archive: zipfile.ZipFile, name: str, source: Source) -> Any:
     try:
-        return from_json(archive.read(name))
+        return from_json(_content(archive, archive.getinfo(name)))
     except (ValueError, NotImplementedError, OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise StoreError(f"{source.name}: {name} cannot be read: {error}") from None
 
 
+def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """The bytes of a member. ``zipfile`` reads Zstandard from Python 3.14 on."""
+    if member.compress_type != _ZSTANDARD:
+        return archive.read(member)
+    import pyarrow as pa
+
+    stored = copy(member)  # as if it were not compressed
+    stored.compress_type, stored.file_size = zipfile.ZIP_STORED, member.compress_size
+    del stored.CRC
+    with archive.open(stored) as raw, pa.CompressedInputStream(pa.PythonFile(raw), "zstd") as packed:
+        content: bytes = packed.read()
+    if zlib.crc32(content) != member.CRC:
+        raise zipfile.BadZipFile(f"Bad CRC-32 for file {member.filename!r}")
+    return content
+
+
 def _row(source: Source, header: dict[str, Any], sample: dict[str, Any]) -> Row:
-    source.notes.rest(sample, _KNOWN, "samples.")
+    notes = source.notes
+    notes.rest(sample, _KNOWN, "samples.")
     about = header.get("eval") or {}
     stored = sample.get("attachments") or {}
     messages, errors = _messages(_restored(sample["messages"], stored), source)
     scores = sample.get("scores") or ({"score": sample["score"]} if sample.get("score") else {})
-    parts = dict(_values(scores))
+    parts = dict(_values(scores, notes))
     reward = next(iter(parts.values())) if len(parts) == 1 else None
-    limit = (sample.get("limit") or {}).get("type")
-    end = Termination.INFRA_ERROR if sample.get("error") else termination(_LIMITS, limit, source.notes)
+    limit = sample.get("limit") or {}
+    notes.rest(limit, frozenset({"type"}), "samples.limit.")
+    end = Termination.INFRA_ERROR if sample.get("error") else termination(_LIMITS, limit.get("type"), notes)
     epoch = sample.get("epoch")
     return make_row(
         messages,
         source="inspect",
         task=f"{about.get('task') or 'task'}/{sample.get('id')}",
-        task_content=[sample.get("input"), sample.get("target")],
+        task_content=[_asked(_restored(sample.get("input"), stored)), sample.get("target")],
         trajectory_id=f"{sample.get('id')}-{epoch}",
         sample_index=epoch - 1 if isinstance(epoch, int) else None,
         env=about.get("task"),
         policy=about.get("model"),
         reward=reward,
         success=bool(reward) if reward in (0.0, 1.0) else None,
-        reward_components=components(parts),
+        reward_components=components(parts, notes, "samples.scores."),
         termination=end,
         n_tool_errors=errors,
     )
 
 
-def _values(scores: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Names and numbers of the scores."""
+def _asked(given: Any) -> Any:
+    """The input of a sample without the ids of its messages, which Inspect draws anew in each run."""
+    return [[one["role"], one["content"]] for one in given] if isinstance(given, list) else given
+
+
+def _values(scores: dict[str, Any], notes: Notes) -> Iterator[tuple[str, float]]:
+    """Names and numbers of the scores. Values that are no numbers are counted."""
     for name, score in scores.items():
         value = score.get("value") if isinstance(score, dict) else score
+        if isinstance(score, dict):
+            notes.rest(score, frozenset({"value"}), "samples.scores.")
         items = [(f"{name}.{key}", one) for key, one in value.items()] if isinstance(value, dict) else [(name, value)]
         for key, one in items:
             known = _GRADES.get(one) if isinstance(one, str) else number(one)
             if known is not None:
                 yield key, known
+            else:
+                notes.ignored[f"samples.scores.{key}"] += 1
 
 
 def _messages(items: list[dict[str, Any]], source: Source) -> tuple[list[dict[str, Any]], int]:
@@ -142,14 +175,17 @@ def _messages(items: list[dict[str, Any]], source: Source) -> tuple[list[dict[st
         source.notes.rest(one, _KNOWN_MESSAGE, "samples.messages.")
         plain = {name: one.get(name) for name in ("role", "content", "tool_call_id")}
         if one["role"] == "tool":
-            errors += bool(one.get("error"))
+            error = one.get("error") or {}
+            errors += bool(error)
             plain["name"] = one.get("function")
-            plain["content"] = plain["content"] or (one.get("error") or {}).get("message")
-        if one.get("tool_calls"):
-            plain["tool_calls"] = [
-                {"id": each["id"], "name": each["function"], "arguments": each["arguments"]}
-                for each in one["tool_calls"]
-            ]
+            if plain["content"] and error.get("message", plain["content"]) != plain["content"]:
+                source.notes.ignored["samples.messages.error.message"] += 1
+            plain["content"] = plain["content"] or error.get("message")
+            source.notes.rest(error, frozenset({"message"}), "samples.messages.error.")
+        for call in one.get("tool_calls") or []:
+            source.notes.rest(call, _KNOWN_CALL, "samples.messages.tool_calls.")
+            found = {"id": call["id"], "name": call["function"], "arguments": call["arguments"]}
+            plain.setdefault("tool_calls", []).append(found)
         chat.append(plain)
     return from_chat(chat, source.notes), errors
 

@@ -33,9 +33,13 @@ _REASONING = ("reasoning", "thinking")
 _CALL = ("tool_call", "function_call")
 _KNOWN = frozenset(
     {"role", "content", "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "tool_call_id"}
-    | {"name", "refusal", "type", "id", "index"}
+    | {"name", "refusal", "type"}
 )
-_KNOWN_CALL = frozenset({"id", "type", "function", "name", "arguments", "index", "call_id"})
+_AROUND_CALL = frozenset({"id", "call_id", "type", "index", "function"})
+_KNOWN_CALL = frozenset({"name", "arguments", "args"})
+_FLAT_CALL = _AROUND_CALL | _KNOWN_CALL | {"requestor"}  # tau2's requestor is the role of the message
+_PART = {key: frozenset({"type", key}) for key in ("text", "value", "content", *_REASONING, *_CALL)}
+"""Keys of a part that is read, by the key that holds its text."""
 
 
 def tools_text(tools: Any) -> str:
@@ -70,8 +74,9 @@ def json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def text_of(content: Any) -> str:
-    """Message content as text; parts that are no text as their JSON text, each on a line of its own."""
+def text_of(content: Any, notes: Notes, prefix: str = "messages.content.") -> str:
+    """Message content as text; parts that are no text as their JSON text, each on a line of its own. What a text part
+    has beside its text is counted under ``prefix``."""
     if isinstance(content, str):
         return content
     if content is None:
@@ -79,28 +84,34 @@ def text_of(content: Any) -> str:
     if isinstance(content, list):
         texts, odd = [], False
         for part in content:
-            text = _part_text(part)
+            text = _part_text(part, notes, prefix)
             odd = odd or text is None
             texts.append(json.dumps(part, ensure_ascii=False) if text is None else text)
         return ("\n" if odd else "").join(texts)
     return json.dumps(content, ensure_ascii=False)
 
 
-def _part_text(part: Any) -> str | None:
+def _part_text(part: Any, notes: Notes, prefix: str) -> str | None:
     if isinstance(part, str):
         return part
     if isinstance(part, dict) and part.get("type", "text") in _TEXT:
-        text = part.get("text", part.get("value", part.get("content")))
-        return text if isinstance(text, str) else None
+        for key in ("text", "value", "content"):
+            if isinstance(text := part.get(key), str):
+                notes.rest(part, _PART[key], prefix)
+                return text
     return None
 
 
-def call(one: Any, fallback_id: str = "") -> dict[str, Any]:
+def call(one: Any, notes: Notes, fallback_id: str = "") -> dict[str, Any]:
     """A call from any of the spellings: OpenAI's, flat, or either as JSON text. Raises KeyError without a name."""
     one = json.loads(one) if isinstance(one, str) else one
     function = one.get("function")
-    if not isinstance(function, dict):
+    if isinstance(function, dict):
+        notes.rest(one, _AROUND_CALL, "messages.tool_calls.")
+        notes.rest(function, _KNOWN_CALL, "messages.tool_calls.function.")
+    else:
         function = one
+        notes.rest(one, _FLAT_CALL, "messages.tool_calls.")
     arguments = function.get("arguments", function.get("args", {}))
     name = function["name"] if "name" in function else one["name"]
     identity = one.get("id") or one.get("call_id") or fallback_id
@@ -118,7 +129,7 @@ def from_chat(chat: Iterable[dict[str, Any]], notes: Notes) -> list[dict[str, An
             continue
         if not one.keys() <= _KNOWN:
             notes.rest(one, _KNOWN, "messages.")
-        message = _from_one(one, len(messages))
+        message = _from_one(one, len(messages), notes)
         if calls := message.get("tool_calls"):
             unanswered = list(calls)
         elif message["role"] == "tool":
@@ -127,21 +138,21 @@ def from_chat(chat: Iterable[dict[str, Any]], notes: Notes) -> list[dict[str, An
     return messages
 
 
-def _from_one(one: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _from_one(one: Mapping[str, Any], number: int, notes: Notes) -> dict[str, Any]:
     role = one["role"]
     content = one.get("content")
     message: dict[str, Any] = {"role": ROLES.get(role, role)}
     reasoning = one.get("reasoning_content") or one.get("reasoning") or one.get("thinking")
-    calls = [call(each) for each in one.get("tool_calls") or []]
+    calls = [call(each, notes) for each in one.get("tool_calls") or []]
     if one.get("function_call"):
-        calls.append(call(one["function_call"], f"call_{number}"))
+        calls.append(call(one["function_call"], notes, f"call_{number}"))
     if isinstance(content, list):
-        content, thought, more = _special_parts(content, number)
+        content, thought, more = _special_parts(content, number, notes)
         reasoning = reasoning or thought
         calls += more
-    message["content"] = text_of(content) or one.get("refusal") or ""
+    message["content"] = text_of(content, notes) or one.get("refusal") or ""
     if reasoning is not None:
-        message["reasoning"] = text_of(reasoning)
+        message["reasoning"] = text_of(reasoning, notes)
     if calls:
         message["tool_calls"] = calls
     if (identity := one.get("tool_call_id")) is not None:
@@ -151,18 +162,23 @@ def _from_one(one: Mapping[str, Any], number: int) -> dict[str, Any]:
     return message
 
 
-def _special_parts(content: list[Any], number: int) -> tuple[list[Any], str | None, list[dict[str, Any]]]:
+def _special_parts(content: list[Any], number: int, notes: Notes) -> tuple[list[Any], str | None, list[dict[str, Any]]]:
     """Parts without reasoning and calls; the reasoning; the calls."""
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     rest: list[Any] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        text = (part.get("text") or part.get("value") or part.get(kind)) if kind in (*_REASONING, *_CALL) else None
-        if kind in _REASONING and isinstance(text, str):
-            thoughts.append(text)
-        elif kind in _CALL and (isinstance(text, str) or "name" in part):
-            calls.append(call(text if isinstance(text, str) else part, f"call_{number}_{len(calls)}"))
+        keys = ("text", "value", kind) if kind in (*_REASONING, *_CALL) else ()
+        held = next((key for key in keys if isinstance(part.get(key), str) and part[key]), None)
+        if held and kind in _REASONING:
+            notes.rest(part, _PART[held], "messages.content.")
+            thoughts.append(part[held])
+        elif held:
+            notes.rest(part, _PART[held], "messages.content.")
+            calls.append(call(part[held], notes, f"call_{number}_{len(calls)}"))
+        elif kind in _CALL and "name" in part:
+            calls.append(call(part, notes, f"call_{number}_{len(calls)}"))
         else:
             rest.append(part)
     return rest, "\n".join(thoughts) or None, calls

@@ -32,8 +32,12 @@ _EXITS = {
     "KeyboardInterrupt": Termination.CANCELLED,
     "ContextWindowExceededError": Termination.MAX_CONTEXT,
 }
-_KNOWN = frozenset({"info", "messages", "trajectory_format", "instance_id"})
-_KNOWN_INFO = frozenset({"exit_status", "submission", "config"})
+_KNOWN = {
+    "": frozenset({"info", "messages", "trajectory_format", "instance_id"}),
+    "info": frozenset({"exit_status", "submission", "config"}),
+    "info.config": frozenset({"model"}),
+    "info.config.model": frozenset({"model_name"}),
+}
 
 
 def fits(source: Source) -> int:
@@ -48,11 +52,11 @@ def read(source: Source) -> Iterator[Row]:
     def convert(document: Any) -> Iterator[Row]:
         if isinstance(document, list):
             document = {"messages": document}
-        source.notes.rest(document, _KNOWN)
+        source.notes.inside(document, _KNOWN)
         info = document.get("info") or {}
-        source.notes.rest(info, _KNOWN_INFO, "info.")
+        config = info.get("config") or {}
         status = info.get("exit_status")
-        model = ((info.get("config") or {}).get("model") or {}).get("model_name")
+        model = (config.get("model") or {}).get("model_name")
         yield make_row(
             _messages(document["messages"], source.notes),
             source="mini-swe-agent",
@@ -72,10 +76,19 @@ def read(source: Source) -> Iterator[Row]:
 
 def _messages(messages: list[dict[str, Any]], notes: Notes) -> list[dict[str, Any]]:
     """Fields of messages from chat, or from Responses items, among which each answer of the model is a response."""
+    for one in messages:
+        if one.get("extra"):
+            notes.ignored["messages.extra"] += 1
     spoken = _spoken(messages)
     if all("role" in one for one in spoken):
         return from_chat(spoken, notes)
-    items = [item for one in spoken for item in (one["output"] if one.get("object") == "response" else [one])]
+    items: list[dict[str, Any]] = []
+    for one in spoken:
+        if one.get("object") == "response":
+            notes.rest(one, frozenset({"object", "output"}), "messages.")
+            items += one["output"]
+        else:
+            items.append(one)
     return from_items(items, notes)
 
 

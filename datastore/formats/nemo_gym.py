@@ -33,7 +33,8 @@ def read(source: Source) -> Iterator[Row]:
             if key not in _KNOWN and key[0] != "_" and number(value) is not None
         }
         source.notes.rest(one, _KNOWN | metrics.keys())
-        agent = one.get("agent_ref")
+        agent = one.get("agent_ref") if isinstance(one.get("agent_ref"), dict) else {}
+        source.notes.rest(agent or {}, frozenset({"name", "type"}), "agent_ref.")
         task = one.get("id", one.get("_ng_task_index"))
         asked, output = one["responses_create_params"], (one.get("response") or {}).get("output") or []
         if output and isinstance(output[-1], list):
@@ -45,11 +46,11 @@ def read(source: Source) -> Iterator[Row]:
             source.notes,
             source="nemo-gym",
             task=task,
-            env=(agent or {}).get("name") if isinstance(agent, dict) else None,
-            agent=(agent or {}).get("name") if isinstance(agent, dict) else None,
+            env=(agent or {}).get("name"),
+            agent=(agent or {}).get("name"),
             sample_index=one.get("_ng_rollout_index"),
             reward=number(one.get("reward")),
-            reward_components=components(metrics),
+            reward_components=components(metrics, source.notes, ""),
         )
         yield _with_tokens(row, output, source)
 

@@ -45,6 +45,23 @@ class Notes:
             if value or (value == 0 and value is not False):
                 self.ignored[prefix + key] += 1
 
+    def inside(self, one: Any, known: Mapping[str, AbstractSet[str]], prefix: str = "") -> None:
+        """:meth:`rest` of each object that a dotted path of ``known`` names in ``one``; "" is ``one`` itself."""
+        for path, keys in known.items():
+            part = one
+            for key in path.split(".") if path else ():
+                part = part.get(key) if isinstance(part, dict) else None
+            if isinstance(part, dict):
+                self.rest(part, keys, f"{prefix}{path}." if path else prefix)
+
+    def outcome(self, one: Mapping[str, Any], key: str, prefix: str = "") -> bool | None:
+        """A verdict of the source: true or false. Anything else is counted, and says nothing."""
+        value = one.get(key)
+        if isinstance(value, bool) or value is None:
+            return value
+        self.ignored[prefix + key] += 1
+        return None
+
     def remark(self, text: str, count: int = 1) -> None:
         self.remarks[text] += count
 

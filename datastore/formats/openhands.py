@@ -20,11 +20,33 @@ from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Termination
 
-_KNOWN = frozenset(
-    {"instance_id", "history", "metadata", "test_result", "error", "report", "success", "instruction", "resolved"}
-)
+_KNOWN = {
+    "": frozenset({"instance_id", "history", "metadata", "test_result", "report", "success", "resolved", "git_patch"}),
+    "metadata": frozenset({"llm_config"}),
+    "metadata.llm_config": frozenset({"model"}),
+    "test_result": frozenset({"git_patch", "report"}),
+    "test_result.report": frozenset({"resolved"}),
+    "report": frozenset({"resolved"}),
+}
+_KNOWN_ACTION = frozenset({"id", "source", "action", "args", "tool_call_metadata"})
+_KNOWN_OBSERVATION = frozenset({"id", "source", "observation", "content", "cause", "tool_call_metadata", "success"})
+_KNOWN_META = {
+    "": frozenset({"tool_call_id", "function_name", "model_response", "total_calls_in_response"}),
+    "model_response": frozenset({"id", "choices", "model", "object"}),
+}
+_KNOWN_SAID = frozenset({"role", "content", "tool_calls", "reasoning_content"})
+_KNOWN_SDK = {
+    "SystemPromptEvent": frozenset({"kind", "source", "system_prompt", "tools"}),
+    "MessageEvent": frozenset({"kind", "source", "llm_message"}),
+    "ActionEvent": frozenset(
+        {"kind", "source", "tool_name", "tool_call_id", "tool_call", "action", "thought", "reasoning_content"}
+        | {"llm_response_id"}
+    ),
+    "ObservationEvent": frozenset({"kind", "source", "tool_name", "tool_call_id", "observation"}),
+    "AgentErrorEvent": frozenset({"kind", "source", "tool_name", "tool_call_id", "error"}),
+}
 _PROGRAM = frozenset({"recall", "change_agent_state", "agent_state_changed", "null", "condensation", "pause", "resume"})
-_KINDS = frozenset({"MessageEvent", "ActionEvent", "ObservationEvent", "SystemPromptEvent", "AgentErrorEvent"})
+_KINDS = _KNOWN_SDK.keys()
 
 
 def _is_event(one: Any) -> bool:
@@ -46,16 +68,23 @@ def fits(head: Any) -> int:
 
 def read(source: Source) -> Iterator[Row]:
     if _is_event(source.head):
-        events = [one for one in source.records() if isinstance(one, dict)]
-        return each(source, [events], lambda found: [_row(source, found, {})])
+        return each(source, [list(_events(source))], lambda found: [_row(source, found, {})])
 
     def convert(line: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(line, _KNOWN)
+        source.notes.inside(line, _KNOWN)
         pairs = line["history"]
         events = [event for pair in pairs for event in (pair if isinstance(pair, list) else [pair])]
         yield _row(source, events, line)
 
     return each(source, source.records(), convert)
+
+
+def _events(source: Source) -> Iterator[dict[str, Any]]:
+    for one in source.records():
+        if isinstance(one, dict):
+            yield one
+        else:
+            source.notes.refuse(source.place, f"is a {type(one).__name__}, an event is an object")
 
 
 def _row(source: Source, events: list[dict[str, Any]], line: dict[str, Any]) -> Row:
@@ -71,7 +100,7 @@ def _row(source: Source, events: list[dict[str, Any]], line: dict[str, Any]) -> 
         from_chat(talk.chat, source.notes),
         source="openhands",
         task=task,
-        policy=((line.get("metadata") or {}).get("llm_config") or {}).get("model"),
+        policy=((line.get("metadata") or {}).get("llm_config") or {}).get("model") or talk.model,
         success=solved if isinstance(solved, bool) else None,
         reward=float(solved) if isinstance(solved, bool) else None,
         final_state=json.dumps({"git_patch": patch}) if patch else None,
@@ -88,10 +117,11 @@ def _end(error: Any) -> Termination | None:
     for word, end in (
         ("iteration", Termination.MAX_STEPS),
         ("timeout", Termination.TIME_LIMIT),
-        ("context", "max_context"),
+        ("context", Termination.MAX_CONTEXT),
+        ("stuck", Termination.UNKNOWN),  # in a loop of its own making
     ):
         if word in text:
-            return Termination(end)
+            return end
     return Termination.INFRA_ERROR
 
 
@@ -99,11 +129,12 @@ class _Talk:
     """The conversation of a list of events."""
 
     def __init__(self, source: Source) -> None:
-        self.source = source
+        self.notes = source.notes
         self.chat: list[dict[str, Any]] = []
         self.tools: list[Any] = []
         self.errors = 0
         self.finished = False
+        self.model: str | None = None
         self._responses: set[str] = set()
         self._calls: dict[Any, str] = {}
 
@@ -113,7 +144,7 @@ class _Talk:
             self._sdk(event, str(kind))
         elif event.get("action") in _PROGRAM or event.get("observation") in _PROGRAM or kind:
             name = kind or event.get("action") or event.get("observation")
-            self.source.notes.ignored[f"events of kind {name}"] += 1
+            self.notes.ignored[f"events of kind {name}"] += 1
         elif isinstance(event.get("action"), str):
             self._action(event)
         elif isinstance(event.get("observation"), str):
@@ -123,8 +154,14 @@ class _Talk:
 
     def _action(self, event: dict[str, Any]) -> None:
         name, args = event["action"], event.get("args")
-        args = args if isinstance(args, dict) else {k: v for k, v in event.items() if k not in _EVENT}
+        if isinstance(args, dict):
+            self.notes.rest(event, _KNOWN_ACTION)
+        else:
+            args = {k: v for k, v in event.items() if k not in _EVENT}
+            self.notes.rest({k: v for k, v in event.items() if k in _EVENT}, _KNOWN_ACTION)
         content = args.get("content")
+        if name in ("system", "message"):
+            self.notes.rest(args, {"content", "tools"}, "args.")
         if name == "system":
             self.chat.append({"role": "system", "content": content})
             self.tools = args.get("tools") or []
@@ -146,7 +183,9 @@ class _Talk:
 
     def _response(self, meta: dict[str, Any], event: dict[str, Any]) -> None:
         """The model's message, at the first of its calls."""
+        self.notes.inside(meta, _KNOWN_META, "tool_call_metadata.")
         response = meta.get("model_response") or {}
+        self.model = self.model or response.get("model")
         key = str(response.get("id") or meta.get("tool_call_id"))
         self._calls[event.get("id")] = str(meta.get("tool_call_id"))
         if key in self._responses:
@@ -154,44 +193,57 @@ class _Talk:
         self._responses.add(key)
         choices = response.get("choices") or []
         message = choices[0].get("message") if choices else None
+        for choice in choices[:1]:
+            self.notes.rest(choice, frozenset({"message", "index"}), "tool_call_metadata.model_response.choices.")
         if not message:
             function = {"name": meta.get("function_name"), "arguments": event.get("args") or {}}
             message = {"content": "", "tool_calls": [{"id": meta.get("tool_call_id"), "function": function}]}
+        else:  # it holds the arguments as the model wrote them
+            self.notes.ignored["args"] += 1
+        self._say("assistant", message, "tool_call_metadata.model_response.message.")
+
+    def _say(self, role: str, message: dict[str, Any], prefix: str) -> None:
+        self.notes.rest(message, _KNOWN_SAID, prefix)
         wanted = ("content", "tool_calls", "reasoning_content")
-        self.chat.append({"role": "assistant", **{name: message[name] for name in wanted if message.get(name)}})
+        self.chat.append({"role": role, **{name: message[name] for name in wanted if message.get(name)}})
 
     def _observation(self, event: dict[str, Any]) -> None:
+        self.notes.rest(event, _KNOWN_OBSERVATION)
         meta = event.get("tool_call_metadata") or {}
         identity = meta.get("tool_call_id") or self._calls.get(event.get("cause", "last"))
         error = event["observation"] == "error" or event.get("success") is False
         self.errors += error
-        content = text_of(event.get("content"))
+        content = text_of(event.get("content"), self.notes)
         if identity is None and event.get("cause") is None and "id" in event:
-            self.source.notes.ignored[f"events of kind {event['observation']}"] += 1
+            self.notes.ignored[f"events of kind {event['observation']}"] += 1
             return
         self.chat.append({"role": "tool", "content": content, "tool_call_id": identity})
 
     def _sdk(self, event: dict[str, Any], kind: str) -> None:
+        self.notes.rest(event, _KNOWN_SDK[kind])
         if kind == "SystemPromptEvent":
-            self.chat.append({"role": "system", "content": _text(event.get("system_prompt"))})
+            self.chat.append({"role": "system", "content": self._text(event.get("system_prompt"))})
             self.tools = event.get("tools") or []
         elif kind == "MessageEvent":
             said = event.get("llm_message") or {}
             role = said.get("role") or ("assistant" if event.get("source") == "agent" else "user")
-            self.chat.append({"role": role, "content": _text(said.get("content"))})
+            self._say(role, {**said, "content": self._text(said.get("content"))}, "llm_message.")
         elif kind == "ActionEvent":
             self._sdk_action(event)
         else:
             observation = event.get("observation") or {}
             failed = kind == "AgentErrorEvent" or bool(observation.get("is_error"))
             self.errors += failed
-            content = event.get("error") or observation.get("content") or observation.get("output")
-            answer = {"role": "tool", "content": _text(content), "tool_call_id": event.get("tool_call_id")}
+            held = next((key for key in ("content", "output") if observation.get(key)), "content")
+            self.notes.rest(observation, {"kind", "is_error", held}, "observation.")
+            content = self._text(event.get("error") or observation.get(held))
+            answer = {"role": "tool", "content": content, "tool_call_id": event.get("tool_call_id")}
             self.chat.append(answer | {"name": event.get("tool_name")})
 
     def _sdk_action(self, event: dict[str, Any]) -> None:
         self.finished = self.finished or event.get("tool_name") == "finish"
         call = event.get("tool_call") or {}
+        self.notes.rest(call, {"id", "name", "arguments"}, "tool_call.")
         name = call.get("name") or event.get("tool_name")
         arguments = call.get("arguments", event.get("action") or {})
         one = {"id": event.get("tool_call_id"), "function": {"name": name, "arguments": arguments}}
@@ -200,12 +252,11 @@ class _Talk:
             self.chat[-1]["tool_calls"].append(one)
             return
         self._responses.add(str(response))
-        said = {"role": "assistant", "content": _text(event.get("thought")), "tool_calls": [one]}
+        said = {"role": "assistant", "content": self._text(event.get("thought")), "tool_calls": [one]}
         self.chat.append(said | {"reasoning_content": event.get("reasoning_content")})
+
+    def _text(self, content: Any) -> str:
+        return text_of([content] if isinstance(content, dict) else content, self.notes)
 
 
 _EVENT = frozenset({"id", "timestamp", "source", "message", "action", "cause", "llm_metrics", "is_confirmed"})
-
-
-def _text(content: Any) -> str:
-    return text_of([content] if isinstance(content, dict) else content)

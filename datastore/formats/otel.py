@@ -1,32 +1,55 @@
 """Spans of OpenTelemetry for generative AI: OTLP JSON (``resourceSpans``), span rows as Phoenix exports them
 (``context.trace_id``, ``attributes``; OpenInference's ``llm.input_messages``), and Langfuse's observations
-(``traceId``, ``type: GENERATION``). JSON Lines, an array or a document. Read only.
+(``traceId``, ``type: GENERATION``), also inside a trace with ``observations``. JSON Lines, an array, a document,
+Parquet, or CSV whose cells are JSON. Read only.
 
 A trace is a row. It is made of the model call with the most messages, which is the last turn: its input holds the
-conversation before it. Calls whose input does not continue into that one (a subagent, another prompt) are
-segments of the same episode. Messages come from ``gen_ai.input.messages`` and ``gen_ai.output.messages`` with their
-parts (``text``, ``reasoning``, ``tool_call``, ``tool_call_response``), ``gen_ai.system_instructions``, the
-flattened ``llm.input_messages.0.message.role`` or ``gen_ai.prompt.0.role``, or Langfuse's ``input`` and ``output``.
-The model is the policy, ``gen_ai.tool.definitions`` or ``llm.tools`` the tools, ``gen_ai.agent.name`` the agent, a
-span's status ``ERROR`` an ``infra_error``. Rows are unscored. Memory holds the spans of one file.
+conversation before it. Calls that no longer one continues (a subagent, another prompt, another answer) are segments
+of the same episode. Messages come from ``gen_ai.input.messages`` and ``gen_ai.output.messages`` with their parts
+(``text``, ``reasoning``, ``tool_call``, ``tool_call_response``; others are kept as JSON text),
+``gen_ai.system_instructions``, the flattened ``llm.input_messages.0.message.role`` or ``gen_ai.prompt.0.role``, or
+Langfuse's ``input`` and ``output``; of a span of kind ``LLM`` without any of them, from ``input.value`` and
+``output.value``. The model is the policy, ``gen_ai.tool.definitions``, ``llm.tools`` or ``input.tools`` the tools,
+``gen_ai.agent.name`` the agent, a span's status ``ERROR`` an ``infra_error``, Langfuse's ``scores`` of a trace
+components. Rows are unscored: ``--reward NAME`` says which component is the reward. Memory holds the spans of one
+file.
 
-Not carried: spans of other kinds, events, usage, times; other attributes are counted.
+Not carried, and counted: spans of other kinds, events of a span, usage, times, every other attribute.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from datastore.formats.messages import from_chat, text_of, tools_text
-from datastore.formats.rows import make_row
+from datastore.formats.notes import Notes
+from datastore.formats.rows import components, make_row
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Termination
 
 _FLAT = re.compile(r"(?:llm\.(input|output)_messages|gen_ai\.(prompt|completion))\.(\d+)\.(?:message\.)?(.+)")
 _CALL = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
+_PART = re.compile(r"contents\.(\d+)\.(?:message_content\.)?(.+)")
 _TOOL = re.compile(r"llm\.tools\.(\d+)\.(?:tool\.)?json_schema")
-_USED = ("gen_ai.", "llm.", "input.", "output.", "openinference.", "session.", "metadata")
+_MESSAGES = ("gen_ai.input.messages", "gen_ai.output.messages")
+_MODEL = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name")
+_USED = frozenset(
+    {*_MESSAGES, *_MODEL, "gen_ai.system_instructions", "gen_ai.tool.definitions", "gen_ai.agent.name"}
+    | {"openinference.span.kind", "gen_ai.operation.name", "gen_ai.response.finish_reasons"}
+)
+_FINISHES = {
+    "length": Termination.MAX_TOKENS,
+    "max_tokens": Termination.MAX_TOKENS,
+    "content_filter": Termination.UNKNOWN,
+}
+_KINDS = ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
+_KNOWN_SPAN = frozenset(
+    {"traceId", "trace_id", "context.trace_id", "context", "attributes", "status", "status_code", "level", "type"}
+    | {"startTimeUnixNano", "start_time", "startTime", "input", "output", "model", "provided_model_name", "span_kind"}
+    | {"scores"}
+)
+_KNOWN_TRACE = frozenset({"id", "observations", "scores"})
 
 
 def fits(head: Any) -> int:
@@ -34,48 +57,64 @@ def fits(head: Any) -> int:
         return 0
     if "resourceSpans" in head or "resource_spans" in head:
         return 3
-    if "traceId" in head and head.get("type") in ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN"):
+    if isinstance(head.get("observations"), list) and "id" in head:
+        return 2 if not head["observations"] or _is_observation(head["observations"][0]) else 0
+    if _is_observation(head):
         return 3
     context = isinstance(head.get("context"), dict) and "trace_id" in head["context"]
     named = {"context.trace_id", "trace_id", "traceId"} & head.keys()
-    return (
-        3
-        if (context or named) and ("attributes" in head or any(str(key).startswith("attributes.") for key in head))
-        else 0
-    )
+    attributes = "attributes" in head or any(str(key).startswith("attributes.") for key in head)
+    return 3 if (context or named) and attributes else 0
+
+
+def _is_observation(one: Any) -> bool:
+    return isinstance(one, dict) and bool({"traceId", "trace_id"} & one.keys()) and one.get("type") in _KINDS
 
 
 def read(source: Source) -> Iterator[Row]:
     traces: dict[str, list[dict[str, Any]]] = {}
-    for record in source.records():
-        for span in _spans(record):
-            call = _call(span, source)
-            if call["messages"]:
+
+    def collect(record: Any) -> Iterable[Row]:
+        for span in list(_spans(record, source.notes)):
+            if call := _call(span, source.notes):
                 traces.setdefault(call["trace"], []).append(call)
+        return ()
+
+    yield from each(source, source.records(), collect)
     for trace, calls in traces.items():
         for segment, call in enumerate(_conversations(calls)):
             yield from each(source, [(trace, segment, call)], lambda found: [_row(source, *found)])
 
 
-def _spans(record: Any) -> Iterator[dict[str, Any]]:
-    """Spans of a record, attributes as a flat dict."""
-    if not isinstance(record, dict):
-        return
-    groups = record.get("resourceSpans") or record.get("resource_spans")
-    if not groups:
+def _spans(record: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+    """Spans of a record. Those of a Langfuse trace have its scores."""
+    if groups := record.get("resourceSpans") or record.get("resource_spans"):
+        for group in groups:
+            for scope in group.get("scopeSpans") or group.get("scope_spans") or []:
+                yield from scope.get("spans") or []
+    elif "observations" in record:
+        notes.rest(record, _KNOWN_TRACE)
+        scores = {}
+        for one in record.get("scores") or []:
+            notes.rest(one, frozenset({"name", "value"}), "scores.")
+            scores[one["name"]] = one.get("value")
+        for one in record["observations"]:
+            yield {"traceId": record["id"], **one, "scores": scores}
+    else:
         yield record
-        return
-    for group in groups:
-        for scope in group.get("scopeSpans") or group.get("scope_spans") or []:
-            yield from scope.get("spans") or []
 
 
 def _attributes(span: dict[str, Any]) -> dict[str, Any]:
     given = span.get("attributes")
+    if isinstance(given, str):  # a cell of CSV
+        given = _json(given, "attributes")
     if isinstance(given, list):  # OTLP
         return {one["key"]: _otlp(one.get("value")) for one in given}
     found = dict(given) if isinstance(given, dict) else {}
     found |= {key.removeprefix("attributes."): value for key, value in span.items() if key.startswith("attributes.")}
+    for key in ("llm.input_messages", "llm.output_messages"):
+        if isinstance(found.get(key), str):
+            found[key] = _json(found[key], key)
     return _flat(found)
 
 
@@ -95,39 +134,59 @@ def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, inner in value.items():
         name = f"{prefix}{key}"
-        if isinstance(inner, dict) and not name.endswith(("messages", "parameters")):
+        if isinstance(inner, dict) and not name.endswith(("messages", "parameters", "json_schema")):
             found |= _flat(inner, f"{name}.")
-        elif isinstance(inner, list) and name.endswith(("llm.input_messages", "llm.output_messages", "tool_calls")):
+        elif isinstance(inner, list) and name.endswith(_LISTS):
             for number, one in enumerate(inner):
                 found |= _flat(one if isinstance(one, dict) else {}, f"{name}.{number}.")
-        else:
+        elif inner is not None:
             found[name] = inner
     return found
 
 
-def _call(span: dict[str, Any], source: Source) -> dict[str, Any]:
-    """One call of a model: its messages, trace, model, tools, and whether it failed."""
+_LISTS = ("llm.input_messages", "llm.output_messages", "tool_calls", "message.contents", "llm.tools")
+
+
+def _call(span: dict[str, Any], notes: Notes) -> dict[str, Any] | None:
+    """One call of a model: its messages, trace, model, tools, and whether it failed. None if it is none."""
     context = span.get("context") or {}
     trace = span.get("traceId") or span.get("trace_id") or span.get("context.trace_id") or context.get("trace_id")
     attributes = _attributes(span)
-    for key in attributes:
-        if not key.startswith(_USED):
-            source.notes.ignored[f"attributes.{key}"] += 1
-    messages = _messages(attributes)
-    if not messages and span.get("type") == "GENERATION":
-        messages = [*_loose(span.get("input"), "user"), *_loose(span.get("output"), "assistant")]
-    model = attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model")
+    kind = span.get("type") or attributes.get("openinference.span.kind") or span.get("span_kind")
+    messages, tools = _messages(attributes, notes), attributes.get("gen_ai.tool.definitions")
+    if not messages and kind in ("GENERATION", "LLM"):
+        asked, said = (span.get(name) or attributes.get(f"{name}.value") for name in ("input", "output"))
+        tools = tools or _beside(asked, notes)
+        messages = [*_loose(asked, "user", notes), *_loose(said, "assistant", notes)]
+    if not messages:
+        notes.ignored[f"spans of kind {kind or attributes.get('gen_ai.operation.name') or span.get('name')}"] += 1
+        return None
+    notes.rest({key: value for key, value in span.items() if not key.startswith("attributes.")}, _KNOWN_SPAN)
+    for key, value in attributes.items():
+        if key not in _USED and not _TOOL.fullmatch(key) and not _FLAT.fullmatch(key) and value not in ("", [], {}):
+            notes.ignored[re.sub(r"\.\d+\b", "", f"attributes.{key}")] += 1
     status = span.get("status") or {}
     code = status.get("code") if isinstance(status, dict) else status
+    models = [*(attributes.get(name) for name in _MODEL), span.get("model"), span.get("provided_model_name")]
     return {
         "trace": str(trace),
         "messages": messages,
-        "policy": model or attributes.get("llm.model_name") or span.get("model"),
+        "told": [_told(one) for one in from_chat(messages, Notes())],
+        "policy": next((one for one in models if one), None),
         "agent": attributes.get("gen_ai.agent.name"),
-        "tools": attributes.get("gen_ai.tool.definitions") or _listed_tools(attributes),
-        "failed": code in (2, "ERROR", "STATUS_CODE_ERROR") or span.get("level") == "ERROR",
+        "tools": _loaded(tools) or _listed_tools(attributes),
+        "failed": (code or span.get("status_code")) in (2, "ERROR", "STATUS_CODE_ERROR")
+        or span.get("level") == "ERROR",
         "start": str(span.get("startTimeUnixNano") or span.get("start_time") or span.get("startTime") or ""),
+        "finish": _finish(attributes, messages),
+        "scores": span.get("scores") or {},
     }
+
+
+def _finish(attributes: dict[str, Any], messages: list[dict[str, Any]]) -> str | None:
+    """Why the model stopped, if the span says so."""
+    found = _loaded(attributes.get("gen_ai.response.finish_reasons")) or [messages[-1].pop("finish_reason", None)]
+    return str(found[-1]) if isinstance(found, list) and found[-1] else None
 
 
 def _listed_tools(attributes: dict[str, Any]) -> list[Any]:
@@ -136,15 +195,25 @@ def _listed_tools(attributes: dict[str, Any]) -> list[Any]:
     return [_loaded(found[number]) for number in sorted(found)]
 
 
-def _messages(attributes: dict[str, Any]) -> list[dict[str, Any]]:
+def _messages(attributes: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
     chat: list[dict[str, Any]] = []
-    system = _loaded(attributes.get("gen_ai.system_instructions"))
+    system = attributes.get("gen_ai.system_instructions")
+    system = _loaded(system) or system
     if system:
-        chat.append({"role": "system", "content": _part_texts(system if isinstance(system, list) else [system])})
-    for key in ("gen_ai.input.messages", "gen_ai.output.messages"):
-        for one in _loaded(attributes.get(key)) or []:
-            chat += _from_parts(one)
-    return chat if len(chat) > bool(system) else _flattened(attributes)
+        chat.append({"role": "system", "content": _part_texts(system if isinstance(system, list) else [system], notes)})
+    for key in _MESSAGES:
+        value = attributes.get(key)
+        for one in (_json(value, key) if isinstance(value, str) else value) or []:
+            chat += _from_parts(one, notes)
+    return chat if len(chat) > bool(system) else _flattened(attributes, notes)
+
+
+def _json(text: str, key: str) -> Any:
+    """A value from its JSON text. Raises ValueError if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError(f"{key} is no JSON, as {text[:20]!r} shows; export the spans as JSON or Parquet") from None
 
 
 def _loaded(value: Any) -> Any:
@@ -156,56 +225,74 @@ def _loaded(value: Any) -> Any:
     return value
 
 
-def _part_texts(parts: list[Any]) -> str:
-    return text_of(
-        [one.get("content", one) if isinstance(one, dict) and one.get("type") == "text" else one for one in parts]
-    )
+def _part_texts(parts: list[Any], notes: Notes) -> str:
+    return text_of(parts, notes, "parts.")
 
 
-def _from_parts(one: dict[str, Any]) -> list[dict[str, Any]]:
+def _from_parts(one: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
     """A message of the conventions, and its tool answers as messages of their own."""
     if "parts" not in one:
         return [one]
+    notes.rest(one, frozenset({"role", "parts", "finish_reason"}), "messages.")
     message: dict[str, Any] = {"role": one["role"], "content": ""}
     answers, rest = [], []
     for part in one["parts"]:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "tool_call":
+            notes.rest(part, frozenset({"type", "id", "name", "arguments"}), "parts.")
             call = {"id": part.get("id"), "name": part["name"], "arguments": part.get("arguments") or {}}
             message.setdefault("tool_calls", []).append(call)
         elif kind == "tool_call_response":
-            content = part.get("response", part.get("result"))
-            answers.append({"role": "tool", "content": text_of(content), "tool_call_id": part.get("id")})
+            key = "response" if "response" in part else "result"
+            notes.rest(part, frozenset({"type", "id", key}), "parts.")
+            content = text_of(part.get(key), notes)
+            answers.append({"role": "tool", "content": content, "tool_call_id": part.get("id")})
         elif kind == "reasoning":
-            message["reasoning"] = part.get("content")
+            notes.rest(part, frozenset({"type", "content"}), "parts.")
+            message["reasoning"] = "\n".join(filter(None, [message.get("reasoning"), part.get("content")]))
         else:
             rest.append(part)
-    message["content"] = _part_texts(rest)
+    message["content"] = _part_texts(rest, notes)
     return answers + ([message] if rest or "tool_calls" in message or message.get("reasoning") else [])
 
 
-def _flattened(attributes: dict[str, Any]) -> list[dict[str, Any]]:
+def _flattened(attributes: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
     """Messages whose fields are attributes of their own."""
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for key, value in attributes.items():
         if not (match := _FLAT.fullmatch(key)):
             continue
         side = 0 if match[1] == "input" or match[2] == "prompt" else 1
-        message = found.setdefault((side, int(match[3])), {"role": "user" if side == 0 else "assistant", "calls": {}})
+        role = "user" if side == 0 else "assistant"
+        message = found.setdefault((side, int(match[3])), {"role": role, "calls": {}, "parts": {}})
         if call := _CALL.fullmatch(match[4]):
             message["calls"].setdefault(int(call[1]), {"name": ""})[call[2]] = value
         elif match[4] in ("role", "content", "tool_call_id", "name"):
             message[match[4]] = value
-        elif (part := re.fullmatch(r"contents\.\d+\.(?:message_content\.)?text", match[4])) and part:
-            message["content"] = f"{message.get('content') or ''}{value}"
+        elif part := _PART.fullmatch(match[4]):
+            message["parts"].setdefault(int(part[1]), {})[part[2]] = value
+        else:
+            notes.ignored["messages." + re.sub(r"\.\d+\b", "", match[4])] += 1
     chat = []
     for _, message in sorted(found.items(), key=lambda one: one[0]):
         calls = [one for _, one in sorted(message.pop("calls").items())]
+        parts = [one for _, one in sorted(message.pop("parts").items())]
+        if parts:
+            message["content"] = parts
         chat.append(message | ({"tool_calls": calls} if calls else {}))
     return chat
 
 
-def _loose(value: Any, role: str) -> list[dict[str, Any]]:
+def _beside(value: Any, notes: Notes) -> Any:
+    """Tools beside the messages of Langfuse's input."""
+    value = _loaded(value)
+    if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
+        return None
+    notes.rest(value, frozenset({"messages", "tools"}), "input.")
+    return value.get("tools")
+
+
+def _loose(value: Any, role: str, notes: Notes) -> list[dict[str, Any]]:
     """Langfuse's input or output: chat, a dict with messages, one message, or text."""
     if isinstance(value, str) and value[:1] in "[{":
         value = _loaded(value) or value
@@ -215,18 +302,23 @@ def _loose(value: Any, role: str) -> list[dict[str, Any]]:
         return [{"role": role, **value}]
     if isinstance(value, list) and value and all(isinstance(one, dict) and "role" in one for one in value):
         return value
-    return [{"role": role, "content": text_of(value)}] if value else []
+    return [{"role": role, "content": text_of(value, notes)}] if value else []
 
 
 def _conversations(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The calls that no longer call of the trace continues, in the order they began."""
+    """The calls that no other call of the trace continues or repeats, in the order they began."""
     kept: list[tuple[list[str], dict[str, Any]]] = []
     for call in sorted(calls, key=lambda one: -len(one["messages"])):
-        texts = [json.dumps([one.get("role"), one.get("content")], default=str) for one in call["messages"]]
-        asked = texts[: max(1, len(texts) - 1)]
-        if not any(long[: len(asked)] == asked and len(long) > len(asked) for long, _ in kept):
+        texts = call["told"]
+        if not any(long[: len(texts)] == texts for long, _ in kept):
             kept.append((texts, call))
     return sorted((call for _, call in kept), key=lambda one: one["start"])
+
+
+def _told(message: dict[str, Any]) -> str:
+    """What a message says, whatever its ids."""
+    calls = [[one["name"], _loaded(one["arguments"])] for one in message.get("tool_calls") or []]
+    return json.dumps([message["role"], message.get("content"), calls], sort_keys=True, default=str)
 
 
 def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Row:
@@ -238,6 +330,7 @@ def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Row:
         segment=segment,
         agent=call["agent"],
         policy=call["policy"],
-        tools=tools_text(_loaded(call["tools"])),
-        termination=Termination.INFRA_ERROR if call["failed"] else None,
+        tools=tools_text(call["tools"]),
+        termination=Termination.INFRA_ERROR if call["failed"] else _FINISHES.get(call["finish"] or ""),
+        reward_components=components(call["scores"], source.notes, "scores."),
     )

@@ -4,10 +4,11 @@
 
 Items: ``message`` (``input_text``, ``output_text``, ``refusal``), ``function_call`` and ``function_call_output``,
 ``reasoning`` (its ``content``, else its ``summary``), ``custom_tool_call`` and its output. Consecutive items of the
-model are one message: reasoning, text, calls. A hosted tool's item (``web_search_call`` and the like), and every
-other kind, is kept as its JSON text. ``status: incomplete`` gives ``max_tokens``, ``failed`` an ``infra_error``.
+model are one message: reasoning, text, calls. A hosted tool's item (``web_search_call`` and the like) holds what the
+tool answered: it, and every other kind, is kept as the JSON text of a tool message, which no stage trains on.
+``status: incomplete`` gives ``max_tokens``, ``failed`` an ``infra_error``.
 
-Cannot carry: encrypted reasoning, annotations, log-probs of text without token ids; all are counted.
+Cannot carry: ids of items, encrypted reasoning, annotations, log-probs of text without token ids; all are counted.
 """
 
 import json
@@ -20,23 +21,25 @@ from datastore.formats.rows import make_row
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Termination
 
-_KNOWN = frozenset(
-    {"input", "output", "tools", "instructions", "model", "status", "request", "response", "object", "id"}
-)
 _SETTINGS = frozenset({"temperature", "top_p", "max_output_tokens", "seed"})
-_KNOWN_ITEM = frozenset(
-    {"type", "role", "content", "id", "status", "call_id", "name", "arguments", "output", "summary", "input", "phase"}
-)
-_TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
-_KNOWN_PART = frozenset({"type", "text", "refusal"})
-KINDS = frozenset(
-    {"message", "function_call", "function_call_output", "reasoning", "custom_tool_call", "custom_tool_call_output"}
-)
+_KNOWN = _SETTINGS | {"input", "output", "tools", "instructions", "model", "status", "request", "response", "object"}
+_KNOWN |= {"incomplete_details"}
+_CALLS = ("function_call", "custom_tool_call")
+_ANSWERS = ("function_call_output", "custom_tool_call_output")
+_KNOWN_ITEM = {
+    "message": frozenset({"type", "role", "content"}),
+    "reasoning": frozenset({"type", "content", "summary"}),
+    **dict.fromkeys(_CALLS, frozenset({"type", "call_id", "id", "name", "arguments", "input"})),
+    **dict.fromkeys(_ANSWERS, frozenset({"type", "call_id", "output"})),
+}
+"""Keys of the items that have fields of their own; every other item is kept whole."""
+_TEXTS = {"refusal": "refusal", "summary_text": "text", "reasoning_text": "text"}
+"""The key that holds the text of a part; those of ``input_text`` and ``output_text`` are read as in chat."""
 
 
 def is_items(value: Any) -> bool:
     """Whether a value is a list of Responses items that chat does not have."""
-    return isinstance(value, list) and any(isinstance(one, dict) and one.get("type") in KINDS for one in value)
+    return isinstance(value, list) and any(isinstance(one, dict) and one.get("type") in _KNOWN_ITEM for one in value)
 
 
 def fits(head: Any) -> int:
@@ -48,7 +51,7 @@ def fits(head: Any) -> int:
 
 def read(source: Source) -> Iterator[Row]:
     def convert(one: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(one, _KNOWN | _SETTINGS)
+        source.notes.rest(one, _KNOWN)
         yield response_row(one.get("request") or one, one.get("response") or one, source.notes)
 
     return each(source, source.records(), convert)
@@ -56,20 +59,32 @@ def read(source: Source) -> Iterator[Row]:
 
 def response_row(request: dict[str, Any], response: dict[str, Any], notes: Notes, **fields: Any) -> Row:
     """A row from what was asked and what came back."""
+    notes.rest(request, _KNOWN, "request.")
+    if response is not request:
+        notes.rest(response, _KNOWN, "response.")
     asked = request.get("input") or []
     chat: list[Any] = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
     if request.get("instructions"):
         chat.insert(0, {"role": "system", "content": request["instructions"]})
     settings = {name: request[name] for name in _SETTINGS if request.get(name) is not None}
-    ends = {"incomplete": Termination.MAX_TOKENS, "failed": Termination.INFRA_ERROR, "cancelled": Termination.CANCELLED}
     values = {
         "source": "openai-responses",
         "tools": tools_text(request.get("tools") or response.get("tools")),
         "policy": response.get("model") or request.get("model"),
         "sampling": json.dumps(settings) if settings else None,
-        "termination": ends.get(response.get("status") or ""),
+        "termination": _end(response),
     }
     return make_row(from_items([*chat, *(response.get("output") or [])], notes), **{**values, **fields})
+
+
+def _end(response: dict[str, Any]) -> Termination | None:
+    """The end that a response names. One that is incomplete for another reason than its length is unknown."""
+    status = response.get("status")
+    why = (response.get("incomplete_details") or {}).get("reason")
+    if status == "incomplete":
+        return Termination.MAX_TOKENS if why in (None, "max_output_tokens") else Termination.UNKNOWN
+    ends = {"failed": Termination.INFRA_ERROR, "cancelled": Termination.CANCELLED}
+    return Termination.UNKNOWN if status in ("queued", "in_progress") else ends.get(status or "")
 
 
 def from_items(items: Iterable[Any], notes: Notes) -> list[dict[str, Any]]:
@@ -77,8 +92,9 @@ def from_items(items: Iterable[Any], notes: Notes) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for item in items:
-        notes.rest(item, _KNOWN_ITEM, "items.")
         kind = item.get("type") or "message"
+        if kind in _KNOWN_ITEM:
+            notes.rest(item, _KNOWN_ITEM[kind], "items.")
         match kind:
             case "message":
                 role = ROLES.get(item["role"], item["role"])
@@ -88,9 +104,11 @@ def from_items(items: Iterable[Any], notes: Notes) -> list[dict[str, Any]]:
                 else:
                     messages.append({"role": role, "content": text})
             case "reasoning":
-                thought = _text(item.get("content"), notes) or _text(item.get("summary"), notes)
-                messages.append({"role": "assistant", "content": "", "reasoning": thought})
-            case "function_call" | "custom_tool_call":
+                whole, short = _text(item.get("content"), notes), _text(item.get("summary"), notes)
+                if whole and short:
+                    notes.ignored["items.summary"] += 1
+                _think(messages, whole or short)
+            case _ if kind in _CALLS:
                 call = {
                     "id": str(item.get("call_id") or item.get("id") or ""),
                     "name": item["name"],
@@ -98,20 +116,27 @@ def from_items(items: Iterable[Any], notes: Notes) -> list[dict[str, Any]]:
                 }
                 names[call["id"]] = call["name"]
                 _assistant(messages).setdefault("tool_calls", []).append(call)
-            case "function_call_output" | "custom_tool_call_output":
+            case _ if kind in _ANSWERS:
                 identity = str(item.get("call_id") or "")
                 content = _text(item.get("output"), notes)
                 name = names.get(identity)
                 messages.append({"role": "tool", "content": content, "tool_call_id": identity, "name": name})
             case _:
-                notes.remark(f"items of kind {kind!r} are kept as JSON text")
-                one = _assistant(messages)
-                one["content"] = "\n".join(filter(None, [one["content"], json.dumps(item, ensure_ascii=False)]))
+                notes.remark(f"items of kind {kind!r} are kept as JSON text of a tool")
+                messages.append({"role": "tool", "content": json.dumps(item, ensure_ascii=False), "name": kind})
     return [one for one in messages if one["role"] != "assistant" or _says(one)]
 
 
 def _open(message: dict[str, Any]) -> bool:
     return message["role"] == "assistant" and "tool_calls" not in message
+
+
+def _think(messages: list[dict[str, Any]], thought: str) -> None:
+    last = messages[-1] if messages else None
+    if last and _open(last) and not last["content"]:
+        last["reasoning"] = "\n".join(filter(None, [last.get("reasoning"), thought]))
+    else:
+        messages.append({"role": "assistant", "content": "", "reasoning": thought})
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -127,14 +152,12 @@ def _says(message: dict[str, Any]) -> bool:
 
 def _text(content: Any, notes: Notes) -> str:
     if not isinstance(content, list):
-        return text_of(content)
+        return text_of(content, notes)
     parts = []
     for part in content:
-        if isinstance(part, dict) and part.get("type") in _TEXT_PARTS:  # other parts are kept whole
-            notes.rest(part, _KNOWN_PART, "items.content.")
-        if isinstance(part, dict) and part.get("type") == "refusal":
-            part = str(part.get("refusal"))
-        elif isinstance(part, dict) and part.get("type") in ("summary_text", "reasoning_text"):
-            part = str(part.get("text", ""))
+        key = _TEXTS.get(part.get("type")) if isinstance(part, dict) else None
+        if key:
+            notes.rest(part, {"type", key}, "items.content.")
+            part = str(part.get(key, ""))
         parts.append(part)
-    return text_of(parts)
+    return text_of(parts, notes, "items.content.")

@@ -127,10 +127,15 @@ def number(value: Any) -> float | None:
     return None
 
 
-def components(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Metrics by name as reward components; values that are not numbers are left out."""
-    found = ((str(name), number(value)) for name, value in values.items())
-    return [component(name, value) for name, value in found if value is not None]
+def components(values: Mapping[str, Any], notes: Notes, prefix: str, weight: float = 1.0) -> list[dict[str, Any]]:
+    """Metrics by name as reward components; values that are not numbers are counted under ``prefix``."""
+    found = []
+    for name, value in values.items():
+        if (known := number(value)) is not None:
+            found.append(component(str(name), known, weight))
+        elif value is not None:
+            notes.ignored[f"{prefix}{name}"] += 1
+    return found
 
 
 def component(name: str, value: float, weight: float = 1.0) -> dict[str, Any]:

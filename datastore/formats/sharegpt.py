@@ -56,9 +56,8 @@ def _is_pair_of_chats(head: Any) -> bool:
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
-        label = line.get("kto_tag")
         messages = _messages(line, line["conversations"], source)
-        success = label if isinstance(label, bool) else None
+        success = source.notes.outcome(line, "kto_tag")
         tools = tools_text(line.get("tools"))
         yield make_row(messages, source="sharegpt", tools=tools, success=success)
 
@@ -95,7 +94,7 @@ def _messages(line: dict[str, Any], turns: list[dict[str, Any]], source: Source)
         if kind == "function_call":
             found = loads(value)
             calls = found if isinstance(found, list) else [found]
-            pending = [call(one, f"call_{len(messages)}_{i}") for i, one in enumerate(calls)]
+            pending = [call(one, source.notes, f"call_{len(messages)}_{i}") for i, one in enumerate(calls)]
             messages.append({"role": "assistant", "content": "", "tool_calls": pending})
         elif kind == "observation":
             answered = pending[0] if len(pending) == 1 else None

@@ -1,7 +1,7 @@
 """Reading files: the kind of a file, its records one at a time, and the place of each record.
 
-A file is JSON Lines, a JSON array, one JSON document, Parquet, or a ZIP archive; text may be compressed by gzip and
-begin with a byte order mark. Memory holds one record, and of a JSON array or a long list inside a document one
+A file is JSON Lines, a JSON array, one JSON document, CSV, Parquet, or a ZIP archive; text may be compressed by gzip
+and begin with a byte order mark. Memory holds one record, and of a JSON array or a long list inside a document one
 element.
 """
 
@@ -11,7 +11,8 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from datastore.formats.stream import CHUNK, Chars, elements, members, outline
 Row: TypeAlias = dict[str, Any]
 """Fields of a trajectory, as a reader finds them; messages, calls and components are dicts too."""
 
-Kind = Literal["lines", "array", "document", "parquet", "zip", "folder", "empty"]
+Kind = Literal["lines", "array", "document", "csv", "parquet", "zip", "folder", "empty"]
 
 BUFFER = 2**18
 _GZIP = b"\x1f\x8b"
@@ -56,6 +57,7 @@ class Source:
         self.record: Any = None
         self.number = 0
         self.read_to = self._took = 0
+        self.headless = ""
         self.before: dict[str, Any] = {}
         """The members beside the list, if :meth:`elements` reads a document."""
         self.span: Span | None = None
@@ -94,10 +96,12 @@ class Source:
             raise StoreError(f"{self.name} cannot be read: {error}") from None
         if magic in (b"PAR1", b"PK\x03\x04"):
             return "parquet" if magic == b"PAR1" else "zip"
-        with self.text() as text:
+        with self.text("replace") as text:  # bytes that are no UTF-8 are refused where they stand
             start = text.read(CHUNK).lstrip()
         if not start:
             return "empty"
+        if {".csv", ".tsv"} & set(self.path.suffixes):
+            return "csv"
         if start[0] == "[":
             return "array"
         if {".jsonl", ".ndjson"} & set(self.path.suffixes):
@@ -105,7 +109,7 @@ class Source:
         return "lines" if self._first_line_is_whole() else "document"
 
     def _first_line_is_whole(self) -> bool:
-        with self.text() as text:
+        with self.text("replace") as text:
             line = next((line for line in iter(lambda: text.readline(LONGEST_LINE), "") if line.strip()), "")
         try:
             from_json(line)
@@ -116,17 +120,22 @@ class Source:
     @cached_property
     def head(self) -> Any:
         """The first record, or of a document its top-level keys, with one element of each list. None if there is
-        none that can be read."""
+        none that can be read; ``headless`` says why."""
+        notes = Notes(quarantine=True)
         try:
             if self.kind == "document":
                 return outline(self._chars())
-            return next(iter(Source(self.path, Notes(quarantine=True), self.name).records()), None)
-        except (StoreError, *BROKEN):
-            return None
+            if (found := next(iter(Source(self.path, notes, self.name).records()), None)) is not None:
+                return found
+        except (StoreError, *BROKEN) as error:
+            self.headless = str(error)
+        if notes.unreadable:
+            self.headless = notes.unreadable[0].reason
+        return None
 
-    def text(self) -> IO[str]:
+    def text(self, errors: str = "strict") -> IO[str]:
         """The file as text. Reading raises StoreError if it is not UTF-8, or its compression is broken."""
-        return _Text(self._bytes(), self.name)
+        return _Text(self._bytes(), self.name, errors)
 
     def _bytes(self) -> Any:
         raw: Any = self.path.open("rb", buffering=BUFFER)
@@ -144,13 +153,18 @@ class Source:
         if self.kind in ("parquet", "folder", "zip"):
             return digest(self.path)
         total = hashlib.blake2b(digest_size=16)
-        with self.text() as text:
-            for chunk in iter(lambda: text.read(CHUNK), ""):
-                total.update(chunk.encode())
+        try:
+            with self._bytes() as file:
+                total.update(file.read(CHUNK).removeprefix(codecs.BOM_UTF8))
+                for chunk in iter(lambda: file.read(CHUNK), b""):
+                    total.update(chunk)
+        except (OSError, EOFError, zlib.error) as error:
+            raise StoreError(f"{self.name} cannot be read: {error}") from None
         return total.hexdigest()
 
     def records(self) -> Iterator[Any]:
-        """Every record: a line, an element of the array, a row of the Parquet file, or the whole document."""
+        """Every record: a line, an element of the array, a row of the table (CSV: its cells with text, by the names in
+        the first line), or the whole document."""
         self.number = self.span.before if self.span else 0
         match self.kind:
             case "lines":
@@ -160,12 +174,14 @@ class Source:
                 yield from self._counted(elements(chars), chars)
             case "document":
                 yield from self._counted(iter([self.document()]))
+            case "csv":
+                yield from self._counted(self._cells())
             case "parquet":
                 yield from self._counted(self._rows())
             case _:
                 raise StoreError(f"{self.name} holds no records ({self.kind})")
 
-    def _counted(self, records: Iterator[Any], chars: "Chars | None" = None) -> Iterator[Any]:
+    def _counted(self, records: Iterator[Any], chars: Chars | None = None) -> Iterator[Any]:
         while True:
             self.number += 1
             try:
@@ -200,7 +216,7 @@ class Source:
                     if line.isspace() or not line:
                         continue
                     self.number = number
-                    self.notes.refuse(self.place, _not_json(error), _decoded(line, self.name))
+                    self.notes.refuse(self.place, _utf8_fault(line) or _not_json(error), line.decode(errors="replace"))
                     continue
                 self.number, self.record = number, record
                 yield record
@@ -210,6 +226,21 @@ class Source:
         with self.path.open("rb") as file:
             file.seek(self.span.start)
             return io.BytesIO(file.read(self.span.stop - self.span.start))
+
+    def _cells(self) -> Iterator[Any]:
+        import csv
+
+        csv.field_size_limit(LONGEST_LINE)
+        with self.text() as text:
+            rows = csv.DictReader(
+                text, restkey="", delimiter="\t" if ".tsv" in self.path.suffixes else ",", strict=True
+            )
+            try:
+                for row in rows:
+                    self.read_to += sum(len(cell or "") for cell in row.values())
+                    yield {name: cell for name, cell in row.items() if cell}
+            except csv.Error as error:
+                raise ValueError(f"is not CSV: {error}") from None
 
     def _rows(self) -> Iterator[Any]:
         import pyarrow as pa
@@ -245,11 +276,15 @@ class Source:
         except ValueError as error:
             raise StoreError(f"{self.name} {_not_json(error)}") from None
 
-    def elements(self, key: str) -> Iterator[Any]:
-        """Elements of the list ``key`` of a document, one at a time; ``before`` collects the other members."""
+    def elements(self, key: str, needed: Sequence[str] = ()) -> Iterator[Any]:
+        """Elements of the list ``key`` of a document, one at a time; ``before`` collects the other members. Those that
+        are ``needed`` are in it from the first element on, wherever they stand."""
         self.number = 0
         if self.kind != "document":
             for document in list(self.records()):
+                if not isinstance(document, dict):
+                    self.notes.refuse(self.place, f"is a {type(document).__name__}, an object is needed")
+                    continue
                 self.before.clear()
                 self.before.update((name, value) for name, value in document.items() if name != key)
                 self.number = 0
@@ -257,25 +292,31 @@ class Source:
             return
         self.before.clear()
         chars = self._chars()
-        yield from self._counted(members(chars, key, self.before), chars)
+        for element in self._counted(members(chars, key, self.before), chars):
+            if self.number == 1 and set(needed) - self.before.keys():
+                with suppress(ValueError, RecursionError):  # is said when the reading comes there
+                    for _ in members(self._chars(), key, self.before):
+                        pass
+            yield element
 
-    def _chars(self) -> "Chars":
+    def _chars(self) -> Chars:
         return Chars(self.text())
 
 
-def _decoded(line: bytes, name: str) -> str:
-    """A line as text. Raises StoreError if it is not UTF-8."""
+def _utf8_fault(line: bytes) -> str | None:
+    """Why a line is no text, None if it is."""
     try:
-        return line.decode()
+        line.decode()
     except UnicodeDecodeError as error:
-        raise StoreError(f"{name} is not UTF-8 text: {error}") from None
+        return f"is not UTF-8 text: {error}"
+    return None
 
 
 class _Text(io.TextIOWrapper):
     """UTF-8 text whose faults are StoreErrors that name the file."""
 
-    def __init__(self, raw: Any, name: str) -> None:
-        super().__init__(raw, encoding="utf-8-sig", newline="\n")
+    def __init__(self, raw: Any, name: str, errors: str) -> None:
+        super().__init__(raw, encoding="utf-8-sig", errors=errors, newline="\n")
         self._name = name
 
     def _guarded(self, read: Callable[..., str], *arguments: Any) -> str:
@@ -300,7 +341,7 @@ class _Text(io.TextIOWrapper):
 
 def _not_json(error: BaseException) -> str:
     text = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
-    return text if text.startswith("is not JSON") else f"is not JSON: {text}"
+    return text if text.startswith("is not ") else f"is not JSON: {text}"
 
 
 def each(source: Source, records: Iterable[Any], convert: Callable[[Any], Iterable[Row]]) -> Iterator[Row]:

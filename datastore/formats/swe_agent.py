@@ -3,10 +3,10 @@
 Import: the messages before the first step are those of its ``query`` (``message`` before 1.1) that are system or
 user messages, else the head of ``history``. If ``history`` has native tool calls, the whole ``history`` is the
 conversation. Otherwise a step becomes an assistant message (``thought``, else ``response``) with a call of the tool
-``bash`` (``{"command": action}``) and its observation. ``info.exit_status`` is the end: ``submitted`` is an answer,
-also after ``exit_cost`` and the like, and every other exit its own termination. Whether the submission is right is
-not in the file: rows are unscored. ``info.submission`` is the final state, ``replay_config.agent.model.name`` the
-policy.
+``bash`` (``{"command": action}``) and its observation; ``response``, the text that both were parsed from, is counted.
+``info.exit_status`` is the end: ``submitted`` is an answer, also after ``exit_cost`` and the like, and every other
+exit its own termination. Whether the submission is right is not in the file: rows are unscored. ``info.submission``
+is the final state, ``replay_config.agent.model.name`` the policy; the rest of ``replay_config`` is not carried.
 
 Export: a folder with a file per row. ``action`` is the command of the first call, or its name and arguments; the
 exact messages of a step go under ``extra_info.agentrl``, what else has no place under ``info.agentrl``. Cannot
@@ -40,16 +40,11 @@ _EXITS = {
     "exit_api": Termination.INFRA_ERROR,
     "exit_error": Termination.ENV_ERROR,
 }
-_KNOWN = frozenset(
-    {"trajectory", "history", "info", "environment", "replay_config", "instance_id", "problem_statement"}
-)
+_KNOWN = frozenset({"trajectory", "history", "info", "instance_id"})
 _KNOWN_INFO = frozenset({"exit_status", "submission", "agentrl", "agentrl_tools"})
-_KNOWN_STEP = frozenset(
-    {"action", "observation", "response", "thought", "query", "message", "messages", "extra_info", "state"}
-)
+_KNOWN_STEP = frozenset({"action", "observation", "thought", "query", "message", "messages", "extra_info"})
 _KNOWN_HISTORY = frozenset(
-    {"role", "content", "tool_calls", "tool_call_ids", "tool_call_id", "agent", "message_type", "action", "thought"}
-    | {"is_demo", "tags", "cache_control", "name", "thinking_blocks"}
+    {"role", "content", "tool_calls", "tool_call_ids", "tool_call_id", "action", "thought", "thinking_blocks"}
 )
 
 
@@ -64,7 +59,8 @@ def fits(head: Any) -> int:
 
 def read(source: Source) -> Iterator[Row]:
     def convert(document: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(document, _KNOWN)
+        if "agentrl" not in (document.get("info") or {}):  # ours has the rest there
+            source.notes.rest(document, _KNOWN)
         info = document.get("info") or {}
         source.notes.rest(info, _KNOWN_INFO, "info.")
         status = str(info.get("exit_status") or "")
@@ -97,6 +93,8 @@ def _messages(document: dict[str, Any], source: Source) -> list[dict[str, Any]]:
     steps, history = document.get("trajectory") or [], document.get("history") or []
     ours = any((step.get("extra_info") or {}).get("agentrl") for step in steps)
     if history and not ours and (not steps or any(one.get("tool_calls") for one in history)):
+        for step in steps:  # their text is in the history too
+            source.notes.rest(step, _KNOWN_STEP | {"response"}, "trajectory.")
         return _chat(history, source)
     if not steps:
         raise KeyError("trajectory")
@@ -116,6 +114,8 @@ def _chat(history: list[dict[str, Any]], source: Source) -> list[dict[str, Any]]
             continue
         ids = one.get("tool_call_ids")
         item = {"role": one["role"], "content": one.get("content"), "tool_calls": one.get("tool_calls")}
+        for block in one.get("thinking_blocks") or []:
+            source.notes.rest(block, frozenset({"type", "thinking"}), "history.thinking_blocks.")
         if thoughts := [part.get("thinking") for part in one.get("thinking_blocks") or []]:
             item["reasoning"] = "\n".join(text for text in thoughts if text)
         if one["role"] == "tool" or ids:
@@ -125,17 +125,19 @@ def _chat(history: list[dict[str, Any]], source: Source) -> list[dict[str, Any]]
 
 
 def _step_messages(number: int, step: dict[str, Any], source: Source) -> list[dict[str, Any]]:
-    source.notes.rest(step, _KNOWN_STEP, "trajectory.")
+    notes = source.notes
     kept = (step.get("extra_info") or {}).get("agentrl")
     if kept:  # written by us: the messages as they were
-        return from_chat(kept, source.notes)
+        return from_chat(kept, notes)
+    notes.rest(step, _KNOWN_STEP, "trajectory.")
+    notes.rest(step.get("extra_info") or {}, frozenset(), "trajectory.extra_info.")
     thought = step.get("thought") or ""
     action = (step.get("action") or "").strip()
     if not action:
         said = (thought or step.get("response") or "").strip()
         return [{"role": "assistant", "content": said}] if said else []
     call = {"id": f"call_{number}", "name": "bash", "arguments": json.dumps({"command": action})}
-    result = text_of(step.get("observation"))
+    result = text_of(step.get("observation"), notes, "trajectory.observation.")
     return [
         {"role": "assistant", "content": thought.strip(), "tool_calls": [call]},
         {"role": "tool", "content": result, "tool_call_id": call["id"], "name": "bash"},

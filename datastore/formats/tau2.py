@@ -10,17 +10,20 @@ policy as system message, if the messages have none. Without ``reward_info`` a r
 stage trains on. A full-duplex (voice) simulation has ``ticks`` and no messages: refused by name. ``elements`` are
 streamed.
 
-Cannot carry: tokens, masks, log-probs. What has no place goes under ``agentrl`` of the simulation.
+Cannot carry: tokens, masks, log-probs, the text of tasks (their digest is in the task's id), what a check checked.
+What has no place goes under ``agentrl`` of the simulation.
 """
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from datastore.formats.files import line, text_file, write_list
 from datastore.formats.messages import from_chat, tools_text
+from datastore.formats.notes import Notes
 from datastore.formats.rows import carried, components, make_row, number, spoken, termination
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Message, Role, Termination, Trajectory
@@ -34,17 +37,25 @@ _REASONS = {
     "agent_error": Termination.FORMAT_ERROR,
     "user_error": Termination.ENV_ERROR,
     "infrastructure_error": Termination.INFRA_ERROR,
+    "unexpected_error": Termination.INFRA_ERROR,
     "context_window_exceeded": Termination.MAX_CONTEXT,
     "cancelled": Termination.CANCELLED,
 }
+_KNOWN_DOCUMENT = {
+    "": frozenset({"info", "simulations"}),
+    "info": frozenset({"environment_info", "agent_info"}),
+    "info.environment_info": frozenset({"domain_name", "policy", "tool_defs"}),
+    "info.agent_info": frozenset({"llm"}),
+}
 _KNOWN = frozenset(
-    {"id", "task_id", "trial", "termination_reason", "reward_info", "messages", "seed", "agentrl", "policy", "mode"}
+    {"id", "task_id", "trial", "termination_reason", "reward_info", "messages", "seed", "agentrl", "policy"}
 )
-_KNOWN_REWARD = frozenset({"reward", "reward_breakdown", "db_check", "reward_basis"})
+_CHECKS = ("action_checks", "env_assertions", "nl_assertions", "communicate_checks")
+_KNOWN_REWARD = frozenset({"reward", "reward_breakdown", "db_check", *_CHECKS})
+_MET = frozenset({"met", "action_match"})
 _KNOWN_MESSAGE = frozenset(
     {"role", "content", "tool_calls", "id", "error", "requestor", "tool_messages", "name"} | {"reasoning_content"}
 )
-_CHECKS = ("action_checks", "env_assertions", "nl_assertions", "communicate_checks")
 
 
 def fits(head: Any) -> int:
@@ -59,13 +70,20 @@ def fits(head: Any) -> int:
 def read(source: Source) -> Iterator[Row]:
     head = source.head
     if "simulations" in head:
-        records: Iterable[Any] = source.elements("simulations")
-        context = _Context(source, source.before)
-    else:  # one simulation of a folder, whose results.json says the rest
-        records = source.records()
-        beside = source.path.parent.parent / "results.json"
-        context = _Context(source, Source(beside).document() if beside.is_file() else {})
-    return each(source, records, context.rows)
+        document = source.before
+        yield from each(source, source.elements("simulations", ("info", "tasks")), _Context(source, document).rows)
+        source.notes.inside(document, _KNOWN_DOCUMENT)
+        return
+    # one simulation of a folder, whose results.json says the rest
+    beside = source.path.parent.parent / "results.json"
+    document = _beside(beside, beside.stat().st_mtime_ns) if beside.is_file() else {}
+    yield from each(source, source.records(), _Context(source, document).rows)
+
+
+@lru_cache(maxsize=4)
+def _beside(path: Path, changed: int) -> dict[str, Any]:
+    """The document of a folder. It is parsed once for all files of the folder, as long as it does not change."""
+    return Source(path).document()
 
 
 class _Context:
@@ -87,7 +105,7 @@ class _Context:
             raise ValueError("is a full-duplex simulation: it has ticks and no messages")
         notes.rest(one, _KNOWN, "simulations.")
         reward = one.get("reward_info") or {}
-        notes.rest(reward, _KNOWN_REWARD | set(_CHECKS), "reward_info.")
+        notes.rest(reward, _KNOWN_REWARD, "reward_info.")
         info = self.document.get("info") or {}
         domain = (info.get("environment_info") or {}).get("domain_name") or "tau2"
         extra = dict(one.get("agentrl") or {})
@@ -112,18 +130,21 @@ class _Context:
             reward=score,
             success=None if score is None else score >= 1.0,
             termination=termination(_REASONS, one.get("termination_reason"), notes),
-            reward_components=components(_parts(reward)),
+            reward_components=components(_parts(reward, notes), notes, "reward_info."),
             n_tool_errors=errors,
         )
 
 
-def _parts(reward: dict[str, Any]) -> dict[str, Any]:
+def _parts(reward: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """Components by name: the breakdown, the database check, and of each list of checks the share that holds."""
     parts = dict(reward.get("reward_breakdown") or {})
     if isinstance(check := reward.get("db_check"), dict):
         parts["db_check"] = check.get("db_reward")
+        notes.rest(check, frozenset({"db_reward"}), "reward_info.db_check.")
     for key in _CHECKS:
         found = [one for one in reward.get(key) or [] if isinstance(one, dict)]
+        for one in found:
+            notes.rest(one, _MET, f"reward_info.{key}.")
         met = [bool(one.get("met", one.get("action_match"))) for one in found if "met" in one or "action_match" in one]
         if met:
             parts[key] = sum(met) / len(met)

@@ -4,7 +4,8 @@
 ``info.reward_info.info.r_actions`` and ``r_outputs`` are components. ``task_id`` is a number that each domain counts
 from 0: the content of ``info.task`` tells tasks apart. A traceback in ``info.error`` makes the row an
 ``infra_error``, unscored; the simulated user's ``###STOP###`` is the end of an answered
-episode, and any other end is unknown. Not carried: ``info.source``, ``user_cost``.
+episode, and any other end is unknown. Not carried: the task's text (its digest is in the task's id), the actions it
+asks for, ``info.error``, ``info.source``, ``user_cost``.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Termination
 
 _KNOWN = frozenset({"task_id", "reward", "info", "traj", "trial"})
-_KNOWN_INFO = frozenset({"task", "reward_info", "error"})
+_KNOWN_INFO = frozenset({"reward_info"})
+_KNOWN_REWARD = frozenset({"reward", "info"})
+_PARTS = ("r_actions", "r_outputs")
 
 
 def fits(head: Any) -> int:
@@ -36,7 +39,10 @@ def read(source: Source) -> Iterator[Row]:
         failed = bool(info.get("error"))
         reward = None if failed else number(one.get("reward"))
         stopped = bool(one["traj"]) and "###STOP###" in str(one["traj"][-1].get("content"))
-        detail = (info.get("reward_info") or {}).get("info") or {}
+        scored = info.get("reward_info") or {}
+        source.notes.rest(scored, _KNOWN_REWARD, "info.reward_info.")
+        detail = scored.get("info") or {}
+        source.notes.rest(detail, frozenset(_PARTS), "info.reward_info.info.")
         yield make_row(
             from_chat(one["traj"], source.notes),
             source="tau-bench",
@@ -46,7 +52,9 @@ def read(source: Source) -> Iterator[Row]:
             env="tau-bench",
             reward=reward,
             success=None if reward is None else reward >= 1.0,
-            reward_components=components({name: detail[name] for name in ("r_actions", "r_outputs") if name in detail}),
+            reward_components=components(
+                {name: detail.get(name) for name in _PARTS}, source.notes, "info.reward_info.info."
+            ),
             termination=Termination.INFRA_ERROR if failed else Termination.ANSWERED if stopped else Termination.UNKNOWN,
         )
 

@@ -118,7 +118,10 @@ def write_kto(rows: Iterable[Trajectory], path: Path) -> int:
 def read_kto(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
-        label = bool(line["label"])
+        label = line["label"]
+        if label not in (True, False):  # 1 and 0 are
+            raise ValueError(f"label is true or false, not {label!r}")
+        label = bool(label)
         messages = _joined(source, line, "completion")
         tools = tools_text(line.get("tools"))
         yield make_row(messages, source="trl", tools=tools, success=label, reward=float(label))

@@ -9,8 +9,8 @@ rewritten, a new segment of the same episode begins. A reward is a number and no
 ignored.
 
 Carries token ids, mask and log-probs exactly, also without spans. What has no place goes under ``info.agentrl``.
-Cannot carry: spans of other than assistant messages. Not read: ``timing``, ``token_usage``, ``response``,
-``advantage``.
+Cannot carry: spans of other than assistant messages. Not read, and counted: ``answer``, ``timing``, ``token_usage``,
+``response``, ``advantage``, the text of ``error``.
 """
 
 import json
@@ -46,28 +46,14 @@ STOPS = {
     "empty_action": Termination.FORMAT_ERROR,
 }
 _KNOWN = frozenset(
-    {
-        "prompt",
-        "completion",
-        "reward",
-        "metrics",
-        "tool_defs",
-        "oai_tools",
-        "example_id",
-        "id",
-        "answer",
-        "task",
-        "info",
-    }
-    | {"stop_condition", "is_truncated", "is_completed", "error", "trajectory"}
+    {"prompt", "completion", "reward", "metrics", "tool_defs", "oai_tools", "example_id", "id", "task", "info", "model"}
+    | {"stop_condition", "is_truncated", "is_completed", "trajectory"}
 )
-_STANDARD = _KNOWN | {"timing", "token_usage", "error_chain", "long_error_chain", "state", "model", "sampling_args"}
+_STANDARD = _KNOWN | {"answer", "error", "timing", "token_usage", "error_chain", "long_error_chain", "state"}
 _KNOWN_INFO = frozenset({"agentrl", "oai_tools"})
-_KNOWN_TURN = frozenset({"prompt", "completion", "tokens", "reward", "extras", "is_truncated", "trajectory_id"})
-_KNOWN_TOKENS = frozenset(
-    {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs", "is_truncated"}
-    | {"overlong_prompt"}
-)
+_KNOWN_TURN = frozenset({"prompt", "completion", "tokens", "reward", "extras"})
+_KNOWN_EXTRAS = frozenset({"trailing_ids"})
+_KNOWN_TOKENS = frozenset({"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs"})
 
 
 def fits(head: Any) -> int:
@@ -151,8 +137,6 @@ def _rows(line: dict[str, Any], source: Source) -> Iterator[Row]:
     metrics = {name: value for name, value in line.items() if name not in _STANDARD and number(value) is not None}
     notes.rest(line, _KNOWN | metrics.keys())
     notes.rest(info, _KNOWN_INFO, "info.")
-    if line.get("answer"):
-        notes.ignored["answer"] += 1
     metrics |= line.get("metrics") or {}
     tools = extra.pop("tools", None) or tools_text(
         line.get("tool_defs") or line.get("oai_tools") or info.get("oai_tools")
@@ -165,6 +149,10 @@ def _rows(line: dict[str, Any], source: Source) -> Iterator[Row]:
         stop = Termination.MAX_TOKENS
     name = extra.get("trajectory_id") or f"example-{example}-{source.number}"
     turns = line.get("trajectory") or []
+    for turn in turns:
+        notes.rest(turn, _KNOWN_TURN, "trajectory.")
+        notes.rest(turn.get("extras") or {}, _KNOWN_EXTRAS, "trajectory.extras.")
+        notes.rest(turn.get("tokens") or {}, _KNOWN_TOKENS, "trajectory.tokens.")
     segments = [(_with_rewards(messages, turns), own)] if own else _segments(turns, messages, source)
     for segment, (part, tokens) in enumerate(segments):
         many = {"trajectory_id": f"{name}-{segment}", "segment": segment} if len(segments) > 1 else {}
@@ -181,7 +169,7 @@ def _rows(line: dict[str, Any], source: Source) -> Iterator[Row]:
             tools=tools,
             reward=None if failed else number(line.get("reward")),
             termination=Termination.INFRA_ERROR if failed and not extra else stop,
-            reward_components=components(metrics),
+            reward_components=components(metrics, notes, "metrics."),
             **tokens,
         )
 
@@ -213,8 +201,6 @@ def _segments(
     columns: dict[str, list[Any]] = {}
     part: list[dict[str, Any]] = []
     for turn, tokens in zip(turns, found, strict=True):
-        source.notes.rest(turn, _KNOWN_TURN, "trajectory.")
-        source.notes.rest(tokens, _KNOWN_TOKENS, "trajectory.tokens.")
         prompt, completion = tokens.get("prompt_ids") or [], tokens.get("completion_ids") or []
         before = from_chat(_chat(turn.get("prompt"), "user"), source.notes)
         if not columns or prompt[: len(columns["input_ids"])] != columns["input_ids"]:

@@ -21,31 +21,30 @@ from typing import Any
 
 from datastore.formats.files import write_lines
 from datastore.formats.messages import from_chat, to_chat, tools_text
-from datastore.formats.rows import carried, component, finite, make_row, number, termination, untrained
+from datastore.formats.rows import carried, component, components, finite, make_row, termination, untrained
 from datastore.formats.source import Row, Source, each
 from datastore.formats.verifiers import STOPS
 from schemas.trajectory import Role, Termination, Trajectory
 
-_KNOWN = frozenset({"id", "env", "task", "group", "ok", "traces", "run", "errors"})
-_KNOWN_TRACE = frozenset(
-    {
-        "version",
-        "id",
-        "verifiers",
-        "task",
-        "agent",
-        "tools",
-        "nodes",
-        "rewards",
-        "metrics",
-        "info",
-        "is_completed",
-        "ok",
-    }
-    | {"stop_condition", "errors"}
-)
+_TASK = frozenset({"type", "key", "hash"})
+_KNOWN = {
+    "": frozenset({"id", "env", "task", "group", "ok", "traces"}),
+    "env": frozenset({"id", "name"}),
+    "group": frozenset({"id"}),
+}
+_KNOWN_TRACE = {
+    "": frozenset(
+        {"version", "id", "task", "agent", "tools", "nodes", "rewards", "metrics", "info", "is_completed", "ok"}
+        | {"stop_condition"}
+    ),
+    "info": frozenset(),
+    "task": _TASK,
+    "agent": frozenset({"name", "config", "trainable"}),
+    "agent.config": frozenset({"model"}),
+}
+_KNOWN_REWARD = frozenset({"score", "weight"})
 _KNOWN_NODE = frozenset(
-    {"parent", "message", "sampled", "token_ids", "mask", "is_content", "logprobs", "span", "reward", "timestamp"}
+    {"parent", "message", "sampled", "token_ids", "mask", "is_content", "logprobs", "span", "reward"}
 )
 
 
@@ -117,16 +116,29 @@ def read(source: Source) -> Iterator[Row]:
     def convert(episode: dict[str, Any]) -> Iterator[Row]:
         if "nodes" in episode:
             episode = {"id": episode.get("id"), "traces": [episode]}
-        source.notes.rest(episode, _KNOWN)
+        if not all("agentrl" in (trace.get("info") or {}) for trace in episode["traces"]):
+            source.notes.inside(episode, _KNOWN)
         if not episode["traces"]:
             source.notes.remark("episodes without a trace: no row")
         for trace in episode["traces"]:
-            source.notes.rest(trace, _KNOWN_TRACE, "traces.")
+            _count_rest(trace, source)
             paths = _paths(trace["nodes"])
             for branch, nodes in enumerate(paths):
                 yield _row(source, episode, trace, nodes, branch if len(paths) > 1 else None)
 
     return each(source, source.records(), convert)
+
+
+def _count_rest(trace: dict[str, Any], source: Source) -> None:
+    """Count what no column takes of a trace of others. What we wrote holds it again under ``info.agentrl``."""
+    notes = source.notes
+    info = trace.get("info") or {}
+    if "agentrl" in info:
+        return
+    notes.inside(trace, _KNOWN_TRACE, "traces.")
+    for reward in (trace.get("rewards") or {}).values():
+        if isinstance(reward, dict):
+            notes.rest(reward, _KNOWN_REWARD, "traces.rewards.")
 
 
 def _paths(nodes: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -151,15 +163,12 @@ def _row(
 ) -> Row:
     messages, tokens = _content(nodes, source)
     extra = dict((trace.get("info") or {}).get("agentrl") or {})
-    if not extra:
-        source.notes.rest(trace.get("info") or {}, frozenset(), "traces.info.")
     tools = extra.pop("tools", None) or tools_text(trace.get("tools"))
     name = extra.get("trajectory_id") or trace.get("id") or f"trace-{source.number}"
     if branch is not None:
         extra |= {"trajectory_id": f"{name}-{branch}", "segment": branch}
     rewards = {key: one for key, one in (trace.get("rewards") or {}).items() if one is not None}
     parts = [_component(key, one) for key, one in rewards.items()]
-    metrics = {key: number(value) for key, value in (trace.get("metrics") or {}).items()}
     agent = trace.get("agent") if isinstance(trace.get("agent"), dict) else {}
     assert agent is not None
     task = trace.get("task") or episode.get("task") or {}
@@ -183,7 +192,7 @@ def _row(
         reward=sum(part["value"] * part["weight"] for part in parts) if parts else None,
         termination=stop,
         tags=untrained() if agent.get("trainable") is False else None,
-        reward_components=parts + [component(key, value, 0.0) for key, value in metrics.items() if value is not None],
+        reward_components=parts + components(trace.get("metrics") or {}, source.notes, "traces.metrics.", 0.0),
         **tokens,
     )
 

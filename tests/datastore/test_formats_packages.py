@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from test_formats_read import Read, shape
+from format_files import Read, shape
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "bash", "arguments": '{"command": "ls"}'}
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}

@@ -1,0 +1,83 @@
+"""Spans of OpenTelemetry, Phoenix and Langfuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from format_files import TALK, USER, Read, shape
+
+from schemas.trajectory import Role, Termination
+
+
+def otlp(attributes: dict[str, Any], trace: str = "t", **more: Any) -> dict[str, Any]:
+    listed = [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()]
+    return {"traceId": trace, "spanId": "s", "attributes": listed, **more}
+
+
+def test_spans_of_the_conventions(tmp_path: Path) -> None:
+    asked = [{"role": "user", "parts": [{"type": "text", "content": "where is Ann?"}]}]
+    called = {
+        "role": "assistant",
+        "parts": [{"type": "tool_call", "id": "c1", "name": "find", "arguments": {"who": "Ann"}}],
+    }
+    answer = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "in Rome"}]}
+    said = [{"role": "assistant", "parts": [{"type": "text", "content": "She is in Rome."}], "finish_reason": "stop"}]
+
+    def span(given: list[Any], came: list[Any], **more: Any) -> dict[str, Any]:
+        texts = {"gen_ai.input.messages": json.dumps(given), "gen_ai.output.messages": json.dumps(came)}
+        return otlp({**texts, "gen_ai.request.model": "m", "http.method": "POST"}, **more)
+
+    spans = [span(asked, [called]), span([*asked, called, answer], said), otlp({"db.system": "x"})]
+    document = {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
+    read = Read(tmp_path, "otel", document)
+    assert shape(read.row) == TALK
+    assert (read.row.policy, read.row.episode_id, read.row.success) == ("m", "t", None)
+    assert read.notes.ignored["attributes.http.method"] == 2
+    other = span([{"role": "user", "parts": [{"type": "text", "content": "else"}]}], said)
+    rows = Read(tmp_path, "otel", {"resourceSpans": [{"scopeSpans": [{"spans": [*spans, other]}]}]}).rows
+    assert [row.segment for row in rows] == [0, 1]
+    failed = span(asked, [called], status={"code": 2})
+    assert Read(tmp_path, "otel", [failed], ".jsonl").row.termination is Termination.INFRA_ERROR
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_spans_of_phoenix(nested: bool, tmp_path: Path) -> None:
+    flat = {
+        "llm.model_name": "m",
+        "llm.input_messages.0.message.role": "user",
+        "llm.input_messages.0.message.content": "where is Ann?",
+        "llm.output_messages.0.message.role": "assistant",
+        "llm.output_messages.0.message.tool_calls.0.tool_call.id": "c1",
+        "llm.output_messages.0.message.tool_calls.0.tool_call.function.name": "find",
+        "llm.output_messages.0.message.tool_calls.0.tool_call.function.arguments": '{"who": "Ann"}',
+    }
+    call = {"tool_call": {"id": "c1", "function": {"name": "find", "arguments": '{"who": "Ann"}'}}}
+    deep = {
+        "llm": {
+            "model_name": "m",
+            "input_messages": [{"message": USER}],
+            "output_messages": [{"message": {"role": "assistant", "tool_calls": [call]}}],
+        }
+    }
+    record = {"context": {"trace_id": "t"}, "attributes": deep if nested else flat, "status_code": "OK"}
+    row = Read(tmp_path, "otel", [record], ".jsonl").row
+    assert shape(row) == TALK[:2]
+    assert (row.policy, row.messages[1].tool_calls[0].id) == ("m", "c1")
+
+
+def test_observations_of_langfuse(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "system", "content": "be brief"}, USER]}
+    one = {
+        "id": "o",
+        "traceId": "t",
+        "type": "GENERATION",
+        "model": "m",
+        "input": chat,
+        "output": {"role": "assistant", "content": "Rome"},
+    }
+    text = one | {"traceId": "u", "input": "where is Ann?", "output": "Rome"}
+    first, second = Read(tmp_path, "otel", [one, text, {"traceId": "t", "type": "SPAN", "id": "x"}], ".jsonl").rows
+    assert shape(first) == [("system", "be brief"), ("user", "where is Ann?"), ("assistant", "Rome")]
+    assert shape(second) == [("user", "where is Ann?"), ("assistant", "Rome")]
+    assert (first.policy, first.messages[0].role) == ("m", Role.SYSTEM)

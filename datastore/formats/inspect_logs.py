@@ -182,10 +182,11 @@ def _messages(items: list[dict[str, Any]], source: Source) -> tuple[list[dict[st
                 source.notes.ignored["samples.messages.error.message"] += 1
             plain["content"] = plain["content"] or error.get("message")
             source.notes.rest(error, frozenset({"message"}), "samples.messages.error.")
+        calls = []
         for call in one.get("tool_calls") or []:
             source.notes.rest(call, _KNOWN_CALL, "samples.messages.tool_calls.")
-            found = {"id": call["id"], "name": call["function"], "arguments": call["arguments"]}
-            plain.setdefault("tool_calls", []).append(found)
+            calls.append({"id": call["id"], "name": call["function"], "arguments": call["arguments"]})
+        plain["tool_calls"] = calls or None
         chat.append(plain)
     return from_chat(chat, source.notes), errors
 

@@ -11,7 +11,7 @@ A response whose output is a list of transitions (Aviary) gives its last one, wh
 from collections.abc import Iterator
 from typing import Any
 
-from datastore.formats.responses import response_row
+from datastore.formats.responses import KNOWN, response_row
 from datastore.formats.rows import components, number
 from datastore.formats.source import Row, Source, each
 
@@ -33,6 +33,7 @@ def read(source: Source) -> Iterator[Row]:
             if key not in _KNOWN and key[0] != "_" and number(value) is not None
         }
         source.notes.rest(one, _KNOWN | metrics.keys())
+        source.notes.inside(one, {"responses_create_params": KNOWN, "response": KNOWN})
         agent = one.get("agent_ref") if isinstance(one.get("agent_ref"), dict) else {}
         source.notes.rest(agent or {}, frozenset({"name", "type"}), "agent_ref.")
         task = one.get("id", one.get("_ng_task_index"))

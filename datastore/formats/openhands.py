@@ -36,14 +36,15 @@ _KNOWN_META = {
 }
 _KNOWN_SAID = frozenset({"role", "content", "tool_calls", "reasoning_content"})
 _KNOWN_SDK = {
-    "SystemPromptEvent": frozenset({"kind", "source", "system_prompt", "tools"}),
-    "MessageEvent": frozenset({"kind", "source", "llm_message"}),
+    "SystemPromptEvent": frozenset({"kind", "source", "system_prompt", "tools", "dynamic_context"}),
+    "MessageEvent": frozenset({"kind", "source", "llm_message", "extended_content"}),
     "ActionEvent": frozenset(
         {"kind", "source", "tool_name", "tool_call_id", "tool_call", "action", "thought", "reasoning_content"}
-        | {"llm_response_id"}
+        | {"llm_response_id", "thinking_blocks"}
     ),
     "ObservationEvent": frozenset({"kind", "source", "tool_name", "tool_call_id", "observation"}),
     "AgentErrorEvent": frozenset({"kind", "source", "tool_name", "tool_call_id", "error"}),
+    "UserRejectObservation": frozenset({"kind", "source", "tool_name", "tool_call_id", "rejection_reason"}),
 }
 _PROGRAM = frozenset({"recall", "change_agent_state", "agent_state_changed", "null", "condensation", "pause", "resume"})
 _KINDS = _KNOWN_SDK.keys()
@@ -222,12 +223,14 @@ class _Talk:
     def _sdk(self, event: dict[str, Any], kind: str) -> None:
         self.notes.rest(event, _KNOWN_SDK[kind])
         if kind == "SystemPromptEvent":
-            self.chat.append({"role": "system", "content": self._text(event.get("system_prompt"))})
-            self.tools = event.get("tools") or []
+            prompt = [self._text(event.get(key)) for key in ("system_prompt", "dynamic_context")]
+            self.chat.append({"role": "system", "content": "\n\n".join(filter(None, prompt))})
+            self.tools = [self._sdk_tool(one) for one in event.get("tools") or []]
         elif kind == "MessageEvent":
             said = event.get("llm_message") or {}
             role = said.get("role") or ("assistant" if event.get("source") == "agent" else "user")
-            self._say(role, {**said, "content": self._text(said.get("content"))}, "llm_message.")
+            texts = [self._text(content) for content in (said.get("content"), event.get("extended_content"))]
+            self._say(role, {**said, "content": "\n".join(filter(None, texts))}, "llm_message.")
         elif kind == "ActionEvent":
             self._sdk_action(event)
         else:
@@ -236,7 +239,7 @@ class _Talk:
             self.errors += failed
             held = next((key for key in ("content", "output") if observation.get(key)), "content")
             self.notes.rest(observation, {"kind", "is_error", held}, "observation.")
-            content = self._text(event.get("error") or observation.get(held))
+            content = self._text(event.get("error") or event.get("rejection_reason") or observation.get(held))
             answer = {"role": "tool", "content": content, "tool_call_id": event.get("tool_call_id")}
             self.chat.append(answer | {"name": event.get("tool_name")})
 
@@ -253,7 +256,18 @@ class _Talk:
             return
         self._responses.add(str(response))
         said = {"role": "assistant", "content": self._text(event.get("thought")), "tool_calls": [one]}
-        self.chat.append(said | {"reasoning_content": event.get("reasoning_content")})
+        blocks = event.get("thinking_blocks") or []
+        for block in blocks:
+            self.notes.rest(block, {"type", "thinking"}, "thinking_blocks.")
+        thoughts = "\n".join(block["thinking"] for block in blocks if block.get("thinking")) or None
+        self.chat.append(said | {"reasoning_content": event.get("reasoning_content") or thoughts})
+
+    def _sdk_tool(self, tool: dict[str, Any]) -> dict[str, Any]:
+        """A tool as chat has it. The SDK writes its name and description, and no schema of its parameters."""
+        if "function" in tool or "title" not in tool:
+            return tool
+        self.notes.rest(tool, {"title", "description", "kind"}, "tools.")
+        return {"type": "function", "function": {"name": tool["title"], "description": tool.get("description") or ""}}
 
     def _text(self, content: Any) -> str:
         return text_of([content] if isinstance(content, dict) else content, self.notes)

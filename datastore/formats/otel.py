@@ -34,9 +34,11 @@ _PART = re.compile(r"contents\.(\d+)\.(?:message_content\.)?(.+)")
 _TOOL = re.compile(r"llm\.tools\.(\d+)\.(?:tool\.)?json_schema")
 _MESSAGES = ("gen_ai.input.messages", "gen_ai.output.messages")
 _MODEL = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name")
+_MODEL += ("llm.response.model_name", "llm.request.model_name")
+_FINISH = ("gen_ai.response.finish_reasons", "llm.finish_reason")
 _USED = frozenset(
     {*_MESSAGES, *_MODEL, "gen_ai.system_instructions", "gen_ai.tool.definitions", "gen_ai.agent.name"}
-    | {"openinference.span.kind", "gen_ai.operation.name", "gen_ai.response.finish_reasons"}
+    | {"openinference.span.kind", "gen_ai.operation.name", *_FINISH}
 )
 _FINISHES = {
     "length": Termination.MAX_TOKENS,
@@ -90,7 +92,9 @@ def _spans(record: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     """Spans of a record. Those of a Langfuse trace have its scores."""
     if groups := record.get("resourceSpans") or record.get("resource_spans"):
         for group in groups:
+            notes.rest(group, frozenset({"scopeSpans", "scope_spans"}))
             for scope in group.get("scopeSpans") or group.get("scope_spans") or []:
+                notes.rest(scope, frozenset({"spans"}), "scope.")
                 yield from scope.get("spans") or []
     elif "observations" in record:
         notes.rest(record, _KNOWN_TRACE)
@@ -166,7 +170,7 @@ def _call(span: dict[str, Any], notes: Notes) -> dict[str, Any] | None:
         if key not in _USED and not _TOOL.fullmatch(key) and not _FLAT.fullmatch(key) and value not in ("", [], {}):
             notes.ignored[re.sub(r"\.\d+\b", "", f"attributes.{key}")] += 1
     status = span.get("status") or {}
-    code = status.get("code") if isinstance(status, dict) else status
+    code = (status.get("code") or status.get("status_code")) if isinstance(status, dict) else status
     models = [*(attributes.get(name) for name in _MODEL), span.get("model"), span.get("provided_model_name")]
     return {
         "trace": str(trace),
@@ -183,10 +187,13 @@ def _call(span: dict[str, Any], notes: Notes) -> dict[str, Any] | None:
     }
 
 
-def _finish(attributes: dict[str, Any], messages: list[dict[str, Any]]) -> str | None:
+def _finish(attributes: dict[str, Any], messages: list[dict[str, Any]]) -> str:
     """Why the model stopped, if the span says so."""
-    found = _loaded(attributes.get("gen_ai.response.finish_reasons")) or [messages[-1].pop("finish_reason", None)]
-    return str(found[-1]) if isinstance(found, list) and found[-1] else None
+    given = next(
+        (attributes[name] for name in _FINISH if attributes.get(name)), messages[-1].pop("finish_reason", None)
+    )
+    given = _loaded(given) or given
+    return str(given[-1] if isinstance(given, list) and given else given)
 
 
 def _listed_tools(attributes: dict[str, Any]) -> list[Any]:
@@ -277,8 +284,8 @@ def _flattened(attributes: dict[str, Any], notes: Notes) -> list[dict[str, Any]]
     for _, message in sorted(found.items(), key=lambda one: one[0]):
         calls = [one for _, one in sorted(message.pop("calls").items())]
         parts = [one for _, one in sorted(message.pop("parts").items())]
-        if parts:
-            message["content"] = parts
+        if parts:  # a call among them is an attribute of its own too
+            message["content"] = [one for one in parts if not (calls and one.get("type") == "tool_use")]
         chat.append(message | ({"tool_calls": calls} if calls else {}))
     return chat
 
@@ -321,9 +328,22 @@ def _told(message: dict[str, Any]) -> str:
     return json.dumps([message["role"], message.get("content"), calls], sort_keys=True, default=str)
 
 
+def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in which reasoning that stands alone is one with what the model said next."""
+    joined: list[dict[str, Any]] = []
+    for one in messages:
+        last = joined[-1] if joined else {}
+        alone = last.get("role") == "assistant" and not last.get("content") and not last.get("tool_calls")
+        if alone and one["role"] == "assistant" and not one.get("reasoning"):
+            joined[-1] = {**one, "reasoning": last.get("reasoning")}
+        else:
+            joined.append(one)
+    return joined
+
+
 def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Row:
     return make_row(
-        from_chat(call["messages"], source.notes),
+        _joined(from_chat(call["messages"], source.notes)),
         source="otel",
         trajectory_id=f"{trace}-{segment}",
         episode_id=trace,
@@ -331,6 +351,6 @@ def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Row:
         agent=call["agent"],
         policy=call["policy"],
         tools=tools_text(call["tools"]),
-        termination=Termination.INFRA_ERROR if call["failed"] else _FINISHES.get(call["finish"] or ""),
+        termination=Termination.INFRA_ERROR if call["failed"] else _FINISHES.get(call["finish"]),
         reward_components=components(call["scores"], source.notes, "scores."),
     )

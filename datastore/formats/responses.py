@@ -22,8 +22,8 @@ from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Termination
 
 _SETTINGS = frozenset({"temperature", "top_p", "max_output_tokens", "seed"})
-_KNOWN = _SETTINGS | {"input", "output", "tools", "instructions", "model", "status", "request", "response", "object"}
-_KNOWN |= {"incomplete_details"}
+KNOWN = _SETTINGS | {"input", "output", "tools", "instructions", "model", "status", "request", "response", "object"}
+KNOWN |= {"incomplete_details"}
 _CALLS = ("function_call", "custom_tool_call")
 _ANSWERS = ("function_call_output", "custom_tool_call_output")
 _KNOWN_ITEM = {
@@ -51,7 +51,7 @@ def fits(head: Any) -> int:
 
 def read(source: Source) -> Iterator[Row]:
     def convert(one: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(one, _KNOWN)
+        source.notes.inside(one, {"": KNOWN, "request": KNOWN, "response": KNOWN})
         yield response_row(one.get("request") or one, one.get("response") or one, source.notes)
 
     return each(source, source.records(), convert)
@@ -59,9 +59,6 @@ def read(source: Source) -> Iterator[Row]:
 
 def response_row(request: dict[str, Any], response: dict[str, Any], notes: Notes, **fields: Any) -> Row:
     """A row from what was asked and what came back."""
-    notes.rest(request, _KNOWN, "request.")
-    if response is not request:
-        notes.rest(response, _KNOWN, "response.")
     asked = request.get("input") or []
     chat: list[Any] = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
     if request.get("instructions"):
@@ -155,7 +152,7 @@ def _text(content: Any, notes: Notes) -> str:
         return text_of(content, notes)
     parts = []
     for part in content:
-        key = _TEXTS.get(part.get("type")) if isinstance(part, dict) else None
+        key = _TEXTS.get(str(part.get("type"))) if isinstance(part, dict) else None
         if key:
             notes.rest(part, {"type", key}, "items.content.")
             part = str(part.get(key, ""))

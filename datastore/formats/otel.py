@@ -33,8 +33,10 @@ _CALL = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|
 _PART = re.compile(r"contents\.(\d+)\.(?:message_content\.)?(.+)")
 _TOOL = re.compile(r"llm\.tools\.(\d+)\.(?:tool\.)?json_schema")
 _MESSAGES = ("gen_ai.input.messages", "gen_ai.output.messages")
-_MODEL = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name")
-_MODEL += ("llm.response.model_name", "llm.request.model_name")
+_MODEL = (
+    *("gen_ai.response.model", "gen_ai.request.model"),
+    *("llm.model_name", "llm.response.model_name", "llm.request.model_name"),
+)
 _FINISH = ("gen_ai.response.finish_reasons", "llm.finish_reason")
 _USED = frozenset(
     {*_MESSAGES, *_MODEL, "gen_ai.system_instructions", "gen_ai.tool.definitions", "gen_ai.agent.name"}

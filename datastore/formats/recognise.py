@@ -61,6 +61,7 @@ _LOOKS = {
     frozenset({"simulation_index", "tasks"}): "this is a tau2 run without its simulations: import the folder it is in",
     frozenset({"input", "output", "timestamp"}): "these may be Langfuse's traces: export its observations",
     frozenset({"prompt", "completions", "labels"}): "this is TRL's stepwise supervision, which has no whole answer",
+    frozenset({"responses_create_params"}): "these are NeMo Gym's inputs, without responses: import its rollouts",
     frozenset({"input_ids"}): "these are token ids without messages",
 }
 """What files look like that people have, and that no reader takes: keys, and what to do."""

@@ -63,7 +63,8 @@ def response_row(request: dict[str, Any], response: dict[str, Any], notes: Notes
     chat: list[Any] = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
     if request.get("instructions"):
         chat.insert(0, {"role": "system", "content": request["instructions"]})
-    settings = {name: request[name] for name in _SETTINGS if request.get(name) is not None}
+    settings = {name: request.get(name, response.get(name)) for name in sorted(_SETTINGS)}
+    settings = {name: value for name, value in settings.items() if value is not None}
     values = {
         "source": "openai-responses",
         "tools": tools_text(request.get("tools") or response.get("tools")),

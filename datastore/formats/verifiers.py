@@ -44,7 +44,20 @@ STOPS = {
     "has_final_env_response": Termination.ANSWERED,
     "max_turns_exceeded": Termination.MAX_STEPS,
     "empty_action": Termination.FORMAT_ERROR,
+    "compaction_failed": Termination.MAX_CONTEXT,
+    "task_error": Termination.ENV_ERROR,
+    "env_error": Termination.ENV_ERROR,
+    "toolset_error": Termination.ENV_ERROR,
+    **dict.fromkeys(
+        [f"{part}_error" for part in ("provider", "harness", "sandbox", "interception", "tunnel", "rollout")],
+        Termination.INFRA_ERROR,
+    ),
+    **dict.fromkeys(
+        [f"{stage}_timeout" for stage in ("boot", "setup", "agent", "harness", "rollout", "finalize", "scoring")],
+        Termination.TIME_LIMIT,
+    ),
 }
+"""Ends by the names that verifiers gives them (0.1 to 0.4)."""
 _KNOWN = frozenset(
     {"prompt", "completion", "reward", "metrics", "tool_defs", "oai_tools", "example_id", "id", "task", "info", "model"}
     | {"stop_condition", "is_truncated", "is_completed", "trajectory"}

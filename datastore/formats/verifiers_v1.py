@@ -6,7 +6,8 @@ true of the mask; every path to a leaf is a row, a segment of one episode. The r
 weight`` of ``rewards``; a reward that is None was not scored, and a trace without any is unscored. ``rewards`` and
 ``metrics`` are components (a metric has weight 0). A reward is no success: give ``--success "reward >= 1"`` or the
 like. ``agent`` gives name, model (policy) and ``trainable``: a trace that is not trained (a judge, a fixed
-opponent) is tagged ``not-trained``. ``stop_condition``, and ``errors`` of a trace that is not ``ok``, give the end.
+opponent) is tagged ``not-trained``. ``stop_condition``, ``is_timeout``, ``errors`` of a trace that is not ``ok``, and
+the ``finish_reason`` of the last of ``calls`` give the end. Tools are those of the first node, else the trace's.
 
 Carries token ids, mask, log-probs and all message spans exactly, also without spans. What has no place goes under
 ``info.agentrl``. Not carried: stage, run, fingerprint and time, which are the importer's; others' ``calls``,
@@ -35,7 +36,7 @@ _KNOWN = {
 _KNOWN_TRACE = {
     "": frozenset(
         {"version", "id", "task", "agent", "tools", "nodes", "rewards", "metrics", "info", "is_completed", "ok"}
-        | {"stop_condition"}
+        | {"stop_condition", "is_timeout"}
     ),
     "info": frozenset(),
     "task": _TASK,
@@ -44,7 +45,7 @@ _KNOWN_TRACE = {
 }
 _KNOWN_REWARD = frozenset({"score", "weight"})
 _KNOWN_NODE = frozenset(
-    {"parent", "message", "sampled", "token_ids", "mask", "is_content", "logprobs", "span", "reward"}
+    {"parent", "message", "sampled", "token_ids", "mask", "is_content", "logprobs", "span", "reward", "tools"}
 )
 
 
@@ -163,7 +164,7 @@ def _row(
 ) -> Row:
     messages, tokens = _content(nodes, source)
     extra = dict((trace.get("info") or {}).get("agentrl") or {})
-    tools = extra.pop("tools", None) or tools_text(trace.get("tools"))
+    tools = extra.pop("tools", None) or tools_text(nodes[0].get("tools") or trace.get("tools"))
     name = extra.get("trajectory_id") or trace.get("id") or f"trace-{source.number}"
     if branch is not None:
         extra |= {"trajectory_id": f"{name}-{branch}", "segment": branch}
@@ -172,9 +173,7 @@ def _row(
     agent = trace.get("agent") if isinstance(trace.get("agent"), dict) else {}
     assert agent is not None
     task = trace.get("task") or episode.get("task") or {}
-    stop = termination(STOPS, trace.get("stop_condition"), source.notes)
-    if trace.get("errors") and not trace.get("ok"):
-        stop = Termination.INFRA_ERROR
+    stop = _end(trace, source)
     env = episode.get("env") or {}
     return make_row(
         messages,
@@ -195,6 +194,20 @@ def _row(
         reward_components=parts + components(trace.get("metrics") or {}, source.notes, "traces.metrics.", 0.0),
         **tokens,
     )
+
+
+def _end(trace: dict[str, Any], source: Source) -> Termination | None:
+    """The end that the trace names; that of its last call if the agent completed with an answer that was cut off."""
+    stop = termination(STOPS, trace.get("stop_condition"), source.notes)
+    if stop not in (None, Termination.ANSWERED, Termination.UNKNOWN):
+        return stop
+    if trace.get("is_timeout"):
+        return Termination.TIME_LIMIT
+    if trace.get("errors") and not trace.get("ok"):
+        return Termination.INFRA_ERROR
+    calls = [one for one in trace.get("calls") or [] if isinstance(one, dict) and not one.get("error")]
+    cut = bool(calls) and calls[-1].get("finish_reason") == "length"
+    return Termination.MAX_TOKENS if cut else stop
 
 
 def _component(name: str, one: dict[str, Any]) -> dict[str, Any]:

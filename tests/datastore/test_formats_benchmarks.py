@@ -128,3 +128,18 @@ def test_inspect_documents_and_archives(tmp_path: Path) -> None:
     row = Read(tmp_path, "inspect", header | {"samples": [two]}).row
     assert (row.reward, row.success) == (None, None)
     assert {part.name: part.value for part in row.reward_components} == {"a.x": 1.0, "b": 0.5}
+
+
+def test_tau2_takes_info_and_tasks_wherever_they_stand(tmp_path: Path) -> None:
+    """Sorted by key, the tasks come after the simulations, and still tell tasks of one number apart."""
+    one = {"id": "s", "task_id": "5", "termination_reason": "unexpected_error", "messages": [USER]}
+    names = []
+    for text in ("find Ann", "find Bob"):
+        document = {"simulations": [one], "tasks": [{"id": "5", "text": text}]}
+        info = {"environment_info": {"domain_name": "airline"}}
+        first = Read(tmp_path, "tau2", {"info": info, **document}).row
+        last = Read(tmp_path, "tau2", {**document, "info": info}).row
+        assert (first.task_id, first.env) == (last.task_id, last.env)
+        assert first.termination is Termination.INFRA_ERROR
+        names.append(first.task_id)
+    assert names[0] != names[1]

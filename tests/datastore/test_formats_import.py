@@ -236,3 +236,43 @@ def test_the_result_is_plain_data(tmp_path: Path, buffer: TrajectoryBuffer) -> N
     assert isinstance(result, Imported)
     assert json.loads(json.dumps(result.as_dict()))["rows"] == 1
     assert len(result.fingerprint) == 32
+
+
+def test_a_line_that_is_no_text_is_set_aside_alone(tmp_path: Path, buffer: TrajectoryBuffer) -> None:
+    path = tmp_path / "x.jsonl"
+    latin = json.dumps(chat("é"), ensure_ascii=False).encode("latin-1")
+    path.write_bytes(b"\n".join([json.dumps(CHAT).encode(), latin, json.dumps(chat("b")).encode()]))
+    with pytest.raises(StoreError, match=r"x\.jsonl:2: is not UTF-8 text"):
+        import_paths(buffer, [path])
+    result = import_paths(buffer, [path], on_error="quarantine")
+    assert (result.rows, [one["place"].rpartition(":")[2] for one in result.unreadable]) == (2, ["2"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.jsonl", {"messages_display": "user: hi"}, "tau-bench's few-shot texts"),
+        ("a.json", {"tasks": [], "simulation_index": []}, "import the folder it is in"),
+        ("a.jsonl", {"id": 1, "timestamp": "t", "input": "a", "output": "b"}, "export its observations"),
+        ("a.jsonl", {"responses_create_params": {}, "agent_ref": {}}, "NeMo Gym's inputs"),
+        ("a.jsonl", {"prompt": "a", "completions": ["b"], "labels": [True]}, "stepwise supervision"),
+        ("a.csv", "question,answer\n1,2\n", "CSV with the columns question, answer"),
+        ("a.jsonl", "{} {}\n", r"is not JSON Lines \(is not JSON"),
+    ],
+)
+def test_what_no_reader_takes_is_named(
+    name: str, content: Any, expected: str, tmp_path: Path, buffer: TrajectoryBuffer
+) -> None:
+    path = tmp_path / name
+    path.write_text(
+        content if isinstance(content, str) else json.dumps(content, indent=1 if name == "a.json" else None)
+    )
+    with pytest.raises(StoreError, match=f"fits no format: it is .*{expected}"):
+        import_paths(buffer, [path])
+
+
+def test_a_label_that_is_no_verdict_is_not_taken_for_one(tmp_path: Path, buffer: TrajectoryBuffer) -> None:
+    path = lines(tmp_path / "x.jsonl", {"prompt": "a", "completion": "b", "label": "false"})
+    with pytest.raises(StoreError, match="label is true or false, not 'false'"):
+        import_paths(buffer, [path])
+    assert import_paths(buffer, [lines(tmp_path / "y.jsonl", chat(label="no"))]).ignored == {"label": 1}

@@ -2,10 +2,19 @@
 packages wrote when they ran against a server or a model that answers by rote."""
 
 import json
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pytest
 from format_files import Read, shape
+
+from datastore import StoreError
+from datastore.formats import FORMATS, detect
+from datastore.formats.source import Source
+from schemas.trajectory import Termination, Trajectory
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "bash", "arguments": '{"command": "ls"}'}
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
@@ -90,3 +99,163 @@ def test_llama_factory_1_preferences(tmp_path: Path) -> None:
     assert (good.success, bad.success, good.task_id == bad.task_id) == (True, False, True)
     assert shape(bad) == [("system", "be good"), ("user", "hi"), ("assistant", "go away")]
     assert found.notes.ignored["messages.loss_weight"] == 6
+
+
+def test_openhands_sdk(tmp_path: Path) -> None:
+    """openhands-sdk 1.58, ``event.model_dump_json``: what its own ``events_to_messages`` makes of the same events."""
+    call = {"id": "c1", "name": "think", "arguments": '{"thought": "hm"}', "origin": "completion"}
+    acted = {"kind": "ActionEvent", "source": "agent", "tool_name": "think", "thought": [], "action": {"thought": "hm"}}
+    told = {"source": "environment", "tool_name": "think"}
+    block = {"type": "thinking", "thinking": "deep", "signature": "s"}
+    tool = {"description": "thinks", "title": "think", "kind": "ThinkTool", "action_type": "ThinkAction"}
+    prompt = {
+        "system_prompt": {"type": "text", "text": "you are"},
+        "dynamic_context": {"type": "text", "text": "today"},
+    }
+    said = {"role": "user", "content": [{"type": "text", "text": "fix it"}]}
+    seen = {"content": [{"type": "text", "text": "logged"}], "is_error": True}
+    events = [
+        {"kind": "SystemPromptEvent", **prompt, "tools": [tool]},
+        {"kind": "MessageEvent", "llm_message": said, "extended_content": [{"type": "text", "text": "a skill"}]},
+        {**acted, "tool_call_id": "c1", "tool_call": call, "llm_response_id": "r1", "thinking_blocks": [block]},
+        {**acted, "tool_call_id": "c2", "tool_call": {**call, "id": "c2"}, "llm_response_id": "r1"},
+        {**told, "kind": "ObservationEvent", "tool_call_id": "c1", "observation": seen},
+        {**told, "kind": "UserRejectObservation", "tool_call_id": "c2", "rejection_reason": "no way"},
+    ]
+    found = Read(tmp_path, "openhands", events, ".jsonl")
+    assert shape(found.row) == [
+        ("system", "you are\n\ntoday"),
+        ("user", "fix it\na skill"),
+        ("assistant", 'think{"thought": "hm"} think{"thought": "hm"}'),
+        ("tool", "logged"),
+        ("tool", "no way"),
+    ]
+    assert (found.row.messages[2].reasoning, found.row.n_tool_errors) == ("deep", 1)
+    assert json.loads(found.row.tools) == [{"type": "function", "function": {"name": "think", "description": "thinks"}}]
+    assert found.notes.ignored["thinking_blocks.signature"] == 1
+
+
+def zstandard(path: Path, members: dict[str, Any]) -> Path:
+    """A ZIP archive whose members are compressed by Zstandard, as ``zipfile`` writes it from Python 3.14 on."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, value in members.items():
+            content = json.dumps(value).encode()
+            archive.writestr(name, pa.compress(content, codec="zstd", asbytes=True))
+            info = archive.getinfo(name)
+            info.compress_type, info.file_size, info.CRC = 93, len(content), zlib.crc32(content)
+    return path
+
+
+def test_archives_of_inspect(tmp_path: Path) -> None:
+    """inspect-ai 0.3.285, ``inspect eval``: members are compressed by Zstandard, and the ids of an input's messages
+    are drawn anew in each run."""
+
+    def row(identity: str) -> Trajectory:
+        asked = {"role": "user", "content": "where is Ann?", "id": identity}
+        sample = {"id": "s", "epoch": 1, "input": [asked], "target": "Rome", "messages": [asked]}
+        header = {"version": 2, "eval": {"task": "geo", "model": "m"}}
+        path = zstandard(tmp_path / f"{identity}.eval", {"header.json": header, "samples/s.json": sample})
+        assert detect(Source(path)) == "inspect"
+        [found] = FORMATS["inspect"].read(Source(path))
+        return found
+
+    assert shape(row("a")) == [("user", "where is Ann?")]
+    assert row("a").task_id == row("b").task_id
+    path = zstandard(tmp_path / "torn.eval", {"header.json": {"eval": {}}, "samples/s.json": {"id": "s" * 200}})
+    content = bytearray(path.read_bytes())
+    content[content.index(b"samples/s.json") + 30] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"torn\.eval: samples/s\.json cannot be read"):
+        list(FORMATS["inspect"].read(Source(path)))
+
+
+def test_spans_of_anthropic_and_of_responses(tmp_path: Path) -> None:
+    """openinference-instrumentation-anthropic 3.1 repeats a call among the parts of a message, and that of openai
+    0.1.66 gives reasoning as a message of its own."""
+    said = "llm.output_messages.0.message."
+    part = f"{said}contents.1.message_content."
+    claude = {
+        "llm.input_messages.0.message.role": "user",
+        "llm.input_messages.0.message.content": "where is Ann?",
+        f"{said}role": "assistant",
+        f"{said}contents.0.message_content.type": "text",
+        f"{said}contents.0.message_content.text": "I look.",
+        f"{part}type": "tool_use",
+        f"{part}tool_call.function.name": "find",
+        f"{said}tool_calls.0.tool_call.id": "t1",
+        f"{said}tool_calls.0.tool_call.function.name": "find",
+        f"{said}tool_calls.0.tool_call.function.arguments": "{}",
+        "llm.response.model_name": "claude-x",
+        "llm.finish_reason": "max_tokens",
+    }
+    openai = {
+        "llm.input_messages.0.message.role": "user",
+        "llm.input_messages.0.message.content": "where is Ann?",
+        f"{said}role": "assistant",
+        f"{said}contents.0.message_content.type": "reasoning",
+        f"{said}contents.0.message_content.text": "look",
+        "llm.output_messages.1.message.role": "assistant",
+        "llm.output_messages.1.message.content": "in Rome",
+    }
+    spans = [{"context": {"trace_id": name}, "attributes": one} for name, one in (("a", claude), ("b", openai))]
+    spans[1]["status"] = {"status_code": "ERROR"}  # type: ignore[assignment]
+    first, second = Read(tmp_path, "otel", spans, ".jsonl").rows
+    assert shape(first) == [("user", "where is Ann?"), ("assistant", "I look. find{}")]
+    assert (first.policy, first.termination) == ("claude-x", Termination.MAX_TOKENS)
+    assert shape(second) == [("user", "where is Ann?"), ("assistant", "in Rome")]
+    assert (second.messages[1].reasoning, second.termination) == ("look", Termination.INFRA_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("stop", "end"),
+    [
+        ("agent_timeout", Termination.TIME_LIMIT),
+        ("sandbox_error", Termination.INFRA_ERROR),
+        ("task_error", Termination.ENV_ERROR),
+        ("compaction_failed", Termination.MAX_CONTEXT),
+        ("max_output_tokens", Termination.MAX_TOKENS),
+        ("max_turns", Termination.MAX_STEPS),
+        ("agent_completed", Termination.ANSWERED),
+        ("length", Termination.MAX_TOKENS),
+    ],
+)
+def test_traces_of_verifiers(stop: str, end: Termination, tmp_path: Path) -> None:
+    """verifiers 0.4, ``write_episode``: tools are those of the first node, and each end has its name."""
+    tool = {"type": "function", "name": "find", "description": "finds", "parameters": SCHEMA}
+    nodes = [
+        {"message": {"role": "user", "content": "where?"}, "tools": [tool]},
+        {"parent": 0, "message": {"role": "assistant", "content": "Rome"}, "sampled": True},
+    ]
+    trace = {"task": {"type": "T", "data": {}}, "agent": {"name": "solver"}, "nodes": nodes, "ok": False}
+    errors = [{"type": "X", "message": "boom"}] if stop.endswith("_error") else []
+    calls = [{"node": 1, "finish_reason": "length"}] if stop == "length" else []
+    trace |= {"stop_condition": "agent_completed" if calls else stop, "errors": errors, "calls": calls}
+    found = Read(tmp_path, "verifiers-v1", [{"id": "e", "traces": [trace]}], ".jsonl")
+    assert found.row.termination is end
+    assert json.loads(found.row.tools)[0]["function"]["name"] == "find"
+    assert found.notes.remarks == {}
+
+
+def test_tools_that_the_server_ran_are_no_text_of_the_model(tmp_path: Path) -> None:
+    """anthropic 2.12 and openai 3.54: no stage trains on what a hosted tool answered."""
+    blocks = [
+        {"type": "text", "text": "I search."},
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "Ann"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": {"error_code": "unavailable"}},
+        {"type": "text", "text": "Nothing."},
+        {"type": "redacted_thinking", "data": "xyz"},
+    ]
+    answer = {"type": "message", "role": "assistant", "model": "m", "content": blocks, "stop_reason": "end_turn"}
+    found = Read(tmp_path, "anthropic", [answer], ".jsonl")
+    assert [one.role.value for one in found.row.messages] == ["assistant", "tool", "assistant"]
+    assert shape(found.row)[0] == ("assistant", 'I search. web_search{"query": "Ann"}')
+    assert (found.row.n_tool_errors, found.row.termination) == (1, Termination.ANSWERED)
+    assert found.notes.ignored == {"messages.content.redacted_thinking": 1}
+    searched = {"type": "web_search_call", "id": "w", "action": {"query": "Ann"}}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Rome"}]}
+    response = {"object": "response", "output": [searched, said], "status": "incomplete"}
+    cut = response | {"incomplete_details": {"reason": "content_filter"}}
+    for one, end in ((response, Termination.MAX_TOKENS), (cut, Termination.UNKNOWN)):
+        row = Read(tmp_path, "openai-responses", [one], ".jsonl").row
+        assert [one.role.value for one in row.messages] == ["tool", "assistant"]
+        assert row.termination is end

@@ -1,12 +1,17 @@
 """Spans of OpenTelemetry, Phoenix and Langfuse."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from format_files import TALK, USER, Read, shape
+from format_files import CALL, TALK, USER, Read, shape
 
+from datastore import StoreError
+from datastore.formats import FORMATS, detect
+from datastore.formats.notes import Notes
+from datastore.formats.source import Source
 from schemas.trajectory import Role, Termination
 
 
@@ -81,3 +86,49 @@ def test_observations_of_langfuse(tmp_path: Path) -> None:
     assert shape(first) == [("system", "be brief"), ("user", "where is Ann?"), ("assistant", "Rome")]
     assert shape(second) == [("user", "where is Ann?"), ("assistant", "Rome")]
     assert (first.policy, first.messages[0].role) == ("m", Role.SYSTEM)
+
+
+def test_tools_and_scores_of_langfuse(tmp_path: Path) -> None:
+    asked = {"messages": [USER], "tools": [{"type": "function", "function": {"name": "find"}}], "n": 1}
+    said = {"role": "assistant", "tool_calls": [CALL]}
+    one = {"id": "o", "traceId": "t", "type": "GENERATION", "input": asked, "output": said}
+    scores = [{"name": "good", "value": 0.5}, {"name": "note", "value": "fine"}]
+    read = Read(tmp_path, "otel", {"id": "t", "observations": [one], "scores": scores, "name": "run"})
+    assert shape(read.row) == TALK[:2]
+    assert json.loads(read.row.tools)[0]["function"]["name"] == "find"
+    assert [(part.name, part.value) for part in read.row.reward_components] == [("good", 0.5)]
+    assert (read.row.reward, read.row.episode_id) == (None, "t")
+    assert read.notes.ignored == {"id": 1, "name": 1, "input.n": 1, "scores.note": 1}
+
+
+def test_observations_in_csv(tmp_path: Path) -> None:
+    path = tmp_path / "observations.csv"
+    rows = [
+        {"id": "o", "traceId": "t", "type": "GENERATION", "input": json.dumps([USER]), "output": "in\nRome", "cost": 3},
+        {"id": "p", "traceId": "t", "type": "SPAN", "input": "", "output": ""},
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    source = Source(path, Notes())
+    assert detect(source) == "otel"
+    [row] = FORMATS["otel"].read(source)
+    assert shape(row) == [("user", "where is Ann?"), ("assistant", "in\nRome")]
+    assert source.notes.ignored == {"id": 1, "cost": 1, "spans of kind SPAN": 1}
+    path.write_text("context.trace_id,attributes.llm.input_messages\nt,\"[{'message.role': 'user'}]\"\n")
+    with pytest.raises(StoreError, match=r"\[0\]: llm.input_messages is no JSON.*export the spans as JSON or Parquet"):
+        list(FORMATS["otel"].read(Source(path)))
+
+
+def test_another_answer_to_the_same_question_is_a_segment(tmp_path: Path) -> None:
+    """Two samples of one prompt in one trace, one of them continued: neither is lost."""
+
+    def span(chat: list[Any], answer: str) -> dict[str, Any]:
+        return {"traceId": "t", "type": "GENERATION", "input": chat, "output": {"role": "assistant", "content": answer}}
+
+    longer = [USER, {"role": "assistant", "content": "Rome"}, {"role": "user", "content": "sure?"}]
+    spans = [span([USER], "Rome"), span([USER], "Paris"), span([USER], "Rome"), span(longer, "yes")]
+    rows = Read(tmp_path, "otel", spans, ".jsonl").rows
+    assert sorted(row.messages[1].content for row in rows) == ["Paris", "Rome"]
+    assert sorted(len(row.messages) for row in rows) == [2, 4]

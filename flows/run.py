@@ -211,7 +211,10 @@ def _report(session: RunSession, out: Console, cancelled: bool) -> None:
     ran = [name for name, stage in stages.items() if stage["status"] in ("ran", "reused")]
     left = [step.name for step in plan.to_run if step.name not in ran]
     if not left:
-        _results(out, plan, session.catalog, session.manifests())
+        manifests = session.manifests()
+        _results(out, plan, session.catalog, manifests)
+        if ran:
+            _warn_of_worse(out, session.catalog, manifests)
         reused = sum(stages[name]["status"] == "reused" for name in ran)
         cached_stages = len(plan.having(Status.CACHED)) + reused
         out.print(
@@ -250,6 +253,16 @@ def _results(out: Console, plan: Plan, catalog: Catalog, manifests: dict[str, Ma
             for path in _reports(step, manifests[step.name], catalog):
                 out.print(f"report  {path}", markup=False, highlight=False)
     out.print(f"store   {catalog.place.uri}", markup=False, highlight=False)
+
+
+def _warn_of_worse(out: Console, catalog: Catalog, manifests: dict[str, Manifest]) -> None:
+    """Print what training made worse, unless a report has warned of it."""
+    from pipelines.compare import regressions
+
+    warned = {said for manifest in manifests.values() for said in manifest.warnings}
+    for said in regressions(catalog, manifests.values()):
+        if said not in warned:
+            out.print(Text.assemble(("warning", "yellow"), f": {said}"), soft_wrap=True)
 
 
 def _success(name: str, metrics: dict[str, Any]) -> tuple[str, ...]:

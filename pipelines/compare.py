@@ -5,6 +5,7 @@ import fnmatch
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from agentrl.statistics.intervals import wilson
@@ -69,6 +70,19 @@ class Arm:
         before, after = ([run.outcomes for run in arm.runs] for arm in (other, self))
         return difference(before, after, same_seeds=len(before) == len(after) and self.seeds == other.seeds)
 
+    def beside(self, other: "Arm") -> dict[Task, tuple[float, float]]:
+        """Success of the other arm and of this one on each task that both attempted, as means over runs."""
+        before, after = (_by_task(arm.runs) for arm in (other, self))
+        return {task: (before[task], after[task]) for task in before if task in after}
+
+
+def _by_task(runs: Sequence[Measured]) -> dict[Task, float]:
+    outcomes: dict[Task, list[float]] = {}
+    for run in runs:
+        for task, outcome in run.outcomes.items():
+            outcomes.setdefault(task, []).append(outcome)
+    return {task: fmean(each) for task, each in outcomes.items()}
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -97,25 +111,76 @@ class Comparison:
                 for arm in self.arms
             ],
             "differences": [
-                {"arm": arm.name, "than": self.arms[0].name, **vars(one), "verdict": verdict(arm, self.arms[0], one)}
+                {
+                    "arm": arm.name,
+                    "than": self.arms[0].name,
+                    **vars(one),
+                    "verdict": verdict(arm, self.arms[0], one),
+                    "tasks_gained": _changed(arm, self.arms[0], gained=True),
+                    "tasks_lost": _changed(arm, self.arms[0], gained=False),
+                }
                 for arm, one in self.differences()
             ],
         }
+
+
+def _changed(arm: Arm, than: Arm, *, gained: bool) -> list[str]:
+    """Ids of the tasks that an arm gained, or lost."""
+    return [
+        task_id
+        for (_, task_id, _), (before, after) in arm.beside(than).items()
+        if (after > before if gained else after < before)
+    ]
 
 
 def verdict(arm: Arm, than: Arm, found: Difference) -> str:
     """What a difference says, in words."""
     points = f"{found.mean * 100:+.1f} points (95 % interval {found.low * 100:+.1f} to {found.high * 100:+.1f})"
     tasks = f"{found.gained} of {found.tasks} tasks gained, {found.lost} lost"
+    tasks += "" if found.p is None else f", McNemar p = {found.p:.2g}"
     unshared = f"; {found.unshared} tasks that only one of both attempted are left out" if found.unshared else ""
     if found.shown:
         word = "better" if found.mean > 0 else "worse"
         return f"{arm.name} is {word} than {than.name}: {points}, {tasks}{unshared}"
-    wide = max(abs(found.low), abs(found.high)) * 100
+    unseen = 1 - 0.05 ** (1 / found.tasks)  # the largest share of tasks that may change, though none of these did
+    wide = max(abs(found.low), abs(found.high), unseen if not found.gained + found.lost else 0) * 100
     return (
         f"no difference shown between {arm.name} and {than.name}: {points}, {tasks}{unshared}; "
         f"this comparison cannot see differences of less than about {wide:.1f} points"
     )
+
+
+def regressions(catalog: Catalog, evaluations: Iterable[Manifest]) -> list[str]:
+    """What training made worse, in words: one line for each of ``evaluations`` whose policy solves fewer tasks at
+    temperature 1 than the policy that it was trained from, if that was evaluated on the same tasks."""
+    buffer = TrajectoryBuffer(catalog.place.uri)
+    by_model = {}
+    for one in evaluations:
+        inputs = one.ingredients.inputs
+        if _has_outcomes(one) and len(inputs.get("model", [])) == 1 and inputs.get("tasks"):
+            [model] = inputs["model"]
+            by_model[model.stage, model.fingerprint, inputs["tasks"][0].digest] = one
+    said = []
+    for (stage, fingerprint, tasks), one in by_model.items():
+        trained = catalog.manifest(stage, fingerprint)
+        for parent in trained.ingredients.inputs.get("model", []) if trained else []:
+            before = by_model.get((parent.stage, parent.fingerprint, tasks))
+            if before is not None:
+                said += _worse(
+                    stage, parent.stage, *(measure(catalog, _attempts(catalog, buffer, m)) for m in (one, before))
+                )
+    return said
+
+
+def _worse(stage: str, parent: str, after: Measured, before: Measured) -> list[str]:
+    found = difference([before.outcomes], [after.outcomes])
+    if found.mean >= 0:
+        return []
+    points = f"{found.mean * 100:+.1f} points (95 % interval {found.low * 100:+.1f} to {found.high * 100:+.1f})"
+    tasks = f"{found.lost} of {found.tasks} tasks lost, {found.gained} gained"
+    if found.shown:
+        return [f"{stage} made the policy worse than {parent}, which it trained: {points}, {tasks}"]
+    return [f"{stage} is below {parent}, which it trained, though chance may explain it: {points}, {tasks}"]
 
 
 def compare(catalog: Catalog, names: Sequence[str], *, greedy: bool = False) -> Comparison:

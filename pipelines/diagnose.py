@@ -117,6 +117,6 @@ def _heldout(catalog: Catalog, manifests: list[Manifest]) -> dict[str, tuple[int
     for manifest in manifests:
         for model in manifest.ingredients.inputs.get("model", []):
             for row in _read(catalog, manifest, "results"):
-                if row.get("decoding") == "sampled" and row.get("level") == -1:
-                    found[model.fingerprint] = (int(row["successes"]), int(row["tasks"]))
+                if row.get("decoding") == "sampled" and row.get("level") == -1 and not row.get("env"):
+                    found[model.fingerprint] = (int(row["successes"]), int(row.get("attempts") or row["tasks"]))
     return found

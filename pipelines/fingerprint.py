@@ -165,10 +165,11 @@ def _hashed(value: Any, unhashed: Callable[[Key, tuple[Any, ...], Any], bool], k
 def _unhashed(stage: str) -> Callable[[Key, tuple[Any, ...], Any], bool]:
     """Fields of a stage's config without effect, secrets, and what names something outside, which counts by content."""
     idle = {path for pattern, paths in NO_EFFECT.items() if fnmatch(stage, pattern) for path in paths}
+    wild = [path for path in idle if "*" in path]
 
     def unhashed(key: Key, marks: tuple[Any, ...], value: Any) -> bool:
         outside = any(isinstance(mark, External) for mark in marks) and isinstance(value, str | Path)
-        return "secret" in marks or outside or any(fnmatch(dotted(key), path) for path in idle)
+        return "secret" in marks or outside or dotted(key) in idle or any(fnmatch(dotted(key), path) for path in wild)
 
     return unhashed
 

@@ -28,6 +28,37 @@ def arguments_of(call: ToolCall) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
+    "object": (dict,), "null": (type(None),),
+}  # fmt: skip
+
+
+def valid_calls(rollout: Trajectory) -> int:
+    """How many calls name a tool that is on offer, with an object of arguments that has what is required, nothing that
+    is unknown, and values of the types that its schema names."""
+    schemas = {one["function"]["name"]: one["function"].get("parameters") or {} for one in json.loads(rollout.tools)}
+    return sum(call.name in schemas and _fits_schema(call, schemas[call.name]) for call in calls_of(rollout))
+
+
+def _fits_schema(call: ToolCall, schema: dict[str, Any]) -> bool:
+    arguments, properties = arguments_of(call), schema.get("properties", {})
+    if arguments is None or not set(schema.get("required", [])) <= set(arguments):
+        return False
+    if properties and schema.get("additionalProperties") is not True and not set(arguments) <= set(properties):
+        return False
+    return all(_is_of(value, properties.get(name, {}).get("type")) for name, value in arguments.items())
+
+
+def _is_of(value: Any, named: str | list[str] | None) -> bool:
+    if named is None:
+        return True
+    allowed = [named] if isinstance(named, str) else named
+    if isinstance(value, bool):
+        return "boolean" in allowed
+    return any(isinstance(value, _TYPES.get(one, (object,))) for one in allowed)
+
+
 class Form(Reward):
     """1 if reasoning, tool calls and answer are all well-formed, else 0 (ToolRL's format reward: Qian et al. 2025;
     DeepSeek-R1: Guo et al. 2025, section 2.2.2). Details say which of the three were."""

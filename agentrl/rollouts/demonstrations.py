@@ -28,6 +28,19 @@ def demonstrate(
     return blocking(_demonstrated(environment, task, Random(f"{seed}-{task.task_id}"), noise, trajectory_id, hint))
 
 
+def optimal_steps(environment: Environment, task: Task) -> int | None:
+    """Assistant messages that a task takes: what its metadata says in ``optimal_steps``, or else what the scripted
+    expert takes without an error; None if there is neither, or if the expert fails."""
+    given = json.loads(task.metadata)
+    said = given.get("optimal_steps") if isinstance(given, dict) else None
+    if isinstance(said, int) and said > 0:
+        return said
+    if not hasattr(environment, "demonstrate"):
+        return None
+    row = demonstrate(environment, task, 0.0, 0, "expert")
+    return row.n_steps if row.success else None
+
+
 async def _demonstrated(
     environment: Environment,
     task: Task,

@@ -6,6 +6,7 @@ so an interval says what other tasks, and other seeds, might have given.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ class Estimate:
 @dataclass(frozen=True)
 class Difference:
     """The mean of the second less that of the first, with its 95 % interval, over the ``tasks`` that both have.
-    ``gained`` tasks went better in the second, ``lost`` ones worse; ``unshared`` tasks only one of both has."""
+    ``gained`` tasks went better in the second, ``lost`` ones worse; ``unshared`` tasks only one of both has. ``p`` is
+    that of :func:`mcnemar`, if both are one run whose outcomes are 0 or 1."""
 
     mean: float
     low: float
@@ -36,6 +38,7 @@ class Difference:
     gained: int
     lost: int
     unshared: int = 0
+    p: float | None = None
 
     @property
     def shown(self) -> bool:
@@ -67,14 +70,19 @@ def difference(before: Sequence[Run], after: Sequence[Run], *, same_seeds: bool 
         runs_of_b = of_runs if same_seeds else next(other)[0]
         draws.append(_mean(*b, runs_of_b, of_tasks) - _mean(*a, of_runs, of_tasks))
     each = _by_task(*b) - _by_task(*a)
-    return Difference(
-        float(b[0].sum() / b[1].sum() - a[0].sum() / a[1].sum()),
-        *_interval(draws),
-        len(shared),
-        int((each > 1e-12).sum()),
-        int((each < -1e-12).sum()),
-        len(first ^ second),
-    )
+    gained, lost = int((each > 1e-12).sum()), int((each < -1e-12).sum())
+    once = len(before) == len(after) == 1 and bool(np.isin(a[0], (0.0, 1.0)).all() and np.isin(b[0], (0.0, 1.0)).all())
+    mean = float(b[0].sum() / b[1].sum() - a[0].sum() / a[1].sum())
+    p = mcnemar(gained, lost) if once else None
+    return Difference(mean, *_interval(draws), len(shared), gained, lost, len(first ^ second), p)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """The probability, if there is no difference, of tasks gained and lost that are as uneven as these or more:
+    McNemar's test (1947) in its exact form, two-sided."""
+    changed = gained + lost
+    tail = sum(comb(changed, k) for k in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / 2**changed)
 
 
 def _tasks(runs: Sequence[Run]) -> list[Any]:

@@ -12,6 +12,9 @@ from flows.terminal import console, say_json
 if TYPE_CHECKING:
     from pipelines.compare import Comparison
 
+SHOWN = 5
+"""Tasks gained or lost that are named; ``--json`` has all."""
+
 app = typer.Typer()
 
 
@@ -61,3 +64,8 @@ def _print(found: "Comparison", described: dict[str, Any]) -> None:
             out.print(f"{arm['arm']}: {arm['unscored']} rows without an outcome are left out", markup=False)
     for one in described["differences"]:
         out.print(one["verdict"], markup=False, highlight=False, soft_wrap=True)
+        for what in ("gained", "lost"):
+            names = one[f"tasks_{what}"]
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            if names:
+                out.print(f"  {what}: {', '.join(names[:SHOWN])}{more}", markup=False, highlight=False, soft_wrap=True)

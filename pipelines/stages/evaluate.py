@@ -1,24 +1,46 @@
-"""The stage that measures a policy."""
+"""The stages that measure a policy, and compare what was measured."""
 
-from typing import NamedTuple
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field, model_validator
 
 from agentrl.engines import TokenEngineChoice
+from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
+from agentrl.rewards import Components
 from agentrl.rollouts.limits import Limits
-from agentrl.statistics.intervals import wilson
 from pipelines.handles import Model, Table, Tasks, Trajectories
-from pipelines.stage import Context, stage
+from pipelines.stage import Context, StageConfig, reveal, stage
 from pipelines.stages.budget import TokenLimits, check_room
-from pipelines.stages.common import count, load_policy, rollout_runner
+from pipelines.stages.common import count, environment, load_policy, rollout_runner, secrets_of
+from pipelines.stages.measures import EVERY, Attempted, Optimum, attempted, choices, parts, summary
 from pipelines.stages.outcomes import warn_of_ends
+from schemas.task import Task
+from schemas.trajectory import Trajectory as Row
+
+if TYPE_CHECKING:
+    from pipelines.compare import Arm
 
 
 class EvaluateConfig(TokenLimits):
+    samples: int = Field(1, ge=1, description="attempts at each task at temperature 1; several give pass@k and pass^k")
+    best_of: Components = Field(
+        [], description="a scorer that picks one of the samples of each task: what is picked counts as best_of_n"
+    )
     engine: TokenEngineChoice = DEFAULT_ENGINE
     limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _has_a_choice(self) -> "EvaluateConfig":
+        if self.best_of and self.samples == 1:
+            raise ValueError("best_of picks one of several samples; set samples to 2 or more")
+        return self
 
 
 class Evaluation(NamedTuple):
@@ -27,69 +49,156 @@ class Evaluation(NamedTuple):
 
 
 DECODINGS = {"sampled": 1.0, "greedy": 0.0}
+ROWS_AT_ONCE = 256
 
 
-@stage("evaluate.policy", version=1)
+@stage("evaluate.policy", version=2)
 def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Tasks) -> Evaluation:
-    """One attempt at each task at temperature 1, and one greedy, with Wilson 95 % intervals of success.
+    """``samples`` attempts at each task at temperature 1, and one greedy, with Wilson 95 % intervals of success.
 
-    ``results`` has a row for each decoding and level (level -1: all): policy, decoding, temperature, split, level,
-    tasks, successes, success, low, high, tokens, tool_errors, format_errors. Episodes whose environment failed are
-    in none of them; the metrics count them as ``unscored``.
+    ``results`` has a row for each decoding, environment (empty: all; named if there are several) and level (-1: all):
+    policy, decoding, temperature, split, env, level, tasks, attempts, successes, success, low, high, pass@k and pass^k
+    for several samples, best_of_n, steps, steps_over_optimum (of successes, over what the task's metadata says in
+    ``optimal_steps`` or the environment's expert takes), tokens, tool_errors, recovered (share of rollouts with a tool
+    error that succeed), valid_calls (share of calls that fit a tool's schema), format_errors, violations_per_1000.
+    Episodes whose environment failed are in none of them; the metrics count them as ``unscored``.
     """
-    from agentrl.rollouts.runner import Attempt
+    from agentrl.rollouts.runner import Attempt, tickets
 
     policy, rows = load_policy(model), tasks.read()
     split = "+".join(sorted({task.split for task in rows}))
-    sampled = [context.trajectory_id(number) for number in range(len(DECODINGS) * len(rows))]
-    ids_of = {one: sampled[place * len(rows) :][: len(rows)] for place, one in enumerate(DECODINGS)}
+    attempts: dict[str, dict[str, Attempt]] = {}
+    for decoding, temperature in DECODINGS.items():
+        first = sum(len(ours) for ours in attempts.values())
+        attempts[decoding] = tickets(rows, config.samples if temperature else 1, context.trajectory_id, first)
     with rollout_runner(context, policy, rows, config.sampling(policy), config.engine, config.limits) as runner:
-        for shard, (decoding, ids) in enumerate(ids_of.items()):
-            if not context.has_shard(shard, ids):
+        for shard, (decoding, ours) in enumerate(attempts.items()):
+            if not context.has_shard(shard, list(ours)):
                 with_sampling = runner.sampling_as(config.sampling(policy, temperature=DECODINGS[decoding]))
                 check_room(policy, with_sampling, rows)
-                attempts = [Attempt(task, group=name) for task, name in zip(rows, ids, strict=True)]
-                made = with_sampling.run(attempts, stream(context.seed, "evaluate", shard), ids)
+                made = with_sampling.run(list(ours.values()), stream(context.seed, "evaluate", shard), list(ours))
                 context.append([row.model_copy(update={"tags": [decoding, *row.tags]}) for row in made], shard)
-    results = []
+    optimum = Optimum(rows, {name: environment(context, name) for name in {task.env for task in rows}})
+    results: list[dict[str, Any]] = []
     for decoding, temperature in DECODINGS.items():
-        columns = ["level", "success", "n_tokens", "n_tool_errors", "termination"]
-        table = context.buffer.read(ids_of[decoding], columns)
+        table = context.buffer.read(list(attempts[decoding]), ["success", "termination"])
         warn_of_ends(table, f"{decoding} rollouts")
-        outcome = table.filter(table["success"].is_valid()).to_pylist()
-        if not outcome:
-            raise ValueError(f"no {decoding} episode could be scored; the rows' tags say how their environment failed")
         count(context, {"unscored": table["success"].null_count} if table["success"].null_count else {})
-        for level in [-1, *sorted({row["level"] for row in outcome})]:
-            part = [row for row in outcome if level in (-1, row["level"])]
-            which = {"policy": model.stage, "decoding": decoding, "temperature": temperature, "split": split}
-            results.append({**which, "level": level, **_summary(part)})
+        by_id = {name: attempt.task for name, attempt in attempts[decoding].items()}
+        measured = _measured(context, config if temperature else EvaluateConfig(), by_id, optimum)
+        if not measured:
+            raise ValueError(f"no {decoding} episode could be scored; the rows' tags say how their environment failed")
+        which = {"policy": model.stage, "decoding": decoding, "temperature": temperature, "split": split}
+        for (env, level), part in parts(measured).items():
+            results.append({**which, "env": env, "level": level, **summary(part)})
     count(context, runner.counts)
-    overall = {row["decoding"]: row for row in results if row["level"] == -1}
-    context.metrics.update(
-        policy=model.stage,
-        n_tasks=len(rows),
-        split=split,
-        success=overall["sampled"]["success"],
-        success_low=overall["sampled"]["low"],
-        success_high=overall["sampled"]["high"],
-        greedy=overall["greedy"]["success"],
-        greedy_low=overall["greedy"]["low"],
-        greedy_high=overall["greedy"]["high"],
-    )
-    return Evaluation(context.table(pa.Table.from_pylist(results), "results"), context.select())
+    context.metrics.update(policy=model.stage, n_tasks=len(rows), split=split, **_metrics(results))
+    return Evaluation(context.table(_table(results), "results"), context.select())
 
 
-def _summary(rows: list[dict]) -> dict[str, float]:
-    successes = sum(row["success"] for row in rows)
-    low, high = wilson(successes, len(rows))
+MORE = ("best_of_n", "steps_over_optimum", "recovered", "valid_calls", "violations_per_1000")
+"""What of the results at temperature 1 is a metric too, beside success and passes."""
+
+
+def _metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Metrics of the stage, from the results over all environments and levels."""
+    overall = {row["decoding"]: row for row in results if (row["env"], row["level"]) == (EVERY, -1)}
+    sampled, greedy = overall["sampled"], overall["greedy"]
+    found = {"success": sampled["success"], "success_low": sampled["low"], "success_high": sampled["high"]}
+    found |= {"greedy": greedy["success"], "greedy_low": greedy["low"], "greedy_high": greedy["high"]}
+    found |= {name: value for name, value in sampled.items() if name.startswith("pass") or name in MORE}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _measured(context: Context, config: EvaluateConfig, tasks: dict[str, Task], optimum: Optimum) -> list[Attempted]:
+    """What counts of each rollout, by id, that was scored; whole tickets are read at a time."""
+    for secret in secrets_of(config.best_of):
+        reveal(secret)
+    names, size = list(tasks), max(1, ROWS_AT_ONCE // config.samples) * config.samples
+    found = []
+    for start in range(0, len(names), size):
+        rows = [row for row in context.buffer.get_many(names[start : start + size]) if row.success is not None]
+        chosen: dict[str, float] = {}
+        if config.best_of:
+            groups: dict[str | None, list[Row]] = defaultdict(list)
+            for row in rows:
+                groups[row.group_id].append(row)
+            chosen = blocking(_picked(config, list(groups.values()), tasks))
+        found += [attempted(row, optimum.of(row), chosen.get(row.trajectory_id)) for row in rows]
+    return found
+
+
+async def _picked(config: EvaluateConfig, groups: Sequence[list[Row]], tasks: dict[str, Task]) -> dict[str, float]:
+    try:
+        work = (choices(group, tasks[group[0].trajectory_id], config.best_of) for group in groups)
+        found = await asyncio.gather(*work)
+    finally:
+        for one in config.best_of:
+            await one.close()
     return {
-        "tasks": len(rows),
-        "successes": successes,
-        "success": successes / len(rows),
-        "low": low,
-        "high": high,
-        "tokens": sum(row["n_tokens"] for row in rows) / len(rows),
-        "tool_errors": sum(row["n_tool_errors"] for row in rows) / len(rows),
-        "format_errors": sum(row["termination"] == "format_error" for row in rows) / len(rows),
+        row.trajectory_id: chance
+        for group, chances in zip(groups, found, strict=True)
+        for row, chance in zip(group, chances, strict=True)
     }
+
+
+def _table(results: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Rows of results; what one of them lacks is null, and a column without any value is of numbers."""
+    names = list(dict.fromkeys(name for row in results for name in row))
+    columns = {name: pa.array([row.get(name) for row in results]) for name in names}
+    return pa.table(
+        {name: pc.cast(one, pa.float64()) if pa.types.is_null(one.type) else one for name, one in columns.items()}
+    )
+
+
+class CompareConfig(StageConfig):
+    greedy: bool = Field(False, description="compare greedy attempts; else those at temperature 1")
+
+
+class Compared(NamedTuple):
+    differences: Table
+    tasks: Table
+
+
+@stage("evaluate.compare", version=1)
+def compare(context: Context, config: CompareConfig, attempts: list[Trajectories]) -> Compared:
+    """How evaluations differ on the same tasks, those after the first from the first; evaluations that differ by their
+    seeds alone are one arm.
+
+    ``differences`` has a row for each later arm: arm, than, mean (the difference of success), low, high (bootstrap over
+    tasks), p (McNemar's exact test, if all outcomes are 0 or 1), tasks, gained, lost, unshared, verdict in
+    words. ``tasks`` lists each task of both: env, task_id, prompt, before, after, and whether it was gained or lost.
+    """
+    from datastore.catalog import Catalog
+    from pipelines.compare import compared, measure, verdict
+
+    catalog = Catalog(context.buffer.store)
+    found = compared([measure(catalog, one, greedy=config.greedy) for one in attempts])
+    if len(found.arms) < 2:
+        raise ValueError(
+            "attempts holds one arm; wire rollouts of two evaluations or more that differ not by seed alone"
+        )
+    differences: list[dict[str, Any]] = []
+    tasks: list[dict[str, Any]] = []
+    for arm, one in found.differences():
+        names = {"arm": arm.name, "than": found.arms[0].name}
+        said = verdict(arm, found.arms[0], one)
+        differences.append({**names, **vars(one), "verdict": said})
+        context.metrics[f"{arm.name} - {found.arms[0].name}"] = one.mean
+        context.metrics[f"verdict on {arm.name}"] = said
+        tasks += [{**names, **change} for change in _changes(arm, found.arms[0])]
+    return Compared(context.table(_table(differences), "differences"), context.table(_table(tasks), "tasks"))
+
+
+def _changes(arm: "Arm", than: "Arm") -> list[dict[str, Any]]:
+    return [
+        {
+            "env": env,
+            "task_id": task_id,
+            "prompt": prompt,
+            "before": before,
+            "after": after,
+            "change": "gained" if after > before else "lost" if after < before else "same",
+        }
+        for (env, task_id, prompt), (before, after) in arm.beside(than).items()
+    ]

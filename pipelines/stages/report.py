@@ -1,6 +1,7 @@
 """The stage that tells what a pipeline achieved: Markdown for a terminal or a pull request, and one HTML page."""
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def training_report(
     of evaluations: those whose policies were made in the same way are compared in a table, with what varies between
     their configs, seeds pooled, and paired differences on the same tasks.
     """
-    results = [row for table in evaluations for row in table.table().to_pylist()]
+    read = [row for table in evaluations for row in table.table().to_pylist()]
+    results = [row for row in read if not row.get("env")]  # the others are of one of several environments
     for row in results:  # a policy may be evaluated on several splits
         other = row["split"] != results[0]["split"]
         row["policy"] = f"{row['policy']}, {row['split']}" if other else row["policy"]
@@ -57,6 +59,8 @@ def training_report(
             for n in names
         ],
         "examples": shown,
+        "details": _details([row for row in overall if row["decoding"] == "sampled"]),
+        "warnings": _worse(context, evaluations),
         "sweeps": _sweeps(context, attempts),
         "plots": {
             "success": _success_plot(overall, names),
@@ -65,6 +69,46 @@ def training_report(
         },
     }
     return context.report(_rendered(content))
+
+
+DETAILS = {
+    "best_of_n": ("best of n", "{:.3f}"),
+    "steps_over_optimum": ("steps over the optimum", "{:.2f}"),
+    "recovered": ("recovered after a tool error", "{:.3f}"),
+    "valid_calls": ("valid calls", "{:.3f}"),
+    "violations_per_1000": ("violations per 1,000", "{:.1f}"),
+}
+"""Measures of :mod:`pipelines.stages.measures` -> their column and form."""
+
+
+def _details(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The other measures at temperature 1, as a table: those that some policy has."""
+    passes = sorted({name for row in rows for name in row if name.startswith("pass")}, key=lambda name: (name[4], name))
+    forms = {name: (name, "{:.3f}") for name in passes} | DETAILS
+    kept = {name: form for name, form in forms.items() if any(row.get(name) is not None for row in rows)}
+    return {
+        "columns": [column for column, _ in kept.values()],
+        "rows": [
+            [
+                row["policy"],
+                *("" if row.get(name) is None else form.format(row[name]) for name, (_, form) in kept.items()),
+            ]
+            for row in rows
+        ],
+    }
+
+
+def _worse(context: Context, evaluations: list[Table]) -> list[str]:
+    """What training made worse; each is a warning of the stage too."""
+    from datastore.catalog import Catalog
+    from pipelines.compare import regressions
+
+    catalog = Catalog(context.buffer.store)
+    manifests = [catalog.manifest(table.stage, table.fingerprint) for table in evaluations]
+    found = regressions(catalog, [one for one in manifests if one])
+    for said in found:
+        warnings.warn(said, stacklevel=2)
+    return found
 
 
 def _rendered(content: dict[str, Any]) -> dict[str, str]:

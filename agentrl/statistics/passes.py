@@ -1,0 +1,25 @@
+"""How often at least one, or each, of k attempts at a task succeeds, estimated from n attempts."""
+
+from collections.abc import Sequence
+from math import comb
+from statistics import fmean
+
+
+def pass_at(attempts: int, successes: int, k: int) -> float:
+    """pass@k: the probability that at least one of ``k`` attempts succeeds, 1 - C(n - c, k) / C(n, k), without bias
+    (Chen et al. 2021, equation 1). ``k`` is at most ``attempts``."""
+    return 1 - comb(attempts - successes, k) / comb(attempts, k)
+
+
+def pass_all(attempts: int, successes: int, k: int) -> float:
+    """pass^k: the probability that all of ``k`` attempts succeed, C(c, k) / C(n, k) (tau-bench: Yao et al. 2024)."""
+    return comb(successes, k) / comb(attempts, k)
+
+
+def pass_rates(counts: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """``pass@k`` and ``pass^k`` as means over tasks, each with its (attempts, successes): for k 1, 2, 4, ... up to the
+    attempts that every task has, and for those themselves."""
+    most = min((attempts for attempts, _ in counts), default=0)
+    ks = sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most} - {0})
+    rates = {f"pass@{k}": fmean(pass_at(*count, k) for count in counts) for k in ks}
+    return rates | {f"pass^{k}": fmean(pass_all(*count, k) for count in counts) for k in ks}

@@ -1,0 +1,132 @@
+"""What an evaluation measures of its rollouts."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from agentrl.rewards.behaviour import valid_calls, violations
+from agentrl.rewards.component import Reward, graded
+from agentrl.rollouts.demonstrations import optimal_steps
+from agentrl.statistics.intervals import wilson_of_tasks
+from agentrl.statistics.passes import pass_rates
+from schemas.task import Task
+from schemas.trajectory import Termination, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.environments.base import Environment
+
+EVERY = ""
+"""The environment, and -1 the level, of a row of results over all of them."""
+
+
+@dataclass(frozen=True)
+class Attempted:
+    """What counts of one rollout. ``chosen`` is its chance to be the one that a scorer picks of its task's attempts."""
+
+    task: str
+    env: str
+    level: int
+    success: bool
+    steps: int
+    tokens: int
+    calls: int
+    valid_calls: int
+    tool_errors: int
+    format_error: bool
+    violations: int
+    optimum: int | None = None
+    chosen: float | None = None
+
+
+def attempted(row: Trajectory, optimum: int | None = None, chosen: float | None = None) -> Attempted:
+    return Attempted(
+        task=f"{row.env} {row.task_id}",
+        env=row.env,
+        level=row.level,
+        success=row.scored_success(),
+        steps=row.n_steps,
+        tokens=row.n_tokens,
+        calls=row.n_tool_calls,
+        valid_calls=valid_calls(row),
+        tool_errors=row.n_tool_errors,
+        format_error=row.termination is Termination.FORMAT_ERROR,
+        violations=violations(row.final_state),
+        optimum=optimum,
+        chosen=chosen,
+    )
+
+
+async def choices(group: Sequence[Trajectory], task: Task, scorer: Sequence[Reward]) -> list[float]:
+    """The chance of each attempt to be the best of its group, if ``scorer`` chooses and ties are broken by lot. An
+    attempt that it cannot grade is never chosen, unless it can grade none."""
+    rewards = [one.reward for one in await graded(group, task, scorer)]
+    known = [reward for reward in rewards if reward is not None]
+    best = [reward == max(known) if known else True for reward in rewards]
+    return [float(one) / sum(best) for one in best]
+
+
+class Optimum:
+    """Steps that a task takes, by what its task says or its environment's expert does; looked up once for each."""
+
+    def __init__(self, tasks: Iterable[Task], environments: "Mapping[str, Environment]") -> None:
+        self._tasks = {(task.env, task.task_id): task for task in tasks}
+        self._environments = environments
+        self._known: dict[tuple[str, str], int | None] = {}
+
+    def of(self, row: Trajectory) -> int | None:
+        """None if the rollout failed, or if nothing says how many steps its task takes."""
+        key = (row.env, row.task_id)
+        if not row.success:
+            return None
+        if key not in self._known:
+            self._known[key] = optimal_steps(self._environments[row.env], self._tasks[key])
+        return self._known[key]
+
+
+def parts(rows: Sequence[Attempted]) -> dict[tuple[str, int], list[Attempted]]:
+    """Rows by (environment, level): all of them, those of each level, and if there are several environments, those of
+    each and of each of its levels."""
+    found: dict[tuple[str, int], list[Attempted]] = defaultdict(list)
+    families = len({row.env for row in rows}) > 1
+    for row in rows:
+        for env in (EVERY, row.env) if families else (EVERY,):
+            for level in (-1, row.level):
+                found[env, level].append(row)
+    return {key: found[key] for key in sorted(found)}
+
+
+def summary(rows: Sequence[Attempted]) -> dict[str, float | None]:
+    """Measures of some rows; None if there is nothing to measure them on.
+
+    ``success`` is the mean over tasks, with :func:`agentrl.statistics.intervals.wilson_of_tasks`.
+    """
+    by_task: dict[str, list[bool]] = defaultdict(list)
+    for row in rows:
+        by_task[row.task].append(row.success)
+    successes = sum(row.success for row in rows)
+    once = len(by_task) == len(rows)
+    low, high = wilson_of_tasks(list(by_task.values()))
+    erred = [row.success for row in rows if row.tool_errors]
+    calls = sum(row.calls for row in rows)
+    ratios = [row.steps / row.optimum for row in rows if row.optimum]
+    picked = [row for row in rows if row.chosen is not None]
+    return {
+        "tasks": len(by_task),
+        "attempts": len(rows),
+        "successes": successes,
+        "success": fmean(map(fmean, by_task.values())),
+        "low": low,
+        "high": high,
+        **(pass_rates([(len(each), sum(each)) for each in by_task.values()]) if not once else {}),
+        "best_of_n": sum(row.success * (row.chosen or 0) for row in picked) / len(by_task) if picked else None,
+        "steps": fmean(row.steps for row in rows),
+        "steps_over_optimum": fmean(ratios) if ratios else None,
+        "tokens": fmean(row.tokens for row in rows),
+        "tool_errors": fmean(row.tool_errors for row in rows),
+        "recovered": fmean(erred) if erred else None,
+        "valid_calls": sum(row.valid_calls for row in rows) / calls if calls else None,
+        "format_errors": fmean(row.format_error for row in rows),
+        "violations_per_1000": 1000 * sum(row.violations for row in rows) / len(rows),
+    }

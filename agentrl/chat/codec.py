@@ -66,6 +66,10 @@ class ChatCodec:
         """Token ids of the opening messages, up to the beginning of the assistant's turn."""
         return self.template.encode(self.template.render(messages, generate=True, tools=tools))
 
+    def count(self, text: str) -> int:
+        """The number of tokens of a text."""
+        return len(self.template.encode(text))
+
     def shows_tools(self) -> bool:
         """Whether the chat template writes the tools into the opening."""
         stem = [Message(role=Role.USER, content=".")]

@@ -41,8 +41,9 @@ class Adapted:
         self.plain, self.host, self.tool_s, self.longest = plain, host, tool_s, longest
         self.name, self.version = plain.name, plain.version
         self.replayable: bool = getattr(plain, "replayable", False)
-        if hasattr(plain, "max_steps"):
-            self.max_steps = plain.max_steps
+        for name in ("max_steps", "format_retries"):
+            if hasattr(plain, name):
+                setattr(self, name, getattr(plain, name))
 
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         return self.plain.tasks(sizes, seed)

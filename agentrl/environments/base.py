@@ -3,6 +3,7 @@
 An environment of one's own may be a plain synchronous class instead (:mod:`agentrl.environments.adapted`).
 """
 
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -10,6 +11,9 @@ from typing import Any, Protocol
 
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role, ToolCall
+
+FORMAT_ERROR = "format_error"
+"""``name`` of the user turn that answers a turn whose calls cannot be read. No environment has seen that turn."""
 
 MAX_STEPS = 32
 """Assistant messages of an episode, if its environment does not say ``max_steps``."""
@@ -94,8 +98,10 @@ class Restorable(Protocol):
 
 
 class Environment(Protocol):
-    """A family of tasks. It may have ``max_steps``, the assistant messages of an episode, and ``replayable``: True says
-    that the same messages always get the same answers, so that an episode can be made again."""
+    """A family of tasks. It may have ``max_steps``, the assistant messages of an episode; ``format_retries``, how many
+    turns of an episode may have calls that cannot be read, each of which is answered by what is wrong with it; and
+    ``replayable``: True says that the same messages always get the same answers, so that an episode can be made
+    again."""
 
     name: str
     version: str
@@ -169,10 +175,20 @@ def answer_calls(call: Callable[[ToolCall], Observation], message: Message) -> S
     return answered(message, observations)
 
 
+_CUT = re.compile(r"\n\[cut here: the whole has ([0-9]+) characters\]$")
+
+
 def cut(text: str, longest: int) -> str:
     """The text, or if it has more than ``longest`` characters (100 or more), the beginning of it and how many it has:
-    ``longest`` characters together. What was cut once is not cut again."""
+    ``longest`` characters together. What was cut once is not cut again, and if it is cut shorter, it still says how
+    many characters it had at first."""
     if len(text) <= longest:
         return text
-    note = f"\n[cut here: the whole has {len(text)} characters]"
+    before = _CUT.search(text)
+    note = f"\n[cut here: the whole has {before[1] if before else len(text)} characters]"
     return text[: max(0, longest - len(note))] + note
+
+
+def is_cut(text: str) -> bool:
+    """Whether :func:`cut` has cut a text."""
+    return bool(_CUT.search(text))

@@ -43,6 +43,7 @@ class Family:
     version: str
     max_steps: int
     verifier: str = "state"
+    format_retries = 3
     replayable = True
     """The same calls give the same answers, faults included."""
     levels: Mapping[int, float]

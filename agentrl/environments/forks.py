@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from agentrl.environments.base import Environment, Episode, cut
+from agentrl.environments.base import FORMAT_ERROR, Environment, Episode, cut
 from schemas.task import Task
 from schemas.trajectory import Message, Role
 
@@ -51,6 +51,8 @@ async def rebuild(environment: Environment, task: Task, messages: Sequence[Messa
         _compare(environment, task, "the opening", opening, episode.opening)
         for number, (said, answers) in enumerate(turns, 1):
             assert said is not None
+            if answers and answers[0].name == FORMAT_ERROR:
+                continue
             step = await episode.step(said)
             _compare(environment, task, f"the answer to message {number}", answers, step.messages)
     except BaseException:

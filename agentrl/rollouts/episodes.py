@@ -13,13 +13,23 @@ from agentrl.chat.codec import ChatCodec
 from agentrl.engines.base import Engine, Sampling, Session, Turn
 from agentrl.engines.streams import stream
 from agentrl.environments.adapted import AdaptedEpisode
-from agentrl.environments.base import MAX_STEPS, Environment, Episode, Score, Step, cut, tool_message
+from agentrl.environments.base import (
+    FORMAT_ERROR,
+    MAX_STEPS,
+    Environment,
+    Episode,
+    Score,
+    Step,
+    cut,
+    is_cut,
+    tool_message,
+)
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.rationalize import with_hint
 from schemas.task import Task
-from schemas.trajectory import Message, Termination
+from schemas.trajectory import Message, Role, Termination
 
-COUNTED = ("tool_timeouts", "tool_exceptions", "observations_cut", "faults")
+COUNTED = ("tool_timeouts", "tool_exceptions", "observations_cut", "faults", "format_errors")
 """What an episode's tags and a stage's metrics count, of the numbers that steps give."""
 
 _TRACEBACK_CHARS = 2000
@@ -77,6 +87,18 @@ class Act:
             self.openings[key] = self.codec.opening(messages, tools)
         return self.openings[key]
 
+    def shortened(self, text: str) -> str:
+        """The beginning of a text that is longer than an observation may be; other texts as they are."""
+        text = cut(text, self.limits.observation_chars)
+        tokens = self.limits.observation_tokens
+        if tokens is None or self.codec is None or self.codec.count(text) <= tokens:
+            return text
+        low, high = 0, len(text)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.codec.count(cut(text, middle)) <= tokens else (low, middle - 1)
+        return cut(text, low)
+
 
 class _EnvironmentError(Exception):
     """The environment failed; the cause says how."""
@@ -97,6 +119,8 @@ class EpisodeRun:
     termination: Termination = Termination.MAX_STEPS
     score: Score | None = None
     error: str = ""
+    unreadable: str = ""
+    """Why the calls of the last turn could not be read."""
 
     @property
     def messages(self) -> list[Message]:
@@ -128,12 +152,10 @@ class EpisodeRun:
             message = await self._turn(ends)
             if message is None:
                 return
-            if not message.tool_calls:
-                self.termination = Termination.ANSWERED
-            elif self.steps >= allowed:
+            if self.steps >= allowed and (message.tool_calls or self.unreadable):
                 self.termination = Termination.MAX_STEPS
                 return
-            step = await self._step(episode, message)
+            step = self._refused() if self.unreadable else await self._step(episode, message)
             if step.reward is not None:
                 self.messages[-1] = message.model_copy(update={"reward": step.reward})
             if step.done or not step.messages:
@@ -162,7 +184,7 @@ class EpisodeRun:
             return None
         start = len(session.ids)
         turn = await self._sampled(start, left)
-        message, wrong = self._said(turn, start)
+        message, self.unreadable = self._said(turn, start)
         if message is not None:
             span = {"token_start": start, "token_end": len(session.ids)} if codec else {}
             self.messages.append(message.model_copy(update=span))
@@ -170,10 +192,19 @@ class EpisodeRun:
         if turn.stop != "stop":
             self.termination = Termination.TIME_LIMIT if turn.stop == "cut" else Termination.MAX_TOKENS
             return None
-        if wrong:
+        retries = self.act.limits.format_retries
+        if retries is None:
+            retries = getattr(self.environment, "format_retries", 0)
+        if self.unreadable and self.info["format_errors"] >= retries:
             self.termination = Termination.FORMAT_ERROR
             return None
         return self.messages[-1]
+
+    def _refused(self) -> Step:
+        """What answers a turn whose calls cannot be read. The environment does not see it."""
+        self.info.update(format_errors=1, tool_errors=1)
+        text = f"Your calls could not be read: {self.unreadable}. Write them again."
+        return Step([Message(role=Role.USER, name=FORMAT_ERROR, content=text)])
 
     async def _sampled(self, start: int, time_limit: float) -> Turn:
         """The engine's turn, with its tokens in the session from ``start`` on. A turn that stopped in the middle of a
@@ -198,13 +229,13 @@ class EpisodeRun:
                 break
         return turn
 
-    def _said(self, turn: Turn, start: int) -> tuple[Message | None, bool]:
-        """The message of a turn that begins at ``start``, and whether it is malformed."""
+    def _said(self, turn: Turn, start: int) -> tuple[Message | None, str]:
+        """The message of a turn that begins at ``start``, and if it is malformed, why."""
         said = self.session.ids[start:]
         if self.act.codec is None or not said:
-            return turn.message, False
+            return turn.message, ""
         parsed = self.act.codec.parse(said, self.session.ids[:start], self.session.tools)
-        return parsed.message, bool(parsed.error)
+        return parsed.message, parsed.error or ""
 
     async def _step(self, episode: Episode, message: Message) -> Step:
         """The environment's answer. One that takes too long to answer tool calls is an observation."""
@@ -228,11 +259,13 @@ class EpisodeRun:
 
     def _cut(self, step: Step) -> Step:
         """The step with messages of bounded length. What is adapted has cut its own, and counted it."""
-        texts = [cut(message.content, self.act.limits.observation_chars) for message in step.messages]
-        changed = sum(text is not message.content for text, message in zip(texts, step.messages, strict=True))
+        texts = [self.act.shortened(message.content) for message in step.messages]
+        changed = [
+            message.content for text, message in zip(texts, step.messages, strict=True) if text is not message.content
+        ]
         if not changed:
             return step
-        self.info["observations_cut"] += changed
+        self.info["observations_cut"] += sum(not is_cut(text) for text in changed)
         messages = [
             message.model_copy(update={"content": text}) for text, message in zip(texts, step.messages, strict=True)
         ]

@@ -17,7 +17,16 @@ class Limits(BaseModel):
     max_steps: int | None = Field(
         None, ge=1, description="assistant messages of an episode; None: what the environment says"
     )
+    format_retries: int | None = Field(
+        None,
+        ge=0,
+        description="turns with calls that cannot be read, each answered by what is wrong; the next one ends the "
+        "episode; None: what the environment says, or 0",
+    )
     observation_chars: int = Field(100_000, ge=100, description="characters of one tool's answer; the rest is cut")
+    observation_tokens: int | None = Field(
+        None, ge=64, description="tokens of one tool's answer, for engines with token ids; the rest is cut. None: any"
+    )
     processes: int = Field(
         0, ge=0, description="synchronous environments act in this many processes, one per episode; 0: in threads"
     )

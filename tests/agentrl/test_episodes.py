@@ -14,6 +14,9 @@ from faulty_shop import Broken, ForgetfulShop, Shop, Speaker, Visit, task
 
 from agentrl.engines.base import Sampling
 from agentrl.engines.blocking import blocking
+from agentrl.environments.adapted import protocol
+from agentrl.environments.forks import rebuild
+from agentrl.environments.hosts import Threads
 from agentrl.environments.tools import schemas
 from agentrl.models.policy import Policy
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
@@ -237,3 +240,46 @@ def children() -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+class Patient(Shop):
+    replayable = True
+    format_retries = 1
+
+
+def test_calls_that_cannot_be_read_are_answered_by_what_is_wrong_and_counted(policy: Policy) -> None:
+    broken = '<tool_call>{"name": </tool_call>'
+    acts = runner(policy, Patient())
+    once, twice = play(acts, f"{broken},price fig,done", f"{broken},{broken},done")
+    assert (once.termination, once.success) == (Termination.ANSWERED, True)
+    assert (once.n_steps, once.n_tool_calls, once.n_tool_errors, once.tags) == (3, 1, 1, ["format_errors:1"])
+    said = once.messages[2]
+    assert (said.role, said.name) == (Role.USER, "format_error")
+    assert said.content.startswith("Your calls could not be read: tool call 0: ")
+    assert not any(once.action_mask[said.token_start : said.token_end]), "no policy said it"
+    assert (twice.termination, twice.n_steps) == (Termination.FORMAT_ERROR, 2)
+    [ended] = play(runner(policy, Patient(), format_retries=0), f"{broken},done")
+    assert (ended.termination, ended.n_steps) == (Termination.FORMAT_ERROR, 1)
+    [never] = play(runner(policy, Shop()), f"{broken},done")
+    assert never.termination == Termination.FORMAT_ERROR
+
+    async def made_again() -> Any:
+        host = Threads()
+        episode = await rebuild(protocol(Patient(), host), task(f"{broken},price fig,done"), once.messages[:-1])
+        try:
+            return (await episode.score()).state
+        finally:
+            await episode.close()
+            await host.close()
+
+    assert blocking(made_again()) == {"asked": ["fig"]}
+
+
+def test_an_observation_has_a_budget_of_tokens(policy: Policy) -> None:
+    [row] = play(runner(policy, Shop(), observation_tokens=80), "flood,price fig")
+    flooded, short = answers(row)
+    assert short == "3"
+    assert 60 < policy.codec.count(flooded) <= 80
+    assert flooded.startswith("xx")
+    assert flooded.endswith("\n[cut here: the whole has 50000000 characters]")
+    assert row.tags == ["observations_cut:1"]

@@ -47,6 +47,7 @@ FAMILIES = [
     Family("search_qa", drawn='search_qa{"size": 2500}'),  # facts for enough questions of one hop
     Family("math"),
     Family("shop"),
+    Family("service"),
 ]
 
 

@@ -17,6 +17,7 @@ ENVIRONMENTS = {
     "math": "agentrl.environments.math.environment:Math",
     "rooms": "agentrl.environments.rooms.environment:Rooms",
     "search_qa": "agentrl.environments.search_qa.environment:SearchQA",
+    "service": "agentrl.environments.service.environment:Service",
     "shop": "agentrl.environments.shop.environment:Shop",
 }
 """Name -> ``module:Class``."""

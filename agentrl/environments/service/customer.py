@@ -1,0 +1,146 @@
+"""What customers want, what that should lead to, and the scripted customer, who reveals what is asked."""
+
+from dataclasses import asdict, dataclass, replace
+from random import Random
+from typing import Any
+
+from agentrl.environments.service.records import Item, Order, Records, Rule, address, forbidden
+
+REASONS = ("ordered by mistake", "found it cheaper", "no longer needed")
+
+
+@dataclass(frozen=True)
+class Request:
+    """``kind`` is status, cancel, address, return or exchange; ``item`` is that of the last two, and ``detail`` the
+    reason, the new address, or what a question is about."""
+
+    kind: str
+    order: str
+    item: str = ""
+    detail: str = ""
+
+    def wish(self, order: Order) -> str:
+        """What the customer says that he wants; not of which order."""
+        item = order.item(self.item)
+        return {
+            "status": f"I have a question about an order: {self.detail}",
+            "cancel": f"I want to cancel an order. Reason: {self.detail}.",
+            "address": "I want to change the address of an order.",
+            "return": f"I want to return the {item.product if item else ''} of an order.",
+            "exchange": f"I want another {item.product if item else ''} for the one that I ordered: the cheapest "
+            "variant that is available and not the one I have.",
+        }[self.kind]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a request should lead to: the order afterwards, the rule by which it is refused, or what is to be said."""
+
+    order: Order | None = None
+    refused: Rule | None = None
+    told: str = ""
+
+
+QUESTIONS = {
+    "what is its status?": lambda order: order.status,
+    "how many items does it have?": lambda order: str(len(order.items)),
+    "what did it cost altogether, in dollars?": lambda order: str(sum(item.price for item in order.items)),
+}
+
+
+STATUSES = {"pending", "shipped", "delivered", "cancelled"}
+
+
+def tells(text: str, answer: str) -> bool:
+    """Whether a text gives an answer, and no other of the same kind beside it."""
+    words = set(text.lower().replace(".", " ").replace(",", " ").split())
+    others = STATUSES if answer in STATUSES else {word for word in words if word.isdigit()}
+    return words & others == {answer}
+
+
+def goal(records: Records, request: Request, order: Order) -> Goal:
+    """The right end of a request about an order as it is now."""
+    if request.kind == "status":
+        return Goal(told=QUESTIONS[request.detail](order))
+    item = order.item(request.item)
+    if rule := forbidden(order, request.kind, item):
+        return Goal(refused=rule)
+    return Goal(order=changed(records, request, order))
+
+
+def changed(records: Records, request: Request, order: Order) -> Order:
+    """The order after the change."""
+    if request.kind == "cancel":
+        return replace(order, status="cancelled", reason=request.detail)
+    if request.kind == "address":
+        return replace(order, address=request.detail)
+    if request.kind == "return":
+        return replace(order, returned=(*order.returned, request.item))
+    item = order.item(request.item)
+    assert item is not None
+    variant, price = cheapest_other(records, item)
+    return order.with_item(replace(item, variant=variant, price=price))
+
+
+def cheapest_other(records: Records, item: Item) -> tuple[str, int]:
+    """The cheapest variant that is available and not the item's own, and its price."""
+    prices = {
+        v: price for v, price in records.variants[item.product].items() if price is not None and v != item.variant
+    }
+    variant = min(prices, key=lambda one: (prices[one], one))
+    return variant, prices[variant]
+
+
+def draw_request(records: Records, order: Order, kind: str, random: Random) -> Request:
+    """A request of that kind about an order."""
+    item = random.choice(order.items).number if kind in ("return", "exchange") else ""
+    details = {"status": random.choice(list(QUESTIONS)), "cancel": random.choice(REASONS), "address": address(random)}
+    return Request(kind, order.number, item, details.get(kind, ""))
+
+
+def as_json(request: Request) -> dict[str, Any]:
+    return asdict(request)
+
+
+class ScriptedCustomer:
+    """Answers what the policy says, by words in it. He knows his email address, and the orders and details of his
+    requests, which he makes one after the other; he says them if he is asked.
+
+    ``confirmed`` are the requests that he said yes to, ``at`` is the one that he is at.
+    """
+
+    def __init__(self, email: str, requests: list[Request], wishes: list[str]) -> None:
+        self.email, self.requests, self.wishes = email, requests, wishes
+        self.at = 0
+        self.confirmed: set[int] = set()
+        self.gave_email = self.gave_address = False
+        self.gave_order: set[int] = set()
+
+    @property
+    def request(self) -> Request:
+        return self.requests[self.at]
+
+    def hears(self, text: str, settled: bool) -> str | None:
+        """What he says to ``text``; None ends the conversation. ``settled`` says that what he asked for is done, told
+        or refused."""
+        said = text.lower()
+        if settled:
+            self.at += 1
+            self.gave_address = False
+            return f"Thank you. {self.wishes[self.at]}" if self.at < len(self.requests) else None
+        if "confirm" in said:
+            if self.request.order.lower() not in said:
+                return "No, I do not mean that order."
+            self.confirmed.add(self.at)
+            return "Yes, please."
+        known = []
+        if "email" in said:
+            self.gave_email = True
+            known.append(f"My email is {self.email}.")
+        if "order number" in said or "which order" in said:
+            self.gave_order.add(self.at)
+            known.append(f"It is order {self.request.order}.")
+        if "address" in said and "email" not in said and self.request.kind == "address":
+            self.gave_address = True
+            known.append(f"The new address is {self.request.detail}.")
+        return " ".join(known) or f"As I said: {self.wishes[self.at]}"

@@ -48,6 +48,7 @@ FAMILIES = [
     Family("math"),
     Family("shop"),
     Family("service"),
+    Family("office"),
 ]
 
 

@@ -15,6 +15,7 @@ ENVIRONMENTS = {
     "code": "agentrl.environments.code.environment:Code",
     "lookup": "agentrl.environments.lookup:LookupEnvironment",
     "math": "agentrl.environments.math.environment:Math",
+    "office": "agentrl.environments.office.environment:Office",
     "rooms": "agentrl.environments.rooms.environment:Rooms",
     "search_qa": "agentrl.environments.search_qa.environment:SearchQA",
     "service": "agentrl.environments.service.environment:Service",

@@ -109,7 +109,7 @@ def test_a_change_without_a_yes_does_not_count() -> None:
     task = one("cancel")
     assert change(task, confirmed=True).success
     score = change(task, confirmed=False)
-    assert (score.success, score.reward, score.state["unconfirmed"]) == (False, 0.0, 1)
+    assert (score.success, score.reward, score.state["violations"]) == (False, 0.0, 1)
     assert score.components[1].value == 1.0, "the records are right"
 
 

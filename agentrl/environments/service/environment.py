@@ -148,7 +148,7 @@ class ServiceEpisode(ToolEpisode["Service"]):
         state = {
             "orders": {number: order.shown() for number, order in sorted(self.orders.items())},
             "refused": self.refused,
-            "unconfirmed": self.unconfirmed,
+            "violations": self.unconfirmed,
             "subgoals": [self.settled_at.get(number) for number in range(len(self.goals))],
         }
         return Score(success, components, state)

@@ -1,0 +1,119 @@
+"""The office of one user, as it is before an episode. All of it is immutable: episodes replace what they change."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
+
+USER = "me@corp.test"
+PEOPLE = (
+    "Alice Brook", "Alice Stone", "Bob Adler", "Carla Moss", "Dan Frost", "Eva Lowe", "Fred Hale", "Gina Cole",
+    "Hal Grant",
+)  # fmt: skip
+PARTNERS = ("kim@vendor.test", "lee@bank.test", "max@agency.test")
+TOPICS = ("audit", "budget", "hiring", "launch", "rent", "survey", "training", "travel")
+QUARTERS = ("Q1", "Q2", "Q3", "Q4")
+FOLDERS = ("Archive", "Finance", "Legal", "Projects")
+CHANNELS = ("board", "general", "team")
+SHEETS = ("costs", "sales", "staff", "stock")
+REGIONS = ("north", "south", "east", "west", "coast", "hills")
+COLUMNS = "BCD"
+ROWS = range(2, 2 + len(REGIONS))
+
+
+def address(person: str) -> str:
+    return person.lower().replace(" ", ".") + "@corp.test"
+
+
+@dataclass(frozen=True)
+class Mail:
+    """``label`` is ``confidential`` or empty."""
+
+    number: str
+    sender: str
+    to: str
+    subject: str
+    body: str
+    folder: str = "Inbox"
+    label: str = ""
+
+    def line(self) -> str:
+        label = f" [{self.label}]" if self.label else ""
+        return f"{self.number} {self.sender}: {self.subject}{label}"
+
+
+@dataclass(frozen=True)
+class File:
+    """A sheet has ``cells``, other files have ``parts``: paragraphs, or slides as (title, content)."""
+
+    name: str
+    kind: str
+    owner: str = USER
+    cells: Mapping[str, str] = field(default_factory=dict)
+    parts: tuple[tuple[str, str], ...] = ()
+    bold: tuple[str, ...] = ()
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    title: str
+    day: str
+    hour: int
+    people: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Office:
+    mails: Mapping[str, Mail]
+    files: Mapping[str, File]
+    events: tuple[Event, ...]
+    channels: Mapping[str, tuple[str, ...]]
+
+    def about(self, topic: str, person: str = "") -> list[Mail]:
+        """Mails of the inbox about a topic, of one sender if a person is named; confidential ones aside."""
+        return [
+            mail
+            for mail in self.mails.values()
+            if topic in mail.subject and not mail.label and (not person or mail.sender == address(person))
+        ]
+
+
+def figure(mail: Mail) -> str:
+    """The number that a mail tells."""
+    return next(word for word in mail.body.replace(".", " ").split() if word.isdigit())
+
+
+def total(file: File, column: str) -> str:
+    """The sum of a column of a sheet."""
+    return str(sum(int(file.cells[f"{column}{row}"]) for row in ROWS))
+
+
+@lru_cache(maxsize=1024)
+def office(number: int) -> Office:
+    """The office of that number; it is made once."""
+    random = Random(f"office-1-{number}")
+    mails = {}
+    for place in range(60):
+        person = random.choice(PEOPLE)
+        topic = f"{random.choice(QUARTERS)} {random.choice(TOPICS)}"
+        label = "confidential" if random.random() < 0.1 else ""
+        body = f"Hello, the {topic} figure is {random.randint(100, 9999)}. Regards, {person}"
+        one = Mail(f"M{place + 1}", address(person), USER, topic, body, label=label)
+        mails[one.number] = one
+    files = {name: _sheet(name, random) for name in SHEETS}
+    files["contracts"] = File("contracts", "doc", parts=(("", "Terms."),), label="confidential")
+    files["roadmap"] = File("roadmap", "slides", owner=address(random.choice(PEOPLE)), parts=(("Roadmap", "Soon."),))
+    events = tuple(
+        Event(f"{random.choice(TOPICS)} review", random.choice(("Mon", "Tue", "Wed")), random.randint(8, 16), (USER,))
+        for _ in range(4)
+    )
+    return Office(mails, files, events, dict.fromkeys(CHANNELS, ("Welcome.",)))
+
+
+def _sheet(name: str, random: Random) -> File:
+    cells = {"A1": "region", "B1": "plan", "C1": "actual", "D1": "forecast"}
+    for row, region in zip(ROWS, REGIONS, strict=True):
+        cells[f"A{row}"] = region
+        cells |= {f"{column}{row}": str(random.randint(10, 999)) for column in COLUMNS}
+    return File(name, "sheet", cells=cells)

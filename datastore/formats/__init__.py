@@ -197,7 +197,9 @@ FORMATS: dict[str, Format] = {
         cut=by_record,
     ),
     "sharegpt-preference": Format(_head(sharegpt.fits_preference), sharegpt.read_preference, cut=by_record),
-    "huggingface": Format(huggingface.fits, huggingface.read, huggingface.write, tokens=True, suffix=""),
+    "huggingface": Format(
+        huggingface.fits, huggingface.read, huggingface.write, tokens=True, suffix="", cut=huggingface.cut
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """Hugging Face ``datasets``: every column, exactly, both ways; the schema version travels in the Arrow metadata."""
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -8,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from datastore.errors import StoreError
+from datastore.formats import parts
 from datastore.formats.rows import batched
-from datastore.formats.source import Row, Source
+from datastore.formats.source import Row, Source, Span
 from datastore.ingest import as_table
 from datastore.older import upgrade
 from datastore.optional import optional
@@ -56,18 +58,33 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
 
 
 def read(source: Source) -> Iterator[Row]:
-    dataset = _library().load_from_disk(str(source.path))
+    dataset = _opened(source.path, (source.path / "state.json").stat().st_mtime_ns)
     required = [name for name, field in Trajectory.model_fields.items() if field.is_required()]
     if missing := [name for name in required if name not in dataset.column_names]:
         raise StoreError(f"{source.name} is no dataset of trajectories: it lacks the columns {', '.join(missing)}")
+    first, end, source.number = source.span or (0, len(dataset), 0)
     for name in set(dataset.column_names) - set(TRAJECTORY_SCHEMA.names):
-        source.notes.ignored[name] += len(dataset)
-    for start in range(0, len(dataset), BATCH_ROWS):
-        part = dataset.select(range(start, min(start + BATCH_ROWS, len(dataset))))
+        source.notes.ignored[name] += end - first
+    for start in range(first, end, BATCH_ROWS):
+        part = dataset.select(range(start, min(start + BATCH_ROWS, end)))
         for row in source.pylist(from_dataset(part)):
             source.number += 1
             source.record = row
             yield row
+
+
+@lru_cache(maxsize=1)
+def _opened(path: Path, changed_ns: int) -> Any:
+    """The dataset of a folder, which its parts are all read from."""
+    return _library().load_from_disk(str(path))
+
+
+def cut(source: Source) -> Iterator[Span]:
+    """Rows of about the size of a part."""
+    dataset = _opened(source.path, (source.path / "state.json").stat().st_mtime_ns)
+    size = dataset.data.nbytes // max(1, len(dataset))
+    step = (1 + parts.PART_SIZE // (size + 1) // BATCH_ROWS) * BATCH_ROWS
+    return (Span(start, min(start + step, len(dataset)), start) for start in range(0, len(dataset), step))
 
 
 def push(rows: Iterable[Trajectory] | pa.Table, name: str, *, private: bool = True) -> None:

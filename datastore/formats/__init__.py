@@ -33,8 +33,8 @@ from datastore.formats import (
 )
 from datastore.formats.columns import batches
 from datastore.formats.own import OWN_FORMAT, OwnFormat
-from datastore.formats.parts import by_record
-from datastore.formats.source import Row, Source, Span
+from datastore.formats.parts import Cut, by_record
+from datastore.formats.source import Row, Source
 from schemas.arrow import from_table
 from schemas.choice import RULE
 from schemas.hints import did_you_mean
@@ -63,8 +63,8 @@ class Format:
     """Rows that are not written at all."""
     training: bool = False
     """Whether what is written is a training set: held-out rows are then left out unless they are asked for."""
-    cut: Callable[[Source], Iterator[Span] | None] | None = None
-    """Parts of a large file that can be read on their own, None if it has none. None: files are read as a whole."""
+    cut: Cut | None = None
+    """How a large file is cut; None: files are read as a whole."""
 
     def tables(self, source: Source) -> Iterator[pa.Table]:
         """The rows of a file, checked, a bounded number at a time. A record that gives none is refused."""
@@ -183,9 +183,9 @@ FORMATS: dict[str, Format] = {
     ),
     "mini-swe-agent": Format(mini_swe.fits, mini_swe.read),
     "openhands": Format(_head(openhands.fits), openhands.read),
-    "claude-code": Format(_head(claude_code.fits), claude_code.read),
+    "claude-code": Format(_head(claude_code.fits), claude_code.read, cut=claude_code.cut),
     "inspect": Format(inspect_logs.fits, inspect_logs.read),
-    "otel": Format(_head(otel.fits, (*_RECORDS, "csv")), otel.read),
+    "otel": Format(_head(otel.fits, (*_RECORDS, "csv")), otel.read, cut=otel.cut),
     "alpaca": Format(_head(alpaca.fits), alpaca.read, cut=by_record),
     "tau-bench": Format(_head(tau_bench.fits), tau_bench.read, cut=by_record),
     "sharegpt": Format(

@@ -12,14 +12,17 @@ other types (``summary``, ``system``, ``file-history-snapshot``, ``progress``) a
 was rewound has its abandoned lines in the file too; they stay, in the file's order.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from datastore.formats.anthropic import STOPS, from_blocks
+from datastore.formats.parts import between, in_parts
 from datastore.formats.rows import make_row
-from datastore.formats.source import Row, Source, each
+from datastore.formats.source import Row, Source, Span, each
 from schemas.trajectory import Termination
 
+_SESSION = re.compile(rb'"sessionId"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}]+)')
 _KNOWN = frozenset({"type", "message", "sessionId", "isSidechain", "agentId", "isApiErrorMessage", "subtype"})
 _KNOWN_MESSAGE = frozenset({"role", "content", "id", "type", "model", "stop_reason"})
 
@@ -34,6 +37,22 @@ def fits(head: Any) -> int:
 
 
 def read(source: Source) -> Iterator[Row]:
+    return in_parts(source, cut, _sessions)
+
+
+def cut(source: Source) -> Iterator[Span] | None:
+    """Parts of whole sessions."""
+    return between(source, _session)
+
+
+def _session(line: bytes) -> list[bytes]:
+    """The session of a line, found without reading all of it: inside a text the quotes have backslashes."""
+    if match := _SESSION.search(line):
+        return [match[1]]
+    return [b""] if b'"message"' in line else []
+
+
+def _sessions(source: Source) -> Iterator[Row]:
     parts: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     compacted: dict[tuple[str, str], int] = {}
     for line in source.records():
@@ -52,6 +71,7 @@ def read(source: Source) -> Iterator[Row]:
     segments: dict[str, int] = {}
     for (session, agent, _), lines in parts.items():
         segment = segments[session] = segments.get(session, -1) + 1
+        source.record = lines
         yield from each(source, [lines], lambda one, s=session, a=agent, n=segment: [_row(source, one, s, a, n)])  # type: ignore[misc]
 
 

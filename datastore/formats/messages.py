@@ -35,6 +35,7 @@ _KNOWN = frozenset(
     {"role", "content", "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "tool_call_id"}
     | {"name", "refusal", "type"}
 )
+_SIMPLE = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 _AROUND_CALL = frozenset({"id", "call_id", "type", "index", "function"})
 _KNOWN_CALL = frozenset({"name", "arguments", "args"})
 _FLAT_CALL = _AROUND_CALL | _KNOWN_CALL | {"requestor"}  # tau2's requestor is the role of the message
@@ -124,12 +125,16 @@ def from_chat(chat: Iterable[dict[str, Any]], notes: Notes) -> list[dict[str, An
     messages: list[dict[str, Any]] = []
     unanswered: list[dict[str, Any]] = []
     for one in chat:
-        if len(one) == 2 and type(one.get("content")) is str and one["role"] in _PLAIN:
+        role = one["role"]
+        text = type(one.get("content")) is str
+        if text and len(one) == 2 and role in _PLAIN:
             messages.append(one)  # most messages have only these fields
             continue
-        if not one.keys() <= _KNOWN:
+        if text and one.keys() <= _SIMPLE:
+            message = _simple(one, role, notes)
+        else:
             notes.rest(one, _KNOWN, "messages.")
-        message = _from_one(one, len(messages), notes)
+            message = _from_one(one, len(messages), notes)
         if calls := message.get("tool_calls"):
             unanswered = list(calls)
         elif message["role"] == "tool":
@@ -138,10 +143,20 @@ def from_chat(chat: Iterable[dict[str, Any]], notes: Notes) -> list[dict[str, An
     return messages
 
 
+def _simple(one: Mapping[str, Any], role: str, notes: Notes) -> dict[str, Any]:
+    """A message of text, with calls or as an answer."""
+    message: dict[str, Any] = {"role": ROLES.get(role, role), "content": one["content"]}
+    if calls := one.get("tool_calls"):
+        message["tool_calls"] = [call(each, notes) for each in calls]
+    if (identity := one.get("tool_call_id")) is not None:
+        message["tool_call_id"] = str(identity)
+    if (name := one.get("name")) is not None:
+        message["name"] = name
+    return message
+
+
 def _from_one(one: Mapping[str, Any], number: int, notes: Notes) -> dict[str, Any]:
-    role = one["role"]
     content = one.get("content")
-    message: dict[str, Any] = {"role": ROLES.get(role, role)}
     reasoning = one.get("reasoning_content") or one.get("reasoning") or one.get("thinking")
     calls = [call(each, notes) for each in one.get("tool_calls") or []]
     if one.get("function_call"):
@@ -150,15 +165,12 @@ def _from_one(one: Mapping[str, Any], number: int, notes: Notes) -> dict[str, An
         content, thought, more = _special_parts(content, number, notes)
         reasoning = reasoning or thought
         calls += more
-    message["content"] = text_of(content, notes) or one.get("refusal") or ""
+    answer = {name: one[name] for name in ("tool_call_id", "name") if name in one}
+    message = _simple({"content": text_of(content, notes) or one.get("refusal") or ""} | answer, one["role"], notes)
     if reasoning is not None:
         message["reasoning"] = text_of(reasoning, notes)
     if calls:
         message["tool_calls"] = calls
-    if (identity := one.get("tool_call_id")) is not None:
-        message["tool_call_id"] = str(identity)
-    if (name := one.get("name")) is not None:
-        message["name"] = name
     return message
 
 

@@ -11,8 +11,8 @@ of the same episode. Messages come from ``gen_ai.input.messages`` and ``gen_ai.o
 Langfuse's ``input`` and ``output``; of a span of kind ``LLM`` without any of them, from ``input.value`` and
 ``output.value``. The model is the policy, ``gen_ai.tool.definitions``, ``llm.tools`` or ``input.tools`` the tools,
 ``gen_ai.agent.name`` the agent, a span's status ``ERROR`` an ``infra_error``, Langfuse's ``scores`` of a trace
-components. Rows are unscored: ``--reward NAME`` says which component is the reward. Memory holds the spans of one
-file.
+components. Rows are unscored: ``--reward NAME`` says which component is the reward. Memory holds the spans of all
+traces that are open at once, if the file is JSON Lines, else those of the file.
 
 Not carried, and counted: spans of other kinds, events of a span, usage, times, every other attribute.
 """
@@ -22,10 +22,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from pydantic_core import from_json
+
 from datastore.formats.messages import from_chat, text_of, tools_text
 from datastore.formats.notes import Notes
+from datastore.formats.parts import between, in_parts
 from datastore.formats.rows import components, make_row
-from datastore.formats.source import Row, Source, each
+from datastore.formats.source import Row, Source, Span, each
 from schemas.trajectory import Termination
 
 _FLAT = re.compile(r"(?:llm\.(input|output)_messages|gen_ai\.(prompt|completion))\.(\d+)\.(?:message\.)?(.+)")
@@ -47,6 +50,8 @@ _FINISHES = {
     "max_tokens": Termination.MAX_TOKENS,
     "content_filter": Termination.UNKNOWN,
 }
+_VALUE = re.compile(rb'\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}\]]+)')
+_ID = re.compile(rb'"id"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}\]]+)')
 _KINDS = ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
 _KNOWN_SPAN = frozenset(
     {"traceId", "trace_id", "context.trace_id", "context", "attributes", "status", "status_code", "level", "type"}
@@ -76,6 +81,31 @@ def _is_observation(one: Any) -> bool:
 
 
 def read(source: Source) -> Iterator[Row]:
+    return in_parts(source, cut, _traces)
+
+
+def cut(source: Source) -> Iterator[Span] | None:
+    """Parts of whole traces."""
+    return between(source, _trace_ids)
+
+
+def _trace_ids(line: bytes) -> Iterator[bytes]:
+    """The traces of a line, found without reading all of it: inside a text the quotes have backslashes."""
+    found = False
+    for name in (b'trace_id"', b'traceId"'):
+        at = line.find(name)
+        while at >= 0:
+            if match := _VALUE.match(line, at := at + len(name)):
+                found = True
+                yield match[1]
+            at = line.find(name, at)
+    if b'"observations"' in line:  # a Langfuse trace has its own id once, beside those of observations
+        yield from _ID.findall(line)
+    elif not found:
+        yield b""
+
+
+def _traces(source: Source) -> Iterator[Row]:
     traces: dict[str, list[dict[str, Any]]] = {}
 
     def collect(record: Any) -> Iterable[Row]:
@@ -86,6 +116,7 @@ def read(source: Source) -> Iterator[Row]:
 
     yield from each(source, source.records(), collect)
     for trace, calls in traces.items():
+        source.record = calls
         for segment, call in enumerate(_conversations(calls)):
             yield from each(source, [(trace, segment, call)], lambda found: [_row(source, *found)])
 
@@ -174,17 +205,19 @@ def _call(span: dict[str, Any], notes: Notes) -> dict[str, Any] | None:
     status = span.get("status") or {}
     code = (status.get("code") or status.get("status_code")) if isinstance(status, dict) else status
     models = [*(attributes.get(name) for name in _MODEL), span.get("model"), span.get("provided_model_name")]
+    finish = _finish(attributes, messages)
+    own = Notes()
     return {
         "trace": str(trace),
-        "messages": messages,
-        "told": [_told(one) for one in from_chat(messages, Notes())],
+        "messages": from_chat(messages, own),
+        "notes": own,  # of a call that another one continues they do not count
         "policy": next((one for one in models if one), None),
         "agent": attributes.get("gen_ai.agent.name"),
         "tools": _loaded(tools) or _listed_tools(attributes),
         "failed": (code or span.get("status_code")) in (2, "ERROR", "STATUS_CODE_ERROR")
         or span.get("level") == "ERROR",
         "start": str(span.get("startTimeUnixNano") or span.get("start_time") or span.get("startTime") or ""),
-        "finish": _finish(attributes, messages),
+        "finish": finish,
         "scores": span.get("scores") or {},
     }
 
@@ -220,7 +253,7 @@ def _messages(attributes: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
 def _json(text: str, key: str) -> Any:
     """A value from its JSON text. Raises ValueError if it is none."""
     try:
-        return json.loads(text)
+        return _parsed(text)
     except ValueError:
         raise ValueError(f"{key} is no JSON, as {text[:20]!r} shows; export the spans as JSON or Parquet") from None
 
@@ -228,10 +261,17 @@ def _json(text: str, key: str) -> Any:
 def _loaded(value: Any) -> Any:
     if isinstance(value, str):
         try:
-            return json.loads(value)
+            return _parsed(value)
         except ValueError:
             return None
     return value
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return from_json(text, cache_strings="keys")
+    except ValueError:  # for instance half a surrogate pair
+        return json.loads(text)
 
 
 def _part_texts(parts: list[Any], notes: Notes) -> str:
@@ -316,9 +356,11 @@ def _loose(value: Any, role: str, notes: Notes) -> list[dict[str, Any]]:
 
 def _conversations(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The calls that no other call of the trace continues or repeats, in the order they began."""
+    if len(calls) == 1:
+        return calls
     kept: list[tuple[list[str], dict[str, Any]]] = []
     for call in sorted(calls, key=lambda one: -len(one["messages"])):
-        texts = call["told"]
+        texts = [_told(one) for one in call["messages"]]
         if not any(long[: len(texts)] == texts for long, _ in kept):
             kept.append((texts, call))
     return sorted((call for _, call in kept), key=lambda one: one["start"])
@@ -344,8 +386,9 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Row:
+    source.notes.add(call["notes"])
     return make_row(
-        _joined(from_chat(call["messages"], source.notes)),
+        _joined(call["messages"]),
         source="otel",
         trajectory_id=f"{trace}-{segment}",
         episode_id=trace,

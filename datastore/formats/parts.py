@@ -1,9 +1,12 @@
 """Files cut into parts that can be read on their own."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from datastore.formats.source import Source, Span
+import numpy as np
+
+from datastore.formats.source import BUFFER, Row, Source, Span
 
 if TYPE_CHECKING:
     from datastore.formats.workers import File
@@ -11,6 +14,9 @@ if TYPE_CHECKING:
 PART_SIZE = 2**22
 """Bytes of files in a part, about."""
 MOST_FILES = 256
+
+Cut: TypeAlias = Callable[[Source], Iterator[Span] | None]
+"""Gives parts of a file that can be read on their own, None if it has none."""
 
 
 class Part(NamedTuple):
@@ -60,6 +66,51 @@ def lines(source: Source) -> Iterator[Span]:
             stop += size
     if start < stop:
         yield Span(start, stop, before)
+
+
+def between(source: Source, keys: Callable[[bytes], Iterable[bytes]]) -> Iterator[Span] | None:
+    """Parts of JSON Lines between which no group of lines is open; ``keys`` gives the groups that a line belongs to.
+    None if the file cannot be cut. Memory holds some numbers per line and group."""
+    if source.kind != "lines" or source.compressed:
+        return None
+    ends = array("q", [0])
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    with source.path.open("rb", buffering=BUFFER) as file:
+        for number, line in enumerate(file):
+            ends.append(ends[-1] + len(line))
+            for key in map(hash, keys(line)):
+                first.setdefault(key, number)
+                last[key] = number
+    opened = np.zeros(len(ends), np.int64)
+    np.add.at(opened, np.fromiter(first.values(), np.int64), 1)
+    np.add.at(opened, np.fromiter(last.values(), np.int64), -1)
+    closed = 1 + np.flatnonzero(np.cumsum(opened)[:-1] == 0)
+    return _at(ends, closed.tolist())
+
+
+def _at(ends: Sequence[int], places: Iterable[int]) -> Iterator[Span]:
+    """Spans that end at some of the places, from the ends of all lines."""
+    start = 0
+    for place in places:
+        if ends[place] - ends[start] >= PART_SIZE:
+            yield Span(ends[start], ends[place], start)
+            start = place
+    if ends[start] < ends[-1]:
+        yield Span(ends[start], ends[-1], start)
+
+
+def in_parts(source: Source, cut: Cut, read: Callable[[Source], Iterator[Row]]) -> Iterator[Row]:
+    """The rows of a file, read part by part, so that memory holds one part."""
+    if source.span or source.path.stat().st_size <= PART_SIZE:
+        yield from read(source)
+        return
+    try:
+        for span in cut(source) or [None]:
+            source.span = span
+            yield from read(source)
+    finally:
+        source.span = None
 
 
 def _row_groups(source: Source) -> Iterator[Span] | None:

@@ -6,12 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from format_rows import KINDS
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis import strategies as st
 
 from datastore.errors import StoreError
@@ -67,15 +68,16 @@ def same(name: str, paths: list[Path], quarantine: bool = False) -> Found:
 
 @pytest.mark.parametrize("name", CUT)
 def test_parts_of_a_file_give_the_rows_of_the_whole(name: str, tmp_path: Path) -> None:
-    path = tmp_path / f"rows{FORMATS[name].suffix or '.jsonl'}"
+    suffix = FORMATS[name].suffix or ("" if name == "huggingface" else ".jsonl")
+    path = tmp_path / f"rows{suffix}"
     write = FORMATS[name].write
     assert write
-    write(ROWS * (120 if path.suffix == ".parquet" else 1), path)
+    write(ROWS * (1 if suffix == ".jsonl" else 120), path)
     if path.suffix == ".jsonl":
         path.write_text(path.read_text() * 3)
     spans = FORMATS[name].cut
     assert spans
-    assert path.is_dir() or len(list(spans(Source(path)) or [])) > 1
+    assert len(list(spans(Source(path)) or [])) > 1
     assert same(name, [path]).rows
 
 
@@ -159,3 +161,41 @@ def test_rows_of_two_processes_reach_the_buffer_as_objects(tmp_path: Path) -> No
     path.write_text((json.dumps(GOOD) + "\n") * 200)
     tables = [batch.table for batch in read_files([File(Source(path), FORMATS["openai-chat"])])]
     assert [Trajectory.model_validate(row).prompt for row in pa.concat_tables(tables).to_pylist()] == ["who?"] * 200
+
+
+def spans(number: int, trace: int) -> dict[str, Any]:
+    said = [{"role": "user", "content": f"{number % 7} who?"}, {"role": "assistant", "content": "Ann " * (number % 5)}]
+    attributes = {"gen_ai.input.messages": json.dumps(said[:1]), "gen_ai.output.messages": json.dumps(said[1:])}
+    return {"context": {"trace_id": f't"{trace}'}, "attributes": attributes, "start_time": str(number)}
+
+
+def observed(number: int, trace: int) -> dict[str, Any]:
+    one = {"id": f"o{number}", "type": "GENERATION", "input": f"{number} who?", "output": "Ann", "traceId": f"t{trace}"}
+    return one if number % 3 else {"observations": [one | {"id": f"x{number}"}], "id": f"t{trace}"}
+
+
+def session(number: int, trace: int) -> dict[str, Any]:
+    if number % 11 == 0:
+        return {"type": "system", "subtype": "compact_boundary", "sessionId": f"s{trace}"}
+    kind = "assistant" if number % 2 else "user"
+    message = {"role": kind, "content": f'{number} says "sessionId": "s0"', "id": f"m{number}"}
+    line = {"type": kind, "message": message, "sessionId": f"s{trace}", "isSidechain": number % 5 == 0}
+    return line if number % 13 else {"type": "summary", "leafUuid": "x"}
+
+
+@pytest.mark.parametrize(("name", "record"), [("otel", spans), ("otel", observed), ("claude-code", session)])
+@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(gaps=st.lists(st.sampled_from([0] * 12 + [3, 9]), min_size=200, max_size=200))
+def test_groups_of_lines_are_never_cut(name: str, record: Any, gaps: list[int]) -> None:
+    """Some lines of a group stand among those of the next ones."""
+    order = sorted(range(200), key=lambda number: number + gaps[number])
+    lines = [json.dumps(record(number, number // 4)) + "\n" for number in order]
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "rows.jsonl"
+        path.write_text(json.dumps(record(1, 0)) + "\n" + "".join(lines))
+        cut = FORMATS[name].cut
+        assert cut
+        target(len(list(cut(Source(path)) or [])))
+        one = same(name, [path])
+        patch.setattr(parts, "PART_SIZE", 10**9)
+        assert Found(name, [path], False, together=False).everything() == one.everything()

@@ -198,34 +198,26 @@ class Source:
             yield self.record
 
     def _lines(self) -> Iterator[Any]:
-        with self._part() if self.span else self._bytes() as file:
-            lines = enumerate(file, self.span.before + 1 if self.span else 1)
-            while True:
-                try:
-                    number, line = next(lines, (0, b""))
-                except (OSError, EOFError, zlib.error) as error:
-                    raise StoreError(f"{self.name} cannot be read: {error}") from None
-                if not number:
-                    return
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                self.read_to += len(line)
-                try:
-                    record = from_json(line, cache_strings="keys")
-                except ValueError as error:
-                    if line.isspace() or not line:
+        try:
+            with self._bytes() as file:
+                lines = _within(file, self.span) if self.span else file
+                for number, line in enumerate(lines, self.number + 1):
+                    if number == 1:
+                        line = line.removeprefix(codecs.BOM_UTF8)
+                    self.read_to += len(line)
+                    try:
+                        record = from_json(line, cache_strings="keys")
+                    except ValueError as error:
+                        if line.isspace() or not line:
+                            continue
+                        self.number = number
+                        reason = _utf8_fault(line) or _not_json(error)
+                        self.notes.refuse(self.place, reason, line.decode(errors="replace"))
                         continue
-                    self.number = number
-                    self.notes.refuse(self.place, _utf8_fault(line) or _not_json(error), line.decode(errors="replace"))
-                    continue
-                self.number, self.record = number, record
-                yield record
-
-    def _part(self) -> IO[bytes]:
-        assert self.span
-        with self.path.open("rb") as file:
-            file.seek(self.span.start)
-            return io.BytesIO(file.read(self.span.stop - self.span.start))
+                    self.number, self.record = number, record
+                    yield record
+        except (OSError, EOFError, zlib.error) as error:
+            raise StoreError(f"{self.name} cannot be read: {error}") from None
 
     def _cells(self) -> Iterator[Any]:
         import csv
@@ -301,6 +293,16 @@ class Source:
 
     def _chars(self) -> Chars:
         return Chars(self.text())
+
+
+def _within(file: IO[bytes], span: Span) -> Iterator[bytes]:
+    """The lines of a span."""
+    left = span.stop - file.seek(span.start)
+    for line in file:
+        yield line
+        left -= len(line)
+        if left <= 0:
+            return
 
 
 def _utf8_fault(line: bytes) -> str | None:

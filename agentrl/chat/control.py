@@ -1,7 +1,10 @@
 """Text of users and tools that spells a control token: it stays text."""
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from schemas.trajectory import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,10 +28,15 @@ class ControlTokens:
 
     def divided(self, text: str) -> str:
         """``text`` with :data:`SPLIT` after the first character of each control token that it spells."""
-        places = [one.start() for one in self._begins.finditer(text) if text.startswith(self._texts, one.start())]
-        for place in reversed(places):
-            text = f"{text[: place + 1]}{SPLIT}{text[place + 1 :]}"
-        return text
+        found = self._begins.finditer(text)
+        places = [one.start() + 1 for one in found if text.startswith(self._texts, one.start())]
+        return SPLIT.join(text[start:end] for start, end in pairwise([0, *places, len(text)]))
+
+    def heard(self, message: Message) -> Message:
+        """A message to the policy, whose text spells no control token as a whole."""
+        parts = {"content": message.content, "name": message.name, "tool_call_id": message.tool_call_id}
+        changed = {name: self.divided(text) for name, text in parts.items() if text}
+        return message.model_copy(update=changed)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``; what :meth:`divided` marked becomes ordinary tokens."""

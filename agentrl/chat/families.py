@@ -4,7 +4,6 @@ import json
 from functools import cache
 from typing import Any, get_args
 
-from agentrl.chat.control import SPLIT
 from agentrl.chat.hermes import Parsed
 from agentrl.chat.probes import NEXT_QUESTION, PROBES, Probe
 from agentrl.chat.readers import as_text, broken
@@ -51,15 +50,15 @@ class Family:
 
     def between(self, prompt: list[int], turn: list[int], messages: list[Message], tools: str) -> list[int]:
         """See :class:`agentrl.chat.codec.Bridge`."""
-        texts = [message.model_copy(update={"content": self.control.divided(message.content)}) for message in messages]
-        bridged = self.renderer.bridge_to_next_turn(prompt, turn, [native(one) for one in texts], tools=_tools(tools))
+        heard = [self.control.heard(message) for message in messages]
+        bridged = self.renderer.bridge_to_next_turn(prompt, turn, [native(one) for one in heard], tools=_tools(tools))
         if bridged is None:
             raise ValueError(
                 f"the dialect {self.name} cannot go on after {self.tokenizer.decode(turn[-20:])!r} without changing it:"
                 " the turn ended inside its reasoning, or a message has a role that this family does not know"
             )
         new = bridged.token_ids[len(prompt) + len(turn) :]
-        if any(SPLIT in one.content for one in texts):  # renderers encode what text spells as control tokens
+        if heard != messages:  # renderers encode what text spells as control tokens
             return self.control.encode(str(self.tokenizer.decode(new, skip_special_tokens=False)))
         return new
 

@@ -182,9 +182,9 @@ class Template:
         """A message as chat templates expect it."""
         if message.tool_calls and not self.writes_calls and not self.native:
             return {"role": message.role.value, "content": format_assistant(message)}
-        out = native(message, self.text_arguments)
         if message.role is not Role.ASSISTANT:
-            out["content"] = self.control.divided(message.content)
+            return native(self.control.heard(message))
+        out = native(message, self.text_arguments)
         if message.reasoning and not (self.writes_reasoning or self.native):
             del out["reasoning_content"]
             out["content"] = f"{THOUGHT}{message.reasoning}</think>\n{message.content}"

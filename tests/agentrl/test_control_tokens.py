@@ -23,8 +23,9 @@ def written(codec: ChatCodec, conversation: list[Message], tools: str = TOOLS) -
 
 
 def conversation(name: str, text: str) -> list[Message]:
-    """``text`` as what a user says, in the opening and later, and as a tool's answer if the template writes calls."""
-    calls = [says("", FIND), answers(FIND, text)] if name in CALLS else []
+    """``text`` as what a user says, in the opening and later, and as a tool's answer and name if the template writes calls."""
+    answer = answers(FIND, text).model_copy(update={"name": text})
+    calls = [says("", FIND), answer] if name in CALLS else []
     return [user(text), *calls, says("So."), user(text), says("Fine.")]
 
 
@@ -37,7 +38,7 @@ def test_a_control_token_that_a_user_or_a_tool_spells_stays_text(name: str) -> N
     found, text = written(codec, conversation(name, spelled))
     plain, _ = written(codec, conversation(name, "nothing"))
     assert found == plain
-    assert text.count(spelled) == (3 if name in CALLS else 2)
+    assert text.count(spelled) >= (3 if name in CALLS else 2)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma4_v5", "glm4moe", "llama3_2", "lfm2_2_5", "qwen2_5", "phi3"])

@@ -3,7 +3,10 @@ that environment and runs them both ways."""
 
 import asyncio
 import os
+import re
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -243,3 +246,19 @@ def test_what_is_killed_comes_back_with_the_current_weights(policy: Policy, engi
         assert len(session.ids) == 3 + 200
         assert [span.version for span in session.spans] == [version]
         assert mean_gap(session.logprobs[3:], recomputed(other, session.ids)[2:]) <= TOLERANCE
+
+
+@pytest.mark.skipif(not IN_PROCESS, reason="the example imports vLLM: `make test-vllm` runs it where that is installed")
+def test_a_model_folder_answers_in_transformers_and_in_vllm_as_the_page_shows(policy: Policy, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
+    found = re.search(r"```python\n(# ask.py.*?)```.*?```console\n\$ [^\n]*FOLDER \"(.*?)\"\n(.*?)```", page, re.DOTALL)
+    assert found
+    code, question, shown = found.groups()
+    (tmp_path / "ask.py").write_text(code)
+    policy.save(tmp_path / "model")
+    command = [sys.executable, str(tmp_path / "ask.py"), str(tmp_path / "model"), question]
+    env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    said = [line for line in ran.stdout.splitlines() if line.startswith(("transformers: ", "vLLM: "))]
+    assert said == shown.splitlines()

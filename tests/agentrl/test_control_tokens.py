@@ -23,9 +23,8 @@ def written(codec: ChatCodec, conversation: list[Message], tools: str = TOOLS) -
 
 
 def conversation(name: str, text: str) -> list[Message]:
-    """``text`` as what a user says, in the opening and later, and as a tool's answer and name if the template writes calls."""
-    answer = answers(FIND, text).model_copy(update={"name": text})
-    calls = [says("", FIND), answer] if name in CALLS else []
+    """``text`` as what a user says, in the opening and later, and as a tool's answer if the template writes calls."""
+    calls = [says("", FIND), answers(FIND, text)] if name in CALLS else []
     return [user(text), *calls, says("So."), user(text), says("Fine.")]
 
 
@@ -38,7 +37,7 @@ def test_a_control_token_that_a_user_or_a_tool_spells_stays_text(name: str) -> N
     found, text = written(codec, conversation(name, spelled))
     plain, _ = written(codec, conversation(name, "nothing"))
     assert found == plain
-    assert text.count(spelled) >= (3 if name in CALLS else 2)
+    assert text.count(spelled) == (3 if name in CALLS else 2)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma4_v5", "glm4moe", "llama3_2", "lfm2_2_5", "qwen2_5", "phi3"])
@@ -49,6 +48,16 @@ def test_no_text_makes_control_tokens(name: str, data: st.DataObject) -> None:
     texts = st.sampled_from([*control(codec).values(), "<", "|", ">", "<|", "end|>", "im_", "/", " ", "\n", "Rome"])
     text = f"x{''.join(data.draw(st.lists(texts, max_size=12)))}x"
     assert written(codec, conversation(name, text))[0] == written(codec, conversation(name, "nothing"))[0]
+
+
+def test_the_name_of_a_tool_makes_no_control_token() -> None:
+    """Gemma's answers begin with it, and a policy may call any name."""
+    codec = codec_of("gemma4_v5")
+    prompt, turn = codec.opening([user("Where?")], TOOLS), codec.assistant(says("", FIND))
+    named = [answers(FIND, "Rome").model_copy(update={"name": name}) for name in ("find<turn|>", "find")]
+    odd, plain = (codec.observations([one], prompt, turn, TOOLS) for one in named)
+    assert [one for one in odd if one in control(codec)] == [one for one in plain if one in control(codec)]
+    assert "find<turn|>" in codec.template.tokenizer.decode(odd)
 
 
 @pytest.mark.parametrize("name", ["search_r1", "retool"])

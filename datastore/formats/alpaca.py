@@ -24,15 +24,16 @@ def fits(head: Any) -> int:
 
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(line, _KNOWN)
         opening = [{"role": "system", "content": line["system"]}] if line.get("system") else []
         for asked, said in line.get("history") or []:
             texts = [text_of(one, source.notes, "history.") for one in (asked, said)]
             opening += [{"role": "user", "content": texts[0]}, {"role": "assistant", "content": texts[1]}]
         asked = "\n".join(part for part in (line["instruction"], line.get("input") or "") if part)
         opening.append({"role": "user", "content": asked})
+        paired = "chosen" in line
+        source.notes.rest(line, _KNOWN - {"output", "kto_tag"} if paired else _KNOWN - {"rejected"})
         sides = [("output", source.notes.outcome(line, "kto_tag"))]
-        if "output" not in line:
+        if paired:
             sides = [("chosen", True), ("rejected", False)]
         for index, (key, success) in enumerate(sides):
             yield make_row(

@@ -104,8 +104,10 @@ def _agent_step(step: dict[str, Any], message: Message, row: Trajectory) -> None
             "completion_tokens": message.token_end - message.token_start,
             "prompt_token_ids": row.input_ids[: message.token_start],
             "completion_token_ids": row.input_ids[message.token_start : message.token_end],
-            "logprobs": finite(row.logprobs[message.token_start : message.token_end]),
         }
+        logprobs = finite(row.logprobs[message.token_start : message.token_end])
+        if None not in logprobs:  # ATIF has no gap among them; ``extra.tokens`` has
+            step["metrics"]["logprobs"] = logprobs
 
 
 def _span(message: Message) -> list[int] | None:

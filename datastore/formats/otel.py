@@ -1,7 +1,7 @@
 """Spans of OpenTelemetry for generative AI: OTLP JSON (``resourceSpans``), span rows as Phoenix exports them
 (``context.trace_id``, ``attributes``; OpenInference's ``llm.input_messages``), and Langfuse's observations
-(``traceId``, ``type: GENERATION``), also inside a trace with ``observations``. JSON Lines, an array, a document,
-Parquet, or CSV whose cells are JSON. Read only.
+(``traceId``, ``type: GENERATION``), also inside a trace with ``observations`` or a response with ``data``. JSON
+Lines, an array, a document, Parquet, or CSV whose cells are JSON. Read only.
 
 A trace is a row. It is made of the model call with the most messages, which is the last turn: its input holds the
 conversation before it. Calls that no longer one continues (a subagent, another prompt, another answer) are segments
@@ -66,6 +66,8 @@ def fits(head: Any) -> int:
         return 0
     if "resourceSpans" in head or "resource_spans" in head:
         return 3
+    if isinstance(head.get("data"), list) and head["data"]:  # a response of Langfuse's or Phoenix's API
+        return fits(head["data"][0])
     if isinstance(head.get("observations"), list) and "id" in head:
         return 2 if not head["observations"] or _is_observation(head["observations"][0]) else 0
     if _is_observation(head):
@@ -129,6 +131,10 @@ def _spans(record: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
             for scope in group.get("scopeSpans") or group.get("scope_spans") or []:
                 notes.rest(scope, frozenset({"spans"}), "scope.")
                 yield from scope.get("spans") or []
+    elif isinstance(record.get("data"), list):
+        notes.rest(record, frozenset({"data"}))
+        for one in record["data"]:
+            yield from _spans(one, notes)
     elif "observations" in record:
         notes.rest(record, _KNOWN_TRACE)
         scores = {}

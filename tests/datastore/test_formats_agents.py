@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from format_files import CALL, TALK, Read, shape
+from format_rows import hard
 
+from datastore.formats import FORMATS
+from datastore.formats.source import Source
 from schemas.trajectory import Termination
 
 
@@ -172,3 +175,15 @@ def test_claude_code_sessions(tmp_path: Path) -> None:
     assert (helper.agent, after.messages[0].content) == ("subagent", "again")
     lines_of = {"lines of type summary": 1, "lines of type system": 1}
     assert read.notes.ignored == {**lines_of, "toolUseResult": 1, "uuid": 7}
+
+
+def test_what_we_write_as_atif_has_no_gap_among_log_probs(tmp_path: Path) -> None:
+    """Harbor's validator takes numbers alone; the gap comes back from ``extra.tokens``."""
+    row = hard(0)  # the second token of its first action has no log-prob
+    assert FORMATS["atif"].write
+    FORMATS["atif"].write([row], tmp_path / "out")
+    [path] = (tmp_path / "out").iterdir()
+    metrics = [step["metrics"] for step in json.loads(path.read_text())["steps"] if "metrics" in step]
+    assert ["logprobs" in one for one in metrics] == [False, True]
+    [back] = FORMATS["atif"].read(Source(path))
+    assert json.dumps(back.logprobs) == json.dumps(row.logprobs)

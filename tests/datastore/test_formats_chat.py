@@ -153,3 +153,10 @@ def test_a_reader_names_the_record_and_the_key(tmp_path: Path) -> None:
         path.write_text(json.dumps(record) + "\n")
         with pytest.raises(StoreError, match=expected):
             list(FORMATS[name].read(Source(path)))
+
+
+def test_alpaca_says_what_it_lacks_and_leaves_nothing_out_in_silence(tmp_path: Path) -> None:
+    both = {"instruction": "add", "output": "3", "chosen": "3", "rejected": "4"}
+    read = Read(tmp_path, "alpaca", [both, {"instruction": "add"}], ".jsonl")
+    assert [one.success for one in read.rows] == [True, False]
+    assert (read.notes.ignored, read.notes.unreadable[0].reason) == ({"output": 1}, "lacks 'output'")

@@ -99,6 +99,8 @@ def test_tools_and_scores_of_langfuse(tmp_path: Path) -> None:
     assert [(part.name, part.value) for part in read.row.reward_components] == [("good", 0.5)]
     assert (read.row.reward, read.row.episode_id) == (None, "t")
     assert read.notes.ignored == {"id": 1, "name": 1, "input.n": 1, "scores.note": 1}
+    answered = Read(tmp_path, "otel", {"data": [one], "meta": {"cursor": "x"}})  # a response of the API
+    assert (shape(answered.row), answered.notes.ignored["meta"]) == (TALK[:2], 1)
 
 
 def test_observations_in_csv(tmp_path: Path) -> None:

@@ -124,6 +124,10 @@ def _row(source: Source, header: dict[str, Any], sample: dict[str, Any]) -> Row:
     notes.rest(sample, _KNOWN, "samples.")
     about = header.get("eval") or {}
     stored = sample.get("attachments") or {}
+    if stored:  # those of what is not carried
+        text = json.dumps([sample["messages"], sample.get("input")])
+        if unused := sum(key not in text for key in stored):
+            notes.ignored["samples.attachments"] += unused
     messages, errors = _messages(_restored(sample["messages"], stored), source)
     scores = sample.get("scores") or ({"score": sample["score"]} if sample.get("score") else {})
     parts = dict(_values(scores, notes))

@@ -99,7 +99,7 @@ SAMPLE: dict[str, Any] = {
         {"role": "assistant", "content": "She is in Rome."},
     ],
     "scores": {"match": {"value": "C"}},
-    "attachments": {"a1": "in Rome"},
+    "attachments": {"a1": "in Rome", "a2": "of an event"},
     "limit": {"type": "token", "limit": 10},
     "events": [{"event": "x"}],
 }
@@ -113,7 +113,7 @@ def test_inspect_documents_and_archives(tmp_path: Path) -> None:
     assert (row.reward, row.success, row.termination, row.n_tool_errors) == (1.0, True, Termination.MAX_TOKENS, 1)
     assert (row.policy, row.env, row.sample_index, row.messages[1].reasoning) == ("m", "geo", 1, "hm")
     messages = {"samples.messages.source": 1, "samples.messages.error.type": 1}
-    rest = {"samples.target": 1, "samples.limit.limit": 1, "samples.events": 1, "status": 1}
+    rest = {"samples.target": 1, "samples.limit.limit": 1, "samples.events": 1, "samples.attachments": 1, "status": 1}
     assert read.notes.ignored == messages | rest
     path = tmp_path / "log.eval"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

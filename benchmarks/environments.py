@@ -49,6 +49,7 @@ FAMILIES = [
     Family("shop"),
     Family("service"),
     Family("office"),
+    Family("research", drawn='research{"size": 5000}'),  # more datasets have more questions
 ]
 
 

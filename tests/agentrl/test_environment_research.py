@@ -1,0 +1,180 @@
+"""``research``: numbers of a report are in the log, citations were read, and the guards hold."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from agentrl.environments.research import report
+from agentrl.environments.research.environment import MOST, RETRIES, Research
+from agentrl.environments.research.laboratory import FACTORS, NOISE
+from schemas.task import Task
+
+ENV = Research()
+TASKS = ENV.tasks({"train": 200}, 0)["train"]
+
+
+def meta(task: Task) -> dict[str, Any]:
+    return json.loads(task.metadata)
+
+
+def of_level(level: int, agrees: bool | None = None) -> Task:
+    """A task whose paper names the right value, or not."""
+    return next(
+        task
+        for task in TASKS
+        if task.level == level
+        and (agrees is None or (paper_of(task).best == json.loads(task.ground_truth)) == agrees)
+        and meta(task)["factor"] != "batch"
+    )
+
+
+def paper_of(task: Task) -> Any:
+    return ENV.lab.about[meta(task)["dataset"], meta(task)["factor"]]
+
+
+def study(task: Task, *calls: Any, then: bool = False) -> tuple[list[Any], Any]:
+    """The answers to calls as (tool, arguments), and the score; ``then`` the expert goes on to the end."""
+
+    async def go() -> tuple[list[Any], Any]:
+        episode = await ENV.reset(task)
+        steps = [await episode.step(episode.calling(name, **arguments)) for name, arguments in calls]
+        while then and not episode.done:
+            steps.append(await episode.step(episode.advise()))
+        return steps, await episode.score()
+
+    return asyncio.run(go())
+
+
+def experiment(task: Task, value: int, seed: int = 0, **more: int) -> Any:
+    settings = {meta(task)["factor"]: value, "batch": 8, **more}
+    return ("run_experiment", {"dataset": meta(task)["dataset"], "settings": settings, "seed": seed})
+
+
+def text(step: Any) -> str:
+    return step.messages[0].content
+
+
+def test_the_truth_of_a_task_is_what_experiments_show() -> None:
+    for task in TASKS:
+        values = meta(task)["values"]
+        if values:
+            factor = ENV.lab.means[meta(task)["dataset"]][meta(task)["factor"]]
+            effects = sorted((factor[value] for value in values), reverse=True)
+            assert effects[0] - effects[1] > 4 * NOISE, "noise does not hide what is best"
+            assert factor[json.loads(task.ground_truth)] == effects[0]
+        else:
+            assert json.loads(task.ground_truth) == paper_of(task).best
+
+
+def test_the_reward_of_a_whole_study() -> None:
+    _, score = study(of_level(4), then=True)
+    values = {component.name: component.value for component in score.components}
+    assert values["quality"] == values["correctness"] == values["novelty"] == values["format"] == 1
+    assert score.success
+    assert score.reward == pytest.approx(0.85 + 0.15 * values["efficiency"])
+    assert study(of_level(4))[1].reward == 0, "nothing was handed in"
+
+
+def test_invented_numbers_and_citations_are_no_success() -> None:
+    task = of_level(3, agrees=True)
+    expert = study(task, then=True)[1].state["report"]
+    steps, _ = study(task, then=True)
+    for section, invented in [("results", "and 99.9"), ("introduction", "see [P9999]")]:
+        calls = [("search", {"query": paper_of(task).title}), ("read", {"paper": paper_of(task).number})]
+        calls += [("plan", {"hypothesis": json.loads(task.ground_truth)})]
+        calls += [experiment(task, value) for value in meta(task)["values"]]
+        calls += [("analyse", {"factor": meta(task)["factor"]})]
+        for name, said in expert.items():
+            calls.append(("write", {"section": name, "text": said + (f" {invented}" if name == section else "")}))
+        _, score = study(task, *calls, ("submit", {}))
+        assert not score.success
+        assert score.state["violations"] == [invented.split()[-1].strip("[]")]
+    assert text(steps[-1]) == "submitted"
+
+
+def test_a_guess_without_experiments_is_not_correct() -> None:
+    task = of_level(2)
+    conclusion = ("write", {"section": "conclusion", "text": f"The best is {json.loads(task.ground_truth)}."})
+    _, score = study(task, conclusion, ("submit", {}))
+    values = {component.name: component.value for component in score.components}
+    assert (score.success, values["correctness"], values["quality"]) == (False, 0.0, 0.25)
+
+
+def test_experiments_that_differ_in_more_than_the_factor_do_not_count() -> None:
+    task = of_level(2)
+    first, second = meta(task)["values"]
+    other = next(name for name in FACTORS if name not in ("batch", meta(task)["factor"]))
+    calls = [
+        ("plan", {"hypothesis": first}),
+        experiment(task, first),
+        experiment(task, second, **{other: FACTORS[other][0]}),
+        ("analyse", {"factor": meta(task)["factor"]}),
+    ]
+    steps, _ = study(task, *calls)
+    compared = text(steps[-1]).partition(";")[0]
+    assert not (f"{first}: " in compared and f"{second}: " in compared)
+
+
+def test_an_experiment_that_fails_is_tried_again_three_times_at_most() -> None:
+    dataset, (factor, value) = next(iter(ENV.lab.heavy.items()))
+    heavy = ("run_experiment", {"dataset": dataset, "settings": {factor: value, "batch": 64}})
+    steps, _ = study(TASKS[0], ("plan", {"hypothesis": 1}), *[heavy] * (RETRIES + 2))
+    said = [text(step) for step in steps[1:]]
+    assert said[: RETRIES + 1] == ["out of memory; batch 8 needs less"] * (RETRIES + 1)
+    assert said[-1] == f"this has failed {RETRIES + 1} times; change the settings"
+
+
+def test_a_contradicted_hypothesis_is_revised_and_a_contradicted_paper_cited() -> None:
+    task = of_level(3, agrees=False)
+    right = json.loads(task.ground_truth)
+    wrong = next(value for value in meta(task)["values"] if value != right)
+    paper = paper_of(task)
+    steps, _ = study(
+        task,
+        ("read", {"paper": paper.number}),
+        ("plan", {"hypothesis": wrong}),
+        *[experiment(task, value) for value in meta(task)["values"]],
+        ("analyse", {"factor": meta(task)["factor"]}),
+        ("submit", {}),
+        ("plan", {"hypothesis": right}),
+        ("write", {"section": "conclusion", "text": f"It is {right}."}),
+        ("submit", {}),
+        ("write", {"section": "conclusion", "text": f"It is {right}, against [{paper.number}]."}),
+        ("submit", {}),
+    )
+    assert f"this contradicts the hypothesis {wrong}" in text(steps[-7])
+    assert text(steps[-6]) == "the analysis contradicts the hypothesis; revise the plan first"
+    assert text(steps[-3]) == f"the conclusion contradicts {paper.number}, which was read; cite it there"
+    assert (text(steps[-1]), steps[-1].done) == ("submitted", True)
+
+
+def test_steps_are_rewarded_up_to_a_cap() -> None:
+    task = of_level(4)
+    calls = [("plan", {"hypothesis": 1})] + [experiment(task, meta(task)["values"][0], seed) for seed in range(6)]
+    steps, _ = study(task, *calls, calls[-1])
+    assert [step.reward for step in steps] == pytest.approx([None, 0.1, 0.1, 0.1, 0, 0, 0, None])
+    errors, _ = study(task, *[("read", {"paper": "P0"})] * 9)
+    assert sum(step.reward for step in errors) == pytest.approx(-MOST)
+    refused, _ = study(task, experiment(task, 1))
+    assert text(refused[0]) == "there is no plan; state a hypothesis first"
+
+
+@pytest.mark.parametrize(
+    ("conclusion", "named"),
+    [
+        ("The best is 4, as [P12].", {4}),
+        ("4 or 6.", {4, 6}),
+        ("On alma-4 it is 12.", {12}),
+        ("An accuracy of 4.5.", set()),
+        ("", set()),
+    ],
+)
+def test_what_a_conclusion_names(conclusion: str, named: set[int]) -> None:
+    assert report.concluded({"conclusion": conclusion}, (2, 4, 6, 12)) == named
+
+
+def test_numbers_of_a_report() -> None:
+    assert report.numbers("4: 63.2, 6: 61.0; see [P3] and 2.5x") == {"63.2", "61.0"}
+    assert report.invented_numbers({"results": "63.2 and 61.1."}, {"63.2"}) == {"61.1"}

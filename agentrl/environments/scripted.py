@@ -115,7 +115,7 @@ def _value(schema: Mapping[str, Any], known: Mapping[str, Any], words: list[str]
         return {name: _value(one, known, words, random) for name, one in schema.get("properties", {}).items()}
     if kind == "array":
         return [_value(schema.get("items", {}), known, words, random) for _ in range(random.randint(0, 3))]
-    numbers = [int(word) for word in words if word.isdigit()] or [1]
+    numbers = [int(number) for word in words for number in re.findall(r"[0-9]+", word)[:1]] or [1]
     simple = {"boolean": random.random() < 0.5, "integer": random.choice(numbers), "null": None}
     if kind == "number":
         return float(random.choice(numbers))

@@ -1,0 +1,64 @@
+"""A family of one's own uses the ground of ours, as docs/families.md shows it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datastore import TrajectoryBuffer
+from datastore.catalog import Catalog
+from pipelines.execute import job_of, perform
+from pipelines.load import load
+from pipelines.plan import Plan, Status, make_plan
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_family"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    before = list(sys.path)
+    yield Path(shutil.copytree(EXAMPLE, tmp_path / "example"))
+    sys.path[:] = before
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_family"]:
+        del sys.modules[name]
+
+
+def planned(folder: Path) -> Plan:
+    store = str(folder / "store")
+    return make_plan(load(str(folder / "pipeline.yaml"), settings=["stages.warm.with.steps=2"]), Catalog(store), store)
+
+
+def test_the_example_runs_with_faults_and_an_edit_of_the_ground_re_runs_it(folder: Path) -> None:
+    plan = planned(folder)
+    for name in ("tasks", "expert"):
+        perform(job_of(plan.steps[name], plan, "r"))
+    rows = TrajectoryBuffer(folder / "store").scan().select("env", "n_tool_errors", "success").collect()
+    assert set(rows["env"]) == {'my_family.safe:Safes{"faults": {"timeout": 0.1}, "levels": [4], "lowest": 3}'}
+    assert sum(rows["n_tool_errors"]) > 0
+    assert 0 < sum(rows["success"]) < len(rows)
+    again = planned(folder)
+    assert again.steps["expert"].status is Status.CACHED
+    reached = set(again.steps["expert"].ingredients.code)
+    assert {"my_family/safe.py", "agentrl/environments/family.py", "agentrl/environments/faults.py"} <= reached
+    assert not {"agentrl/environments/rooms/environment.py", "agentrl/environments/office/environment.py"} & reached
+    source = folder / "my_family" / "safe.py"
+    source.write_text(source.read_text().replace("2**level", "2**level - 1"))
+    assert planned(folder).steps["expert"].reasons[0] == "code my_family/safe.py changed"
+
+
+def test_the_page_shows_the_example_as_it_is() -> None:
+    page = (ROOT / "docs" / "families.md").read_text()
+    for name in ("my_family/safe.py", "pipeline.yaml", "test_safe.py"):
+        assert (EXAMPLE / name).read_text() in page, f"{name} differs from the page"
+
+
+def test_its_own_tests_pass(folder: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_safe.py"]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr

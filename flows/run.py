@@ -25,7 +25,9 @@ from flows.server import PrefectServerError, serving, users_server
 from flows.session import RunSession
 from flows.terminal import console
 from pipelines.execute import Outcome
+from pipelines.fields import dotted
 from pipelines.plan import Plan, PlannedStage, Status
+from pipelines.readiness import missing_variables
 from schemas.installation import missing
 from schemas.manifest import Kind, Manifest
 
@@ -116,6 +118,10 @@ def _problems(plan: Plan, prefect: bool) -> list[str]:
         if why := missing(package, extra):
             names = ", ".join(step.name for step in plan.to_run if package in step.node.stage.requires)
             found.append(f"error: stage {names}: {why} (or leave it out, e.g. with --until)")
+    for step in plan.to_run:
+        if not (prefect and step.node.execution.pool):  # workers of a pool have an environment of their own
+            absent = missing_variables(step.node.config, step.node.execution.env)
+            found += [f"error: stage {step.name}: with.{dotted(key)}: {why}" for key, why in absent]
     elsewhere = [step for step in plan.to_run if step.node.execution.pool]
     if elsewhere and prefect and not users_server():
         names = ", ".join(f"{step.name} ({step.node.execution.pool})" for step in elsewhere)

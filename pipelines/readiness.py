@@ -1,5 +1,5 @@
-"""What a run needs besides its pipeline file, looked for before anything runs: optional packages, a chat template, a
-store that can be read and written."""
+"""What a run needs besides its pipeline file, looked for before anything runs: optional packages, environment
+variables, a chat template, a store that can be read and written."""
 
 import json
 import os
@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from datastore.errors import NoBufferError, StoreError
 from datastore.places import LocalPlace, S3Place, place
 from datastore.table import BufferTable
-from pipelines.fields import Key
+from pipelines.fields import Key, leaves
 from pipelines.problems import Origin, Problem
+from pipelines.secrets import is_reference
 from schemas.installation import install_hint, is_installed
 
 EXTRAS: Mapping[str, tuple[str, str]] = {"optimizer.lora": ("peft", "lora"), "deepspeed": ("deepspeed", "deepspeed")}
@@ -29,6 +30,13 @@ def missing_packages(config: BaseModel) -> Iterator[tuple[Key, str]]:
             value = getattr(value, name, None)
         if isinstance(value, BaseModel) and not is_installed(package):
             yield key, f"needs the package {package}, which is not installed: {install_hint(extra)}"
+
+
+def missing_variables(config: BaseModel, env: Mapping[str, str]) -> Iterator[tuple[Key, str]]:
+    """(key, message) of every secret whose environment variable is neither set here nor in ``env``."""
+    for key, marks, value in leaves(config):
+        if "secret" in marks and is_reference(value) and (name := value[2:-1]) not in {**os.environ, **env}:
+            yield key, f"environment variable {name} is not set; export it before the run, or name another"
 
 
 def lacks_template(folder: Path) -> bool:

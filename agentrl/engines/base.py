@@ -156,3 +156,7 @@ class Engine(Protocol):
 
 class EngineError(RuntimeError):
     """An engine failed, which says nothing about an agent or its environment."""
+
+
+class TurnError(EngineError):
+    """One request failed, and others do not: it ends its own episode, as ``infra_error``."""

@@ -118,8 +118,8 @@ class OpenAIConfig(EngineConfig):
     type: Literal["openai"] = "openai"
     model: str = Field(description="the endpoint's name for it")
     base_url: str = Field("https://api.openai.com/v1", description="where the endpoint is")
-    api_key: Annotated[str, Field(pattern=r"^\$\{\w+\}$"), "secret"] = Field(
-        "${OPENAI_API_KEY}", description="${NAME} of an environment variable"
+    api_key: Annotated[Annotated[str, Field(pattern=r"^\$\{\w+\}$")] | None, "secret"] = Field(
+        "${OPENAI_API_KEY}", description="${NAME} of an environment variable; null for a server that asks for none"
     )
     concurrency: int = Field(32, ge=1, description="requests at once")
     requests_per_minute: int | None = Field(None, ge=1, description="sent one after the other, at equal distances")
@@ -144,9 +144,14 @@ class OpenAIConfig(EngineConfig):
             from agentrl.engines.openai import OpenAIEngine
         except ImportError as error:
             raise ValueError(f"engine openai needs {error.name}; {install_hint('openai')}") from None
+        if self.api_key is None:
+            return OpenAIEngine(self, "none")
         name = self.api_key[2:-1]
         if name not in os.environ:
-            raise LookupError(f"environment variable {name} is not set; export it, or name another in engine.api_key")
+            raise LookupError(
+                f"environment variable {name} is not set; export it, name another in engine.api_key, or set it to null "
+                "for a server that asks for none"
+            )
         return OpenAIEngine(self, os.environ[name])
 
 

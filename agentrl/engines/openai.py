@@ -20,13 +20,14 @@ from aiolimiter import AsyncLimiter
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, OpenAIError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
+from agentrl.engines.base import EngineError, Sampling, Session, Turn, TurnError, Weights
 from schemas.trajectory import Message, Role, ToolCall
 
 if TYPE_CHECKING:
     from agentrl.engines.configs import OpenAIConfig
 
 _LONGEST_PAUSE_S = 60.0
+_FAILED_IN_A_ROW = 8  # then it is the endpoint that fails, not a request
 
 
 class _GarbledError(Exception):
@@ -56,6 +57,7 @@ class OpenAIEngine:
         self.config = config
         self.name = config.model
         self.spent = Spent()
+        self._failed = 0
         self._api_key = api_key
         self._replies = _Replies(Path(config.cache).expanduser()) if config.cache else None
         self._client: AsyncOpenAI | None = None
@@ -76,8 +78,8 @@ class OpenAIEngine:
         time_limit: float | None = None,
     ) -> Turn:
         """See :class:`agentrl.engines.base.Engine`; the turn is a message without token ids. It has reached
-        ``max_tokens`` if the endpoint has counted more. Raises EngineError if the endpoint refuses the request, keeps
-        failing, or if the spend cap is reached."""
+        ``max_tokens`` if the endpoint has counted more. Raises TurnError if the endpoint refuses this request or keeps
+        failing with it, and EngineError if it refuses others too, or if the spend cap is reached."""
         request = _request(self.config.model, session, sampling, seed)
         try:
             async with asyncio.timeout(time_limit) as clock:
@@ -125,11 +127,19 @@ class OpenAIEngine:
             reraise=True,
         )
         try:
-            return await retrying(self._once, request)
+            reply = await retrying(self._once, request)
         except (OpenAIError, _GarbledError, ValueError) as error:
             said = str(error) or type(error).__name__
             hint = "; set with.engine.retries higher" if _passes(error) else ""
-            raise EngineError(f"{self.config.model} at {self.config.base_url}: {said[:500]}{hint}") from error
+            what = f"{self.config.model} at {self.config.base_url}: {said[:500]}{hint}"
+            if not _concerns_one_request(error):
+                raise EngineError(what) from error
+            self._failed += 1
+            if self._failed >= _FAILED_IN_A_ROW:
+                raise EngineError(f"{self._failed} requests failed one after the other; the last: {what}") from error
+            raise TurnError(what) from error
+        self._failed = 0
+        return reply
 
     async def _once(self, request: dict[str, Any]) -> dict[str, Any]:
         cap = self.config.max_cost
@@ -262,6 +272,12 @@ def _passes(error: BaseException) -> bool:
     if isinstance(error, APIStatusError):
         return error.status_code in (408, 409, 429) or error.status_code >= 500
     return isinstance(error, APIConnectionError | _GarbledError)
+
+
+def _concerns_one_request(error: BaseException) -> bool:
+    """Whether others may succeed: a prompt may be too long, refused by a filter, or answered with what a server cannot
+    parse."""
+    return _passes(error) or (isinstance(error, APIStatusError) and error.status_code in (400, 413, 422))
 
 
 def _pause(state: RetryCallState) -> float:

@@ -10,7 +10,7 @@ from itertools import count
 from typing import TypeVar
 
 from agentrl.chat.codec import ChatCodec
-from agentrl.engines.base import Engine, Sampling, Session, Turn
+from agentrl.engines.base import Engine, Sampling, Session, Turn, TurnError
 from agentrl.engines.streams import stream
 from agentrl.environments.adapted import AdaptedEpisode
 from agentrl.environments.base import (
@@ -106,7 +106,8 @@ class _EnvironmentError(Exception):
 
 @dataclass
 class EpisodeRun:
-    """An episode under way, and what came of it. ``error`` is the traceback of an environment that failed."""
+    """An episode under way, and what came of it. ``error`` is the traceback of an environment that failed, or what the
+    engine said of a request that did."""
 
     act: Act
     environment: Environment
@@ -127,7 +128,8 @@ class EpisodeRun:
         return self.session.messages
 
     async def run(self) -> None:
-        """Play the episode to its end and score it. Raises what the engine raises, and nothing of the environment."""
+        """Play the episode to its end and score it. Raises EngineError if the engine fails for others too. Nothing of
+        the environment is raised."""
         episode: Episode | None = None
         ends = time.monotonic() + self.act.limits.episode_s
         try:
@@ -137,6 +139,8 @@ class EpisodeRun:
             self.score = await self._of_environment(episode.score())
         except _EnvironmentError as failure:
             self._fail(failure.__cause__)
+        except TurnError as failure:
+            self.termination, self.error = Termination.INFRA_ERROR, str(failure)
         finally:
             if episode is not None:
                 await self._close(episode)
@@ -306,4 +310,4 @@ class EpisodeRun:
     @property
     def tags(self) -> list[str]:
         counted = [f"{name}:{self.info[name]}" for name in COUNTED if self.info[name]]
-        return counted + ([f"env_error: {self.error}"] if self.error else [])
+        return counted + ([f"{self.termination}: {self.error}"] if self.error else [])

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from contextlib import aclosing
 from typing import Any, Self, TypeVar
 
-from agentrl.engines.base import Engine, Sampling, Weights
+from agentrl.engines.base import Engine, EngineError, Sampling, Weights
 from agentrl.engines.blocking import aside, blocking
 from agentrl.engines.streams import stream
 from agentrl.environments.adapted import Adapted, protocol
@@ -129,7 +129,8 @@ class RolloutRunner:
         self, attempts: Sequence[Attempt], seed: int, ids: Sequence[str], source: str = "model"
     ) -> AsyncGenerator[list[Trajectory], None]:
         """The trajectories of each group when all of them are done, groups in the order in which they finish. Closing
-        the iterator cancels what is under way."""
+        the iterator cancels what is under way. Raises EngineError if the engine fails with more than single requests.
+        """
         if self.policy is not None and self.engine.version != self.policy.version:
             await self.engine.load(Weights(self.policy.version, self.policy.model))
         host: Host = Processes(self.limits.processes) if self.limits.processes else Threads()
@@ -138,6 +139,7 @@ class RolloutRunner:
         act = Act(self.engine, codec, self.sampling, self.limits)
         numbers = iter(range(len(attempts)))
         done: asyncio.Queue[tuple[int, Trajectory]] = asyncio.Queue()
+        refused: list[Trajectory] = []
         rewarded = _Rewarded(attempts, self.rewards, self.counts)
 
         async def work() -> None:
@@ -154,6 +156,9 @@ class RolloutRunner:
             report = _Report(len(attempts), self.on_progress)
             with rare_collections():
                 async for group in _whole_groups(attempts, done, tasks, report):
+                    refused += [row for row in group if row.termination is Termination.INFRA_ERROR]
+                    if len(refused) == len(attempts):
+                        raise EngineError(f"no episode could be sampled; the last ended by {refused[-1].tags[-1]}")
                     yield group
         finally:
             for task in tasks:
@@ -180,7 +185,7 @@ class RolloutRunner:
             await run.run()
         self.counts.update({name: run.info[name] for name in COUNTED if run.info[name]})
         if run.error:
-            self.counts["env_errors"] += 1
+            self.counts[f"{run.termination}s"] += 1
         await self._check_replay(run)
         return self._trajectory(name, run, source)
 

@@ -130,7 +130,7 @@ def rollout_runner(
 
 def secrets_of(configs: "Sequence[EngineConfig | Reward]") -> list[str]:
     """What configs hold as secrets."""
-    return [value for _, marks, value in leaves(configs) if "secret" in marks]
+    return [value for _, marks, value in leaves(configs) if "secret" in marks and value]
 
 
 def record_dialect(context: Context, policy: "Policy | None") -> None:

@@ -76,6 +76,9 @@ class Handler(BaseHTTPRequestHandler):
     def _refused(self, request: dict[str, Any]) -> None:
         self._say(401, {"error": {"message": "no such key"}})
 
+    def _filtered(self, request: dict[str, Any]) -> None:
+        self._say(400, {"error": {"message": "the prompt was refused", "code": "content_filter"}})
+
     def _garbage(self, request: dict[str, Any]) -> None:
         self._send(200, b"<html>we moved</html>", {})
 
@@ -161,6 +164,38 @@ def test_what_does_not_pass_names_the_endpoint_and_the_next_step(endpoint: Endpo
     endpoint.plan = ["broken"] * 9
     with pytest.raises(EngineError, match=r"oops.*set with.engine.retries higher"):
         play(endpoint, retries=1)
+
+
+def test_a_request_that_alone_fails_ends_its_own_episode(endpoint: Endpoint) -> None:
+    endpoint.plan = ["filtered", "broken", "broken"]
+    rows, _ = play(endpoint, 6, limits=Limits(in_flight=1), retries=1)
+    lost = [row for row in rows if row.termination is Termination.INFRA_ERROR]
+    assert len(lost) == 2
+    assert {(row.reward, row.success) for row in lost} == {(None, None)}
+    assert (
+        sorted(row.tags[-1].partition(" - ")[0].rpartition(" at ")[0] for row in lost) == ["infra_error: teacher"] * 2
+    )
+    assert sum("the prompt was refused" in row.tags[-1] for row in lost) == 1
+    assert all(row.success for row in rows if row not in lost)
+
+
+def test_an_endpoint_that_refuses_one_after_the_other_ends_the_stage(endpoint: Endpoint) -> None:
+    endpoint.plan = [""] * 4 + ["filtered"] * 100
+    with pytest.raises(EngineError, match=r"^8 requests failed one after the other; the last: teacher.*was refused"):
+        play(endpoint, 50, limits=Limits(in_flight=1))
+    assert len(endpoint.requests) == 12
+    endpoint.plan = ["filtered"] * 3
+    with pytest.raises(EngineError, match=r"no episode could be sampled; the last ended by infra_error.*was refused"):
+        play(endpoint, 3)
+
+
+def test_a_server_that_asks_for_no_key_needs_none(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(LookupError, match=r"OPENAI_API_KEY is not set; export it, name another in engine.api_key"):
+        OpenAIConfig(model="teacher", base_url=endpoint.url).build(None)
+    engine = OpenAIConfig(model="teacher", base_url=endpoint.url, api_key=None).build(None)
+    [row] = RolloutRunner(None, engine, Shop(), SAMPLING).run([Attempt(task("2 figs?"))], 0, ["r"])
+    assert row.success
 
 
 def test_a_turn_that_takes_too_long_is_cut(endpoint: Endpoint) -> None:

@@ -127,7 +127,7 @@ class OpenAIEngine:
             reraise=True,
         )
         try:
-            reply = await retrying(self._once, request)
+            reply: dict[str, Any] = await retrying(self._once, request)
         except (OpenAIError, _GarbledError, ValueError) as error:
             said = str(error) or type(error).__name__
             hint = "; set with.engine.retries higher" if _passes(error) else ""

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def taught(folder: Path) -> Policy:
     """A tiny policy that has learnt the form of calls."""
     from agentrl.algorithms.sft import SFT
 
-    shown = expert_runs(noise=0.0)
+    shown = expert_runs(96, noise=0.0)
     policy = tiny_policy([row.messages for row in shown], seed=0)
     rows = []
     for number, raw in enumerate(shown):
@@ -47,7 +48,7 @@ def taught(folder: Path) -> Policy:
                 weights=[1.0] * row.n_tokens,
             )
         )
-    trainer = Trainer(policy, SFT(), OptimizerConfig(lr=5e-3, warmup=5), 60)
+    trainer = Trainer(policy, SFT(), OptimizerConfig(lr=5e-3, warmup=5), 80)
     fit(trainer, TrainingRows.of(rows), 16, 0, folder / "checkpoint.pt", lambda metrics: None)
     return policy
 
@@ -83,13 +84,16 @@ def server(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_episodes_with_tools_are_played_against_a_server_that_others_wrote(server: tuple[str, str]) -> None:
+    """Of transformers 5.14, a turn whose call is no JSON is answered with a 500, which is asked again in vain. It ends
+    its own episode."""
     url, model = server
-    engine = OpenAIConfig(model=model, base_url=url, api_key=None, concurrency=2).build(None)
+    engine = OpenAIConfig(model=model, base_url=url, api_key=None, concurrency=2, retries=0).build(None)
     sampling = Sampling(temperature=0, max_turn_tokens=40, max_tokens=400)
     with RolloutRunner(None, engine, load_environment("lookup"), sampling) as runner:
-        rows = runner.run([Attempt(task) for task in lookup_tasks(6)], 0, [f"r-{n}" for n in range(6)])
-    assert {row.termination for row in rows} <= {Termination.ANSWERED, Termination.MAX_STEPS}
-    assert sum(row.n_tool_calls for row in rows) >= 6
+        rows = runner.run([Attempt(task) for task in lookup_tasks(8)], 0, [f"r-{n}" for n in range(8)])
+    ends = Counter(row.termination for row in rows)
+    assert ends[Termination.ANSWERED] >= 4, ends
+    assert set(ends) <= {Termination.ANSWERED, Termination.MAX_STEPS, Termination.INFRA_ERROR}
     answered = [message for row in rows for message in row.messages if message.role is Role.TOOL]
     assert len({message.content for message in answered}) > 3, "the server reads our model's calls, and we answer them"
     assert all(row.input_ids == [] for row in rows)

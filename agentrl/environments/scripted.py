@@ -21,6 +21,10 @@ Turns = Generator[Message, list[Message], None]
 """Assistant messages; the messages that answer each are sent back into the generator."""
 
 
+class NoExpertError(ValueError):
+    """A demonstration is asked of an environment without an expert."""
+
+
 @dataclass
 class Played:
     """What was said after the opening, how many calls were refused, and why the episode ended."""
@@ -53,13 +57,13 @@ def expert(environment: Environment, episode: Episode, task: Task, noise: float,
     """The turns of the scripted expert, which errs with probability ``noise`` at each: what the environment
     demonstrates, or if it does not, what the episode advises.
 
-    Raises ValueError if there is neither.
+    Raises NoExpertError if there is neither.
     """
     if hasattr(environment, "demonstrate"):
         return cast(Demonstrator, environment).demonstrate(task, noise, random)
     if hasattr(episode, "advise"):
         return advised(cast(Advised, episode), noise, random)
-    raise ValueError(
+    raise NoExpertError(
         f"env {environment.name!r} has no scripted expert; give it demonstrate(), or its episodes advise() and "
         "stray(), or import trajectories"
     )

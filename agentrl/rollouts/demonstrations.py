@@ -23,20 +23,18 @@ def demonstrate(
     The expert is the environment's ``demonstrate``, or if it has none, what its episodes ``advise``. That one errs by
     a turn at random (``stray``), and goes on from where this has led.
 
-    Raises ValueError if the environment has no scripted expert.
+    Raises NoExpertError if the environment has no scripted expert.
     """
     return blocking(_demonstrated(environment, task, Random(f"{seed}-{task.task_id}"), noise, trajectory_id, hint))
 
 
 def optimal_steps(environment: Environment, task: Task) -> int | None:
     """Assistant messages that a task takes: what its metadata says in ``optimal_steps``, or else what the scripted
-    expert takes without an error; None if there is neither, or if the expert fails."""
+    expert takes without an error; None if the expert fails. Raises NoExpertError if there is neither."""
     given = json.loads(task.metadata)
     said = given.get("optimal_steps") if isinstance(given, dict) else None
     if isinstance(said, int) and said > 0:
         return said
-    if not hasattr(environment, "demonstrate"):
-        return None
     row = demonstrate(environment, task, 0.0, 0, "expert")
     return row.n_steps if row.success else None
 

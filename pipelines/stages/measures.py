@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from agentrl.environments.scripted import NoExpertError
 from agentrl.rewards.behaviour import valid_calls, violations
 from agentrl.rewards.component import Reward, graded
 from agentrl.rollouts.demonstrations import optimal_steps
@@ -74,14 +75,19 @@ class Optimum:
         self._tasks = {(task.env, task.task_id): task for task in tasks}
         self._environments = environments
         self._known: dict[tuple[str, str], int | None] = {}
+        self._without: set[str] = set()
 
     def of(self, row: Trajectory) -> int | None:
         """None if the rollout failed, or if nothing says how many steps its task takes."""
         key = (row.env, row.task_id)
-        if not row.success:
+        if not row.success or row.env in self._without:
             return None
         if key not in self._known:
-            self._known[key] = optimal_steps(self._environments[row.env], self._tasks[key])
+            try:
+                self._known[key] = optimal_steps(self._environments[row.env], self._tasks[key])
+            except NoExpertError:
+                self._without.add(row.env)  # looking for one may start a server
+                return None
         return self._known[key]
 
 

@@ -13,12 +13,14 @@ from judge_server import judging
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentrl.engines.base import Sampling
+from agentrl.environments import load_environment
 from agentrl.rewards import REWARDS, Components, Rewards
 from agentrl.rewards.answers import boxed, f1, final_answer, normalized
-from agentrl.rewards.behaviour import violations
+from agentrl.rewards.behaviour import valid_calls, violations
 from agentrl.rewards.component import UNSCORED, Reward, Scored, check_shares, graded, with_rewards
 from agentrl.rewards.judge import JudgeError
 from agentrl.rewards.mathematics import math_equal
+from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.statistics.agreement import kappa
 from schemas.task import Task
@@ -445,3 +447,23 @@ def test_rewards_of_a_group_are_added_in_rollouts() -> None:
     assert seen == [2, 2, 2, -1]
     assert [row.trajectory_id for row in rows] == [f"r{n}" for n in range(6)]
     assert all([one.name for one in row.reward_components] == ["score", "Size"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("env", "type", "best", "worst"),
+    [
+        ("lookup", "exact", 1, 0), ("math", "math", 1, 0), ("search_qa", "f1", 1, 0), ("code", "tests", 1, 0),
+        ("office", "safety", 0, 0), ("shop", "format", 1, 1),
+    ],
+)  # fmt: skip
+def test_verifiers_score_rows_of_our_families_again(env: str, type: str, best: float, worst: float) -> None:
+    environment = load_environment(env)
+    task = environment.tasks({"train": 1}, seed=0)["train"][0]
+    row = demonstrate(environment, task, 0.0, 0, "r")
+    given = Trajectory.model_validate(row.model_dump())
+    assert (given.success, value(reward(type), given, task)) == (True, best)
+    wrong = [*given.messages[:-1], Message(role=Role.ASSISTANT, content="no idea")]
+    state = json.dumps({"tests": dict.fromkeys(json.loads(task.metadata).get("fail_to_pass", []), False)})
+    failed = given.model_copy(update={"messages": wrong, "final_state": state, "success": False})
+    assert value(reward(type), failed, task) == worst
+    assert valid_calls(given) == given.n_tool_calls

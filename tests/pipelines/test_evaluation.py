@@ -30,7 +30,7 @@ from pipelines.lineage import find_artifact
 from pipelines.load import load
 from pipelines.plan import make_plan
 from pipelines.stages.evaluate import EvaluateConfig, evaluate
-from pipelines.stages.measures import Attempted, attempted, choices, parts, summary
+from pipelines.stages.measures import Attempted, Optimum, attempted, choices, parts, summary
 from pipelines.stages.tasks import generate
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, ToolCall
@@ -171,10 +171,28 @@ def test_the_optimum_is_what_the_task_says_or_the_expert_takes() -> None:
     said = tasks[0].model_copy(update={"metadata": '{"optimal_steps": 7}'})
     assert optimal_steps(lookup, said) == 7
 
-    class Mute:
-        name = "mute"
+    rooms = load_environment("rooms")
+    far = rooms.tasks({"train": 1}, seed=0)["train"][0]
+    assert (optimal_steps(rooms, far) or 0) > 1, "what its episodes advise"
+    begun: list[str] = []
 
-    assert optimal_steps(Mute(), tasks[0]) is None  # type: ignore[arg-type]
+    class Mute:
+        name = version = "mute"
+        tools = "[]"
+        opening: list[Message] = []  # noqa: RUF012
+
+        async def reset(self, task: Task) -> "Mute":
+            begun.append(task.task_id)
+            return self
+
+        async def close(self) -> None:
+            pass
+
+    found = Optimum([task.model_copy(update={"env": "mute"}) for task in tasks], {"mute": Mute()})  # type: ignore[dict-item]
+    done = [row(task.task_id, []).model_copy(update={"env": "mute", "task_id": task.task_id}) for task in tasks]
+    assert [found.of(one) for one in done] == [None] * 20, "failures have none"
+    assert [found.of(one.model_copy(update={"success": True})) for one in done] == [None] * 20
+    assert len(begun) == 1, "an expert is looked for once"
 
 
 @pytest.fixture(scope="module")

@@ -255,6 +255,29 @@ def documented(folder: Path, name: str, page: str = "rewards") -> Path:
 
 
 @pytest.mark.slow
+def test_components_by_name_are_added_in_online_training(folder: Path) -> None:
+    path = documented(folder, "shaped")
+    small = ("stages.warm.with.steps=6", "stages.rl.with.iterations=1", "stages.tasks.with.train=4")
+    table = run(path, *small).sql("select reward, reward_components from trajectories where stage = 'rl'")
+    for one in table.to_dicts():
+        parts = {part["name"]: part["value"] * part["weight"] for part in one["reward_components"]}
+        assert {"exact_match", "format", "format.calls", "tool_use", "tool_use.needed", "length_linear"} <= parts.keys()
+        assert one["reward"] == pytest.approx(sum(parts.values()))
+
+
+def test_where_a_judge_is_served_changes_nothing(folder: Path) -> None:
+    path = documented(folder, "rescored")
+    judge = (
+        "stages.brief.with.rewards=[{type: environment}, {type: judge, weight: 0.5, engines: [{type: openai, MORE}]}]"
+    )
+    plans = [
+        planned(path, judge.replace("MORE", more)).steps["brief"].ingredients.config
+        for more in ("model: a", "model: a, base_url: 'http://x/v1', cache: kept.sqlite", "model: b")
+    ]
+    assert plans[0] == plans[1] != plans[2]
+
+
+@pytest.mark.slow
 def test_from_the_page_to_a_policy_trained_under_the_new_scorer(folder: Path) -> None:
     path = documented(folder, "rescored")
     small = ("stages.warm.with.steps=6", "stages.rl.with.steps=2", "stages.tasks.with.train=4")

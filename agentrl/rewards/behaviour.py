@@ -67,7 +67,7 @@ class Form(Reward):
     reasoning: Literal["any", "required", "forbidden"] = Field(
         "any", description="of each turn; tags of reasoning that are not closed are never well-formed"
     )
-    declared: Declared = Field("message", description="where the answer must stand")
+    declared: Declared | None = Field("message", description="where the answer must stand; null: none is asked for")
 
     def value(self, rollout: Trajectory, task: Task) -> Grade:
         turns = [message for message in rollout.messages if message.role is Role.ASSISTANT]
@@ -75,7 +75,7 @@ class Form(Reward):
             "reasoning": all(map(self._reasons_well, turns)),
             "calls": rollout.termination is not Termination.FORMAT_ERROR
             and all(arguments_of(call) is not None for call in calls_of(rollout)),
-            "answer": bool((final_answer(rollout, self.declared) or "").strip()),
+            "answer": self.declared is None or bool((final_answer(rollout, self.declared) or "").strip()),
         }
         return Grade(float(all(parts.values())), {name: float(well) for name, well in parts.items()})
 

@@ -196,6 +196,7 @@ def test_form() -> None:
     assert value(reward("format", reasoning="required"), row()) == 0
     assert value(reward("format", reasoning="forbidden"), reasoned) == 0
     assert value(reward("format", declared="tag"), row("<answer>Paris</answer>")) == 1
+    assert value(reward("format", declared=None), row(None, call("find"))) == 1, "a tool may end the episode"
 
 
 def test_tool_use() -> None:
@@ -453,7 +454,7 @@ def test_rewards_of_a_group_are_added_in_rollouts() -> None:
     ("env", "type", "best", "worst"),
     [
         ("lookup", "exact", 1, 0), ("math", "math", 1, 0), ("search_qa", "f1", 1, 0), ("code", "tests", 1, 0),
-        ("office", "safety", 0, 0), ("shop", "format", 1, 1),
+        ("office", "safety", 0, 0), ("shop", "tool_use", 1, 1),
     ],
 )  # fmt: skip
 def test_verifiers_score_rows_of_our_families_again(env: str, type: str, best: float, worst: float) -> None:

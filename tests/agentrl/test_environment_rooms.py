@@ -11,7 +11,7 @@ from agentrl.environments.rooms.environment import Rooms, RoomsConfig
 from agentrl.environments.rooms.house import DOORS, house
 from agentrl.environments.rooms.values import ANSWER, values
 from agentrl.environments.scripted import play
-from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.rollouts.demonstrations import demonstrate, optimal_steps
 from schemas.task import Task
 from schemas.trajectory import Message, Role
 
@@ -134,3 +134,8 @@ def test_a_walk_that_failed_has_solved_the_task_of_where_it_ended() -> None:
 def test_slipping_rooms_cannot_be_made_again() -> None:
     assert load_environment("rooms").replayable
     assert not load_environment('rooms{"slip": 0.2}').replayable
+
+
+def test_the_optimum_of_a_task_is_its_distance_and_the_answer() -> None:
+    for task in Rooms().tasks({"train": 20}, 0)["train"]:
+        assert optimal_steps(Rooms(), task) == task.level + 1

@@ -19,7 +19,7 @@ from typing import Any
 from datastore.formats.files import write_lines
 from datastore.formats.messages import json_text, text_of, tools_text
 from datastore.formats.notes import Notes
-from datastore.formats.rows import make_row
+from datastore.formats.rows import make_row, termination
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
@@ -83,7 +83,7 @@ def read(source: Source) -> Iterator[Row]:
             source="anthropic",
             tools=tools_text(asked.get("tools")),
             policy=answer.get("model") or asked.get("model"),
-            termination=STOPS.get(stop) if stop else None,
+            termination=termination(STOPS, stop, notes),
             n_tool_errors=errors,
         )
 

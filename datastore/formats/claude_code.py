@@ -18,7 +18,7 @@ from typing import Any
 
 from datastore.formats.anthropic import STOPS, from_blocks
 from datastore.formats.parts import between, in_parts
-from datastore.formats.rows import make_row
+from datastore.formats.rows import make_row, termination
 from datastore.formats.source import Row, Source, Span, each
 from schemas.trajectory import Termination
 
@@ -90,7 +90,7 @@ def _row(source: Source, lines: list[dict[str, Any]], session: str, agent: str, 
         last = message.get("id")
     messages, errors = from_blocks(chat, source.notes)
     models = [line["message"].get("model") for line in lines]
-    end = STOPS.get(lines[-1]["message"].get("stop_reason") or "")
+    end = termination(STOPS, lines[-1]["message"].get("stop_reason"), source.notes)
     failed = bool(lines[-1].get("isApiErrorMessage"))
     return make_row(
         messages,

@@ -41,7 +41,7 @@ def losses(buffer: "TrajectoryBuffer", ids: Ids, name: str | OwnFormat) -> dict[
     for row in _rows(buffer, ids):
         left = format.leaves_out is not None and format.leaves_out(row)
         counts.update({"the whole row"} if left else present(row) & format.loses)
-    return dict(counts.most_common())
+    return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
 
 
 def export_rows(
@@ -50,7 +50,8 @@ def export_rows(
     """Write rows to a file or folder, a bounded number in memory at a time.
 
     The name's extension may ask for compression (``.gz``). The file or folder appears whole or not at all. Raises
-    StoreError if it is there already; with ``force`` the old one is replaced as a whole.
+    StoreError if it is there already; with ``force`` the old one is replaced as a whole. Raises StoreError too if no
+    row gives a record.
     """
     format = _writable(name)
     if not len(ids):
@@ -59,6 +60,11 @@ def export_rows(
     with replaced(path, force) as working:
         assert format.write is not None
         exported.records = format.write(_rows(buffer, ids), working)
+        if not exported.records:
+            raise StoreError(
+                f"none of the {len(ids)} rows gives a record of {name}, which leaves out rows without an outcome, and "
+                "for preferences tasks without both a success and a failure; nothing was written"
+            )
     return exported
 
 

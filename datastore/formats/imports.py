@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -315,22 +315,29 @@ def _expand(paths: Sequence[str | Path], folder: Path) -> Iterator[tuple[Path, s
     if not paths:
         raise StoreError("give at least one file or folder to import, or - for standard input")
     for given in map(str, paths):
-        if given == "-":
-            copy = folder / "stdin"
-            with copy.open("wb") as target:
-                shutil.copyfileobj(sys.stdin.buffer, target)
-            yield copy, "standard input", True
-            continue
         path = Path(given)
+        if given == "-":
+            yield _copied(sys.stdin.buffer, folder / "stdin"), "standard input", True
+            continue
         if not path.exists():
             raise StoreError(f"there is nothing to import at {path}")
+        if not path.is_file() and not path.is_dir():  # a pipe, as in `<(zstdcat logs.zst)`: it can be read once
+            with path.open("rb") as pipe:
+                yield _copied(pipe, folder / path.name), given, True
+            continue
         if path.is_file() or detect(Source(path)):
             yield path, given, True
             continue
         for file in sorted(path.rglob("*")):
             inside = file.relative_to(path).parts
-            if file.is_file() and not any(part.startswith((".", "_")) for part in inside):
+            if file.is_file() and not any(part.startswith(".") for part in inside):
                 yield file, str(file), False
+
+
+def _copied(stream: IO[bytes], path: Path) -> Path:
+    with path.open("wb") as target:
+        shutil.copyfileobj(stream, target)
+    return path
 
 
 def _fingerprints(buffer: "TrajectoryBuffer", stage: str) -> set[str]:

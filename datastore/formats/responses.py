@@ -17,13 +17,20 @@ from typing import Any
 
 from datastore.formats.messages import ROLES, json_text, text_of, tools_text
 from datastore.formats.notes import Notes
-from datastore.formats.rows import make_row
+from datastore.formats.rows import make_row, termination
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Termination
 
 _SETTINGS = frozenset({"temperature", "top_p", "max_output_tokens", "seed"})
 KNOWN = _SETTINGS | {"input", "output", "tools", "instructions", "model", "status", "request", "response", "object"}
 KNOWN |= {"incomplete_details"}
+_ENDS = {
+    "incomplete": Termination.MAX_TOKENS,
+    "failed": Termination.INFRA_ERROR,
+    "cancelled": Termination.CANCELLED,
+    "queued": Termination.UNKNOWN,
+    "in_progress": Termination.UNKNOWN,
+}
 _CALLS = ("function_call", "custom_tool_call")
 _ANSWERS = ("function_call_output", "custom_tool_call_output")
 _KNOWN_ITEM = {
@@ -70,19 +77,18 @@ def response_row(request: dict[str, Any], response: dict[str, Any], notes: Notes
         "tools": tools_text(request.get("tools") or response.get("tools")),
         "policy": response.get("model") or request.get("model"),
         "sampling": json.dumps(settings) if settings else None,
-        "termination": _end(response),
+        "termination": _end(response, notes),
     }
     return make_row(from_items([*chat, *(response.get("output") or [])], notes), **{**values, **fields})
 
 
-def _end(response: dict[str, Any]) -> Termination | None:
+def _end(response: dict[str, Any], notes: Notes) -> Termination | None:
     """The end that a response names. One that is incomplete for another reason than its length is unknown."""
     status = response.get("status")
     why = (response.get("incomplete_details") or {}).get("reason")
-    if status == "incomplete":
-        return Termination.MAX_TOKENS if why in (None, "max_output_tokens") else Termination.UNKNOWN
-    ends = {"failed": Termination.INFRA_ERROR, "cancelled": Termination.CANCELLED}
-    return Termination.UNKNOWN if status in ("queued", "in_progress") else ends.get(status or "")
+    if status == "incomplete" and why not in (None, "max_output_tokens"):
+        return Termination.UNKNOWN
+    return None if status == "completed" else termination(_ENDS, status, notes)
 
 
 def from_items(items: Iterable[Any], notes: Notes) -> list[dict[str, Any]]:

@@ -40,7 +40,8 @@ def read(source: Source) -> Iterator[Row]:
         reward = None if failed else number(one.get("reward"))
         stopped = bool(one["traj"]) and "###STOP###" in str(one["traj"][-1].get("content"))
         scored = info.get("reward_info") or {}
-        source.notes.rest(scored, _KNOWN_REWARD, "info.reward_info.")
+        known = _KNOWN_REWARD if scored.get("reward") == one.get("reward") else _KNOWN_REWARD - {"reward"}
+        source.notes.rest(scored, known, "info.reward_info.")
         detail = scored.get("info") or {}
         source.notes.rest(detail, frozenset(_PARTS), "info.reward_info.info.")
         yield make_row(

@@ -91,17 +91,28 @@ SAMPLES: dict[str, list[tuple[str, Any]]] = {
                     "info": {"oai_tools": [SCHEMA]},
                     "reward": 1.5,
                     "metrics": {"exact": 1.0},
+                }
+            ],
+        ),
+        (
+            ".jsonl",
+            [
+                {
+                    "example_id": 3,
+                    "prompt": [],
+                    "completion": [],
+                    "reward": 1.5,
                     "trajectory": [
                         {
                             "prompt": [USER],
-                            "completion": [SAID],
+                            "completion": [THOUGHT],
                             "tokens": {"prompt_ids": [1], "completion_ids": [2], "completion_logprobs": [-1.0]},
                             "extras": {},
                         }
                     ],
                 }
             ],
-        )
+        ),
     ],
     "verifiers-v1": [
         (

@@ -57,3 +57,15 @@ def test_ids_cannot_leave_the_folder(tmp_path: Path) -> None:
     assert write is not None
     write([build(0, trajectory_id="../../evil"), build(1, trajectory_id="../../evil")], tmp_path / "out" / "x")
     assert sorted(path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("*.traj")) == [("out", "x")] * 2
+
+
+@pytest.mark.parametrize("name", ["trl-kto", "trl-preference"])
+def test_an_export_without_a_record_is_refused(name: str, tmp_path: Path, buffer: TrajectoryBuffer) -> None:
+    rows = KINDS["unscored"]
+    buffer.append(rows, stage="s", fingerprint="f")
+    path = tmp_path / "out.jsonl"
+    path.write_text("old")
+    ids = [row.trajectory_id for row in rows]
+    with pytest.raises(StoreError, match=f"none of the 1 rows gives a record of {name}"):
+        export_rows(buffer, ids, path, name, force=True)
+    assert path.read_text() == "old"

@@ -3,10 +3,14 @@
 import gzip
 import io
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from format_files import CHAT, chat, count, lines
 from format_rows import hard
@@ -276,3 +280,31 @@ def test_a_label_that_is_no_verdict_is_not_taken_for_one(tmp_path: Path, buffer:
     with pytest.raises(StoreError, match="label is true or false, not 'false'"):
         import_paths(buffer, [path])
     assert import_paths(buffer, [lines(tmp_path / "y.jsonl", chat(label="no"))]).ignored == {"label": 1}
+
+
+def test_a_pipe_is_read_once(tmp_path: Path, buffer: TrajectoryBuffer) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=[json.dumps(CHAT).encode()])
+    writer.start()
+    result = import_paths(buffer, [pipe])
+    writer.join()
+    assert (result.rows, result.files[0]["path"]) == (1, str(pipe))
+
+
+def test_a_folder_names_every_file_that_it_leaves_out(tmp_path: Path, buffer: TrajectoryBuffer) -> None:
+    lines(tmp_path / "logs" / "_old" / "a.jsonl", CHAT)
+    lines(tmp_path / "logs" / "_notes.json", {"a": 1})
+    lines(tmp_path / "logs" / "readme.md", "text")
+    result = import_paths(buffer, [tmp_path / "logs"])
+    assert (result.rows, [Path(one).name for one in result.skipped]) == (1, ["_notes.json", "readme.md"])
+
+
+def test_a_table_of_chat_comes_in_without_its_nulls(tmp_path: Path, buffer: TrajectoryBuffer) -> None:
+    """Parquet of a dataset gives every message every key that any has."""
+    call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    asked = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    rows = [{"messages": asked, "source": "x"}, {"messages": CHAT["messages"], "source": None}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    result = import_paths(buffer, [tmp_path / "x.parquet"])
+    assert (result.rows, result.messages, result.calls, result.ignored) == (2, 4, 1, {"source": 1})

@@ -65,6 +65,53 @@ def test_a_key_that_no_reader_knows_is_carried_or_counted(
         assert len(read.rows) == len(plain.rows) or refused, path
 
 
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Paths of all texts and numbers in a value."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield path
+
+
+def told(read: Read) -> str:
+    """Everything that a reader says of a file."""
+    rows = [row.model_dump_json(exclude={"created_at"}) for row in read.rows]
+    return json.dumps([rows, read.notes.ignored, read.notes.remarks, [one.reason for one in read.notes.unreadable]])
+
+
+@pytest.mark.parametrize(("name", "suffix", "document"), CASES)
+def test_a_change_of_any_value_shows(name: str, suffix: str, document: Any, tmp_path: Path) -> None:
+    """In a row, in a count or in a refusal: what does not show is not carried, and its key is counted."""
+    plain = Read(tmp_path, name, document, suffix)
+    counted = {key.rpartition(".")[2] for key in plain.notes.ignored}
+    hidden = set()
+    for path in leaves(document):
+        other = deepcopy(document)
+        before = at(other, path)
+        at(other, path[:-1])[path[-1]] = "another" if isinstance(before, str) else before + 1
+        if counted & set(map(str, path)):
+            continue
+        try:
+            shows = told(Read(tmp_path, name, other, suffix)) != told(plain)
+        except AssertionError:  # it is no file of this format any more
+            shows = True
+        if not shows:
+            hidden.add(str(path[-1]))
+    assert hidden <= SHAPE | REPEATED.get(name, set())
+
+
+SHAPE = {"type", "kind", "version", "schema_version", "trajectory_format", "step_id", "cause"}
+"""Keys that say of what kind an object is, or where it stands."""
+REPEATED = {
+    "anthropic": {"role"},  # of a message of tool results
+    "claude-code": {"role"},  # of the line's type
+    "openhands": {"action", "observation", "source", "id", "role", "tool_name"},  # of the model's own message
+    "otel": {"role", "id"},  # of a message of tool answers; of the trace that each observation names
+}
+"""Keys whose value stands in another place too, which is read."""
+
+
 @pytest.mark.parametrize(("name", "suffix", "document"), CASES)
 @pytest.mark.parametrize("junk", [3, [[]], {}, {"messages": 3, "traceId": {}}])
 def test_a_record_that_is_junk_is_refused_by_its_place(

@@ -73,6 +73,8 @@ class Family:
         for number, call in enumerate(found.tool_calls):
             if call.status != "ok" or not call.name:
                 return broken(text, f"tool call {number}: {call.status}", reasoning)
+            if not isinstance(call.name, str):  # parsers of JSON hand on whatever stands there
+                return broken(text, f"tool call {number}: its name is no string", reasoning)
             try:
                 arguments = as_text(call.arguments if call.arguments is not None else {})
             except ValueError as error:

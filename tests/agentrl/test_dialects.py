@@ -234,6 +234,21 @@ def test_a_turn_that_ends_inside_its_reasoning_is_an_error_and_has_no_bridge() -
         codec.observations([user("And?")], prompt, turn)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "llama3_2", "lfm2_2_5", "qwen2_5"])
+@pytest.mark.parametrize("value", ['{"name": " {"}', "[1]", "7", "null"])
+def test_a_call_whose_name_is_no_string_is_an_error(name: str, value: str) -> None:
+    codec = codec_of(name)
+    call = f'{{"name": {value}, "arguments": {{"q": "."}}}}'
+    written = {
+        "llama3_2": call.replace("arguments", "parameters"),
+        "lfm2_2_5": f"<|tool_call_start|>[{call}]<|tool_call_end|>",
+    }
+    turn = codec.template.encode(written.get(name, f"<tool_call>\n{call}\n</tool_call>"))
+    parsed = codec.parse([*turn, codec.stop_id], codec.opening([user("Where?")], TOOLS), TOOLS)
+    assert not parsed.message.tool_calls
+    assert value in parsed.message.content
+
+
 def test_openings_do_not_depend_on_the_day() -> None:
     codec = codec_of("llama3_2")
     assert "26 Jul 2024" in codec.template.tokenizer.decode(codec.opening([user("Why?")]))

@@ -83,13 +83,13 @@ def _key(row: Task | Trajectory) -> tuple[str, str, str]:
 
 def _groups(trajectories: list[Trajectories]) -> list[list[str]]:
     """Ids of the rollouts of each ticket, each once, in the order of the selections."""
-    groups: dict[str, dict[str, None]] = defaultdict(dict)
+    groups: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     columns = ["trajectory_id", "group_id", "task_id", "fingerprint", "policy", "policy_version"]
     for one in trajectories:
         for row in one.table(columns).to_pylist():
             ticket = row["group_id"] if row["group_id"] != row["task_id"] else None
-            other = f"{row['task_id']} {row['fingerprint']} {row['policy']} {row['policy_version']}"
-            groups[ticket or other][row["trajectory_id"]] = None
+            made_by = f"{row['fingerprint']} {row['policy']} {row['policy_version']}"
+            groups[row["task_id"], ticket or made_by][row["trajectory_id"]] = None
     return [list(group) for group in groups.values()]
 
 

@@ -17,7 +17,7 @@ from agentrl.environments import load_environment
 from agentrl.rewards import REWARDS, Components, Rewards
 from agentrl.rewards.answers import boxed, f1, final_answer, normalized
 from agentrl.rewards.behaviour import valid_calls, violations
-from agentrl.rewards.component import UNSCORED, Reward, Scored, check_shares, graded, with_rewards
+from agentrl.rewards.component import UNSCORED, Grade, Reward, Scored, check_shares, graded, with_rewards
 from agentrl.rewards.judge import JudgeError
 from agentrl.rewards.mathematics import math_equal
 from agentrl.rollouts.demonstrations import demonstrate
@@ -442,6 +442,15 @@ def test_rewards_of_a_group_are_added_in_rollouts() -> None:
         async def close(self) -> None:
             seen.append(-1)
 
+    class Shy(Size):
+        async def grades(self, group: Any, task: Task) -> Any:
+            return [Grade(None, why="no idea") for _ in group]
+
+    runner = RolloutRunner(policy, Speaker(policy.codec), Shop(), Sampling(), [Shy(type="Shy", weight=0.5)])
+    [lost] = runner.run([Attempt(task("done"))], 0, ["r"])
+    assert (lost.reward, lost.success, lost.tags) == (None, True, [f"{UNSCORED}Shy: no idea"])
+    assert runner.counts["ungraded"] == 1
+    seen.clear()
     runner = RolloutRunner(policy, Speaker(policy.codec), Shop(), Sampling(), [Size(type="Size", weight=0.5)])
     attempts = [Attempt(task("done", number=n), index, group=f"g{n}") for index in range(2) for n in range(3)]
     rows = runner.run(attempts, 0, [f"r{n}" for n in range(6)])

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from itertools import combinations
 from math import comb
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from agentrl.statistics.intervals import wilson, wilson_of_tasks
 from agentrl.statistics.paired import Difference, difference, mcnemar
 from agentrl.statistics.passes import pass_all, pass_at, pass_rates
 from datastore.catalog import Catalog
+from flows import cli
 from pipelines.compare import Arm, compare, regressions, verdict
 from pipelines.execute import job_of, perform
 from pipelines.handles import Model, Tasks
@@ -325,7 +327,7 @@ def test_training_that_made_the_policy_worse_is_said(store: str) -> None:
     assert regressions(catalog, manifests[1:3]) == [], "the start was not evaluated"
 
 
-def test_the_report_and_the_run_say_it_too(store: str) -> None:
+def test_the_report_says_it_too(store: str) -> None:
     catalog = Catalog(store)
     manifest = find_artifact(catalog, "report")
     assert [said.startswith(WORSE) for said in manifest.warnings] == [True, False]
@@ -335,6 +337,22 @@ def test_the_report_and_the_run_say_it_too(store: str) -> None:
     assert "| after | pass@4 | pass^4 | steps over the optimum |\n| --- | --- | --- | --- |\n| warm | 0.500 |" in text
     assert text.count("| warm |") == 2, "rows of one of several environments are not those of all"
     assert "made the policy worse" in (path / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_end_of_a_run_says_what_no_report_has_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_worse.py").write_text(STAGES)
+    path = tmp_path / "worse.yaml"
+    path.write_text(PIPELINE.partition("  compare:")[0])
+    assert cli.call(["run", str(path), "--store", "store"]) == 0
+    said = capsys.readouterr()
+    assert f"warning: {WORSE}" in said.out + said.err
+    assert cli.call(["run", str(path), "--store", "store"]) == 0
+    said = capsys.readouterr()
+    assert "made the policy worse" not in said.out + said.err, "nothing ran"
 
 
 def test_a_stage_compares_evaluations(store: str) -> None:

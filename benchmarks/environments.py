@@ -46,7 +46,7 @@ FAMILIES = [
     Family("rooms", drawn='rooms{"size": 400}'),  # its 48 rooms have 2,256 tasks
     Family("search_qa", drawn='search_qa{"size": 2500}'),  # facts for enough questions of one hop
     Family("math"),
-    Family("shop"),
+    Family("shop", drawn='shop{"size": 5000}'),  # a larger catalogue has more cheapest products
     Family("service"),
     Family("office"),
     Family("research", drawn='research{"size": 5000}'),  # more datasets have more questions

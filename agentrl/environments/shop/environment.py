@@ -176,7 +176,7 @@ class Shop(Family):
     name = "shop"
     version = "1"
     max_steps = 16
-    levels = dict.fromkeys(SHAPES, 0.2)
+    levels = {1: 0.25, 2: 0.25, 3: 0.2, 4: 0.2, 5: 0.1}  # noqa: RUF012
     episode = ShopEpisode
     config: ShopConfig
 

@@ -163,22 +163,24 @@ def _checks(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
 
 def _nulls(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
     """Nulls, at any depth, in columns that must not be null."""
-
-    def visit(path: str, array: pa.Array, field: pa.Field, owner: Owner) -> Iterator[tuple[str, str, Mask]]:
-        if not field.nullable and array.null_count:
-            yield path, "is null", rows.rows_of(owner, array.is_null().to_numpy(zero_copy_only=False))
-        if pa.types.is_list(field.type) and _has_required(field.type):
-            yield from visit(path, array.flatten(), field.type.value_field, _owner(array, owner))
-        elif pa.types.is_struct(field.type):
-            alive, above = array, owner
-            if array.null_count:  # the fields of an absent struct are absent too, and no fault
-                kept = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
-                alive, above = array.take(pa.array(kept)), lambda positions: owner(kept[positions])
-            for child, values in zip(field.type, alive.flatten(), strict=True):
-                yield from visit(f"{path}.{child.name}", values, child, above)
-
     for field in TRAJECTORY_SCHEMA:
-        yield from visit(field.name, rows.column(field.name), field, _same)
+        yield from _nulls_in(rows, field.name, rows.column(field.name), field, _same)
+
+
+def _nulls_in(
+    rows: _Rows, path: str, array: pa.Array, field: pa.Field, owner: Owner
+) -> Iterator[tuple[str, str, Mask]]:
+    if not field.nullable and array.null_count:
+        yield path, "is null", rows.rows_of(owner, array.is_null().to_numpy(zero_copy_only=False))
+    if pa.types.is_list(field.type) and _has_required(field.type):
+        yield from _nulls_in(rows, path, array.flatten(), field.type.value_field, _owner(array, owner))
+    elif pa.types.is_struct(field.type):
+        alive, above = array, owner
+        if array.null_count:  # the fields of an absent struct are absent too, and no fault
+            kept = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
+            alive, above = array.take(pa.array(kept)), lambda positions: owner(kept[positions])
+        for child, values in zip(field.type, alive.flatten(), strict=True):
+            yield from _nulls_in(rows, f"{path}.{child.name}", values, child, above)
 
 
 def _has_required(arrow_type: pa.DataType) -> bool:

@@ -71,14 +71,17 @@ def batches(rows: Iterable[tuple[Source, Row]], keep: Callable[[Any], Any] = lam
     """Tables of a bounded number of rows, each given with the source that has just read it. ``keep`` says what to
     keep of a record beside its row. A row that does not fit is refused with its place."""
     was_on = gc.isenabled()
-    gc.disable()  # it would look at every value of a batch again and again, and find no circle
+    part = _Columns()
     try:
-        part = _Columns()
+        gc.disable()  # it would look at every value of a batch again and again, and find no circle
         for source, row in rows:
             part.add(row, RowOrigin(source, source.number, keep(source.record)), source.took())
             if part.count >= BATCH_ROWS or part.size >= BATCH_SIZE:
-                yield part.batch()
-                part = _Columns()
+                batch, part = part.batch(), _Columns()
+                if was_on:
+                    gc.enable()
+                yield batch
+                gc.disable()
         if part.count:
             yield part.batch()
     except StoreError:

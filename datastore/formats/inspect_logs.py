@@ -14,10 +14,13 @@ but ``eval.task`` and ``eval.model``.
 """
 
 import json
+import os
 import zipfile
 import zlib
 from collections.abc import Iterator
 from copy import copy
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
@@ -25,8 +28,9 @@ from pydantic_core import from_json
 from datastore.errors import StoreError
 from datastore.formats.messages import from_chat
 from datastore.formats.notes import Notes
+from datastore.formats.parts import grouped
 from datastore.formats.rows import components, make_row, number, termination
-from datastore.formats.source import Row, Source, each
+from datastore.formats.source import Row, Source, Span, each
 from schemas.trajectory import Termination
 
 _KNOWN_LOG = frozenset({"version", "eval", "samples"})
@@ -67,22 +71,27 @@ def read(source: Source) -> Iterator[Row]:
     else:
         header, samples = source.before, source.elements("samples", ("eval",))
     yield from each(source, samples, lambda sample: [_row(source, header, sample)])
+    if source.span and source.span.before:
+        return  # counted with the first samples
     source.notes.rest(header, _KNOWN_LOG)
     source.notes.rest(header.get("eval") or {}, _KNOWN_EVAL, "eval.")
 
 
+def cut(source: Source) -> Iterator[Span] | None:
+    """Samples of an archive, by their size."""
+    if source.kind != "zip":
+        return None
+    archive, _, samples = _open(source)
+    return grouped((archive.getinfo(name).file_size, 1) for name in samples)
+
+
 def _archive(source: Source) -> tuple[dict[str, Any], Iterator[Any]]:
     """The header, and the samples one at a time."""
-    try:
-        archive = zipfile.ZipFile(source.path)
-    except (zipfile.BadZipFile, OSError) as error:
-        raise StoreError(f"{source.name} is no archive that can be read: {error}") from None
-    names = archive.namelist()
-    header = next((name for name in ("header.json", "_journal/start.json") if name in names), names[0])
+    archive, header, names = _open(source)
 
     def samples() -> Iterator[Any]:
-        source.number = 0
-        for name in sorted(name for name in names if name.startswith("samples/")):
+        first, end, source.number = source.span or (0, len(names), 0)
+        for name in names[first:end]:
             source.number += 1
             try:
                 source.record = _member(archive, name, source)
@@ -91,9 +100,27 @@ def _archive(source: Source) -> tuple[dict[str, Any], Iterator[Any]]:
                     raise
                 source.notes.refuse(f"{source.name}:{name}", error)
                 continue
+            source.read_to += archive.getinfo(name).file_size
             yield source.record
 
     return _member(archive, header, source), samples()
+
+
+def _open(source: Source) -> tuple[zipfile.ZipFile, str, list[str]]:
+    """The archive, the name of its header, and the names of its samples."""
+    try:
+        return _opened(source.path, source.path.stat().st_mtime_ns, os.getpid())
+    except (zipfile.BadZipFile, OSError) as error:
+        raise StoreError(f"{source.name} is no archive that can be read: {error}") from None
+
+
+@lru_cache(maxsize=1)
+def _opened(path: Path, changed_ns: int, process: int) -> tuple[zipfile.ZipFile, str, list[str]]:
+    """Its parts are all read from one archive, and each process has its own place in the file."""
+    archive = zipfile.ZipFile(path)
+    names = archive.namelist()
+    header = next((name for name in ("header.json", "_journal/start.json") if name in names), names[0])
+    return archive, header, sorted(name for name in names if name.startswith("samples/"))
 
 
 def _member(archive: zipfile.ZipFile, name: str, source: Source) -> Any:

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from datastore.formats.messages import from_chat, text_of, tools_text
+from datastore.formats.parts import by_record
 from datastore.formats.rows import make_row
-from datastore.formats.source import Row, Source, each
+from datastore.formats.source import Row, Source, Span, each
 from schemas.trajectory import Termination
 
 _KNOWN = {
@@ -78,6 +79,11 @@ def read(source: Source) -> Iterator[Row]:
         yield _row(source, events, line)
 
     return each(source, source.records(), convert)
+
+
+def cut(source: Source) -> Iterator[Span] | None:
+    """Parts of an evaluation; a list of events is one row."""
+    return None if _is_event(source.head) else by_record(source)
 
 
 def _events(source: Source) -> Iterator[dict[str, Any]]:

@@ -90,32 +90,31 @@ class Source:
         if self.path.is_dir():
             return "folder"
         try:
-            with self.path.open("rb") as file:
-                magic = file.read(4)
+            with self.path.open("rb", buffering=0) as file:
+                start = file.read(BUFFER)
         except OSError as error:
             raise StoreError(f"{self.name} cannot be read: {error}") from None
-        if magic in (b"PAR1", b"PK\x03\x04"):
-            return "parquet" if magic == b"PAR1" else "zip"
-        with self.text("replace") as text:  # bytes that are no UTF-8 are refused where they stand
-            start = text.read(CHUNK).lstrip()
-        if not start:
+        if start[:4] in (b"PAR1", b"PK\x03\x04"):
+            return "parquet" if start[:4] == b"PAR1" else "zip"
+        text = start.decode("utf-8-sig", "replace").lstrip()  # bytes that are no UTF-8 are refused where they stand
+        whole = len(start) < BUFFER
+        if start[:2] == _GZIP or not (text or whole):
+            with self.text("replace") as file:
+                text, whole = file.read(CHUNK).lstrip(), False
+        if not text:
             return "empty"
         if {".csv", ".tsv"} & set(self.path.suffixes):
             return "csv"
-        if start[0] == "[":
+        if text[0] == "[":
             return "array"
         if {".jsonl", ".ndjson"} & set(self.path.suffixes):
             return "lines"
-        return "lines" if self._first_line_is_whole() else "document"
+        line = text.partition("\n")[0] if whole else self._first_line()
+        return "lines" if _is_json(line) else "document"
 
-    def _first_line_is_whole(self) -> bool:
+    def _first_line(self) -> str:
         with self.text("replace") as text:
-            line = next((line for line in iter(lambda: text.readline(LONGEST_LINE), "") if line.strip()), "")
-        try:
-            from_json(line)
-        except ValueError:
-            return False
-        return True
+            return next((line for line in iter(lambda: text.readline(LONGEST_LINE), "") if line.strip()), "")
 
     @cached_property
     def head(self) -> Any:
@@ -303,6 +302,14 @@ def _within(file: IO[bytes], span: Span) -> Iterator[bytes]:
         left -= len(line)
         if left <= 0:
             return
+
+
+def _is_json(text: str) -> bool:
+    try:
+        from_json(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _utf8_fault(line: bytes) -> str | None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import signal
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,6 +91,36 @@ def test_many_small_files_and_a_large_one(tmp_path: Path) -> None:
     paths[3].write_bytes(gzip.compress(paths[3].read_bytes()))
     found = same("openai-chat", paths)
     assert len(found.rows) == 19 + len(ROWS)
+
+
+def test_samples_of_an_archive(tmp_path: Path) -> None:
+    path = tmp_path / "log.eval"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(100):
+            said = [{"role": "user", "content": f"{number} who?"}, {"role": "assistant", "content": "Ann"}]
+            sample = {"id": number, "epoch": 1, "messages": said, "scores": {"match": {"value": "C"}}, "odd": 1}
+            archive.writestr(f"samples/{number}_epoch_1.json", json.dumps(sample) if number % 9 else "{")
+        archive.writestr(
+            "header.json", json.dumps({"version": 2, "eval": {"task": "t", "odd": 1}, "status": "success"})
+        )
+    found = same("inspect", [path], quarantine=True)
+    assert (len(found.rows), len(found.notes.unreadable), found.notes.ignored["eval.odd"]) == (88, 12, 1)
+
+
+def test_instances_of_openhands_and_a_list_of_its_events(tmp_path: Path) -> None:
+    events = [
+        {
+            "id": number,
+            "action": "message",
+            "source": "user" if number % 2 else "agent",
+            "args": {"content": f"{number}"},
+        }
+        for number in range(100)
+    ]
+    whole, one = tmp_path / "output.jsonl", tmp_path / "events.jsonl"
+    whole.write_text("".join(json.dumps({"instance_id": f"{n}", "history": events[: n + 1]}) + "\n" for n in range(60)))
+    one.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert [len(same("openhands", [path]).rows) for path in (whole, one)] == [60, 1]
 
 
 GOOD = {"messages": [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "Ann", "odd": 1}]}

@@ -5,13 +5,14 @@
     FILES=FOLDER ...                               keep the files there, and take those that are there already
     CHECK=1 ...                                    exit code 1 if a target is missed
 
-For each format a file of rows with four turns, two tool calls and, if the format has them, tokens; formats of a session
-per file have as many files. ``read`` gives checked Arrow tables, as an append takes them, with as many processes as an
-import has. It is held against plain parsing of the same files by the standard library in one process (``json.loads`` of
-each line, or ``json.load``; Parquet and ``datasets`` folders ``to_pylist``) that keeps nothing: at most twice its time
-by the clock, on this machine's processors. The second ratio, in brackets, is of the processor time of all processes.
-Each task runs in a process of its own, and the shorter of two runs counts. Memory is the sum of the proportional sets
-(PSS) of that process and its workers, looked at ten times a second, interpreter and libraries included: at most 500 MB.
+For each format a file of rows with four turns, two tool calls and, if the format has them, tokens; formats of a
+session per file have as many files. In files of JSON Lines 2,000 rows come again and again. ``read`` gives checked
+Arrow tables, as an append takes them, with as many processes as an import has. It is held against plain parsing of the
+same files by the standard library in one process (``json.loads`` of each line, or ``json.load``; Parquet and
+``datasets`` folders ``to_pylist``) that keeps nothing: at most twice its time by the clock, on this machine's
+processors. The second ratio, in brackets, is of the processor time of all processes. Each task runs in a process of its
+own, and the shortest of ``RUNS=2`` runs counts. Memory is the sum of the proportional sets (PSS) of that process and
+its workers, looked at ten times a second, interpreter and libraries included: at most 500 MB.
 ``import`` appends the rows to a buffer, with memory as its target. At the small scale starting costs more than reading:
 there all is read in one process, and only the processor time is shown. Each line prints the figure, the target, and
 ``met`` or ``MISSED``.
@@ -42,12 +43,17 @@ from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 SMALL = os.environ.get("SCALE") == "small"
 ROWS = 2_000 if SMALL else 100_000
+DISTINCT = 2_000
+"""Rows that differ in a file of JSON Lines."""
+MANY_FILES = ["swe-agent", "mini-swe-agent", "claude-code"]
+APART = ["otel", "inspect", "huggingface"]
+"""Formats whose rows must all differ, since equal ones would be one, or whose files cannot be appended to."""
 IMPORTED = ["openai-chat", "verifiers-v1"]
 MEMORY_MB = 500
 RATIO = 2.0
 SMALL_RATIO = 6.0
 """In processor time of one process: a guard against what makes reading slower, and not the target."""
-RUNS = 2
+RUNS = int(os.environ.get("RUNS", "2"))
 
 WORDS = [
     "the",
@@ -116,8 +122,8 @@ def row(number: int) -> Trajectory:
     )
 
 
-def rows() -> Iterator[Trajectory]:
-    return (row(number) for number in range(ROWS))
+def rows(count: int) -> Iterator[Trajectory]:
+    return (row(number) for number in range(count))
 
 
 def chat(number: int) -> list[dict[str, Any]]:
@@ -205,22 +211,22 @@ RECORDS: dict[str, Any] = {
 }
 
 
-def write(name: str, folder: Path) -> list[Path]:
-    """Files with :data:`ROWS` rows of one format."""
+def write(name: str, folder: Path, count: int) -> list[Path]:
+    """Files with ``count`` rows of one format."""
     format = FORMATS[name]
     if name == "trl-preference":
         path = folder / "rows.jsonl"
         with path.open("w") as file:
-            for n in range(ROWS // 2):
+            for n in range(count // 2):
                 said = chat(n)
                 file.write(json.dumps({"prompt": said[:2], "chosen": said[2:6], "rejected": said[2:4]}) + "\n")
         return [path]
     if format.write:
         path = folder / f"rows{format.suffix or ('.jsonl' if name == 'atif' else '')}"
-        format.write(rows(), path)
+        format.write(rows(count), path)
         return sorted(path.iterdir()) if path.is_dir() and name != "huggingface" else [path]
     if name == "mini-swe-agent":
-        paths = [folder / f"{n}.traj.json" for n in range(ROWS)]
+        paths = [folder / f"{n}.traj.json" for n in range(count)]
         for n, path in enumerate(paths):
             info = {"exit_status": "Submitted", "config": {"model": {"model_name": "m"}}}
             document = {"info": info, "messages": chat(n), "trajectory_format": "mini-swe-agent-1.1"}
@@ -229,19 +235,18 @@ def write(name: str, folder: Path) -> list[Path]:
     if name == "inspect":
         path = folder / "rows.eval"
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for n in range(ROWS):
+            for n in range(count):
                 archive.writestr(f"samples/{n}_epoch_1.json", json.dumps(sample(n)))
             archive.writestr("header.json", json.dumps({"version": 2, "status": "success", "eval": {"task": "t"}}))
         return [path]
     if name == "claude-code":  # a session per file, as it writes them
-        paths = [folder / f"{n}.jsonl" for n in range(ROWS)]
+        paths = [folder / f"{n}.jsonl" for n in range(count)]
         for n, path in enumerate(paths):
             path.write_text("".join(json.dumps(one) + "\n" for one in blocks(n)))
         return paths
     path = folder / "rows.jsonl"
-    count = ROWS // 2 if name == "sharegpt-preference" else ROWS
     with path.open("w") as file:
-        for n in range(count):
+        for n in range(count // 2 if name == "sharegpt-preference" else count):
             file.write(json.dumps(RECORDS[name](n)) + "\n")
     return [path]
 
@@ -362,7 +367,13 @@ def write_files(name: str, folder: Path) -> None:
     working = folder / f"{name}.part"
     shutil.rmtree(working, ignore_errors=True)
     working.mkdir(parents=True)
-    paths = write(name, working)
+    lines = FORMATS[name].suffix in (".jsonl", "") and name not in MANY_FILES and name not in APART
+    paths = write(name, working, DISTINCT if lines else ROWS)
+    if lines:  # the same rows again and again
+        content = paths[0].read_bytes()
+        with paths[0].open("ab") as file:
+            for _ in range(ROWS // DISTINCT - 1):
+                file.write(content)
     assert detect(Source(paths[0])) == name, (name, detect(Source(paths[0])))
     working.rename(folder / name)
 

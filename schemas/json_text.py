@@ -23,15 +23,21 @@ def loads(text: str | bytes) -> Any:
     return json.loads(text)
 
 
-@lru_cache(maxsize=128)
 def is_json(text: str) -> bool:
-    """Whether a text is JSON that every reader takes. Rows share their tools and sampling, so the last answers are
+    """Whether a text is JSON that every reader takes. Rows share their tools, so the last answers on long texts are
     kept."""
+    return _reads(text) if len(text) < 256 else _kept(text)
+
+
+def _reads(text: str) -> bool:
     try:
         from_json(text)
     except ValueError:
         return False
     return depth(text) <= MAX_DEPTH
+
+
+_kept = lru_cache(maxsize=128)(_reads)
 
 
 def depth(text: str) -> int:

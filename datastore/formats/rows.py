@@ -20,6 +20,8 @@ CARRIED = (
 """Columns that go through a format's free-form field, if it has one, under the key ``agentrl``."""
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, default=str)
+
 NAMELESS = "row"
 """Id of a row, and of its episode, if the source gives none."""
 
@@ -85,7 +87,7 @@ def make_row(
 def task_id(source: str, task: Any, content: Any) -> str:
     """``<source>/<task>-<digest of its content>``: one for the same task in two files, two for different tasks of one
     name."""
-    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
+    text = content if isinstance(content, str) else _CANONICAL.encode(content)
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
     return f"{source}/{digest}" if task is None else f"{source}/{str(task)[:200]}-{digest}"
 

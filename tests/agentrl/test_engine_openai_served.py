@@ -84,8 +84,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_episodes_with_tools_are_played_against_a_server_that_others_wrote(server: tuple[str, str]) -> None:
-    """Of transformers 5.14, a turn whose call is no JSON is answered with a 500, which is asked again in vain. It ends
-    its own episode."""
+    """That of transformers 5.23 answers with a 500 if a model's call is no JSON. This ends one episode."""
     url, model = server
     engine = OpenAIConfig(model=model, base_url=url, api_key=None, concurrency=2, retries=0).build(None)
     sampling = Sampling(temperature=0, max_turn_tokens=40, max_tokens=400)

@@ -10,12 +10,12 @@ from typing import Any
 import psutil
 import pytest
 from architectures import qwen
-from faulty_shop import Broken, ForgetfulShop, Shop, Speaker, Visit, task
+from faulty_shop import Broken, BrokenVisit, ForgetfulShop, Shop, Speaker, Visit, task
 
 from agentrl.engines.base import Sampling
 from agentrl.engines.blocking import blocking
 from agentrl.environments.adapted import protocol
-from agentrl.environments.base import Score
+from agentrl.environments.base import Score, Step
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.faults import Faults
 from agentrl.environments.forks import rebuild
@@ -23,7 +23,8 @@ from agentrl.environments.hosts import Threads
 from agentrl.environments.tools import schemas, tool
 from agentrl.models.policy import Policy
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
-from schemas.trajectory import Role, Termination, Trajectory
+from schemas.task import Task
+from schemas.trajectory import Message, Role, Termination, Trajectory
 
 ROOM = Sampling(max_turn_tokens=400, max_tokens=6000)
 
@@ -64,6 +65,30 @@ def test_a_tool_that_hangs_raises_or_floods_is_an_observation_and_counted(policy
     ]  # fmt: skip
     assert acts.counts == {"tool_timeouts": 1, "tool_exceptions": 1, "observations_cut": 1}
     assert not children()
+
+
+class Stuck(Broken):
+    """Its tool, a coroutine, never returns."""
+
+    async def reset(self, task: Task) -> "StuckVisit":
+        return StuckVisit(task)
+
+
+class StuckVisit(BrokenVisit):
+    tools = json.dumps([{"type": "function", "function": {"name": "wait", "parameters": {}}}])
+
+    async def step(self, message: Message) -> Step:
+        if message.tool_calls:
+            await asyncio.Event().wait()
+        return Step(done=True)
+
+
+def test_a_coroutine_that_hangs_as_a_tool_is_an_observation_and_counted(policy: Policy) -> None:
+    acts = runner(policy, Stuck(), tool_s=0.3)
+    [row] = play(acts, "wait,wait,done", env="broken")
+    assert answers(row) == ["wait took longer than 0.3 s"] * 2
+    assert (row.termination, row.success, row.tags) == (Termination.ANSWERED, True, ["tool_timeouts:2"])
+    assert (row.n_tool_calls, row.n_tool_errors, acts.counts) == (2, 2, {"tool_timeouts": 2})
 
 
 def test_an_episode_whose_state_went_with_its_process_ends_alone(policy: Policy) -> None:

@@ -58,7 +58,7 @@ bench-rollouts: $(VENV)/.bench  # with VLLM_PYTHON, vLLM's interpreter, against 
 	$(BIN)/python benchmarks/rollouts.py
 	$(BIN)/python benchmarks/exactness.py
 
-bench-environments: $(VENV)/.run
+bench-environments: $(VENV)/.run bubblewrap
 	$(BIN)/python benchmarks/environments.py
 
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows

@@ -30,6 +30,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from pipelines.handles import SELECTION_SCHEMA, Folder, Handle, Model, Pairs, Report, Scores, Table, Tasks, Trajectories
 from pipelines.secrets import revealed
+from schemas.annotations import External as External
 from schemas.arrow import to_table
 from schemas.manifest import Kind
 from schemas.pair import PAIR_SCHEMA, Pair
@@ -46,18 +47,6 @@ class StageConfig(BaseModel):
     """Base of every stage's config: unknown keys are errors, and what was read cannot be changed afterwards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-@dataclass(frozen=True)
-class External:
-    """Marks a config field that names a model, tokenizer or file outside the store, as in
-    ``base: Annotated[str, External("model")]``.
-
-    What lies there enters the fingerprint by content: for a tokenizer the tokenizer's files alone, otherwise every
-    file of a folder. Relative paths are relative to the current directory.
-    """
-
-    what: Literal["model", "tokenizer", "file"] = "file"
 
 
 @dataclass(frozen=True)

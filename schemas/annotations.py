@@ -2,12 +2,25 @@
 
 import types
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Union, get_args, get_origin
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from schemas.hints import did_you_mean
+
+
+@dataclass(frozen=True)
+class External:
+    """Marks a config field that names a model, tokenizer or file outside the store, as in
+    ``base: Annotated[str, External("model")]``.
+
+    What lies there enters the fingerprint by content: for a tokenizer the tokenizer's files alone, otherwise every
+    file of a folder. Relative paths are relative to the current directory.
+    """
+
+    what: Literal["model", "tokenizer", "file"] = "file"
 
 
 def markers(info: FieldInfo) -> Iterator[Any]:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from random import Random
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,7 +49,7 @@ class Family:
     levels: Mapping[int, float]
     of_no_task: frozenset[str] = frozenset({"faults"})
     """Settings on which no task depends: the same tasks may be tried with faults and without."""
-    episode: ClassVar[type["ToolEpisode[Any]"]]
+    episode: type["ToolEpisode[Any]"]
 
     def __init__(self, config: FamilyConfig) -> None:
         self.config = config

@@ -16,6 +16,14 @@ from agentrl.sandbox.run import Ran, ResourceLimits, SandboxError, archive, atte
 _NUMBER = count()
 FAILED = 125
 """The exit code of ``docker run`` if it made no container."""
+KILLED = 137
+"""The exit code of what was killed. The limit of memory does that; a program may also kill itself."""
+END_S = 10
+"""A container ends by itself so many seconds after its time, also if nobody is there any more to end it."""
+START = (
+    f'mkdir -p {FOLDER} && cd {FOLDER} && tar -xf - || exit 1; (sleep "$1"; kill -9 -1) </dev/null >/dev/null 2>&1 & '
+    'shift; exec "$@" </dev/null'
+)
 
 
 class Docker(BaseModel):
@@ -41,42 +49,36 @@ class Docker(BaseModel):
         name = f"agentrl-{os.getpid()}-{next(_NUMBER)}"
 
         async def end(process: asyncio.subprocess.Process) -> None:
-            await _docker("kill", name)
             with suppress(ProcessLookupError):
-                process.kill()
+                process.kill()  # first: a container whose output nobody reads does not end
+            await _docker("rm", "--force", "--volumes", name)
 
         async with room():
             with archive(files) as packed:
-                try:
-                    ran = await attended(self._argv(name, limits, command), packed, limits, dict(os.environ), end)
-                    out_of_memory = ran.stopped is None and (
-                        (await _docker("inspect", "--format", "{{.State.OOMKilled}}", name)).strip() == b"true"
-                    )
-                finally:
-                    await _docker("rm", "--force", "--volumes", name)
+                ran = await attended(self._argv(name, limits, command), packed, limits, dict(os.environ), end)
         said = ran.stderr.decode(errors="replace")
         if ran.code == FAILED and said.startswith(("docker:", "Unable to find image")):
             raise SandboxError(f"docker made no container of {self.image!r}: {said.strip()}")
-        return Ran(ran.code, ran.stdout, ran.stderr, ran.seconds, "memory") if out_of_memory else ran
+        killed = ran.code == KILLED and ran.stopped is None
+        return Ran(ran.code, ran.stdout, ran.stderr, ran.seconds, "memory") if killed else ran
 
     def _argv(self, name: str, limits: ResourceLimits, command: Sequence[str]) -> list[str]:
-        argv = ["docker", "run", "--interactive", "--name", name, "--pull", "never", "--log-driver", "none"]
+        argv = ["docker", "run", "--rm", "--interactive", "--name", name, "--pull", "never", "--log-driver", "none"]
         argv += ["--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-        argv += ["--user", "65534:65534", "--init", "--cpus", "1", "--pids-limit", str(limits.processes + 2)]
+        argv += ["--user", "65534:65534", "--init", "--cpus", "1", "--pids-limit", str(limits.processes + 3)]
         argv += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"]
-        argv += ["--tmpfs", f"/tmp:rw,exec,mode=1777,size={limits.disk_mb}m", "--workdir", "/tmp"]
+        argv += ["--tmpfs", f"/tmp:rw,exec,uid=65534,gid=65534,size={limits.disk_mb}m", "--workdir", "/tmp"]
         argv += ["--tmpfs", "/dev/shm:rw,size=1m"]
         argv += ["--ulimit", f"cpu={limits.cpu_s}:{limits.cpu_s + 1}", "--ulimit", f"fsize={limits.file_mb << 20}"]
         argv += ["--ulimit", "core=0", "--ulimit", "nofile=512"]
         for variable, value in ENVIRONMENT.items():
             argv += ["--env", f"{variable}={value}"]
-        unpack = f'mkdir -p {FOLDER} && cd {FOLDER} && tar -xf - && exec "$@" </dev/null'
-        return [*argv, self.image, "/bin/sh", "-c", unpack, "sh", *command]
+        return [*argv, self.image, "/bin/sh", "-c", START, "sh", str(int(limits.wall_s) + END_S), *command]
 
 
-async def _docker(*arguments: str) -> bytes:
-    """What a docker command prints; nothing if it fails, as it does if the container is gone already."""
+async def _docker(*arguments: str) -> None:
+    """Run a docker command. It may fail, as it does if the container is gone already."""
     process = await asyncio.create_subprocess_exec(
-        "docker", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        "docker", *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
     )
-    return (await process.communicate())[0]
+    await process.wait()

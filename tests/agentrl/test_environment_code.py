@@ -75,6 +75,7 @@ def test_the_expert_solves_and_an_untouched_repository_fails(level: int) -> None
         asked = [one.tool_calls[0].name for one in row.messages if one.tool_calls]
         assert (asked[0], asked[-1]) == ("read", "run_tests")
         assert "2 passed, 0 failed" in row.messages[-2].content
+        assert [one.reward for one in row.messages if one.reward] == [1.0], "both visible tests are right now"
         _, _, score = attempt(task)
         given = json.loads(task.metadata)
         assert not score.success
@@ -209,7 +210,8 @@ def test_nobody_is_paid_for_less_than_a_solution(cheat: str) -> None:
     for level in (1, 3):
         edits = [call("edit", path="main.py", old="", new=CHEATS[cheat]), call("run_tests")]
         edits.insert(1, call("edit", path="test_main.py", old="", new="def test_1(): pass"))
-        heard, _, score = attempt(of_level(level), *edits, environment=environment)
+        heard, episode, score = attempt(of_level(level), *edits, environment=environment)
+        assert episode.share == 0.0, "edited tests pay nothing"
         assert (score.success, score.reward) == (False, 0.0)
         assert len(heard[-1]) <= 4_100
 

@@ -10,7 +10,7 @@ Values = list[int]
 
 
 @dataclass(frozen=True)
-class Kind:
+class StepKind:
     """A kind of step. ``{k}`` in its words and expressions is a number between ``low`` and ``high``; ``wrong`` are
     expressions that a mistaken author might write."""
 
@@ -31,34 +31,34 @@ def _kept(condition: str) -> str:
 
 
 KINDS = (
-    Kind("shift", "add {k} to each value", _mapped("v + {k}"), (_mapped("v - {k}"),), 1, 99),
-    Kind("scale", "multiply each value by {k}", _mapped("v * {k}"), (_mapped("v + {k}"),), 2, 19),
-    Kind("floor", "keep the values from {k} on", _kept("v >= {k}"), (_kept("v > {k}"), _kept("v <= {k}")), -5, 12),
-    Kind("multiples", "keep the multiples of {k}", _kept("v % {k} == 0"), (_kept("v % {k}"),), 2, 3),
-    Kind("cap", "replace each value above {k} by {k}", _mapped("min(v, {k})"), (_mapped("max(v, {k})"),), 1, 40),
-    Kind("skip", "drop the first {k} values", "values[{k}:]", ("values[{k} + 1:]", "values[:{k}]"), 1, 3),
-    Kind("tail", "keep the last {k} values", "values[-{k}:]", ("values[:{k}]", "values[-{k} + 1:]"), 2, 4),
-    Kind("rotate", "move the first {k} values to the end", "values[{k}:] + values[:{k}]", ("values[{k}:]",), 1, 3),
-    Kind("every", "keep every {k}th value, beginning with the first", "values[::{k}]", ("values[{k}::{k}]",), 2, 4),
-    Kind("reverse", "reverse the order", "values[::-1]", ("values[:-1]",)),
-    Kind("ascending", "sort from low to high", "sorted(values)", ("sorted(values, reverse=True)",)),
-    Kind("descending", "sort from high to low", "sorted(values, reverse=True)", ("sorted(values)",)),
-    Kind("distinct", "keep the first of equal values", "list(dict.fromkeys(values))", ("sorted(set(values))",)),
-    Kind(
+    StepKind("shift", "add {k} to each value", _mapped("v + {k}"), (_mapped("v - {k}"),), 1, 99),
+    StepKind("scale", "multiply each value by {k}", _mapped("v * {k}"), (_mapped("v + {k}"),), 2, 19),
+    StepKind("floor", "keep the values from {k} on", _kept("v >= {k}"), (_kept("v > {k}"), _kept("v <= {k}")), -5, 12),
+    StepKind("multiples", "keep the multiples of {k}", _kept("v % {k} == 0"), (_kept("v % {k}"),), 2, 3),
+    StepKind("cap", "replace each value above {k} by {k}", _mapped("min(v, {k})"), (_mapped("max(v, {k})"),), 1, 40),
+    StepKind("skip", "drop the first {k} values", "values[{k}:]", ("values[{k} + 1:]", "values[:{k}]"), 1, 3),
+    StepKind("tail", "keep the last {k} values", "values[-{k}:]", ("values[:{k}]", "values[-{k} + 1:]"), 2, 4),
+    StepKind("rotate", "move the first {k} values to the end", "values[{k}:] + values[:{k}]", ("values[{k}:]",), 1, 3),
+    StepKind("every", "keep every {k}th value, beginning with the first", "values[::{k}]", ("values[{k}::{k}]",), 2, 4),
+    StepKind("reverse", "reverse the order", "values[::-1]", ("values[:-1]",)),
+    StepKind("ascending", "sort from low to high", "sorted(values)", ("sorted(values, reverse=True)",)),
+    StepKind("descending", "sort from high to low", "sorted(values, reverse=True)", ("sorted(values)",)),
+    StepKind("distinct", "keep the first of equal values", "list(dict.fromkeys(values))", ("sorted(set(values))",)),
+    StepKind(
         "totals", "replace each value by the sum of the values up to and including it",
         "[sum(values[:i + 1]) for i in range(len(values))]", ("[sum(values[:i]) for i in range(len(values))]",),
     ),
-    Kind(
+    StepKind(
         "changes", "replace the list by the change from each value to the next",
         "[b - a for a, b in zip(values, values[1:])]", ("[a - b for a, b in zip(values, values[1:])]",),
     ),
-    Kind("squares", "square each value", _mapped("v * v"), (_mapped("v + v"), _mapped("v ^ 2"))),
-    Kind("positive", "replace each negative value by 0", _mapped("max(v, 0)"), (_mapped("min(v, 0)"),)),
+    StepKind("squares", "square each value", _mapped("v * v"), (_mapped("v + v"), _mapped("v ^ 2"))),
+    StepKind("positive", "replace each negative value by 0", _mapped("max(v, 0)"), (_mapped("min(v, 0)"),)),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Operation:
+class ProgramStep:
     """A step as it is asked for, and as it is written: ``written`` is ``right``, or has a bug."""
 
     name: str
@@ -70,22 +70,22 @@ class Operation:
         return function(self.right)(values)
 
 
-def draw_steps(number: int, random: Random) -> list[Operation]:
+def draw_steps(number: int, random: Random) -> list[ProgramStep]:
     """Steps of different kinds, without bugs."""
     return [_operation(kind, random) for kind in random.sample(KINDS, number)]
 
 
-def _operation(kind: Kind, random: Random) -> Operation:
+def _operation(kind: StepKind, random: Random) -> ProgramStep:
     k = random.randint(kind.low, kind.high)
     right = kind.right.replace("{k}", str(k))
-    return Operation(kind.name, kind.words.replace("{k}", str(k)), right, right)
+    return ProgramStep(kind.name, kind.words.replace("{k}", str(k)), right, right)
 
 
-def with_bug(step: Operation, random: Random) -> Operation:
+def with_bug(step: ProgramStep, random: Random) -> ProgramStep:
     """The step as a mistaken author writes it."""
     kind = next(one for one in KINDS if one.name == step.name)
     k = next((k for k in range(kind.low, kind.high + 1) if kind.right.replace("{k}", str(k)) == step.right), 0)
-    return Operation(step.name, step.words, step.right, random.choice(kind.wrong).replace("{k}", str(k)))
+    return ProgramStep(step.name, step.words, step.right, random.choice(kind.wrong).replace("{k}", str(k)))
 
 
 @lru_cache(maxsize=4096)
@@ -95,7 +95,7 @@ def function(expression: str) -> Callable[[Values], Values]:
     return made
 
 
-def run(steps: Sequence[Operation], values: Values, written: bool = False) -> Values:
+def run(steps: Sequence[ProgramStep], values: Values, written: bool = False) -> Values:
     """What the steps make of a list: as they were asked for, or as they are written."""
     for step in steps:
         values = function(step.written if written else step.right)(values)
@@ -109,7 +109,7 @@ def draw_values(random: Random) -> Values:
     return values
 
 
-def sentence(steps: Sequence[Operation]) -> str:
+def sentence(steps: Sequence[ProgramStep]) -> str:
     """The steps in words: "First add 3 to each value, then reverse the order"."""
     first, *rest = (step.words for step in steps)
     if not rest:

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from agentrl.environments.code.programs import Operation, Values, call, draw_steps, draw_values, run, sentence, with_bug
+from agentrl.environments.code.programs import (
+    ProgramStep,
+    Values,
+    call,
+    draw_steps,
+    draw_values,
+    run,
+    sentence,
+    with_bug,
+)
 from agentrl.environments.drawing import Draft
 
 VISIBLE, INPUTS = 2, 8
@@ -14,7 +23,7 @@ VISIBLE, INPUTS = 2, 8
 
 
 @dataclass(frozen=True)
-class Level:
+class Recipe:
     """``steps`` of a program, in so many ``modules`` besides ``main.py``. No module: the function is to be written."""
 
     steps: int
@@ -22,7 +31,7 @@ class Level:
     bugs: int = 0
 
 
-LEVELS = {1: Level(1), 2: Level(2), 3: Level(3, 1, 1), 4: Level(5, 2, 1), 5: Level(7, 3, 2)}
+LEVELS = {1: Recipe(1), 2: Recipe(2), 3: Recipe(3, 1, 1), 4: Recipe(5, 2, 1), 5: Recipe(7, 3, 2)}
 MODULES = ("clean", "shape", "order", "table", "series", "filters", "basics", "report")
 VERBS = ("adapt", "adjust", "arrange", "build", "change", "convert", "fix", "make", "map", "prepare", "treat", "turn")
 NOUNS = ("bins", "costs", "counts", "days", "grades", "items", "loads", "marks", "prices", "rates", "scores", "steps")
@@ -37,7 +46,7 @@ def drafts(level: int, random: Random) -> Iterator[Draft]:
             yield made
 
 
-def _draft(level: Level, random: Random) -> Draft | None:
+def _draft(level: Recipe, random: Random) -> Draft | None:
     """A task; None if what was drawn tells too little."""
     steps = draw_steps(level.steps, random)
     inputs = [draw_values(random) for _ in range(INPUTS)]
@@ -48,7 +57,7 @@ def _draft(level: Level, random: Random) -> Draft | None:
     return _bugs(level, steps, inputs, random) if level.bugs else _function(steps, inputs, random)
 
 
-def _function(steps: Sequence[Operation], inputs: Sequence[Values], random: Random) -> Draft:
+def _function(steps: Sequence[ProgramStep], inputs: Sequence[Values], random: Random) -> Draft:
     """A function to write."""
     name, words = f"{random.choice(VERBS)}_{random.choice(NOUNS)}", sentence(steps)
     head = f'def {name}(values):\n    """{words}."""\n'
@@ -56,10 +65,10 @@ def _function(steps: Sequence[Operation], inputs: Sequence[Values], random: Rand
     files = {"main.py": f"{head}{STUB}\n", "test_main.py": _tests(name, steps, inputs[:VISIBLE])}
     calls = [["main", name, [values], run(steps, values)] for values in inputs[VISIBLE:]]
     prompt = f"In main.py, write {name}(values): {words}."
-    return Draft(prompt, {"main.py": head + body}, {"files": files, **_named(calls, [])})
+    return Draft(prompt, {"main.py": head + body}, {"files": files, **_named(name, steps, inputs[:VISIBLE], calls, [])})
 
 
-def _bugs(level: Level, steps: list[Operation], inputs: list[Values], random: Random) -> Draft | None:
+def _bugs(level: Recipe, steps: list[ProgramStep], inputs: list[Values], random: Random) -> Draft | None:
     """A repository with bugs. An example and the tests show wrong results of ``run``, and so do some hidden calls."""
     written = list(steps)
     for place in random.sample(range(len(steps)), level.bugs):
@@ -81,10 +90,12 @@ def _bugs(level: Level, steps: list[Operation], inputs: list[Values], random: Ra
         f"{run(steps, example)} is right. The docstrings say what each function has to do. Fix the code."
     )
     fixed = {path: text for path, text in then.items() if now[path] != text}
-    return Draft(prompt, fixed, {"files": files, **_named(failing, passing)})
+    return Draft(prompt, fixed, {"files": files, **_named("run", steps, seen, failing, passing)})
 
 
-def _calls(written: Sequence[Operation], homes: Sequence[str], inputs: Sequence[Values]) -> tuple[list[Any], list[Any]]:
+def _calls(
+    written: Sequence[ProgramStep], homes: Sequence[str], inputs: Sequence[Values]
+) -> tuple[list[Any], list[Any]]:
     """Calls of ``run`` and of each step that give a wrong result now, and those that give the right one."""
     calls = [["main", "run", [values], run(written, values)] for values in inputs]
     now = [run(written, values, written=True) for values in inputs]
@@ -96,15 +107,24 @@ def _calls(written: Sequence[Operation], homes: Sequence[str], inputs: Sequence[
     return failing, [one for one, result in zip(calls, now, strict=True) if one[3] == result]
 
 
-def _named(failing: Sequence[Any], passing: Sequence[Any]) -> dict[str, Any]:
-    """The hidden calls by name, and the names of those that fail before and of those that do not."""
+def _named(
+    name: str, steps: Sequence[ProgramStep], seen: Sequence[Values], failing: Sequence[Any], passing: Sequence[Any]
+) -> dict[str, Any]:
+    """The visible tests as calls; the hidden calls by name, and the names of those that fail before and of those that do
+    not."""
+    shown = {f"test_{number}": ["main", name, [values], run(steps, values)] for number, values in enumerate(seen, 1)}
     numbered = enumerate([*failing, *passing], 1)
     calls = {f"{one[0]}.{one[1]} {number}": one for number, one in numbered}
     names = list(calls)
-    return {"calls": calls, "fail_to_pass": names[: len(failing)], "pass_to_pass": names[len(failing) :]}
+    return {
+        "shown": shown,
+        "calls": calls,
+        "fail_to_pass": names[: len(failing)],
+        "pass_to_pass": names[len(failing) :],
+    }
 
 
-def _files(steps: Sequence[Operation], homes: Sequence[str]) -> dict[str, str]:
+def _files(steps: Sequence[ProgramStep], homes: Sequence[str]) -> dict[str, str]:
     """The modules of a program, and ``main.py``, which calls their functions in turn."""
     files: dict[str, str] = {}
     for step, home in zip(steps, homes, strict=True):
@@ -116,7 +136,7 @@ def _files(steps: Sequence[Operation], homes: Sequence[str]) -> dict[str, str]:
     return files | {"main.py": f"{imports}\n\ndef run(values):\n{body}    return values\n"}
 
 
-def _tests(name: str, steps: Sequence[Operation], inputs: Sequence[Values]) -> str:
+def _tests(name: str, steps: Sequence[ProgramStep], inputs: Sequence[Values]) -> str:
     """The tests that the policy sees."""
     text = f"from main import {name}\n"
     for number, values in enumerate(inputs, 1):

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Mapping
 
 from agentrl.environments.base import cut
 from agentrl.environments.tools import ToolError
@@ -63,7 +64,7 @@ class Workspace(dict[str, str]):
         return self[path]
 
 
-def patch(before: dict[str, str], after: dict[str, str]) -> str:
+def patch(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """The unified diff between two sets of files, without line numbers, in the order of the paths."""
     lines: list[str] = []
     for path in sorted({*before, *after}):

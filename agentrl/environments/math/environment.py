@@ -4,47 +4,49 @@ import json
 from collections.abc import Iterator
 from fractions import Fraction
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
-from agentrl.environments.base import Score
+from agentrl.environments.base import Observation, Score
 from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
+from agentrl.environments.interpreter import LIMITS, Interpreter
 from agentrl.environments.math.calculator import calculate, shown
 from agentrl.environments.math.problems import Problem, compose, longer
 from agentrl.environments.tools import ToolError, tool
+from agentrl.sandbox import Bubblewrap, Sandbox
 from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, Trajectory
+from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
 
 
 class MathConfig(FamilyConfig):
     largest: int = Field(900, ge=20, le=100_000, description="greatest number of a problem's text, about")
+    tool: Literal["calculator", "python"] = Field(
+        "calculator", description="python runs programs in a sandbox (ReTool)"
+    )
+    sandbox: Sandbox = Field(Bubblewrap(limits=LIMITS), description="of python: bubblewrap, docker, or unsafe")
 
 
 class MathEpisode(ToolEpisode["Math"]):
-    """One attempt at a problem. ``reached`` are the calls that gave the result of each calculation."""
+    """One attempt at a problem. ``reached`` are the calls that gave the result of each calculation. Classes derived
+    from this one have the tool, which ``ask`` calls."""
+
+    def ask(self, expression: str) -> Message:
+        """A message that has an expression calculated."""
+        raise NotImplementedError
 
     def __init__(self, family: "Math", task: Task) -> None:
         super().__init__(family, task)
         self.sums = problem_of(task).sums()
         self.reached: dict[int, int] = {}
 
-    @tool
-    def calculate(self, expression: str) -> str:
-        """Calculate. Reply with the number alone, without a call, when you know the answer.
-
-        expression: numbers with + - * / // % ** and brackets
-        """
-        try:
-            value = calculate(expression)
-        except ValueError as error:
-            raise ToolError(str(error)) from None
+    def observed(self, call: ToolCall, seen: Observation) -> None:
+        value = number_in(seen.content)
         for number, (_, result) in enumerate(self.sums):
             if value == result and number not in self.reached and len(self.reached) == number:
                 self.reached[number] = self.calls - 1
                 self.earn(1 / len(self.sums))
-        return shown(value)
 
     def outcome(self) -> Score:
         success = self.answer is not None and number_in(self.answer) == self.sums[-1][1]
@@ -54,7 +56,7 @@ class MathEpisode(ToolEpisode["Math"]):
     def advise(self) -> Message:
         """The next calculation, or the answer."""
         if len(self.reached) < len(self.sums):
-            return self.calling("calculate", expression=self.sums[len(self.reached)][0])
+            return self.ask(self.sums[len(self.reached)][0])
         return self.saying(str(self.sums[-1][1]))
 
     def stray(self, random: Random) -> Message:
@@ -62,7 +64,32 @@ class MathEpisode(ToolEpisode["Math"]):
         if random.random() < 0.3:
             return self.saying(str(result))
         wrong = random.choice("+-*")
-        return self.calling("calculate", expression="".join(wrong if one in "+-*/" else one for one in expression))
+        return self.ask("".join(wrong if one in "+-*/" else one for one in expression))
+
+
+class CalculatorEpisode(MathEpisode):
+    @tool
+    def calculate(self, expression: str) -> str:
+        """Calculate. Reply with the number alone, without a call, when you know the answer.
+
+        expression: numbers with + - * / // % ** and brackets
+        """
+        try:
+            return shown(calculate(expression))
+        except ValueError as error:
+            raise ToolError(str(error)) from None
+
+    def ask(self, expression: str) -> Message:
+        return self.calling("calculate", expression=expression)
+
+
+class ProgramEpisode(Interpreter, MathEpisode):
+    @property
+    def sandbox(self) -> Sandbox:
+        return self.family.config.sandbox
+
+    def ask(self, expression: str) -> Message:
+        return self.calling("python", code=expression)
 
 
 class Math(Family):
@@ -73,10 +100,12 @@ class Math(Family):
     max_steps = 12
     verifier = "number"
     levels = {1: 0.1, 2: 0.2, 3: 0.2, 4: 0.2, 5: 0.15, 6: 0.15}  # noqa: RUF012
-    episode = MathEpisode
+    episode: type[MathEpisode]
     config: MathConfig
+    of_no_task = frozenset({"faults", "sandbox"})
 
     def __init__(self, config: MathConfig = MathConfig()) -> None:  # noqa: B008  (frozen)
+        self.episode = {"calculator": CalculatorEpisode, "python": ProgramEpisode}[config.tool]
         super().__init__(config)
 
     def drafts(self, level: int, random: Random) -> Iterator[Draft]:

@@ -1,0 +1,70 @@
+"""A Python interpreter as a tool (ReTool: Feng et al. 2025), for any episode of a family.
+
+class MyEpisode(Interpreter, ToolEpisode["MyFamily"]):
+    @property
+    def sandbox(self) -> Sandbox:
+        return self.family.config.sandbox
+"""
+
+from agentrl.environments.base import Observation, cut
+from agentrl.environments.tools import tool
+from agentrl.sandbox import ResourceLimits, Sandbox
+
+LIMITS = ResourceLimits(cpu_s=5, wall_s=20, memory_mb=256, processes=16, file_mb=4, disk_mb=16, output_kb=64)
+LONGEST = 2_000
+"""Characters of what a program prints."""
+
+EXECUTE = """
+import ast, sys
+
+with open("code.py") as file:
+    source = file.read()
+names = {"__name__": "__main__"}
+line = 0
+try:
+    *before, last = ast.parse(source, "code.py").body or [ast.Pass()]
+    for part in before:
+        line = part.lineno
+        exec(compile(ast.Module([part], []), "code.py", "exec"), names)
+    line = getattr(last, "lineno", 0)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), "code.py", "eval"), names)
+        if value is not None:
+            print(value)
+    elif not isinstance(last, ast.Pass):
+        exec(compile(ast.Module([last], []), "code.py", "exec"), names)
+except Exception as error:
+    where = f" (line {line})" if line else ""
+    print(f"{type(error).__name__}: {error}{where}")
+    sys.exit(1)
+"""
+"""Runs the statements, and prints the value of the last one if it is an expression."""
+
+
+async def executed(sandbox: Sandbox, code: str) -> Observation:
+    """What a program prints, and the value of its last expression. If it fails, the observation is an error."""
+    files = {"run.py": EXECUTE.encode(), "code.py": code.encode("utf-8", "replace")}
+    ran = await sandbox.run([sandbox.python, "-I", "-S", "run.py"], files)
+    said = cut(ran.stdout.decode(errors="replace").strip(), LONGEST)
+    if ran.stopped:
+        said = f"{said}\nstopped: too much {ran.stopped.replace('_', ' ')}".strip()
+    elif not said:
+        said = "no output; print what you want to see" if ran.ok else f"ended with exit code {ran.code}"
+    return Observation(said, error=not ran.ok)
+
+
+class Interpreter:
+    """The tool ``python``, for an episode whose family derives from it first."""
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """Where programs run."""
+        raise NotImplementedError
+
+    @tool
+    async def python(self, code: str) -> Observation:
+        """Run a Python program. Returns what it prints, and the value of its last line. Each call starts afresh.
+
+        code: the program
+        """
+        return await executed(self.sandbox, code)

@@ -1,0 +1,1 @@
+"""``repository``: issues of real repositories, from a task file in SWE-bench's form."""

@@ -1,0 +1,242 @@
+"""``repository``: a real git repository with an issue, its tests, and attempts to pass them without solving it."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.engines.blocking import blocking
+from agentrl.environments.repository.decoys import with_decoys
+from agentrl.environments.repository.environment import Repository, RepositoryConfig
+from agentrl.environments.repository.instances import instances, patched, snapshot
+from agentrl.rollouts.demonstrations import demonstrate
+from schemas.task import Task
+from schemas.trajectory import Message, Role, ToolCall
+
+CORE = '''"""Prices."""
+
+
+def price(count, each):
+    """What ``count`` things cost. From ten on, they are a tenth cheaper."""
+    total = count * each
+    if count > 10:
+        total -= total / 10
+    return total
+
+
+def label(name):
+    return name.strip().title()
+'''
+FIXED = CORE.replace("count > 10", "count >= 10")
+TESTS = """import unittest
+
+import pytest
+
+from shop.core import label, price
+
+
+def test_few():
+    assert price(2, 3) == 6
+
+
+@pytest.mark.parametrize("name", ["ab", " c"])
+def test_label(name):
+    assert label(name) == name.strip().upper().title()
+"""
+MORE_TESTS = (
+    TESTS
+    + """
+
+@pytest.fixture
+def ten():
+    return 10
+
+
+@pytest.mark.parametrize(
+    ("each", "whole"),
+    [(1, 9), (10, 90)],
+)
+def test_ten(ten, each, whole):
+    if each == 99:
+        return
+    assert price(ten, each) == whole
+
+
+class TestShop(unittest.TestCase):
+    def test_ten_of_nothing(self):
+        self.assertEqual(price(10, 0), 0)
+
+    def test_ten_of_two(self): self.assertEqual(price(10, 2), 18)
+"""
+)
+FAIL = ["tests/test_core.py::test_ten[1-9]", "tests/test_core.py::test_ten[10-90]"]
+FAIL.append("tests/test_core.py::TestShop::test_ten_of_two")
+PASS = ["tests/test_core.py::test_few", "tests/test_core.py::test_label[ab]", "tests/test_core.py::test_label[ c]"]
+PASS.append("tests/test_core.py::TestShop::test_ten_of_nothing")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-C", str(folder)]
+    return subprocess.run([*command, *arguments], capture_output=True, check=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def clones(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the clone ``acme__shop`` and the task file ``tasks.jsonl``."""
+    folder = tmp_path_factory.mktemp("clones")
+    clone = folder / "acme__shop"
+    files = {"src/shop/core.py": CORE, "src/shop/__init__.py": "", "tests/test_core.py": TESTS, "logo.png": ""}
+    for path, text in files.items():
+        (clone / path).parent.mkdir(parents=True, exist_ok=True)
+        (clone / path).write_text(text)
+    (clone / "logo.png").write_bytes(b"\x89PNG\xff\xfe")
+    (clone / "link.py").symlink_to("src/shop/core.py")
+    git(folder, "init", "-q", str(clone))
+    git(clone, "add", "-A")
+    git(clone, "commit", "-qm", "begin")
+    commit = git(clone, "rev-parse", "HEAD").strip()
+    changes = {}
+    for path, text in (("src/shop/core.py", FIXED), ("tests/test_core.py", MORE_TESTS)):
+        (clone / path).write_text(text)
+        changes[path] = git(clone, "diff", "--", path)
+        git(clone, "checkout", "-q", "--", path)
+    row = {
+        "instance_id": "acme__shop-1", "repo": "acme/shop", "base_commit": commit, "version": "1.0", "hints_text": "",
+        "problem_statement": "Ten things should be a tenth cheaper.\n\nprice(10, 1) is 10, not 9.",
+        "patch": changes["src/shop/core.py"], "test_patch": changes["tests/test_core.py"],
+        "FAIL_TO_PASS": json.dumps(FAIL), "PASS_TO_PASS": PASS,
+    }  # fmt: skip
+    (folder / "tasks.jsonl").write_text(json.dumps(row) + "\n")
+    return folder
+
+
+def environment(clones: Path, **settings: Any) -> Repository:
+    return Repository(RepositoryConfig(file=str(clones / "tasks.jsonl"), repositories=str(clones), **settings))
+
+
+@pytest.fixture
+def task(clones: Path) -> Task:
+    return environment(clones).tasks({"train": 1}, 0)["train"][0]
+
+
+def call(name: str, **arguments: Any) -> Message:
+    return Message(role=Role.ASSISTANT, tool_calls=[ToolCall(id="c", name=name, arguments=json.dumps(arguments))])
+
+
+def attempt(environment: Repository, task: Task, *messages: Message) -> tuple[list[str], Any]:
+    async def go() -> tuple[list[str], Any]:
+        episode = await environment.reset(task)
+        heard = [one.content for message in messages for one in (await episode.step(message)).messages]
+        return heard, await episode.score()
+
+    return blocking(go())
+
+
+def test_the_expert_solves_the_issue(clones: Path, task: Task) -> None:
+    row = demonstrate(environment(clones, similarity=0.5), task, 0.0, 0, "t")
+    assert (row.success, row.reward) == (True, 1.5)
+    state = json.loads(row.final_state)
+    assert state["tests"] == dict.fromkeys([*FAIL, *PASS], True)
+    assert "+    if count >= 10:" in state["patch"].splitlines()
+    shown = [one.content for one in row.messages if one.role is Role.TOOL]
+    assert shown[0] == CORE
+    assert "3 passed" in shown[-1], "the tests of the repository, as the policy sees them"
+    assert not any("test_ten" in one for one in shown), "hidden tests stay hidden"
+
+
+def test_an_untouched_repository_passes_what_it_passed(clones: Path, task: Task) -> None:
+    _, score = attempt(environment(clones, reward="share"), task)
+    assert (score.success, score.reward, score.state["forged"]) == (False, 0.0, False)
+    assert {name for name, passed in score.state["tests"].items() if passed} == set(PASS)
+
+
+def test_a_change_that_breaks_another_test_is_no_solution(clones: Path, task: Task) -> None:
+    broken = FIXED.replace(".title()", ".upper()")
+    _, score = attempt(
+        environment(clones, reward="share"), task, call("edit", path="src/shop/core.py", old="", new=broken)
+    )
+    assert not score.success
+    assert score.reward == 0.75, "all that failed, and three of the four that passed"
+
+
+PATCH_PYTEST = """
+import _pytest.reports
+real = _pytest.reports.TestReport.from_item_and_call.__func__
+def passing(cls, item, call):
+    call.excinfo = None
+    return real(cls, item, call)
+_pytest.reports.TestReport.from_item_and_call = classmethod(passing)
+"""
+PATCH_ASSERTIONS = """
+import builtins, _pytest.runner
+def ok(*arguments, **named):
+    return None
+import _pytest.python
+_pytest.python.pytest_pyfunc_call = ok
+import sys, gc
+for one in gc.get_objects():
+    if type(one).__name__ == "HookImpl" and one.function.__name__ == "pytest_pyfunc_call":
+        one.function = lambda *a, **k: True
+"""
+CHEATS: dict[str, dict[str, str]] = {
+    "ends before the tests": {"src/shop/core.py": "import os; os._exit(0)"},
+    "ends well before the tests": {"src/shop/core.py": "raise SystemExit(0)"},
+    "prints a report": {"src/shop/core.py": f"print('7 passed'); print('\\n_{'0' * 12}' + {json.dumps(FAIL)!r})"},
+    "makes all reports pass": {"src/shop/core.py": CORE + PATCH_PYTEST},
+    "calls no test": {"src/shop/core.py": CORE + PATCH_ASSERTIONS},
+    "patches in conftest": {"conftest.py": PATCH_PYTEST, "tests/conftest.py": PATCH_PYTEST},
+    "configures pytest": {"pytest.ini": "[pytest]\naddopts = -p no:terminal --collect-only\n"},
+    "shadows pytest": {"src/pytest.py": "print('7 passed')", "pytest.py": "print('7 passed')"},
+    "rewrites the tests": {"tests/test_core.py": "def test_ten(): pass\ndef test_few(): pass"},
+    "starts before Python": {"sitecustomize.py": PATCH_PYTEST, "usercustomize.py": PATCH_PYTEST},
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_nobody_is_paid_for_less_than_a_solution(clones: Path, task: Task, cheat: str) -> None:
+    edits = [call("edit", path=path, old="", new=text) for path, text in CHEATS[cheat].items()]
+    _, score = attempt(environment(clones, reward="share"), task, *edits)
+    assert (score.success, score.reward) == (False, 0.0), score.state
+    assert score.state["forged"] == (cheat in ("makes all reports pass", "calls no test"))
+
+
+def test_snapshots_have_every_file_and_patches_fit(clones: Path, task: Task) -> None:
+    given = json.loads(task.metadata)
+    files = snapshot(clones, "acme/shop", given["base_commit"])
+    assert files["logo.png"].encode("utf-8", "surrogateescape") == b"\x89PNG\xff\xfe"
+    assert files["link.py"] == CORE
+    assert patched(files, json.loads(task.ground_truth)) == {**files, "src/shop/core.py": FIXED}
+    with pytest.raises(ValueError, match="does not fit"):
+        patched({**files, "src/shop/core.py": "else"}, json.loads(task.ground_truth))
+    with pytest.raises(ValueError, match="has no commit 0000000"):
+        snapshot(clones, "acme/shop", "0000000")
+    with pytest.raises(ValueError, match="there is no clone of acme/other"):
+        snapshot(clones, "acme/other", "0000000")
+    with pytest.raises(ValueError, match="is no commit"):
+        snapshot(clones, "acme/shop", "--output=/tmp/x")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("{}", "line 2: instance_id: Field required"), ("no json", "line 2: Invalid JSON"), (None, "is there twice")],
+)
+def test_wrong_task_files_are_errors_that_name_the_line(
+    clones: Path, tmp_path: Path, line: str | None, said: str
+) -> None:
+    right = (clones / "tasks.jsonl").read_text()
+    (tmp_path / "tasks.jsonl").write_text(right + (right if line is None else line))
+    with pytest.raises(ValueError, match=said):
+        instances(tmp_path / "tasks.jsonl")
+
+
+def test_decoys_are_copies_that_fail() -> None:
+    source = with_decoys(MORE_TESTS, {"test_few", "test_ten", "test_ten_of_two", "test_ten_of_nothing"}, "_x")
+    for name in ("def test_few_x(", "def test_ten_x(", "    def test_ten_of_two_x("):
+        assert source.count(name) == 1
+    assert source.count("@fails_x\n") == 4
+    compile(source, "tests", "exec")
+    assert with_decoys("no python (", {"test_few"}, "_x") == "no python ("
+    future = with_decoys('"""Doc."""\nfrom __future__ import annotations\n\ndef test_a():\n    pass', {"test_a"}, "_x")
+    compile(future, "tests", "exec")

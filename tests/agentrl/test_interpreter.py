@@ -11,7 +11,7 @@ from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.sandbox import Bubblewrap
 from schemas.trajectory import Message, Role, ToolCall
 
-HERE = Bubblewrap(limits=LIMITS)
+HERE = Bubblewrap(limits=LIMITS.model_copy(update={"cpu_s": 1, "wall_s": 120.0}))
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,7 @@ def _calls(
 def _named(
     name: str, steps: Sequence[ProgramStep], seen: Sequence[Values], failing: Sequence[Any], passing: Sequence[Any]
 ) -> dict[str, Any]:
-    """The visible tests as calls; the hidden calls by name, and the names of those that fail before and of those that do
-    not."""
+    """The visible tests as calls; the hidden calls by name, and the names of those that fail and pass before."""
     shown = {f"test_{number}": ["main", name, [values], run(steps, values)] for number, values in enumerate(seen, 1)}
     numbered = enumerate([*failing, *passing], 1)
     calls = {f"{one[0]}.{one[1]} {number}": one for number, one in numbered}

@@ -16,6 +16,7 @@ import psutil
 from agentrl.sandbox.run import ResourceLimits
 
 ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
 PERIOD_US = 100_000
 _NUMBER = count()
 
@@ -25,7 +26,7 @@ def places() -> tuple[Path, ...]:
     """The folders in which a cgroup with memory and processes can be made: one in version 2, one for each controller in
     version 1, none if there are no such folders."""
     try:
-        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        lines = [line.split(":", 2) for line in OWN.read_text().splitlines()]
     except OSError:
         return ()
     own = {controller: path.lstrip("/") for _, names, path in lines for controller in names.split(",")}

@@ -398,3 +398,24 @@ def test_files_lie_inside_the_folder(path: str) -> None:
 def test_files_are_packed_as_they_are(files: dict[str, bytes]) -> None:
     with archive(files) as packed, tarfile.open(fileobj=packed) as tar:
         assert {one.name: tar.extractfile(one).read() for one in tar} == files  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("delegated", "found"), [("cpu memory pids", "user.slice/app.slice"), ("cpu", None)], ids=["delegated", "not"]
+)
+def test_cgroups_of_version_2_are_made_where_controllers_are_delegated(
+    delegated: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layout of version 2 in a folder: it says where groups are made, not that a kernel keeps them."""
+    own = tmp_path / "user.slice" / "app.slice" / "shell.scope"
+    own.mkdir(parents=True)
+    for folder, controllers in ((own, ""), (own.parent, delegated), (own.parent.parent, "cpu")):
+        (folder / "cgroup.subtree_control").write_text(controllers + "\n")
+    (tmp_path / "self").write_text("0::/user.slice/app.slice/shell.scope\n")
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "OWN", tmp_path / "self")
+    cgroups.places.cache_clear()
+    try:
+        assert cgroups.places() == ((tmp_path / found,) if found else ())
+    finally:
+        cgroups.places.cache_clear()

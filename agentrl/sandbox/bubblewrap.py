@@ -71,7 +71,7 @@ class Bubblewrap(BaseModel):
             return await self._run(command, files, limits or self.limits)
 
     async def _run(self, command: Sequence[str], files: Mapping[str, bytes], limits: ResourceLimits) -> Ran:
-        with archive(files) as packed:
+        with await asyncio.to_thread(archive, files) as packed:
             async with Cgroup(limits) as cgroup:
                 ran = await self._attended(command, packed, limits, cgroup)
                 if ran.stopped is None and cgroup.out_of_memory():

@@ -54,7 +54,7 @@ class Docker(BaseModel):
             await _docker("rm", "--force", "--volumes", name)
 
         async with room():
-            with archive(files) as packed:
+            with await asyncio.to_thread(archive, files) as packed:
                 ran = await attended(self._argv(name, limits, command), packed, limits, dict(os.environ), end)
         said = ran.stderr.decode(errors="replace")
         if ran.code == FAILED and said.startswith(("docker:", "Unable to find image")):

@@ -58,8 +58,8 @@ _ROOM: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = WeakK
 
 def room() -> asyncio.Semaphore:
     """At most as many runs at once as there are cores, so that a run's wall time does not depend on how many wait."""
-    loop = asyncio.get_running_loop()
-    return _ROOM.setdefault(loop, asyncio.Semaphore(len(os.sched_getaffinity(0))))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _ROOM.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(cores))
 
 
 def archive(files: Mapping[str, bytes]) -> IO[bytes]:

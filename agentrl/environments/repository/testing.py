@@ -1,5 +1,6 @@
 """Tests of a repository, run by pytest in a sandbox."""
 
+import asyncio
 import json
 import re
 import secrets
@@ -94,6 +95,7 @@ def _passed(said: str, suffix: str) -> set[str]:
 
 
 async def _run(sandbox: Sandbox, files: Workspace, settings: Mapping[str, object]) -> Ran:
-    inside = files.encoded("repository/") | {"check/run.py": RUN_PYTEST.encode()}
+    inside = await asyncio.to_thread(files.encoded, "repository/")
+    inside |= {"check/run.py": RUN_PYTEST.encode()}
     inside["check/settings.json"] = json.dumps(settings).encode()
     return await sandbox.run([sandbox.python, "-I", "-S", "check/run.py"], inside)

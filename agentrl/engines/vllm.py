@@ -142,6 +142,7 @@ class VLLMEngine:
         """What a replica answers; None if time was over before one was asked. A replica that fails is asked no more
         until it is well again, and another one is asked the same."""
         problem: Exception | None = None
+        log = ""
         for _ in range(TRIES):
             try:
                 left = None if ends is None else ends - self._loop.time()
@@ -154,9 +155,11 @@ class VLLMEngine:
             except ReplicaError as error:
                 problem = error
                 self._suspect(replica)
+                log = replica.tail()
             finally:
                 replica.load -= cost
-        raise EngineError(f"{TRIES} requests failed one after the other; the last: {problem}") from problem
+        shown = f"; its log ends:\n{log}" if log else ""
+        raise EngineError(f"{TRIES} requests failed one after the other; the last: {problem}{shown}") from problem
 
     async def _pick(self, root: str, cost: int) -> Replica:
         """The replica with the fewest tokens under way, or the one of this root if it is not much fuller."""

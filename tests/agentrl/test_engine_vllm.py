@@ -67,10 +67,10 @@ def policy() -> Policy:
 IN_PROCESS = find_spec("vllm") is not None
 
 
-def children() -> dict[int, psutil.Process]:
+def children() -> list[psutil.Process]:
     """Processes that this one and its children started, but Python's own keeper of shared memory."""
     found = psutil.Process().children(recursive=True)
-    return {one.pid: one for one in found if "resource_tracker" not in " ".join(one.cmdline())}
+    return [one for one in found if "resource_tracker" not in " ".join(one.cmdline())]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,8 @@ def engine(policy: Policy) -> Iterator[VLLMEngine]:
     assert started
     yield made
     blocking(made.close())
-    assert not [pid for pid in started if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
 async def sampled(engine: VLLMEngine, number: int, length: int, time_limit: float | None = None) -> tuple[Session, str]:
@@ -235,8 +236,12 @@ def test_what_is_killed_comes_back_with_the_current_weights(policy: Policy, engi
     async def sample() -> list[tuple[Session, str]]:
         await engine.load(Weights(version, other.model))
         running = [asyncio.create_task(sampled(engine, number, 200)) for number in range(8)]
-        await asyncio.sleep(0.2)
-        for process in children().values():
+        await asyncio.sleep(0.05)
+        for process in children():  # stopped first, so that turns of which some remain cannot end meanwhile
+            process.send_signal(signal.SIGSTOP)
+        running += [asyncio.create_task(sampled(engine, number, 200)) for number in range(8, 16)]
+        await asyncio.sleep(0.5)
+        for process in children():
             process.send_signal(signal.SIGKILL)
         return await asyncio.gather(*running)
 

@@ -2,11 +2,12 @@
 
 A digest is over a row's values. It does not depend on the batch, file or row group that holds the row, and leaves out
 columns in which two runs of one stage differ. The digest of a selection is made of the digests of its rows in their
-order, so that no other column is read. Digests are BLAKE2b with 16 bytes, which practically never collide by chance.
+order, so that no other column is read. Digests have 16 bytes, so they practically never collide by chance.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -28,10 +29,8 @@ IDS = ("trajectory_id", "episode_id", "group_id", "parent_id")
 
 BATCH_ROWS = 1024
 
-_COLUMNS = sorted(name for name in TRAJECTORY_SCHEMA.names if name not in VOLATILE)
-_BASE = hashlib.blake2b(
-    "\n".join(f"{name} {type_name(TRAJECTORY_SCHEMA.field(name).type)}" for name in _COLUMNS).encode(), digest_size=16
-)
+_FIELDS = [TRAJECTORY_SCHEMA.field(name) for name in sorted(set(TRAJECTORY_SCHEMA.names) - set(VOLATILE))]
+_BASE = hashlib.sha256("\n".join(f"{field.name} {type_name(field.type)}" for field in _FIELDS).encode())
 
 
 def with_content(table: pa.Table) -> pa.Table:
@@ -41,52 +40,73 @@ def with_content(table: pa.Table) -> pa.Table:
 
 def contents(table: pa.Table) -> pa.ChunkedArray:
     """The content digest of each row, 16 bytes."""
-    parts = [_digests(part) for part in table.select(_COLUMNS).to_batches(max_chunksize=BATCH_ROWS)]
-    return pa.chunked_array(parts, pa.binary())
+    rows = table.select([field.name for field in _FIELDS])
+    return pa.chunked_array([_digests(part) for part in rows.to_batches(max_chunksize=BATCH_ROWS)], pa.binary())
 
 
 def _digests(batch: pa.RecordBatch) -> pa.Array:
-    """The digest of each row: the sizes of its columns, then their bytes, are concatenated and hashed at once."""
-    rows = np.arange(batch.num_rows + 1, dtype=np.int64)
-    pieces: list[pa.Array] = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        pieces += _pieces(without_fingerprints(column) if name in IDS else column, rows)
-    sizes = np.stack([np.diff(_offsets(piece)) for piece in pieces], axis=1)
-    head = _binary(rows * sizes.shape[1] * 8, pa.py_buffer(np.ascontiguousarray(sizes, dtype="<i8")))
-    laid_out = pc.binary_join_element_wise(head, *pieces, pa.scalar(b"", pa.large_binary()))
-    offsets, data = _offsets(laid_out), memoryview(laid_out.buffers()[2] or b"")
+    """The digest of each row: the pieces of its content are laid out one after another and hashed at once."""
+    columns = [
+        without_fingerprints(column) if field.name in IDS else column
+        for field, column in zip(_FIELDS, batch.columns, strict=True)
+    ]
+    pieces = _pieces(_FIELDS, columns, np.arange(batch.num_rows + 1, dtype=np.int64))
+    laid_out = pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
+    offsets, data = _offsets(laid_out).tolist(), memoryview(laid_out.buffers()[2] or b"")
     digests = []
-    for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+    for start, end in pairwise(offsets):
         hasher = _BASE.copy()
         hasher.update(data[start:end])
-        digests.append(hasher.digest())
+        digests.append(hasher.digest()[:16])
     return pa.array(digests, pa.binary())
 
 
-def _pieces(array: pa.Array, bounds: np.ndarray) -> Iterator[pa.Array]:
-    """The bytes that each row has in a column, in one array per stream: which values are there, their lengths, their
-    bytes. ``bounds[row]`` to ``bounds[row + 1]`` are the row's values in ``array``."""
-    yield _cut(array.is_valid().cast(pa.uint8()), bounds)
-    if pa.types.is_struct(array.type):
-        for child in array.flatten():
-            yield from _pieces(child, bounds)
-    elif is_list(array.type):
-        lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
-        yield _cut(lengths, bounds)
-        ends = np.concatenate([[0], np.cumsum(lengths.to_numpy())])
-        yield from _pieces(array.flatten(), ends[bounds])
-    elif is_text(array.type):
-        wide = array.cast(pa.large_binary()).fill_null(b"")
-        yield _cut(pc.binary_length(wide).cast(pa.int64()), bounds)
-        yield _binary(_offsets(wide)[bounds], wide.buffers()[2])
+def _pieces(fields: Sequence[pa.Field], arrays: Sequence[pa.Array], bounds: np.ndarray) -> Iterator[pa.Array]:
+    """The bytes that each row has in some columns, one array for each piece: a record of fixed width for each value,
+    with its numbers and lengths and whether it is there; then texts, then what lists and structs hold. ``bounds[row]``
+    to ``bounds[row + 1]`` are the row's values in ``arrays``."""
+    record: list[np.ndarray] = []
+    texts: list[pa.Array] = []
+    below: list[tuple[list[pa.Field], list[pa.Array], np.ndarray]] = []
+    for field, array in zip(fields, arrays, strict=True):
+        if field.nullable:
+            record.append(_flat(array.is_valid()))
+        if pa.types.is_struct(field.type):
+            below.append((list(field.type), array.flatten(), bounds))
+        elif is_list(field.type):
+            lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+            record.append(lengths.astype("<i8"))
+            ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            below.append(([field.type.value_field], [array.flatten()], ends[bounds]))
+        elif is_text(field.type):
+            wide = array.cast(pa.large_binary()).fill_null(b"")
+            offsets = _offsets(wide)
+            record.append(np.diff(offsets))
+            texts.append(_binary(offsets[bounds], wide.buffers()[2]))
+        else:
+            record.append(_flat(array))
+    if record:
+        yield _records(record, bounds)
+    yield from texts
+    for inner in below:
+        yield from _pieces(*inner)
+
+
+def _flat(array: pa.Array) -> np.ndarray:
+    """Fixed-width values, nulls as 0."""
+    values: np.ndarray = plain(array).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _records(columns: Sequence[np.ndarray], bounds: np.ndarray) -> pa.Array:
+    """Columns of fixed-width values as one binary per row, in which values of one record are neighbours."""
+    if len(columns) == 1:
+        records = np.ascontiguousarray(columns[0])
     else:
-        yield _cut(plain(array), bounds)
-
-
-def _cut(array: pa.Array, bounds: np.ndarray) -> pa.Array:
-    """Fixed-width values as one binary per row."""
-    values = np.ascontiguousarray(array.to_numpy(zero_copy_only=False))
-    return _binary(bounds * values.itemsize, pa.py_buffer(values))
+        records = np.empty(len(columns[0]), [(str(place), column.dtype) for place, column in enumerate(columns)])
+        for place, column in enumerate(columns):
+            records[str(place)] = column
+    return _binary(bounds * records.itemsize, pa.py_buffer(records.view(np.uint8)))
 
 
 def _binary(offsets: np.ndarray, data: pa.Buffer | None) -> pa.Array:

@@ -1,9 +1,10 @@
 """Applying the rules. Every rule takes the rows that are left and says which of them stay; heavy columns are read only
 by the rules that look at them, for the rows that are left by then."""
 
+import hashlib
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
 
 EXAMPLES = 3
+TEXTS = 1024
+"""Rows whose messages are read at once."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,6 @@ class Work:
     embedder_name: str
     heldout: list[str]
     version: int
-    texts: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -64,15 +66,12 @@ class Work:
         prompts = self.buffer.scan(self.version).select(pl.col("prompt").unique().sort()).collect()["prompt"]
         return LatentEmbedder.fit([*prompts, *self.heldout], seed=self.seed)
 
-    def actions(self, rows: pl.DataFrame) -> list[str]:
-        """What the policy wrote and called in each row, as text: a line for each message, and for each call."""
-        ids = rows["trajectory_id"].to_list()
-        if missing := [name for name in ids if name not in self.texts]:
-            for start in range(0, len(missing), 4096):
-                part = missing[start : start + 4096]
-                messages = self.buffer.read(part, ["messages"])["messages"]
-                self.texts.update(zip(part, action_texts(messages), strict=True))
-        return [self.texts[name] for name in ids]
+    def actions(self, rows: pl.DataFrame) -> Iterator[str]:
+        """What the policy wrote and called in each row, as text: a line for each message, and for each call. Texts are
+        read as they are asked for, fastest if ``rows`` are sorted by id, as they are given to rules."""
+        ids = rows["trajectory_id"].to_arrow()
+        for start in range(0, len(ids), TEXTS):
+            yield from action_texts(self.buffer.read(ids.slice(start, TEXTS), ["messages"])["messages"])
 
     def columns(self, rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         """Other columns of these rows, in their order."""
@@ -178,16 +177,21 @@ def _keep(rows: pl.DataFrame, rule: r.Keep, work: Work) -> pl.DataFrame:
 
 
 def _exact(rows: pl.DataFrame, rule: r.Exact, work: Work) -> pl.DataFrame:
+    digests = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in work.actions(rows)]
     keys = ["__actions"] + (["task_id"] if rule.scope == "task" else [])
-    marked = rows.with_columns(pl.Series("__actions", work.actions(rows), dtype=pl.String)).sort(*RANK)
+    marked = rows.with_columns(pl.Series("__actions", digests, dtype=pl.Binary)).sort(*RANK)
     return marked.unique(keys, keep="first", maintain_order=True).drop("__actions")
 
 
 def _near(rows: pl.DataFrame, rule: r.Near, work: Work) -> pl.DataFrame:
-    ranked = rows.sort(*RANK)
-    scopes = ranked["task_id"].to_list() if rule.scope == "task" else [""] * ranked.height
-    doubled = near_duplicates(work.actions(ranked), scopes, rule.threshold, work.seed)
-    return ranked.filter(~pl.Series(doubled, dtype=pl.Boolean))
+    scopes = rows["task_id"].to_list() if rule.scope == "task" else [""] * rows.height
+    doubled = near_duplicates(work.actions(rows), scopes, _ranked(rows), rule.threshold, work.seed)
+    return rows.filter(~pl.Series(doubled))
+
+
+def _ranked(rows: pl.DataFrame) -> np.ndarray:
+    """The places of rows, from best to worst, [rows]."""
+    return rows.with_row_index("__place").sort(*RANK)["__place"].to_numpy()
 
 
 def _decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: Work) -> pl.DataFrame:
@@ -212,11 +216,12 @@ def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: Work) -> pl.DataFrame:
 
     if rows.height <= rule.n:
         return rows
-    ranked = rows.sort(*RANK)
+    order = _ranked(rows)
+    ranked = rows[order]
     if rule.over == "prompt":
         vectors = work.embedder.encode(ranked["prompt"].to_list())
     else:
-        vectors = tool_vectors(work.actions(ranked))
+        vectors = tool_vectors(work.actions(rows))[order]
     if rule.method == "k_center":
         return ranked[k_center(vectors, rule.n)]
     return ranked[cluster_balanced(vectors, rule.n, rule.clusters, work.seed)]

@@ -2,9 +2,9 @@
 
 import json
 import re
+import tempfile
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -42,26 +42,57 @@ def ngrams(text: str, n: int) -> set[tuple[str, ...]]:
     return {tuple(tokens[i : i + n]) for i in range(max(1, len(tokens) - n + 1))} if tokens else set()
 
 
-def near_duplicates(texts: Sequence[str], scopes: Sequence[str], threshold: float, seed: int) -> list[bool]:
-    """True for each text that resembles an earlier one of its scope: estimated Jaccard at or above the threshold."""
-    datasketch = optional("datasketch", "retrieval")
+PERMUTATIONS = 128
 
-    empty = datasketch.MinHash(num_perm=128, seed=seed + 1)  # copied: drawing its permutations costs more than hashing
-    tuned = datasketch.MinHashLSH(threshold=threshold, num_perm=128)  # finds bands by integration; once is enough
-    bands = (tuned.b, tuned.r)
-    indexes: dict[str, Any] = {}
-    kept: dict[int, Any] = {}
-    doubled = []
-    for number, (text, scope) in enumerate(zip(texts, scopes, strict=True)):
-        sketch = empty.copy()
-        sketch.update_batch([" ".join(gram).encode() for gram in ngrams(text, 3)])
-        index = indexes.setdefault(scope, datasketch.MinHashLSH(num_perm=128, params=bands))
-        found = any(kept[key].jaccard(sketch) >= threshold for key in index.query(sketch))
-        doubled.append(found)
-        if not found:
-            index.insert(number, sketch)
-            kept[number] = sketch
+
+def near_duplicates(
+    texts: Iterable[str], scopes: Sequence[str], order: np.ndarray, threshold: float, seed: int
+) -> np.ndarray:
+    """Whether each text [texts] resembles another one of its scope: estimated Jaccard at or above the threshold. The
+    other one comes before it in ``order`` [texts], and resembles none itself.
+
+    A text is held only until its sketch is made. Sketches take 512 bytes each, in a temporary file.
+    """
+    lsh = optional("datasketch", "retrieval").MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
+    doubled = np.zeros(len(scopes), dtype=bool)
+    with tempfile.TemporaryFile() as file:
+        sketches = np.memmap(file, np.uint32, "w+", shape=(max(1, len(scopes)), PERMUTATIONS))
+        for row, sketch in enumerate(_sketches(texts, seed)):
+            sketches[row] = sketch
+        buckets = _buckets(sketches[: len(scopes)], scopes, lsh.b, lsh.r)
+        kept: dict[int, list[int]] = {}
+        for row in order[(buckets[order] >= 0).any(1)].tolist():
+            shared = [bucket for bucket in buckets[row].tolist() if bucket >= 0]
+            near = sorted({other for bucket in shared for other in kept.get(bucket, ())})
+            doubled[row] = ((sketches[near] == sketches[row]).mean(1) >= threshold).any()
+            if not doubled[row]:
+                for bucket in shared:
+                    kept.setdefault(bucket, []).append(row)
     return doubled
+
+
+def _sketches(texts: Iterable[str], seed: int) -> Iterable[np.ndarray]:
+    """The MinHash of the word 3-grams of each text, [:data:`PERMUTATIONS`]."""
+    empty = optional("datasketch", "retrieval").MinHash(num_perm=PERMUTATIONS, seed=seed + 1)
+    for text in texts:
+        sketch = empty.copy()  # drawing the permutations costs more than hashing
+        sketch.update_batch([" ".join(gram).encode() for gram in ngrams(text, 3)])
+        yield sketch.hashvalues
+
+
+def _buckets(sketches: np.ndarray, scopes: Sequence[str], bands: int, width: int) -> np.ndarray:
+    """The bucket of each sketch in each band of ``width`` values, [sketches, bands]. Sketches of one scope that are
+    equal in a band share a bucket. It is -1 if no other one is in it."""
+    scope = np.unique(np.asarray(scopes, dtype=str), return_inverse=True)[1].astype(np.uint32)
+    buckets = np.full((len(sketches), bands), -1)
+    first = 0
+    for band in range(bands):
+        part = sketches[:, band * width : (band + 1) * width]
+        keys = np.ascontiguousarray(np.column_stack([scope, part])).view(np.dtype((np.void, 4 * (width + 1))))[:, 0]
+        _, bucket, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+        buckets[:, band] = np.where(sizes[bucket] > 1, first + bucket, -1)
+        first += len(sizes)
+    return buckets
 
 
 def contaminated(texts: Sequence[str], heldout: Sequence[str], n: int, overlap: float) -> np.ndarray:
@@ -78,13 +109,17 @@ def contaminated(texts: Sequence[str], heldout: Sequence[str], n: int, overlap: 
     return bad
 
 
-def tool_vectors(texts: Sequence[str]) -> np.ndarray:
+def tool_vectors(texts: Iterable[str]) -> np.ndarray:
     """Unit vectors of the tool-call sequences in action texts: counts of tools and of pairs of tools in a row."""
-    sequences = [[line[1:].split(" ", 1)[0] for line in text.split("\n") if line.startswith(CALL)] for text in texts]
-    counts = [Counter([*names, *zip(["<start>", *names], [*names, "<end>"], strict=True)]) for names in sequences]
+    kinds: dict[tuple[str, ...], int] = {}  # most rows share their sequence with others
+    kind = []
+    for text in texts:
+        names = tuple(line[1:].split(" ", 1)[0] for line in text.split("\n") if line.startswith(CALL))
+        kind.append(kinds.setdefault(names, len(kinds)))
+    counts = [Counter([*names, *zip(["<start>", *names], [*names, "<end>"], strict=True)]) for names in kinds]
     terms = {term: index for index, term in enumerate(sorted({str(t) for count in counts for t in count}))}
-    vectors = np.zeros((len(texts), len(terms)), dtype=np.float32)
+    vectors = np.zeros((len(kinds), len(terms)), dtype=np.float32)
     for row, count in enumerate(counts):
         for term, number in count.items():
             vectors[row, terms[str(term)]] = number
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))[kind]

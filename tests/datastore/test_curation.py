@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,33 @@ def test_duplicates(tmp_path: Path) -> None:
     assert apply(tmp_path / "2", rows, {"rule": "exact_duplicates", "scope": "all"})[0] == [1, 2, 3]
     assert apply(tmp_path / "3", rows, {"rule": "near_duplicates", "threshold": 0.7})[0] == [1, 3, 4]
     assert apply(tmp_path / "4", rows, {"rule": "near_duplicates", "threshold": 0.7, "scope": "all"})[0] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"rule": "exact_duplicates", "scope": "all"},
+        {"rule": "near_duplicates", "scope": "all"},
+        {"rule": "diverse", "n": 2, "over": "tools"},
+    ],
+    ids=lambda rule: rule["rule"],
+)
+def test_texts_are_not_held(tmp_path: Path, rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TEXTS", 32)
+    buffer = TrajectoryBuffer(tmp_path)
+    buffer.append(
+        (row(i, f"t{i}", say="x" * 20_000 + str(i % 300)) for i in range(400)), stage="rollout", fingerprint="f"
+    )
+    rules = Rules.model_validate({"rules": [rule]}).rules
+    curate(buffer, rules)  # imports what it needs
+    tracemalloc.start()
+    try:
+        kept = curate(buffer, rules).ids
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(kept) == (2 if rule["rule"] == "diverse" else 300)
+    assert peak < 4_000_000  # all of them take 8 MB
 
 
 def test_decontamination(tmp_path: Path) -> None:

@@ -44,8 +44,14 @@ class Statement:
     chains: frozenset[tuple[str, ...]]
     imports: dict[str, Target]
     texts: frozenset[str]
-    paths: frozenset[str] = frozenset()
-    typed: frozenset[tuple[str, ...]] = frozenset()
+    paths: frozenset[str]
+    node: ast.stmt
+
+    @cached_property
+    def typed(self) -> frozenset[tuple[str, ...]]:
+        """Dotted names in the type positions, also those in quotes. They are looked for when they are asked for, since
+        only code of the user's needs them."""
+        return _typed(self.node)
 
 
 class _Docless(ast.NodeTransformer):
@@ -161,9 +167,7 @@ class SourceFile:
                     imports[f"import {module}"] = Target(module, None)
                     imports[f"import {module} *"] = Target(module, "*")
         digest = hashlib.blake2b(ast.dump(node).encode(), digest_size=16).hexdigest()
-        return Statement(
-            digest, frozenset(names), frozenset(chains), imports, frozenset(texts), frozenset(paths), _typed(node)
-        )
+        return Statement(digest, frozenset(names), frozenset(chains), imports, frozenset(texts), frozenset(paths), node)
 
     def _absolute(self, node: ast.ImportFrom) -> str:
         if not node.level:
@@ -280,7 +284,7 @@ def _uses(node: ast.AST, in_class: bool = False) -> Iterator[ast.AST]:
 
 
 def _typed(node: ast.stmt) -> frozenset[tuple[str, ...]]:
-    """Dotted names in the type positions of a statement, also those in quotes."""
+    """See :attr:`Statement.typed`."""
     found: set[tuple[str, ...]] = set()
     for child in ast.walk(node):
         here: list[ast.expr | None] = []

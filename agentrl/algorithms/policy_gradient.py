@@ -195,12 +195,16 @@ class PolicyGradient(Minimised):
         return self
 
     @property
+    def credits_returns(self) -> bool:
+        """Whether the advantages of a rollout are one number, which follows from returns and groups alone."""
+        owner = next(one for one in type(self).__mro__ if "advantages" in vars(one))
+        return bool(vars(owner).get("of_returns")) and not self.advantage
+
+    @property
     def credits_whole_rows(self) -> bool:
         """Whether what a rollout's tokens weigh follows from rewards and groups alone. Then no token is looked at."""
-        owner = next(one for one in type(self).__mro__ if "advantages" in vars(one))
         in_reward = self.kl and self.kl.where == "reward"
-        by_token = self.advantage or self.off_policy or self.credit != "whole" or in_reward
-        return bool(vars(owner).get("of_returns")) and not by_token
+        return self.credits_returns and not (self.off_policy or self.credit != "whole" or in_reward)
 
     @property
     def acts_on_every_row(self) -> bool:

@@ -7,17 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agentrl.advantages.group import degenerate_groups, most_uncertain, normalise_by_domain
 from agentrl.advantages.turns import divergence_weights, subgoal_weights
-from agentrl.algorithms.policy_gradient import Experience, Lists, OffPolicy, PolicyGradient
-from agentrl.online.off_policy import (
-    as_tensors,
-    band_mask,
-    effective_sample_size,
-    truncated_sequence_weights,
-    truncated_token_weights,
-)
+from agentrl.algorithms.policy_gradient import KL, Experience, Lists, OffPolicy, PolicyGradient
+from agentrl.online.off_policy import as_tensors, guarded, importance_weights, ratio_sums
 from agentrl.training.batch import TrainingError
 from schemas.training import TrainingRow
 from schemas.trajectory import Message, Role, Trajectory, UnscoredError
@@ -101,10 +96,7 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
     step = Experience(rollouts, groups, rewards, penalties, extras.values, extras.proximal, extras.greedy)
     found = (algorithm.advantage or algorithm).advantages(step)
     weights = _checked(found.tokens, rollouts, algorithm)
-    if algorithm.credit == "first_divergence":
-        weights = _blame_divergence(rollouts, groups, weights)
-    elif algorithm.credit == "subgoal":
-        weights = _blame_subgoal(rollouts, weights)
+    weights = blamed(algorithm, rollouts, groups, weights)
     anchors = [list(row.logprobs) for row in rollouts]
     metrics = {"degenerate_rows": float(degenerate.sum())}
     lr_scale = 1.0
@@ -118,7 +110,7 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
     live = keep & (
         algorithm.acts_on_every_row | np.array([_teaches(*pair) for pair in zip(weights, rollouts, strict=True)])
     )
-    share = _share(algorithm, np.array([sum(row.action_mask) for row in rollouts]), live, keep)
+    share = share_of(algorithm, np.array([sum(row.action_mask) for row in rollouts]), live, keep)
     rows = [
         TrainingRow(
             row_id=row.trajectory_id,
@@ -168,7 +160,7 @@ def _kept(
     return keep, degenerate
 
 
-def _share(algorithm: PolicyGradient, actions: np.ndarray, live: np.ndarray, keep: np.ndarray) -> float:
+def share_of(algorithm: PolicyGradient, actions: np.ndarray, live: np.ndarray, keep: np.ndarray) -> float:
     """What the advantages of the rows that are computed (``live``) are scaled by, so that the loss is divided by all
     rows that the algorithm counts: those that it keeps, or for a constant denominator all. Rows without gradient are
     not computed. ``actions`` counts the action tokens of each row."""
@@ -191,14 +183,22 @@ def assign_rows(
 ) -> RowCredit:
     """The same as :func:`assign`, for an algorithm that ``credits_whole_rows``, from columns [rows]: shaped and
     ``scored`` rewards, groups, and the number of action tokens."""
-    keep, degenerate = _kept(algorithm, rewards, scored, groups)
+    advantages, keep, degenerate = row_advantages(algorithm, rewards, scored, groups, np.zeros(len(rewards)))
+    live = keep & (algorithm.acts_on_every_row | ((abs(advantages) > 1e-9) & (actions > 0)))
+    share = share_of(algorithm, actions, live, keep)
+    return RowCredit(share * advantages, live, {"degenerate_rows": float(degenerate.sum())})
+
+
+def row_advantages(
+    algorithm: PolicyGradient, rewards: np.ndarray, scored: np.ndarray, groups: Sequence[str], taken: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The advantage that all tokens of a rollout have, if the algorithm ``credits_returns``; which rollouts it keeps,
+    and which are in a group of equal rewards: each [rows]. ``taken`` [rows] is what penalties take off the rewards."""
+    keep, degenerate = _kept(algorithm, rewards, scored - taken, groups)
     # of a rollout, advantages need no more than its length
     stub = Trajectory.model_construct(input_ids=[0])  # type: ignore[call-arg]
-    step = Experience([stub] * len(rewards), groups, rewards, [[0.0]] * len(rewards))
-    advantages = np.array([one for [one] in algorithm.advantages(step).tokens])
-    live = keep & (algorithm.acts_on_every_row | ((abs(advantages) > 1e-9) & (actions > 0)))
-    share = _share(algorithm, actions, live, keep)
-    return RowCredit(share * advantages, live, {"degenerate_rows": float(degenerate.sum())})
+    step = Experience([stub] * len(rewards), groups, rewards, [[one] for one in taken.tolist()])
+    return np.array([one for [one] in algorithm.advantages(step).tokens]), keep, degenerate
 
 
 def _penalties(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], reference: Lists | None) -> Lists:
@@ -207,13 +207,25 @@ def _penalties(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], refere
         return [[0.0] * len(row.input_ids) for row in rollouts]
     if reference is None:
         raise ValueError("kl in the reward needs the log-probs of a reference policy")
+    return [
+        penalty(algorithm.kl, torch.tensor(row.logprobs), torch.tensor(ref), torch.tensor(row.action_mask)).tolist()
+        for row, ref in zip(rollouts, reference, strict=True)
+    ]
+
+
+def penalty(kl: KL, logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+    """What the divergence from a reference takes off the reward of each token, [tokens]; 0 where ``mask`` is false."""
     from agentrl.losses.kl import ESTIMATORS
 
-    estimate, out = ESTIMATORS[algorithm.kl.estimator], []
-    for row, ref in zip(rollouts, reference, strict=True):
-        values = estimate(torch.tensor(row.logprobs), torch.tensor(ref)) * algorithm.kl.coef
-        out.append(values.where(torch.tensor(row.action_mask), torch.zeros(())).tolist())
-    return out
+    return (ESTIMATORS[kl.estimator](logprobs, reference) * kl.coef).where(mask, torch.zeros(()))
+
+
+def blamed(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], groups: Sequence[str], weights: Lists) -> Lists:
+    """Weights of the tokens of whole groups, of which a failed rollout keeps those on the tokens that the algorithm's
+    ``credit`` blames."""
+    if algorithm.credit == "first_divergence":
+        return _blame_divergence(rollouts, groups, weights)
+    return _blame_subgoal(rollouts, weights) if algorithm.credit == "subgoal" else weights
 
 
 def _blame_divergence(rollouts: Sequence[Trajectory], groups: Sequence[str], weights: Lists) -> Lists:
@@ -266,40 +278,15 @@ def _correct(
     proximal: Lists,
     version: int,
 ) -> tuple[Lists, np.ndarray, dict[str, float], float]:
-    """Weights times the importance weights of decoupled PPO (Hilton et al. 2022): ``p_proximal / p_behaviour`` is a
-    constant of the update, so it multiplies the advantage, and the clipped ratio is that to the proximal policy."""
+    """Weights times the importance of each token, which rows are kept, metrics, and the scale of the learning rate."""
     ratio, mask = as_tensors([row.action_mask for row in rollouts], [row.logprobs for row in rollouts], proximal)
-    if config.vtrace:
-        importance = torch.ones_like(ratio)  # it is in the advantages
-    elif config.truncate_sequence is not None:
-        importance = truncated_sequence_weights(ratio, mask, config.truncate_sequence).expand_as(ratio)
-    elif config.truncate is not None:
-        importance = truncated_token_weights(ratio, config.truncate)
-    else:
-        importance = ratio.exp()
-    if config.band:
-        importance = importance * band_mask(ratio, *config.band)
+    importance = importance_weights(config, ratio, mask)
     corrected = [
         [w * i for w, i in zip(one, factor, strict=False)]
         for one, factor in zip(weights, importance.tolist(), strict=True)
     ]
     staleness = np.array([version - row.policy_version for row in rollouts])
-    if config.max_staleness is not None:
-        keep = keep & (staleness <= config.max_staleness)
-    # The effective number of rows follows from the ratios of whole rows.
-    row_weights = (ratio * mask).sum(-1).clamp(-20, 20).exp().numpy()
-    ess = effective_sample_size(row_weights[keep].tolist()) if keep.any() else 1.0
-    scale = 1.0
-    if ess < config.min_ess:
-        scale = 0.0 if config.guard == "skip" else ess / config.min_ess
-    metrics = {
-        "ess": ess,
-        "lr_scale": scale,
-        "staleness": float(staleness.mean()),
-        "max_staleness": float(staleness.max()),
-        "mean_importance": float((importance * mask).sum() / mask.sum()),
-        "masked_share": float(((importance == 0) & mask).sum() / mask.sum()),
-    }
+    keep, metrics, scale = guarded(config, ratio_sums(ratio, mask, importance), staleness, keep)
     return corrected, keep, metrics, scale
 
 

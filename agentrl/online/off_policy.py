@@ -4,12 +4,17 @@ Log-ratios are ``log p - log b`` of each token, 0 outside the mask; ``b`` is the
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agentrl.training.rows import TrainingRows
+
+if TYPE_CHECKING:
+    from agentrl.algorithms.policy_gradient import OffPolicy
 
 
 def truncated_token_weights(log_ratio: Tensor, bound: float) -> Tensor:
@@ -35,6 +40,68 @@ def effective_sample_size(weights: Sequence[float]) -> float:
     w = np.asarray(weights, dtype=np.float64)
     w = w / w.max()
     return float(w.sum() ** 2 / (w**2).sum() / len(w))
+
+
+def importance_weights(config: "OffPolicy", log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """What each token's advantage is multiplied by, [rows, tokens]: the importance weight of decoupled PPO (Hilton et
+    al. 2022). ``p_proximal / p_behaviour`` is a constant of the update, and the clipped ratio is that to the proximal
+    policy."""
+    if config.vtrace:
+        importance = torch.ones_like(log_ratio)  # it is in the advantages
+    elif config.truncate_sequence is not None:
+        importance = truncated_sequence_weights(log_ratio, mask, config.truncate_sequence).expand_as(log_ratio)
+    elif config.truncate is not None:
+        importance = truncated_token_weights(log_ratio, config.truncate)
+    else:
+        importance = log_ratio.exp()
+    return importance * band_mask(log_ratio, *config.band) if config.band else importance
+
+
+@dataclass(frozen=True)
+class RatioSums:
+    """Sums over the action tokens of each row, each [rows]: of log-ratios, of importance weights, of tokens that weigh
+    nothing, and of tokens."""
+
+    log_ratio: np.ndarray
+    importance: np.ndarray
+    masked: np.ndarray
+    tokens: np.ndarray
+
+    @classmethod
+    def concat(cls, parts: "Sequence[RatioSums]") -> "RatioSums":
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*(np.concatenate(column) for column in columns))
+
+
+def ratio_sums(log_ratio: Tensor, mask: Tensor, importance: Tensor) -> RatioSums:
+    """See :class:`RatioSums`; all [rows, tokens]."""
+    summed = ((values * mask).sum(-1).numpy() for values in (log_ratio, importance, importance == 0))
+    return RatioSums(*summed, tokens=mask.sum(-1).numpy())
+
+
+def guarded(
+    config: "OffPolicy", sums: RatioSums, staleness: np.ndarray, keep: np.ndarray
+) -> tuple[np.ndarray, dict[str, float], float]:
+    """Which rows are kept, [rows], metrics, and what the learning rate is scaled by; 0 skips the update. ``staleness``
+    [rows] counts the versions between the policy that sampled and the one to be updated."""
+    if config.max_staleness is not None:
+        keep = keep & (staleness <= config.max_staleness)
+    # the effective number of rows follows from the ratios of whole rows
+    weights = np.exp(np.clip(sums.log_ratio, -20, 20))
+    ess = effective_sample_size(weights[keep].tolist()) if keep.any() else 1.0
+    scale = 1.0
+    if ess < config.min_ess:
+        scale = 0.0 if config.guard == "skip" else ess / config.min_ess
+    tokens = sums.tokens.sum()
+    metrics = {
+        "ess": ess,
+        "lr_scale": scale,
+        "staleness": float(staleness.mean()),
+        "max_staleness": float(staleness.max()),
+        "mean_importance": float(sums.importance.sum() / tokens),
+        "masked_share": float(sums.masked.sum() / tokens),
+    }
+    return keep, metrics, scale
 
 
 def divergence(sampled: Sequence[TrainingRows], trained: Sequence[TrainingRows]) -> float:

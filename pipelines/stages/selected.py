@@ -106,11 +106,11 @@ class Selected:
         self._keep(np.flatnonzero(self._plain))
         return self
 
-    def trajectories(self) -> Iterator[Trajectory]:
-        """Whole rows in order, read as they are asked for."""
-        ids = self.scalars["trajectory_id"]
-        for start in range(0, len(ids), TEXT_ROWS):
-            yield from self._first.rows(ids.slice(start, TEXT_ROWS))
+    def trajectories(self, ids: pa.Array | None = None) -> Iterator[Trajectory]:
+        """Whole rows in order (default: all), read as they are asked for."""
+        wanted = self.scalars["trajectory_id"] if ids is None else ids
+        for start in range(0, len(wanted), TEXT_ROWS):
+            yield from self._first.rows(wanted.slice(start, TEXT_ROWS))
 
     def conversations(self) -> Iterator[list[Message]]:
         """The messages of each row in order, read as they are asked for."""
@@ -131,6 +131,21 @@ class Selected:
         stored = chosen[pc.sort_indices(ids).to_numpy()]
         for part in _parts(stored, self.scalars["n_tokens"].to_numpy()[stored]):
             yield self._read(part, policy, logprobs)
+
+    def in_groups(self, policy: "Policy", positions: np.ndarray, groups: Sequence[str], limit: int) -> Iterator[Tokens]:
+        """The token columns, with log-probs, of the rows at ``positions``, of which ``groups`` [positions] names the
+        groups. Each batch holds whole groups, of at most ``limit`` tokens unless one group alone has more."""
+        ids = self.scalars["trajectory_id"].combine_chunks().take(pa.array(positions))
+        stored = pc.sort_indices(ids).to_numpy()
+        group = np.unique(np.asarray(groups, dtype=str), return_inverse=True)[1][stored]
+        first = np.unique(group, return_index=True)[1]  # groups in the order in which the buffer keeps their first rows
+        order = np.argsort(first[group], kind="stable")
+        rows = positions[stored[order]]
+        starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+        ends = np.append(starts[1:], len(rows))
+        sizes = np.add.reduceat(self.scalars["n_tokens"].to_numpy()[rows].astype(np.int64), starts)
+        for part in _parts(np.arange(len(starts)), sizes, limit):
+            yield self._read(rows[starts[part[0]] : ends[part[-1]]], policy, logprobs=True)
 
     def _read(self, positions: np.ndarray, policy: "Policy", logprobs: bool) -> Tokens:
         row_ids = self.scalars["trajectory_id"].combine_chunks().take(pa.array(positions))
@@ -169,13 +184,14 @@ def _one(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ListArray:
     return column.cast(kind).combine_chunks()
 
 
-def _parts(positions: np.ndarray, tokens: np.ndarray) -> Iterator[np.ndarray]:
-    """Positions in order, so many at once that neither limit is passed, unless one row alone passes it."""
+def _parts(positions: np.ndarray, tokens: np.ndarray, limit: int = BATCH_TOKENS) -> Iterator[np.ndarray]:
+    """Positions in order, so many at once that neither ``limit``, of tokens, nor :data:`BATCH_ROWS` is passed, unless
+    one alone passes it."""
     ends = np.cumsum(tokens, dtype=np.int64)
     start = 0
     while start < len(positions):
         before = ends[start - 1] if start else 0
-        end = int(np.searchsorted(ends, before + BATCH_TOKENS, side="right"))
+        end = int(np.searchsorted(ends, before + limit, side="right"))
         end = min(max(end, start + 1), start + BATCH_ROWS)
         yield positions[start:end]
         start = end

@@ -30,6 +30,7 @@ from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.common import ModelConfig, load_policy, record_dialect, start_policy
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
+from pipelines.stages.token_credit import TokenCredit, credited_by_token
 from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, trained_on
 from schemas.training import TRAINING_SCHEMA, TrainingRow
 from schemas.trajectory import UnscoredError
@@ -215,20 +216,36 @@ def offline(
     Groups are the rollouts of one ticket; rows that name none are grouped by task and by the policy that sampled them.
     ``algorithm.off_policy`` corrects for rollouts of other policies.
     """
+    policy = load_policy(model).prepare(config.optimizer.precision)
+    given = under(trajectories, scores, config.scorer)
+    chosen = Selected(given, OUTCOME).at_temperature_1(config.other_temperatures)
+    algorithm, micro_tokens = config.algorithm, config.optimizer.micro_tokens
+    lr_scale = 1.0
+    if algorithm.credits_whole_rows:
+        metrics, batches = credited(chosen, algorithm, policy, micro_tokens)
+    elif algorithm.credits_returns:
+        metrics, lr_scale, batches = credited_by_token(chosen, algorithm, policy, micro_tokens, context.scratch)
+    else:
+        metrics, lr_scale, batches = _credited_at_once(chosen, algorithm, policy, micro_tokens)
+    context.metrics.update(metrics)
+    if lr_scale == 0:
+        raise ValueError(f"effective sample size {metrics['ess']:.3f} is below min_ess; use fresher rollouts")
+    scaled = config.optimizer.model_copy(update={"lr": config.optimizer.lr * lr_scale})
+    return _fit(context, config.model_copy(update={"optimizer": scaled}), policy, algorithm, batches)
+
+
+def _credited_at_once(
+    chosen: Selected, algorithm: PolicyGradientAlgorithm, policy: "Policy", micro_tokens: int
+) -> TokenCredit:
+    """Training rows by advantages of the user's own, which may compare any token with any other: all rollouts are in
+    memory."""
     from agentrl.online.credit import Extras, assign
     from agentrl.training.rows import TrainingRows
     from agentrl.training.scoring import batch_logprobs
 
-    policy = load_policy(model).prepare(config.optimizer.precision)
-    given = under(trajectories, scores, config.scorer)
-    chosen = Selected(given, OUTCOME).at_temperature_1(config.other_temperatures)
-    if config.algorithm.credits_whole_rows:
-        metrics, batches = credited(chosen, config.algorithm, policy, config.optimizer.micro_tokens)
-        context.metrics.update(metrics)
-        return _fit(context, config, policy, config.algorithm, batches)
     both = zip(chosen.trajectories(), chosen.weights.tolist(), strict=True)
     weighted = [(row, weight) for row, weight in both if any(row.action_mask)]
-    made = [row for row, _ in weighted]  # credit by token looks at all rollouts of a group
+    made = [row for row, _ in weighted]
     for row in made:
         check_tokenizer(row.trajectory_id, row.tokenizer, policy)
     plain = [
@@ -238,25 +255,15 @@ def offline(
         for row in made
     ]
     version = max((row.policy_version for row in made), default=0)
-    scored = batch_logprobs(policy, TrainingRows.of(plain), config.optimizer.micro_tokens)
-    current = [one.tolist() for one in scored]
-    extras = Extras(reference=current if config.algorithm.kl else None, proximal=current, version=version)
-    credit = assign(config.algorithm, made, extras)
-    context.metrics.update(credit.metrics)
-    if credit.lr_scale == 0:
-        raise ValueError(f"effective sample size {credit.metrics['ess']:.3f} is below min_ess; use fresher rollouts")
+    current = [one.tolist() for one in batch_logprobs(policy, TrainingRows.of(plain), micro_tokens)]
+    credit = assign(
+        algorithm, made, Extras(reference=current if algorithm.kl else None, proximal=current, version=version)
+    )
     rows = [
         row.model_copy(update={"weights": [weighted[row.unit][1] * token for token in row.weights]})
         for row in credit.rows
     ]
-    scaled = config.optimizer.model_copy(update={"lr": config.optimizer.lr * credit.lr_scale})
-    return _fit(
-        context,
-        config.model_copy(update={"optimizer": scaled}),
-        policy,
-        config.algorithm,
-        TrainingRows.of(rows).batches,
-    )
+    return TokenCredit(credit.metrics, credit.lr_scale, iter(TrainingRows.of(rows).batches))
 
 
 def _fit(

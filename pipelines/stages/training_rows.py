@@ -1,7 +1,7 @@
 """Training rows in columns, from parts of a selection."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -78,12 +78,20 @@ OUTCOME = ("group_id", "fingerprint", "policy", "policy_version", "env", "level"
 ROWS_AT_ONCE = 4096
 
 
-def credited(
-    chosen: Selected, algorithm: PolicyGradient, policy: "Policy", micro_tokens: int
-) -> tuple[dict[str, float], Iterator[pa.RecordBatch]]:
-    """Metrics, and training rows of an algorithm that ``credits_whole_rows``. Rewards and groups of all rows are in
-    memory, their tokens are a stream. ``chosen`` has the columns :data:`OUTCOME`."""
-    from agentrl.online.credit import assign_rows, by_level, group_of, plain_rewards
+class Outcomes(NamedTuple):
+    """What credit looks at besides tokens, of the rows at ``positions``, which have action tokens; the others are
+    [positions] too. ``shaped`` are rewards after punishments and normalisation."""
+
+    positions: np.ndarray
+    rewards: np.ndarray
+    shaped: np.ndarray
+    groups: list[str]
+    actions: np.ndarray
+
+
+def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> Outcomes:
+    """Rewards and groups of all rows that have action tokens. ``chosen`` has the columns :data:`OUTCOME`."""
+    from agentrl.online.credit import by_level, group_of, plain_rewards
 
     acting = np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy())
     outcome = chosen.scalars.take(pa.array(acting))
@@ -97,8 +105,25 @@ def credited(
         levels += [(row.env, row.level) for row in rows]
     shaped = by_level(algorithm, np.concatenate(rewards), levels)
     actions = outcome["n_action_tokens"].to_numpy()
-    credit = assign_rows(algorithm, shaped, outcome["reward"].to_numpy(), groups, actions)
-    return credit.metrics, _credited_batches(chosen, algorithm, policy, micro_tokens, acting, credit)
+    return Outcomes(acting, outcome["reward"].to_numpy(), shaped, groups, actions)
+
+
+def sides(chosen: Selected) -> np.ndarray:
+    """1 for a success, -1 for a failure, 0 if it is not known, [rows]."""
+    labels: np.ndarray = pc.fill_null(pc.if_else(chosen.scalars["success"], 1, -1), 0).to_numpy()
+    return labels
+
+
+def credited(
+    chosen: Selected, algorithm: PolicyGradient, policy: "Policy", micro_tokens: int
+) -> tuple[dict[str, float], Iterator[pa.RecordBatch]]:
+    """Metrics, and training rows of an algorithm that ``credits_whole_rows``. Rewards and groups of all rows are in
+    memory, their tokens are a stream. ``chosen`` has the columns :data:`OUTCOME`."""
+    from agentrl.online.credit import assign_rows
+
+    found = outcomes(chosen, algorithm, policy)
+    credit = assign_rows(algorithm, found.shaped, found.rewards, found.groups, found.actions)
+    return credit.metrics, _credited_batches(chosen, algorithm, policy, micro_tokens, found.positions, credit)
 
 
 def _credited_batches(
@@ -114,7 +139,7 @@ def _credited_batches(
     weights, units = np.zeros(len(chosen)), np.zeros(len(chosen), np.int64)
     weights[acting] = chosen.weights[acting] * credit.weights
     units[acting] = np.arange(len(acting))
-    labels = pc.fill_null(pc.if_else(chosen.scalars["success"], 1, -1), 0).to_numpy()
+    labels = sides(chosen)
     for part in chosen.tokens(policy, acting[credit.live], logprobs=True):
         place = part.positions
         rows = trained_on(part, weights[place], labels[place], units=units[place])

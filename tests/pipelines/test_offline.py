@@ -11,6 +11,7 @@ from agentrl.algorithms.policy_gradient import KL, Advantages, Experience, OffPo
 from agentrl.models.tiny import tiny_policy
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.harness import Harness
+from pipelines.stages import token_credit
 from pipelines.stages.selected import Selected
 from pipelines.stages.tasks import generate
 from pipelines.stages.train import kto, offline, sft
@@ -124,12 +125,87 @@ def test_rows_are_credited_in_columns_as_by_their_tokens(
         assert row == other
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"type": "grpo", "credit": "first_divergence"},
+        {"type": "dr_grpo", "credit": "subgoal", "kl": {"coef": 0.1}},
+        {"type": "rloo", "off_policy": {"truncate": 2.0, "band": [0.9, 1.1]}},
+        {"type": "reinforce++", "kl": {"coef": 0.1, "where": "reward"}, "degenerate": "drop"},
+        {"type": "grpo", "off_policy": {"truncate_sequence": 1.5, "max_staleness": 0, "min_ess": 0.99}, "entropy": 0.1},
+    ],
+    ids=str,
+)
+def test_rows_are_credited_in_parts_as_at_once(
+    harness: Harness, tasks: Tasks, model: Model, algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other weights sampled than those that are trained, so that ratios are not 1."""
+    other = harness.run(sft, CONFIG | {"optimizer": {"lr": 0.01}}, trajectories=[_expert(harness, tasks)], model=model)
+    rows = harness.run(sample, TWO_OF_EACH | {"samples": 4}, model=other["model"], tasks=tasks)["trajectories"]
+    given = [scored(harness, rows, [0.0, 1.0, 0.5, 0.0, 1.0, 0.0, 0.0, 0.2])]
+    config = CONFIG | {"algorithm": algorithm}
+    monkeypatch.setattr(token_credit, "PART_TOKENS", 200)
+    parts = harness.run(offline, config, trajectories=given, model=model)
+    with monkeypatch.context() as patch:
+        patch.setattr(PolicyGradient, "credits_returns", False)
+        whole = harness.run(offline, config, trajectories=given, model=model)
+    for name in ("degenerate_rows", "ess", "lr_scale", "staleness", "max_staleness", "mean_importance", "masked_share"):
+        assert parts.metrics.get(name, 0) == pytest.approx(whole.metrics.get(name, 0), rel=1e-5), name
+    ours, theirs = (sorted(one["rows"].table().to_pylist(), key=lambda row: row["unit"]) for one in (parts, whole))
+    assert ours
+    for row, expected in zip(ours, theirs, strict=True):
+        for name in ("weights", "logprobs", "ref_logprobs"):
+            assert row.pop(name) == pytest.approx(expected.pop(name), rel=1e-5, abs=1e-5, nan_ok=True), name
+        assert row == expected
+
+
+def _expert(harness: Harness, tasks: Tasks) -> Trajectories:
+    return harness.run(synthesize, tasks=tasks)["trajectories"]
+
+
+def test_credit_by_token_holds_no_more_than_a_part(
+    harness: Harness, tasks: Tasks, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_credit, "PART_TOKENS", 4_000)
+    row = harness.run(sample, TWO_OF_EACH, model=model, tasks=tasks)["trajectories"].read()[0]
+    ids = [1, 2] * 1_000
+    changes = {"messages": [], "spans": [], "input_ids": ids, "action_mask": [False, True] * 1_000}
+    changes |= {"logprobs": [float("nan"), -1.0] * 1_000, "n_tokens": len(ids), "n_action_tokens": 1_000}
+
+    def peak(groups: int) -> int:
+        rows = [
+            row.model_copy(
+                update={
+                    **changes,
+                    "trajectory_id": f"long-{groups}-{n}",
+                    "group_id": str(n // 2),
+                    "reward": float(n % 2),
+                    "success": n % 2 == 1,
+                }
+            )
+            for n in range(2 * groups)
+        ]
+        given = harness.trajectories(rows)
+        config = CONFIG | {"algorithm": {"type": "grpo", "credit": "first_divergence"}}
+        tracemalloc.start()
+        try:
+            assert harness.run(offline, config, trajectories=[given], model=model).metrics["rows"] == len(rows)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(8)
+    assert peak(64) < peak(16) + 4_000_000  # 192,000 more tokens, at 200 bytes in Python, are 38 MB
+
+
 def test_an_algorithm_of_ones_own_may_look_at_tokens() -> None:
     class Own(GRPO):
         def advantages(self, step: Experience) -> Advantages:
             return super().advantages(step)
 
     assert GRPO().credits_whole_rows
+    assert GRPO(credit="first_divergence").credits_returns
+    assert not Own().credits_returns
     assert not Own().credits_whole_rows
     assert not GRPO(kl=KL(where="reward")).credits_whole_rows
     assert not GRPO(credit="first_divergence").credits_whole_rows

@@ -1,0 +1,183 @@
+"""Training rows of stored rollouts whose tokens weigh different amounts: by what the group did, or by log-probs.
+Rollouts pass through memory in parts of whole groups; of each one, only numbers stay."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from agentrl.algorithms.policy_gradient import PolicyGradient
+from pipelines.stages.selected import Selected
+from pipelines.stages.training_rows import outcomes, sides, trained_on
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.models.policy import Policy
+    from agentrl.online.off_policy import RatioSums
+
+PART_TOKENS = 2**18
+"""The most tokens that are held as rollouts, unless one group has more."""
+
+
+class TokenCredit(NamedTuple):
+    """``batches`` of training rows; ``lr_scale`` is 0 if the update is to be skipped."""
+
+    metrics: dict[str, float]
+    lr_scale: float
+    batches: Iterator[pa.RecordBatch]
+
+
+def credited_by_token(
+    chosen: Selected, algorithm: PolicyGradient, policy: "Policy", micro_tokens: int, folder: Path
+) -> TokenCredit:
+    """Training rows of an algorithm that ``credits_returns``. Rows lie in files in ``folder``, with the log-probs of
+    ``policy`` if they are needed, and later with their weights. ``chosen`` has the columns ``OUTCOME``."""
+    from agentrl.online.credit import row_advantages, share_of
+    from agentrl.online.off_policy import guarded
+    from agentrl.training.rows import write_rows
+
+    work = _Work(chosen, algorithm, policy, micro_tokens)
+    write_rows(folder / "scored.arrow", work.scored())
+    found = work.found
+    advantages, keep, degenerate = row_advantages(algorithm, found.shaped, found.rewards, found.groups, work.taken)
+    metrics, lr_scale = {"degenerate_rows": float(degenerate.sum())}, 1.0
+    if algorithm.off_policy:
+        versions = chosen.scalars["policy_version"].to_numpy()[found.positions]
+        staleness = versions.max(initial=0) - versions
+        keep, more, lr_scale = guarded(algorithm.off_policy, work.sums(), staleness, keep)
+        metrics.update(more)
+    live = np.zeros(len(keep), dtype=bool)
+    write_rows(folder / "weighted.arrow", work.weighted(folder / "scored.arrow", advantages, keep, live))
+    (folder / "scored.arrow").unlink()
+    share = share_of(algorithm, found.actions, live, keep)
+    return TokenCredit(metrics, lr_scale, (_scaled(rows, share) for rows in _batches(folder / "weighted.arrow")))
+
+
+class _Work:
+    """One credit at work. Numbers of rows are places in ``found``, and in a file the ``unit`` of a row."""
+
+    def __init__(self, chosen: Selected, algorithm: PolicyGradient, policy: "Policy", micro_tokens: int) -> None:
+        self.chosen = chosen
+        self.algorithm = algorithm
+        self.policy = policy
+        self.micro_tokens = micro_tokens
+        self.found = outcomes(chosen, algorithm, policy)
+        self.taken = np.zeros(len(self.found.positions))
+        self._sums: list[RatioSums] = []
+        self._summed: list[np.ndarray] = []
+
+    def scored(self) -> Iterator[pa.RecordBatch]:
+        """Rows, with the log-probs of the policy as ``ref_logprobs`` if the algorithm needs them. Each batch holds
+        whole groups."""
+        from agentrl.training.scoring import reference_logprobs
+
+        found, labels = self.found, sides(self.chosen)
+        number = np.zeros(len(self.chosen), np.int64)
+        number[found.positions] = np.arange(len(found.positions))
+        for part in self.chosen.in_groups(self.policy, found.positions, found.groups, PART_TOKENS):
+            ones = np.ones(len(part.positions))
+            rows = trained_on(part, ones, labels[part.positions], units=number[part.positions])
+            if self.algorithm.kl or self.algorithm.off_policy:
+                rows = reference_logprobs(self.policy, rows, self.micro_tokens)
+                self._measure(rows)
+            yield rows
+
+    def _measure(self, rows: pa.RecordBatch) -> None:
+        """Keep what all rows must be known for: penalties, and sums of ratios."""
+        from agentrl.online.credit import penalty
+        from agentrl.online.off_policy import RatioSums, ratio_sums
+
+        kl, numbers = self.algorithm.kl, rows.column("unit").to_numpy()
+        sums = []
+        for number, (mask, sampled, current) in zip(numbers.tolist(), _rows_of(rows), strict=True):
+            if kl and kl.where == "reward":
+                self.taken[number] = float(penalty(kl, sampled, current, mask).double().sum())
+            if self.algorithm.off_policy:
+                ratio, inside, importance = self._importance(mask, sampled, current)
+                sums.append(ratio_sums(ratio, inside, importance))
+        if sums:
+            self._sums.append(RatioSums.concat(sums))
+            self._summed.append(numbers)
+
+    def _importance(self, mask: "Tensor", sampled: "Tensor", current: "Tensor") -> "tuple[Tensor, Tensor, Tensor]":
+        """Log-ratios, mask and importance weights of one row, each [1, tokens]."""
+        from agentrl.online.off_policy import importance_weights
+
+        assert self.algorithm.off_policy is not None
+        ratio, inside = (current - sampled).masked_fill(~mask, 0.0)[None], mask[None]
+        return ratio, inside, importance_weights(self.algorithm.off_policy, ratio, inside)
+
+    def sums(self) -> "RatioSums":
+        """Sums of the ratios of all rows, in the order of their numbers."""
+        from agentrl.online.off_policy import RatioSums
+
+        order = np.argsort(np.concatenate(self._summed))
+        return RatioSums(*(values[order] for values in vars(RatioSums.concat(self._sums)).values()))
+
+    def weighted(
+        self, path: Path, advantages: np.ndarray, keep: np.ndarray, live: np.ndarray
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a file that are trained on, with what their tokens weigh. ``live`` is set for them."""
+        from agentrl.training.rows import flat, holds_true, nested
+
+        for rows in _batches(path):
+            numbers = rows.column("unit").to_numpy()
+            offsets, mask = flat(rows.column("mask"))
+            weights = self._blamed(rows, advantages[numbers], np.diff(offsets))
+            if self.algorithm.off_policy:
+                weights = weights * np.concatenate([self._importance(*one)[2][0].numpy() for one in _rows_of(rows)])
+            teaches = holds_true(offsets[:-1], offsets[1:], mask & (abs(weights) > 1e-9))
+            live[numbers] = keep[numbers] & (self.algorithm.acts_on_every_row | teaches)
+            counts = np.repeat(self.chosen.weights[self.found.positions[numbers]], np.diff(offsets))
+            changed = {"weights": nested(offsets, counts * weights, "weights")}
+            if self.algorithm.off_policy:
+                changed["logprobs"] = rows.column("ref_logprobs")
+            if not self.algorithm.kl:
+                changed["ref_logprobs"] = nested(np.zeros_like(offsets), np.zeros(0, np.float32), "ref_logprobs")
+            yield _changed(rows, changed).filter(pa.array(live[numbers]))
+
+    def _blamed(self, rows: pa.RecordBatch, advantages: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """What the tokens of rows weigh by credit alone, [tokens of all rows]."""
+        from agentrl.online.credit import blamed
+
+        if self.algorithm.credit == "whole":
+            return np.repeat(advantages, lengths)
+        rollouts = list(self.chosen.trajectories(rows.column("row_id")))
+        groups = [self.found.groups[number] for number in rows.column("unit").to_pylist()]
+        weights = [[value] * length for value, length in zip(advantages.tolist(), lengths.tolist(), strict=True)]
+        return np.concatenate([np.zeros(0), *blamed(self.algorithm, rollouts, groups, weights)])
+
+
+def _rows_of(rows: pa.RecordBatch) -> "Iterator[tuple[Tensor, Tensor, Tensor]]":
+    """Mask, log-probs of the policy that sampled, and those of ``ref_logprobs`` of each row, each [tokens]."""
+    import torch
+
+    from agentrl.training.rows import flat
+
+    offsets, mask = flat(rows.column("mask"))
+    columns = (mask, *(flat(rows.column(name))[1] for name in ("logprobs", "ref_logprobs")))
+    parts = (torch.split(torch.from_numpy(values.copy()), np.diff(offsets).tolist()) for values in columns)
+    return zip(*parts, strict=True)
+
+
+def _changed(rows: pa.RecordBatch, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [columns.get(name, column) for name, column in zip(rows.schema.names, rows.columns, strict=True)],
+        schema=rows.schema,
+    )
+
+
+def _scaled(rows: pa.RecordBatch, share: float) -> pa.RecordBatch:
+    from agentrl.training.rows import flat, nested
+
+    offsets, weights = flat(rows.column("weights"))
+    return _changed(rows, {"weights": nested(offsets, share * weights, "weights")})
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """The batches of a file, mapped into memory."""
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    return (reader.get_batch(number) for number in range(reader.num_record_batches))

@@ -75,8 +75,8 @@ class RatioSums:
 
 def ratio_sums(log_ratio: Tensor, mask: Tensor, importance: Tensor) -> RatioSums:
     """See :class:`RatioSums`; all [rows, tokens]."""
-    summed = ((values * mask).sum(-1).numpy() for values in (log_ratio, importance, importance == 0))
-    return RatioSums(*summed, tokens=mask.sum(-1).numpy())
+    inside = (log_ratio * mask, importance * mask, (importance == 0) & mask, mask)
+    return RatioSums(*(values.sum(-1).numpy() for values in inside))
 
 
 def guarded(

@@ -99,7 +99,7 @@ def run(folder: Path, rows: int, ranks: int) -> dict[str, Any]:
         while process.poll() is None:
             for child in psutil.Process(process.pid).children(recursive=True):
                 try:
-                    if "agentrl.training.launch" in child.cmdline() and "torch.distributed.run" not in child.cmdline():
+                    if "agentrl.training.launch" in child.cmdline():
                         peaks[child.pid] = max(peaks.get(child.pid, 0), child.memory_info().rss)
                 except psutil.NoSuchProcess:
                     continue

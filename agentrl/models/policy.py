@@ -3,7 +3,8 @@
 import hashlib
 import json
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,8 +55,59 @@ def load_tokenizer(path: str | Path) -> Any:
 Precision = Literal["float32", "bfloat16"]
 
 
+class Speaker:
+    """The side of a policy that needs no weights: how messages become tokens."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    name: str
+
+    @cached_property
+    def codec(self) -> ChatCodec:
+        """How messages become tokens. What a user should know of the dialect found is given as warnings.
+
+        Raises ValueError if no dialect fits the tokenizer.
+        """
+        codec = find_dialect(self.tokenizer)
+        for remark in codec.remarks:
+            warnings.warn(f"dialect {codec.dialect} of model {self.name}: {remark}", stacklevel=3)
+        return codec
+
+    @cached_property
+    def tokenizer_fingerprint(self) -> str:
+        return tokenizer_fingerprint(self.tokenizer)
+
+
 @dataclass
-class Policy:
+class Tokenizing(Speaker):
+    """A model's tokenizer alone."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    name: str
+
+    @classmethod
+    def load(cls, path: str | Path, name: str | None = None) -> "Tokenizing":
+        """The tokenizer of a local folder, or of a name on the Hugging Face hub.
+
+        Raises ValueError that names the path if there is no model.
+        """
+        with _said_to_be_missing(path):
+            return cls(load_tokenizer(path), name or str(path))
+
+
+@contextmanager
+def _said_to_be_missing(path: str | Path) -> Iterator[None]:
+    """Turns an error of loading into a ValueError that names the path and says what to give."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"model {str(path)!r} cannot be loaded: {str(error).splitlines()[0]} "
+            "Give a folder with config.json, safetensors and a tokenizer, or a name on the Hugging Face hub."
+        ) from error
+
+
+@dataclass
+class Policy(Speaker):
     """``name`` is how trajectories refer to it, ``version`` counts its updates in online training. ``precision`` is
     that of matrix products in every pass: bfloat16 through autocast; float32 is the dtype of the weights. ``plain`` is
     true if only the model's own logits give its log-probs, None until that was tried."""
@@ -77,14 +129,9 @@ class Policy:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        try:
+        with _said_to_be_missing(path):
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
             tokenizer = load_tokenizer(path)
-        except OSError as error:
-            raise ValueError(
-                f"model {str(path)!r} cannot be loaded: {str(error).splitlines()[0]} "
-                "Give a folder with config.json, safetensors and a tokenizer, or a name on the Hugging Face hub."
-            ) from error
         return cls(to_device(model), tokenizer, name or str(path))
 
     def prepare(self, precision: Precision) -> "Policy":
@@ -105,18 +152,3 @@ class Policy:
         bfloat16 would lose most of what small steps changed."""
         self.model.save_pretrained(path)
         self.tokenizer.save_pretrained(path)
-
-    @cached_property
-    def codec(self) -> ChatCodec:
-        """How messages become tokens. What a user should know of the dialect found is given as warnings.
-
-        Raises ValueError if no dialect fits the tokenizer.
-        """
-        codec = find_dialect(self.tokenizer)
-        for remark in codec.remarks:
-            warnings.warn(f"dialect {codec.dialect} of model {self.name}: {remark}", stacklevel=3)
-        return codec
-
-    @cached_property
-    def tokenizer_fingerprint(self) -> str:
-        return tokenizer_fingerprint(self.tokenizer)

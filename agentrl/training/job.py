@@ -31,8 +31,9 @@ class DeepSpeed(BaseModel):
 
 
 class TrainingJob(BaseModel):
-    """``folder`` holds what is read (``rows.arrow``, which every rank maps into memory, and ``start/``) and what is
-    written (``model/``, ``metrics.parquet``, and ``checkpoints/`` meanwhile)."""
+    """The folder of its file holds what is read (``rows.arrow``, which every rank maps into memory, and ``start/``, the
+    model, unless ``start`` names another folder or a model of the Hugging Face hub) and what is written (``model/``,
+    ``metrics.parquet``, and ``checkpoints/`` meanwhile)."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,6 +44,7 @@ class TrainingJob(BaseModel):
     batch: int
     seed: int
     checkpoint_every: int = 100
+    start: str | None = None
 
     def write(self, folder: Path) -> Path:
         path = folder / "job.json"

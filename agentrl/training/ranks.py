@@ -38,6 +38,8 @@ class DeepSpeedRanks:
     def __init__(self, policy: Policy, job: TrainingJob) -> None:
         import deepspeed
 
+        # no operator is built for reductions in shared memory: they serve inference alone, and building takes a minute
+        deepspeed.ops.__compatible_ops__ = {}
         self.policy = policy
         trained = parameter_groups(policy.model, job.optimizer.weight_decay)
         self.model, *_ = deepspeed.initialize(

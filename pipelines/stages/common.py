@@ -19,7 +19,7 @@ from schemas.choice import plain
 
 if TYPE_CHECKING:
     from agentrl.environments.base import Environment
-    from agentrl.models.policy import Policy
+    from agentrl.models.policy import Policy, Speaker
     from agentrl.rewards.component import Reward
     from agentrl.rollouts.runner import RolloutRunner
     from schemas.task import Task
@@ -74,12 +74,17 @@ def load_policy(model: Model) -> "Policy":
     return Policy.load(model.path, model.name)
 
 
+def outside(path: str) -> str | Path:
+    """A model folder outside the store, or a name on the Hugging Face hub."""
+    folder = Path(path).expanduser()
+    return folder if folder.exists() else path
+
+
 def outside_policy(path: str) -> "Policy":
     """The policy of a model folder outside the store, or of a name on the Hugging Face hub."""
     from agentrl.models.policy import Policy
 
-    folder = Path(path).expanduser()
-    return Policy.load(folder if folder.exists() else path)
+    return Policy.load(outside(path))
 
 
 def start_policy(
@@ -133,7 +138,7 @@ def secrets_of(configs: "Sequence[EngineConfig | Reward]") -> list[str]:
     return [value for _, marks, value in leaves(configs) if "secret" in marks and value]
 
 
-def record_dialect(context: Context, policy: "Policy | None") -> None:
+def record_dialect(context: Context, policy: "Speaker | None") -> None:
     """Put into the metrics how messages become tokens, and how that was chosen. Without a policy an endpoint does."""
     if policy is None:
         context.metrics.update(dialect="the endpoint's own", dialect_source="endpoint: it is sent messages")

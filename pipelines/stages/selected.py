@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -17,9 +17,20 @@ from schemas.training import TRAINING_SCHEMA
 from schemas.trajectory import NOT_TRAINED, Message, Trajectory
 
 if TYPE_CHECKING:
-    from agentrl.models.policy import Policy
+    from agentrl.models.policy import Speaker
 
-SCALARS = ("trajectory_id", "task_id", "source", "reward", "success", "n_tokens", "split", "tags", "sampling")
+SCALARS = (
+    "trajectory_id",
+    "task_id",
+    "source",
+    "reward",
+    "success",
+    "n_tokens",
+    "split",
+    "tags",
+    "sampling",
+    "tokenizer",
+)
 BATCH_TOKENS, BATCH_ROWS = 2**21, 8192
 """The most tokens and rows that a training stage holds at once, apart from the rows of a step."""
 
@@ -71,7 +82,9 @@ class Selected:
             warnings.warn(
                 f"{left} of {len(scalars)} rows are tagged {NOT_TRAINED!r} and are not trained on", stacklevel=3
             )
-        unasked = [name for name in ("split", "tags", "sampling") if name not in more]
+        tokenizers = scalars["tokenizer"].combine_chunks().dictionary_encode()
+        self._tokenizers, self._tokenizer = tokenizers.dictionary.to_pylist(), tokenizers.indices.to_numpy()
+        unasked = [name for name in ("split", "tags", "sampling", "tokenizer") if name not in more]
         self.scalars, self.weights = scalars.drop_columns(unasked), weights.astype(np.float64)
         settings = scalars["sampling"].combine_chunks().dictionary_encode()
         plain = np.array([plainly_drawn(one) for one in settings.dictionary.to_pylist()], dtype=bool)
@@ -85,6 +98,7 @@ class Selected:
         if len(positions) < len(self):
             self.scalars = self.scalars.take(pa.array(positions))
             self.weights, self._plain = self.weights[positions], self._plain[positions]
+            self._tokenizer = self._tokenizer[positions]
 
     def at_temperature_1(self, others: OtherTemperatures) -> "Selected":
         """This selection, of which the rows that were not drawn from a policy's own distribution are refused, left out
@@ -119,10 +133,21 @@ class Selected:
             for messages in self._buffer.read(ids.slice(start, TEXT_ROWS), ["messages"])["messages"].to_pylist():
                 yield [Message.model_validate(one) for one in messages]
 
-    def tokens(self, policy: "Policy", positions: np.ndarray | None = None, logprobs: bool = False) -> Iterator[Tokens]:
+    def check_tokenizers(self, policy: "Speaker") -> None:
+        """Raise ValueError that names a row if one was tokenised by another tokenizer than the policy's."""
+        named = np.array([one == policy.tokenizer_fingerprint for one in self._tokenizers], dtype=bool)
+        foreign = ~named[self._tokenizer] & (self.scalars["n_tokens"].to_numpy() > 0)
+        if foreign.any():
+            first = int(np.flatnonzero(foreign)[0])
+            name = self.scalars["trajectory_id"][first].as_py()
+            check_tokenizer(name, self._tokenizers[self._tokenizer[first]], policy)
+
+    def tokens(
+        self, policy: "Callable[[], Speaker]", positions: np.ndarray | None = None, logprobs: bool = False
+    ) -> Iterator[Tokens]:
         """The token columns of the rows at ``positions`` (default: all), batch by batch, in the order in which the
-        buffer keeps them. Rows without tokens are tokenised. With ``logprobs``, which are those of the policy that
-        sampled, all rows must have tokens.
+        buffer keeps them. Rows without tokens are tokenised: for them alone ``policy`` is asked for before the last
+        batch. With ``logprobs``, which are those of the policy that sampled, all rows must have tokens.
 
         Raises ValueError if a row was tokenised by another tokenizer than the policy's.
         """
@@ -132,9 +157,15 @@ class Selected:
         for part in _parts(stored, self.scalars["n_tokens"].to_numpy()[stored]):
             yield self._read(part, policy, logprobs)
 
-    def in_groups(self, policy: "Policy", positions: np.ndarray, groups: Sequence[str], limit: int) -> Iterator[Tokens]:
+    def in_groups(
+        self, policy: "Speaker", positions: np.ndarray, groups: Sequence[str], limit: int
+    ) -> Iterator[Tokens]:
         """The token columns, with log-probs, of the rows at ``positions``, of which ``groups`` [positions] names the
-        groups. Each batch holds whole groups, of at most ``limit`` tokens unless one group alone has more."""
+        groups. Each batch holds whole groups, of at most ``limit`` tokens unless one group alone has more.
+
+        Raises ValueError if a row was tokenised by another tokenizer than the policy's.
+        """
+        self.check_tokenizers(policy)
         ids = self.scalars["trajectory_id"].combine_chunks().take(pa.array(positions))
         stored = pc.sort_indices(ids).to_numpy()
         group = np.unique(np.asarray(groups, dtype=str), return_inverse=True)[1][stored]
@@ -145,28 +176,23 @@ class Selected:
         ends = np.append(starts[1:], len(rows))
         sizes = np.add.reduceat(self.scalars["n_tokens"].to_numpy()[rows].astype(np.int64), starts)
         for part in _parts(np.arange(len(starts)), sizes, limit):
-            yield self._read(rows[starts[part[0]] : ends[part[-1]]], policy, logprobs=True)
+            yield self._read(rows[starts[part[0]] : ends[part[-1]]], lambda: policy, logprobs=True)
 
-    def _read(self, positions: np.ndarray, policy: "Policy", logprobs: bool) -> Tokens:
+    def _read(self, positions: np.ndarray, policy: "Callable[[], Speaker]", logprobs: bool) -> Tokens:
         row_ids = self.scalars["trajectory_id"].combine_chunks().take(pa.array(positions))
-        table = self._buffer.read(row_ids, ["input_ids", "action_mask", "tokenizer", *["logprobs"] * logprobs])
+        table = self._buffer.read(row_ids, ["input_ids", "action_mask", *["logprobs"] * logprobs])
         ids, mask = (_one(table[name], TRAINING_SCHEMA.field(of).type) for name, of in _TOKENS)
         missing = np.flatnonzero(pc.list_value_length(ids).to_numpy() == 0)
-        foreign = pc.not_equal(table["tokenizer"], policy.tokenizer_fingerprint).to_numpy()
-        foreign[missing] = False
-        if foreign.any():
-            first = int(np.flatnonzero(foreign)[0])
-            check_tokenizer(row_ids[first].as_py(), table["tokenizer"][first].as_py(), policy)
         if not len(missing):
             sampled = _one(table["logprobs"], TRAINING_SCHEMA.field("logprobs").type) if logprobs else None
             return Tokens(positions, row_ids, ids, mask, sampled)
-        made = self._tokenised(row_ids.take(pa.array(missing)), policy)
+        made = self._tokenised(row_ids.take(pa.array(missing)), policy())
         order = np.arange(len(positions))
         order[missing] = len(positions) + np.arange(len(missing))
         both = (pa.concat_arrays([old, new]).take(pa.array(order)) for old, new in zip((ids, mask), made, strict=True))
         return Tokens(positions, row_ids, *both)
 
-    def _tokenised(self, names: pa.Array, policy: "Policy") -> tuple[pa.ListArray, pa.ListArray]:
+    def _tokenised(self, names: pa.Array, policy: "Speaker") -> tuple[pa.ListArray, pa.ListArray]:
         parts: list[list[pa.Array]] = [[], []]
         for start in range(0, len(names), TEXT_ROWS):
             raw = self._buffer.get_many(names.slice(start, TEXT_ROWS))
@@ -197,7 +223,7 @@ def _parts(positions: np.ndarray, tokens: np.ndarray, limit: int = BATCH_TOKENS)
         start = end
 
 
-def check_tokenizer(row_id: str, tokenizer: str, policy: "Policy") -> None:
+def check_tokenizer(row_id: str, tokenizer: str, policy: "Speaker") -> None:
     """Raise ValueError if a row was tokenised by another tokenizer than the policy's."""
     if tokenizer != policy.tokenizer_fingerprint:
         raise ValueError(

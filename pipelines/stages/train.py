@@ -1,11 +1,9 @@
 """Stages that train a policy on stored data."""
 
-import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,44 +12,26 @@ import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from agentrl.algorithms import PairAlgorithm, PolicyGradientAlgorithm
-from agentrl.algorithms.base import Objective
 from agentrl.algorithms.dpo import DPO
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.kto import KTO
 from agentrl.algorithms.preference import Preference
 from agentrl.algorithms.sft import SFT
 from agentrl.rollouts.negatives import SOURCE as NEGATIVE
-from agentrl.training.job import DeepSpeed
-from agentrl.training.optimizer import OptimizerConfig
-from agentrl.training.trackers import Tracker
 from agentrl.training.weights import row_weights, template_weights
-from pipelines.handles import Model, Pairs, Scores, Table, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import ModelConfig, load_policy, record_dialect, start_policy
+from pipelines.handles import Model, Pairs, Scores, Trajectories
+from pipelines.stage import Context, stage
+from pipelines.stages.common import ModelConfig, load_policy, outside, start_policy
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
 from pipelines.stages.token_credit import TokenCredit, credited_by_token
+from pipelines.stages.training import TrainConfig, Trained, Training, meanwhile
 from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, trained_on
-from schemas.training import TRAINING_SCHEMA, TrainingRow
-from schemas.trajectory import UnscoredError
+from schemas.training import TrainingRow
+from schemas.trajectory import Message, UnscoredError
 
 if TYPE_CHECKING:
-    from agentrl.models.policy import Policy
-    from agentrl.training.rows import TrainingRows
-
-
-class Trained(NamedTuple):
-    model: Model
-    rows: Table
-    metrics: Table
-
-
-class TrainConfig(StageConfig):
-    steps: int = Field(100, ge=1, description="optimiser steps")
-    batch: int = Field(32, ge=1, description="sequences, or pairs, in one optimiser step")
-    optimizer: OptimizerConfig = OptimizerConfig()
-    deepspeed: DeepSpeed | None = Field(None, description="spread over processes; None trains in this one")
-    track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
+    from agentrl.models.policy import Policy, Speaker
 
 
 class SFTConfig(TrainConfig, ByScorer):
@@ -76,23 +56,60 @@ def sft(
     scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
 ) -> Trained:
     """Supervised fine-tuning on the action tokens of trajectories, each counting by its weight in the selection."""
-    chosen = Selected(under(trajectories, scores, config.scorer))
-    policy = start_policy(model, config.model, chosen.conversations(), context.seed)
-    record_dialect(context, policy)
-    if pc.any(pc.equal(chosen.scalars["source"], NEGATIVE)).as_py() and not policy.codec.shows_tools():
-        raise ValueError(
-            "negative examples differ by the tools on offer, which this model's chat template does not show: "
-            "use a template that renders tools, or leave the negatives out"
+    with Training(context, config) as training:
+        start = _start_of_ranks(config, model)
+        fresh = config.model is not None and config.model.init is not None
+        loading = None if fresh else meanwhile(partial(_speaker, model, config, (), context.seed, start))
+        chosen = Selected(under(trajectories, scores, config.scorer))
+        if loading is None:
+            loading = meanwhile(partial(_speaker, None, config, chosen.conversations(), context.seed, start))
+            loading.result()  # it reads the rows
+        if pc.any(pc.equal(chosen.scalars["source"], NEGATIVE)).as_py() and not loading.result().codec.shows_tools():
+            raise ValueError(
+                "negative examples differ by the tools on offer, which this model's chat template does not show: "
+                "use a template that renders tools, or leave the negatives out"
+            )
+        factors = row_weights(chosen.scalars, config.weighting)
+        totals = chosen.weights * factors * np.where(factors < 0, config.negatives, 1.0)
+        weigh = None
+        if config.template_weight < 1:
+            weigh = partial(template_weights, decode=partial(decode, loading.result), template=config.template_weight)
+        batches = (
+            trained_on(part, totals[part.positions], weigh=weigh)
+            for part in chosen.tokens(loading.result, np.flatnonzero(totals))
         )
-    factors = row_weights(chosen.scalars, config.weighting)
-    totals = chosen.weights * factors * np.where(factors < 0, config.negatives, 1.0)
-    weigh = None
-    if config.template_weight < 1:
-        weigh = partial(template_weights, decode=partial(decode, policy), template=config.template_weight)
-    batches = (
-        trained_on(part, totals[part.positions], weigh=weigh) for part in chosen.tokens(policy, np.flatnonzero(totals))
-    )
-    return _fit(context, config, policy, SFT(), map(acting, batches))
+        return training.fit(loading.result, SFT(), map(acting, batches), start=start)
+
+
+def _start_of_ranks(config: SFTConfig, model: Model | None) -> str | None:
+    """The model folder or name that ranks can load by themselves, so that it need not fit this process."""
+    if config.deepspeed is None or (config.model and (config.model.path is None or config.model.dialect)):
+        return None
+    if config.model and config.model.path:
+        return str(outside(config.model.path))
+    return str(model.path) if model else None
+
+
+def _speaker(
+    model: Model | None,
+    config: SFTConfig,
+    conversations: Iterable[Sequence[Message]],
+    seed: int,
+    start: str | None,
+) -> "Speaker":
+    """What rows are tokenised by: the policy that training starts from, or its tokenizer if ranks load it.
+
+    Raises ValueError if no dialect fits.
+    """
+    from agentrl.models.policy import Tokenizing
+
+    if start is None or (model and config.model):
+        speaker: Speaker = start_policy(model, config.model, conversations, seed)
+        importlib.import_module("agentrl.training.loop")
+    else:
+        speaker = Tokenizing.load(start, model.name if model else None)
+    _ = speaker.codec
+    return speaker
 
 
 class DPOConfig(TrainConfig):
@@ -122,11 +139,12 @@ def preference(context: Context, config: PreferenceConfig, pairs: Pairs, model: 
 def _prefer(context: Context, config: TrainConfig, objective: Preference, pairs: Pairs, model: Model) -> Trained:
     from agentrl.training.scoring import reference_logprobs
 
-    policy = load_policy(model).prepare(config.optimizer.precision)
-    batches = _pair_batches(pairs, policy)
-    if objective.reference:
-        batches = (reference_logprobs(policy, batch, config.optimizer.micro_tokens) for batch in batches)
-    return _fit(context, config, policy, objective, batches)
+    with Training(context, config) as training:
+        policy = load_policy(model).prepare(config.optimizer.precision)
+        batches = _pair_batches(pairs, policy)
+        if objective.reference:
+            batches = (reference_logprobs(policy, batch, config.optimizer.micro_tokens) for batch in batches)
+        return training.fit(lambda: policy, objective, batches)
 
 
 PAIRS_AT_ONCE = 2048
@@ -174,17 +192,20 @@ def kto(
     """Training on unpaired trajectories, successes against failures, from ``model``, which is the reference too."""
     from agentrl.training.scoring import reference_logprobs
 
-    policy = load_policy(model).prepare(config.optimizer.precision)
-    chosen = Selected(under(trajectories, scores, config.scorer)).at_temperature_1(config.other_temperatures)
-    success = chosen.scalars["success"]
-    if success.null_count:
-        raise UnscoredError("success", chosen.scalars.filter(pc.is_null(success))["trajectory_id"].to_pylist())
-    labels = np.where(success.to_numpy(), 1, -1)
-    batches = (
-        trained_on(part, chosen.weights[part.positions], labels[part.positions]) for part in chosen.tokens(policy)
-    )
-    scored = (reference_logprobs(policy, batch, config.optimizer.micro_tokens) for batch in batches)
-    return _fit(context, config, policy, config.objective, scored)
+    with Training(context, config) as training:
+        policy = load_policy(model).prepare(config.optimizer.precision)
+        chosen = Selected(under(trajectories, scores, config.scorer)).at_temperature_1(config.other_temperatures)
+        success = chosen.scalars["success"]
+        if success.null_count:
+            raise UnscoredError("success", chosen.scalars.filter(pc.is_null(success))["trajectory_id"].to_pylist())
+        chosen.check_tokenizers(policy)
+        labels = np.where(success.to_numpy(), 1, -1)
+        batches = (
+            trained_on(part, chosen.weights[part.positions], labels[part.positions])
+            for part in chosen.tokens(lambda: policy)
+        )
+        scored = (reference_logprobs(policy, batch, config.optimizer.micro_tokens) for batch in batches)
+        return training.fit(lambda: policy, config.objective, scored)
 
 
 class OfflineConfig(TrainConfig, ByScorer):
@@ -216,22 +237,23 @@ def offline(
     Groups are the rollouts of one ticket; rows that name none are grouped by task and by the policy that sampled them.
     ``algorithm.off_policy`` corrects for rollouts of other policies.
     """
-    policy = load_policy(model).prepare(config.optimizer.precision)
-    given = under(trajectories, scores, config.scorer)
-    chosen = Selected(given, OUTCOME).at_temperature_1(config.other_temperatures)
-    algorithm, micro_tokens = config.algorithm, config.optimizer.micro_tokens
-    lr_scale = 1.0
-    if algorithm.credits_whole_rows:
-        metrics, batches = credited(chosen, algorithm, policy, micro_tokens)
-    elif algorithm.credits_returns:
-        metrics, lr_scale, batches = credited_by_token(chosen, algorithm, policy, micro_tokens, context.scratch)
-    else:
-        metrics, lr_scale, batches = _credited_at_once(chosen, algorithm, policy, micro_tokens)
-    context.metrics.update(metrics)
-    if lr_scale == 0:
-        raise ValueError(f"effective sample size {metrics['ess']:.3f} is below min_ess; use fresher rollouts")
-    scaled = config.optimizer.model_copy(update={"lr": config.optimizer.lr * lr_scale})
-    return _fit(context, config.model_copy(update={"optimizer": scaled}), policy, algorithm, batches)
+    with Training(context, config) as training:
+        policy = load_policy(model).prepare(config.optimizer.precision)
+        given = under(trajectories, scores, config.scorer)
+        chosen = Selected(given, OUTCOME).at_temperature_1(config.other_temperatures)
+        chosen.check_tokenizers(policy)
+        algorithm, micro_tokens = config.algorithm, config.optimizer.micro_tokens
+        lr_scale = 1.0
+        if algorithm.credits_whole_rows:
+            metrics, batches = credited(chosen, algorithm, policy, micro_tokens)
+        elif algorithm.credits_returns:
+            metrics, lr_scale, batches = credited_by_token(chosen, algorithm, policy, micro_tokens, context.scratch)
+        else:
+            metrics, lr_scale, batches = _credited_at_once(chosen, algorithm, policy, micro_tokens)
+        context.metrics.update(metrics)
+        if lr_scale == 0:
+            raise ValueError(f"effective sample size {metrics['ess']:.3f} is below min_ess; use fresher rollouts")
+        return training.fit(lambda: policy, algorithm, batches, lr_scale=lr_scale)
 
 
 def _credited_at_once(
@@ -246,8 +268,6 @@ def _credited_at_once(
     both = zip(chosen.trajectories(), chosen.weights.tolist(), strict=True)
     weighted = [(row, weight) for row, weight in both if any(row.action_mask)]
     made = [row for row, _ in weighted]
-    for row in made:
-        check_tokenizer(row.trajectory_id, row.tokenizer, policy)
     plain = [
         TrainingRow(
             row_id=row.trajectory_id, input_ids=row.input_ids, mask=row.action_mask, weights=[0.0] * row.n_tokens
@@ -264,82 +284,3 @@ def _credited_at_once(
         for row in credit.rows
     ]
     return TokenCredit(credit.metrics, credit.lr_scale, iter(TrainingRows.of(rows).batches))
-
-
-def _fit(
-    context: Context, config: TrainConfig, policy: "Policy", objective: Objective, batches: Iterable[pa.RecordBatch]
-) -> Trained:
-    """Write the rows as one file, as they come, and train on it."""
-    from agentrl.training.loop import fit
-    from agentrl.training.lora import merge_lora
-    from agentrl.training.rows import TrainingRows, write_rows
-    from agentrl.training.step import Trainer
-    from agentrl.training.trackers import track
-
-    job = context.scratch / "job"
-    job.mkdir(exist_ok=True)
-    rows = TrainingRows.open(write_rows(job / "rows.arrow", batches))
-    if "codec" in vars(policy):  # written rows were encoded
-        record_dialect(context, policy)
-    if not len(rows):
-        raise ValueError("there is nothing to train on: the inputs hold no rows; look at what the stage before kept")
-    with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:
-        last = time.perf_counter()
-
-        def report(metrics: dict[str, float]) -> None:
-            nonlocal last
-            now = time.perf_counter()
-            speed = f"{metrics['tokens'] / (now - last):,.0f}"
-            last = now
-            context.progress(
-                int(metrics["step"]) + 1, config.steps, loss=round(metrics["loss"], 4), **{"tokens/s": speed}
-            )
-            send(metrics)
-
-        if config.deepspeed:
-            history = _launch(context, config, config.deepspeed, policy, objective, report)
-            return _trained(
-                context, rows, history, lambda path: shutil.copytree(job / "model", path, dirs_exist_ok=True)
-            )
-        trainer = Trainer(policy, objective, config.optimizer, config.steps, seed=context.seed)
-        history = fit(trainer, rows, config.batch, context.seed, context.scratch / "checkpoint.pt", report)
-    merge_lora(policy)
-    return _trained(context, rows, history, policy.save)
-
-
-def _launch(
-    context: Context,
-    config: TrainConfig,
-    deepspeed: DeepSpeed,
-    policy: "Policy",
-    objective: Objective,
-    report: Callable[[dict[str, float]], None],
-) -> list[dict[str, float]]:
-    """Train in processes of their own, through DeepSpeed. The job's folder outlives a kill, with its checkpoints."""
-    from agentrl.training.job import TrainingJob
-    from agentrl.training.launch import launch
-
-    folder = context.scratch / "job"
-    policy.save(folder / "start")
-    job = TrainingJob.model_validate(
-        {
-            "objective": objective,
-            "optimizer": config.optimizer,
-            "deepspeed": deepspeed,
-            "steps": config.steps,
-            "batch": config.batch,
-            "seed": context.seed,
-        }
-    )
-    return launch(deepspeed, job.write(folder), report)
-
-
-def _trained(
-    context: Context, rows: "TrainingRows", history: list[dict[str, float]], save: Callable[[Path], object]
-) -> Trained:
-    context.metrics.update(rows=len(rows), first_loss=history[0]["loss"], last_loss=history[-1]["loss"])
-    return Trained(
-        context.model(save),
-        context.table(pa.RecordBatchReader.from_batches(TRAINING_SCHEMA, rows.batches), "rows"),
-        context.table(pa.Table.from_pylist(history), "metrics"),
-    )

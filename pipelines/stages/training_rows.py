@@ -13,12 +13,12 @@ from schemas.training import TRAINING_SCHEMA
 from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from agentrl.models.policy import Policy
+    from agentrl.models.policy import Policy, Speaker
     from agentrl.online.credit import RowCredit
 
 
-def decode(policy: "Policy", ids: list[int]) -> str:
-    return str(policy.tokenizer.decode(ids))
+def decode(policy: "Callable[[], Speaker]", ids: list[int]) -> str:
+    return str(policy().tokenizer.decode(ids))
 
 
 def trained_on(
@@ -140,7 +140,7 @@ def _credited_batches(
     weights[acting] = chosen.weights[acting] * credit.weights
     units[acting] = np.arange(len(acting))
     labels = sides(chosen)
-    for part in chosen.tokens(policy, acting[credit.live], logprobs=True):
+    for part in chosen.tokens(lambda: policy, acting[credit.live], logprobs=True):
         place = part.positions
         rows = trained_on(part, weights[place], labels[place], units=units[place])
         yield reference_logprobs(policy, rows, micro_tokens) if algorithm.kl else rows
@@ -151,7 +151,7 @@ def _prompts(chosen: Selected, policy: "Policy", positions: np.ndarray) -> np.nd
     from agentrl.training.rows import flat
 
     found = np.zeros(len(chosen), np.int64)
-    for part in chosen.tokens(policy, positions):
+    for part in chosen.tokens(lambda: policy, positions):
         offsets, mask = flat(part.mask)
         true = np.flatnonzero(mask)
         found[part.positions] = true[np.searchsorted(true, offsets[:-1])] - offsets[:-1]

@@ -2,7 +2,8 @@
 
 A digest is over a row's values. It does not depend on the batch, file or row group that holds the row, and leaves out
 columns in which two runs of one stage differ. The digest of a selection is made of the digests of its rows in their
-order, so that no other column is read. Digests have 16 bytes, so they practically never collide by chance.
+order, so that no other column is read. Digests are XXH3 with 16 bytes: they practically never collide by chance, but
+whoever wants two rows with one digest can make them.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from xxhash import xxh3_128_digest
 
 from datastore.digest import is_list, is_text, plain, type_name, without_fingerprints
 from schemas.trajectory import TRAJECTORY_SCHEMA
@@ -30,7 +32,11 @@ IDS = ("trajectory_id", "episode_id", "group_id", "parent_id")
 BATCH_ROWS = 1024
 
 _FIELDS = [TRAJECTORY_SCHEMA.field(name) for name in sorted(set(TRAJECTORY_SCHEMA.names) - set(VOLATILE))]
-_BASE = hashlib.sha256("\n".join(f"{field.name} {type_name(field.type)}" for field in _FIELDS).encode())
+_SCHEMA = pa.scalar(
+    hashlib.sha256("\n".join(f"{field.name} {type_name(field.type)}" for field in _FIELDS).encode()).digest(),
+    pa.large_binary(),
+)
+"""Rows of another schema have other digests."""
 
 
 def with_content(table: pa.Table) -> pa.Table:
@@ -51,14 +57,9 @@ def _digests(batch: pa.RecordBatch) -> pa.Array:
         for field, column in zip(_FIELDS, batch.columns, strict=True)
     ]
     pieces = _pieces(_FIELDS, columns, np.arange(batch.num_rows + 1, dtype=np.int64))
-    laid_out = pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
+    laid_out = pc.binary_join_element_wise(_SCHEMA, *pieces, pa.scalar(b"", pa.large_binary()))
     offsets, data = _offsets(laid_out).tolist(), memoryview(laid_out.buffers()[2] or b"")
-    digests = []
-    for start, end in pairwise(offsets):
-        hasher = _BASE.copy()
-        hasher.update(data[start:end])
-        digests.append(hasher.digest()[:16])
-    return pa.array(digests, pa.binary())
+    return pa.array([xxh3_128_digest(data[start:end]) for start, end in pairwise(offsets)], pa.binary())
 
 
 def _pieces(fields: Sequence[pa.Field], arrays: Sequence[pa.Array], bounds: np.ndarray) -> Iterator[pa.Array]:

@@ -147,7 +147,8 @@ def _owner(lists: pa.Array, above: Owner = _same) -> Owner:
 
 
 def _numpy(array: pa.Array, fill: object) -> np.ndarray:
-    return pc.fill_null(array, fill).to_numpy(zero_copy_only=False)
+    filled = pc.fill_null(array, fill) if array.null_count else array
+    return filled.to_numpy(zero_copy_only=False)
 
 
 def _checks(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:

@@ -1,8 +1,9 @@
 """Parquet files of the buffer, written two at a time and committed together.
 
 Row groups are small and only scalar columns carry statistics. Text and tokens are compressed by ZSTD. Tokens are split
-by byte first, which makes them smaller and cheaper to write than a dictionary does. Scalars take LZ4: a row group holds
-so little of each column that starting ZSTD takes longer than reading it. A file becomes visible only with its commit.
+by byte first, which makes them smaller and cheaper to write than a dictionary does. All else takes LZ4: a row group
+holds so little of each column that starting ZSTD takes longer than reading it. A file becomes visible only with its
+commit.
 """
 
 import json
@@ -60,10 +61,13 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
         yield path
 
 
+_LARGE = (
+    *("messages.list.element.content", "messages.list.element.reasoning"),
+    "messages.list.element.tool_calls.list.element.arguments",
+    *("tools", "final_state", "input_ids.list.element", "logprobs.list.element"),
+)
 _COMPRESSION = {
-    leaf: "zstd" if field.name in HEAVY_COLUMNS else "lz4"
-    for field in STORED_SCHEMA
-    for leaf in _leaves(field.name, field.type)
+    leaf: "zstd" if leaf in _LARGE else "lz4" for field in STORED_SCHEMA for leaf in _leaves(field.name, field.type)
 }
 
 

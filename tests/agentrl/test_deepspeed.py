@@ -1,6 +1,7 @@
 """Training through DeepSpeed equals training in one process."""
 
 import json
+import signal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from agentrl.models.policy import Policy
 from agentrl.models.tiny import train_tokenizer
 from agentrl.training.batch import TrainingError
 from agentrl.training.job import DeepSpeed, TrainingJob
-from agentrl.training.launch import command, launch
+from agentrl.training.launch import Ranks, command, launch
 from agentrl.training.loop import epochs
 from agentrl.training.lora import merge_lora
 from agentrl.training.optimizer import LoRA, OptimizerConfig
@@ -100,10 +101,10 @@ def test_a_killed_job_goes_on_from_its_checkpoint(zero: int, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_lock_of_a_killed_build_is_removed_before_a_job_waits_for_it(
+def test_no_operator_is_built_and_locks_of_killed_builds_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch would wait for the lock without end."""
+    """PyTorch would wait for a lock without end, and building takes a minute."""
     pytest.importorskip("deepspeed")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     lock = tmp_path / "extensions" / "deepspeed_shm_comm" / "lock"
@@ -113,7 +114,15 @@ def test_the_lock_of_a_killed_build_is_removed_before_a_job_waits_for_it(
     with pytest.warns(UserWarning, match=f"removed {lock}"):
         history = launch(job.deepspeed, job.write(tmp_path / "job"), lambda _: None)
     assert len(history) == 1
-    assert (lock.parent / "deepspeed_shm_comm.so").exists(), "the operator was not built: nothing would have waited"
+    assert not list(lock.parent.iterdir()), "an operator was built"
+
+
+def test_ranks_that_are_never_told_of_a_job_end() -> None:
+    pytest.importorskip("deepspeed")
+    ranks = Ranks(DeepSpeed(processes=2))
+    assert ranks._process is not None
+    ranks.close()
+    assert ranks._process.returncode == -signal.SIGTERM
 
 
 @pytest.mark.slow
@@ -138,7 +147,7 @@ def test_the_config_and_the_command_carry_the_settings(tmp_path: Path) -> None:
         "offload_param": {"device": "nvme"},
     }
     assert config["wall_clock"] == 1
-    assert "--nproc_per_node 4" in " ".join(command(spread, tmp_path / "job.json"))
+    assert command(spread)[-3:] == ["agentrl.training.launch", "--ranks", "4"]
     many = spread.model_copy(update={"hostfile": "hosts"})
     assert "--hostfile hosts --num_gpus 4 --module agentrl.training.launch" in " ".join(
         command(many, tmp_path / "job.json")
@@ -158,11 +167,17 @@ stages:
     uses: train.sft
     inputs: {trajectories: expert}
     with: {model: {init: tiny}, steps: 3, batch: 4, optimizer: {lr: 5.0e-3}, deepspeed: {zero: 2, processes: 2}}
+  more:
+    uses: train.sft
+    inputs: {trajectories: expert, model: warm}
+    with: {steps: 1, batch: 4, deepspeed: {zero: 2, processes: 2}}
 """
 
 
 @pytest.mark.slow
-def test_a_stage_trains_through_deepspeed_and_replays_in_one_process(tmp_path: Path) -> None:
+def test_a_stage_trains_through_deepspeed_and_replays_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("deepspeed")
     from datastore.catalog import Catalog
     from pipelines.execute import job_of, perform
@@ -174,8 +189,16 @@ def test_a_stage_trains_through_deepspeed_and_replays_in_one_process(tmp_path: P
     (tmp_path / "spread.yaml").write_text(SPEC)
     catalog = Catalog(tmp_path / "store")
     plan = make_plan(load(str(tmp_path / "spread.yaml")), catalog, str(tmp_path / "store"))
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError("the stage's process loads a model that its ranks load")
+
     for step in plan.to_run:
-        perform(job_of(step, plan, "test-run"))
+        with monkeypatch.context() as patch:
+            if step.node.name == "more":
+                patch.setattr(Policy, "load", refuse)
+            perform(job_of(step, plan, "test-run"))
+    assert find_artifact(catalog, "more").metrics["dialect"] == "hermes"
     found = replay(catalog, find_artifact(catalog, "warm"), 2)
     assert found.replayed["loss"] == pytest.approx(found.recorded["loss"], rel=1e-4)
     assert found.replayed["grad_norm"] == pytest.approx(found.recorded["grad_norm"], rel=1e-4)

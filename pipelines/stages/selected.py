@@ -77,7 +77,9 @@ class Selected:
         warn_of_splits({one["values"]: one["counts"] for one in counted}, "rows")
         tags = scalars["tags"].combine_chunks()
         tagged = tags.value_parent_indices().filter(pc.equal(tags.flatten(), NOT_TRAINED))
-        kept = np.setdiff1d(np.arange(len(scalars)), tagged.to_numpy())
+        trained = np.ones(len(scalars), dtype=bool)
+        trained[tagged.to_numpy()] = False
+        kept = np.flatnonzero(trained)
         if left := len(scalars) - len(kept):
             warnings.warn(
                 f"{left} of {len(scalars)} rows are tagged {NOT_TRAINED!r} and are not trained on", stacklevel=3
@@ -133,12 +135,13 @@ class Selected:
             for messages in self._buffer.read(ids.slice(start, TEXT_ROWS), ["messages"])["messages"].to_pylist():
                 yield [Message.model_validate(one) for one in messages]
 
-    def check_tokenizers(self, policy: "Speaker") -> None:
-        """Raise ValueError that names a row if one was tokenised by another tokenizer than the policy's."""
-        named = np.array([one == policy.tokenizer_fingerprint for one in self._tokenizers], dtype=bool)
-        foreign = ~named[self._tokenizer] & (self.scalars["n_tokens"].to_numpy() > 0)
+    def check_tokenizers(self, policy: "Speaker", positions: np.ndarray) -> None:
+        """Raise ValueError that names a row if one of those at ``positions`` was tokenised by another tokenizer than
+        the policy's."""
+        same = np.array([one == policy.tokenizer_fingerprint for one in self._tokenizers], dtype=bool)
+        foreign = ~same[self._tokenizer[positions]] & (self.scalars["n_tokens"].to_numpy()[positions] > 0)
         if foreign.any():
-            first = int(np.flatnonzero(foreign)[0])
+            first = int(positions[np.flatnonzero(foreign)[0]])
             name = self.scalars["trajectory_id"][first].as_py()
             check_tokenizer(name, self._tokenizers[self._tokenizer[first]], policy)
 
@@ -156,6 +159,7 @@ class Selected:
         stored = chosen[pc.sort_indices(ids).to_numpy()]
         for part in _parts(stored, self.scalars["n_tokens"].to_numpy()[stored]):
             yield self._read(part, policy, logprobs)
+        self.check_tokenizers(policy(), chosen)
 
     def in_groups(
         self, policy: "Speaker", positions: np.ndarray, groups: Sequence[str], limit: int
@@ -165,7 +169,7 @@ class Selected:
 
         Raises ValueError if a row was tokenised by another tokenizer than the policy's.
         """
-        self.check_tokenizers(policy)
+        self.check_tokenizers(policy, positions)
         ids = self.scalars["trajectory_id"].combine_chunks().take(pa.array(positions))
         stored = pc.sort_indices(ids).to_numpy()
         group = np.unique(np.asarray(groups, dtype=str), return_inverse=True)[1][stored]

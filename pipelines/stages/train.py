@@ -198,7 +198,7 @@ def kto(
         success = chosen.scalars["success"]
         if success.null_count:
             raise UnscoredError("success", chosen.scalars.filter(pc.is_null(success))["trajectory_id"].to_pylist())
-        chosen.check_tokenizers(policy)
+        chosen.check_tokenizers(policy, np.arange(len(chosen)))
         labels = np.where(success.to_numpy(), 1, -1)
         batches = (
             trained_on(part, chosen.weights[part.positions], labels[part.positions])
@@ -241,7 +241,7 @@ def offline(
         policy = load_policy(model).prepare(config.optimizer.precision)
         given = under(trajectories, scores, config.scorer)
         chosen = Selected(given, OUTCOME).at_temperature_1(config.other_temperatures)
-        chosen.check_tokenizers(policy)
+        chosen.check_tokenizers(policy, np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy()))
         algorithm, micro_tokens = config.algorithm, config.optimizer.micro_tokens
         lr_scale = 1.0
         if algorithm.credits_whole_rows:

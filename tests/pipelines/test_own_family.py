@@ -62,3 +62,9 @@ def test_its_own_tests_pass(folder: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_safe.py"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_pipeline_of_rooms_is_in_the_library(tmp_path: Path) -> None:
+    plan = make_plan(load("rooms"), Catalog(str(tmp_path)), str(tmp_path))
+    assert {step.status for step in plan.steps.values()} == {Status.RUN}
+    assert plan.steps["tasks"].ingredients.choices == {"environment rooms": "1"}

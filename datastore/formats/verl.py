@@ -1,10 +1,10 @@
 """verl's Parquet files.
 
 - ``verl-sft``: ``messages`` (arguments of calls as JSON text), ``tools``, ``enable_thinking``. ``tools`` is a list of
-  schemas, as verl's own dataset class wants it, if all rows share theirs, and missing if they have none. Tools that
-  differ from row to row, or whose parameters differ in kind, are JSON text, since one Arrow type would put nulls into
-  them; verl reads such a file by a ``custom_cls``. Carries
-  text, reasoning and calls; cannot carry tokens, log-probs, outcome, identity or lineage. Streams in row groups.
+  schemas, as verl's own dataset class wants it, if all rows that have tools share theirs, and missing if none has.
+  Tools that differ from row to row, or whose parameters differ in kind, are JSON text, since one Arrow type would put
+  nulls into them; verl reads such a file by a ``custom_cls``. Carries text, reasoning and calls; cannot carry tokens,
+  log-probs, outcome, identity or lineage. Streams in row groups.
 - RL prompts are tasks, not trajectories: :func:`write_tasks` and :func:`read_tasks` give ``data_source`` (env),
   ``prompt``, ``ability`` (env), ``reward_model`` {``style``: rule, ``ground_truth``}, ``extra_info`` {``split``,
   ``index``, ``task_id``, ``level``, ``verifier``, ``tools``, ``metadata``}.
@@ -39,6 +39,7 @@ _MESSAGE = pa.struct(
 )
 _SFT = pa.schema([("messages", pa.list_(_MESSAGE)), ("tools", _TEXT), ("enable_thinking", pa.bool_())])
 _KNOWN = frozenset(_SFT.names)
+NO_TOOLS = "[]"
 _TASK_INFO = ("split", "task_id", "level", "verifier", "tools", "metadata")
 _RL = pa.schema(
     [
@@ -69,14 +70,14 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
             writer.write_table(pa.Table.from_pylist([_line(row) for row in part], schema=_SFT))
             count += len(part)
             if len(offered) < 2:
-                offered |= {row.tools for row in part}
-    if len(offered) == 1:
-        _with_native_tools(path, json.loads(offered.pop()))
+                offered |= {row.tools for row in part} - {NO_TOOLS}
+    if len(offered) < 2:
+        _with_native_tools(path, json.loads(offered.pop() if offered else NO_TOOLS))
     return count
 
 
 def _with_native_tools(path: Path, tools: list[Any]) -> None:
-    """Put the tools that all rows share in the place of their text, if Arrow gives them back as they are."""
+    """Put the tools that all rows with tools share in the place of their text, if Arrow gives them back as they are."""
     try:
         column = pa.array([tools])
     except pa.ArrowException:
@@ -89,7 +90,8 @@ def _with_native_tools(path: Path, tools: list[Any]) -> None:
     with pq.ParquetFile(path) as file, pq.ParquetWriter(native, schema, compression="zstd") as writer:
         for batch in file.iter_batches(1024):
             columns = [batch[field.name] for field in fields]
-            shared = [pa.array([tools] * batch.num_rows, column.type)] if tools else []
+            lists = [[] if text == NO_TOOLS else tools for text in batch["tools"].to_pylist()]
+            shared = [pa.array(lists, column.type)] if tools else []
             writer.write_batch(pa.RecordBatch.from_arrays([*columns, *shared], schema=schema))
     native.replace(path)
 

@@ -199,6 +199,8 @@ def test_verl_sft_keeps_to_the_documented_schema(tmp_path: Path) -> None:
     assert table["tools"].to_pylist() == [json.loads(LOOK)]
     bare = pq.read_table(out("verl-sft", KINDS["text"], tmp_path))
     assert bare.schema.names == ["messages", "enable_thinking"]  # verl takes a text for tools if the column is there
+    some = pq.read_table(out("verl-sft", KINDS["tools"] + KINDS["text"], tmp_path))
+    assert some["tools"].to_pylist() == [json.loads(LOOK), []]
     mixed = pq.read_table(out("verl-sft", KINDS["tokens"], tmp_path))
     assert [json.loads(text) for text in mixed["tools"].to_pylist()] == [
         json.loads(row.tools) for row in KINDS["tokens"]

@@ -22,27 +22,22 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pydantic_core import from_json
-
-from datastore.formats.messages import from_chat, text_of, tools_text
+from datastore.formats.messages import from_chat, tools_text
 from datastore.formats.notes import Notes
 from datastore.formats.parts import between, in_parts
 from datastore.formats.rows import components, make_row
 from datastore.formats.source import Row, Source, Span, each
+from datastore.formats.span_messages import FLAT, MESSAGES, json_of, loaded, loose, messages_of, tools_beside
 from schemas.trajectory import Termination
 
-_FLAT = re.compile(r"(?:llm\.(input|output)_messages|gen_ai\.(prompt|completion))\.(\d+)\.(?:message\.)?(.+)")
-_CALL = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
-_PART = re.compile(r"contents\.(\d+)\.(?:message_content\.)?(.+)")
 _TOOL = re.compile(r"llm\.tools\.(\d+)\.(?:tool\.)?json_schema")
-_MESSAGES = ("gen_ai.input.messages", "gen_ai.output.messages")
 _MODEL = (
     *("gen_ai.response.model", "gen_ai.request.model"),
     *("llm.model_name", "llm.response.model_name", "llm.request.model_name"),
 )
 _FINISH = ("gen_ai.response.finish_reasons", "llm.finish_reason")
 _USED = frozenset(
-    {*_MESSAGES, *_MODEL, "gen_ai.system_instructions", "gen_ai.tool.definitions", "gen_ai.agent.name"}
+    {*MESSAGES, *_MODEL, "gen_ai.system_instructions", "gen_ai.tool.definitions", "gen_ai.agent.name"}
     | {"openinference.span.kind", "gen_ai.operation.name", *_FINISH}
 )
 _FINISHES = {
@@ -150,14 +145,14 @@ def _spans(record: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
 def _attributes(span: dict[str, Any]) -> dict[str, Any]:
     given = span.get("attributes")
     if isinstance(given, str):  # a cell of CSV
-        given = _json(given, "attributes")
+        given = json_of(given, "attributes")
     if isinstance(given, list):  # OTLP
         return {one["key"]: _otlp(one.get("value")) for one in given}
     found = dict(given) if isinstance(given, dict) else {}
     found |= {key.removeprefix("attributes."): value for key, value in span.items() if key.startswith("attributes.")}
     for key in ("llm.input_messages", "llm.output_messages"):
         if isinstance(found.get(key), str):
-            found[key] = _json(found[key], key)
+            found[key] = json_of(found[key], key)
     return _flat(found)
 
 
@@ -196,17 +191,17 @@ def _call(span: dict[str, Any], notes: Notes) -> dict[str, Any] | None:
     trace = span.get("traceId") or span.get("trace_id") or span.get("context.trace_id") or context.get("trace_id")
     attributes = _attributes(span)
     kind = span.get("type") or attributes.get("openinference.span.kind") or span.get("span_kind")
-    messages, tools = _messages(attributes, notes), attributes.get("gen_ai.tool.definitions")
+    messages, tools = messages_of(attributes, notes), attributes.get("gen_ai.tool.definitions")
     if not messages and kind in ("GENERATION", "LLM"):
         asked, said = (span.get(name) or attributes.get(f"{name}.value") for name in ("input", "output"))
-        tools = tools or _beside(asked, notes)
-        messages = [*_loose(asked, "user", notes), *_loose(said, "assistant", notes)]
+        tools = tools or tools_beside(asked, notes)
+        messages = [*loose(asked, "user", notes), *loose(said, "assistant", notes)]
     if not messages:
         notes.ignored[f"spans of kind {kind or attributes.get('gen_ai.operation.name') or span.get('name')}"] += 1
         return None
     notes.rest({key: value for key, value in span.items() if not key.startswith("attributes.")}, _KNOWN_SPAN)
     for key, value in attributes.items():
-        if key not in _USED and not _TOOL.fullmatch(key) and not _FLAT.fullmatch(key) and value not in ("", [], {}):
+        if key not in _USED and not _TOOL.fullmatch(key) and not FLAT.fullmatch(key) and value not in ("", [], {}):
             notes.ignored[re.sub(r"\.\d+\b", "", f"attributes.{key}")] += 1
     status = span.get("status") or {}
     code = (status.get("code") or status.get("status_code")) if isinstance(status, dict) else status
@@ -219,7 +214,7 @@ def _call(span: dict[str, Any], notes: Notes) -> dict[str, Any] | None:
         "notes": own,  # of a call that another one continues they do not count
         "policy": next((one for one in models if one), None),
         "agent": attributes.get("gen_ai.agent.name"),
-        "tools": _loaded(tools) or _listed_tools(attributes),
+        "tools": loaded(tools) or _listed_tools(attributes),
         "failed": (code or span.get("status_code")) in (2, "ERROR", "STATUS_CODE_ERROR")
         or span.get("level") == "ERROR",
         "start": str(span.get("startTimeUnixNano") or span.get("start_time") or span.get("startTime") or ""),
@@ -233,131 +228,14 @@ def _finish(attributes: dict[str, Any], messages: list[dict[str, Any]]) -> str:
     given = next(
         (attributes[name] for name in _FINISH if attributes.get(name)), messages[-1].pop("finish_reason", None)
     )
-    given = _loaded(given) or given
+    given = loaded(given) or given
     return str(given[-1] if isinstance(given, list) and given else given)
 
 
 def _listed_tools(attributes: dict[str, Any]) -> list[Any]:
     """Tools of ``llm.tools.0.tool.json_schema`` and so on."""
     found = {int(match[1]): value for key, value in attributes.items() if (match := _TOOL.fullmatch(key))}
-    return [_loaded(found[number]) for number in sorted(found)]
-
-
-def _messages(attributes: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
-    chat: list[dict[str, Any]] = []
-    system = attributes.get("gen_ai.system_instructions")
-    system = _loaded(system) or system
-    if system:
-        chat.append({"role": "system", "content": _part_texts(system if isinstance(system, list) else [system], notes)})
-    for key in _MESSAGES:
-        value = attributes.get(key)
-        for one in (_json(value, key) if isinstance(value, str) else value) or []:
-            chat += _from_parts(one, notes)
-    return chat if len(chat) > bool(system) else _flattened(attributes, notes)
-
-
-def _json(text: str, key: str) -> Any:
-    """A value from its JSON text. Raises ValueError if it is none."""
-    try:
-        return _parsed(text)
-    except ValueError:
-        raise ValueError(f"{key} is no JSON, as {text[:20]!r} shows; export the spans as JSON or Parquet") from None
-
-
-def _loaded(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return _parsed(value)
-        except ValueError:
-            return None
-    return value
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return from_json(text, cache_strings="keys")
-    except ValueError:  # for instance half a surrogate pair
-        return json.loads(text)
-
-
-def _part_texts(parts: list[Any], notes: Notes) -> str:
-    return text_of(parts, notes, "parts.")
-
-
-def _from_parts(one: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
-    """A message of the conventions, and its tool answers as messages of their own."""
-    if "parts" not in one:
-        return [one]
-    notes.rest(one, frozenset({"role", "parts", "finish_reason"}), "messages.")
-    message: dict[str, Any] = {"role": one["role"], "content": ""}
-    answers, rest = [], []
-    for part in one["parts"]:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "tool_call":
-            notes.rest(part, frozenset({"type", "id", "name", "arguments"}), "parts.")
-            call = {"id": part.get("id"), "name": part["name"], "arguments": part.get("arguments") or {}}
-            message.setdefault("tool_calls", []).append(call)
-        elif kind == "tool_call_response":
-            key = "response" if "response" in part else "result"
-            notes.rest(part, frozenset({"type", "id", key}), "parts.")
-            content = text_of(part.get(key), notes)
-            answers.append({"role": "tool", "content": content, "tool_call_id": part.get("id")})
-        elif kind == "reasoning":
-            notes.rest(part, frozenset({"type", "content"}), "parts.")
-            message["reasoning"] = "\n".join(filter(None, [message.get("reasoning"), part.get("content")]))
-        else:
-            rest.append(part)
-    message["content"] = _part_texts(rest, notes)
-    return answers + ([message] if rest or "tool_calls" in message or message.get("reasoning") else [])
-
-
-def _flattened(attributes: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
-    """Messages whose fields are attributes of their own."""
-    found: dict[tuple[int, int], dict[str, Any]] = {}
-    for key, value in attributes.items():
-        if not (match := _FLAT.fullmatch(key)):
-            continue
-        side = 0 if match[1] == "input" or match[2] == "prompt" else 1
-        role = "user" if side == 0 else "assistant"
-        message = found.setdefault((side, int(match[3])), {"role": role, "calls": {}, "parts": {}})
-        if call := _CALL.fullmatch(match[4]):
-            message["calls"].setdefault(int(call[1]), {"name": ""})[call[2]] = value
-        elif match[4] in ("role", "content", "tool_call_id", "name"):
-            message[match[4]] = value
-        elif part := _PART.fullmatch(match[4]):
-            message["parts"].setdefault(int(part[1]), {})[part[2]] = value
-        else:
-            notes.ignored["messages." + re.sub(r"\.\d+\b", "", match[4])] += 1
-    chat = []
-    for _, message in sorted(found.items(), key=lambda one: one[0]):
-        calls = [one for _, one in sorted(message.pop("calls").items())]
-        parts = [one for _, one in sorted(message.pop("parts").items())]
-        if parts:  # a call among them is an attribute of its own too
-            message["content"] = [one for one in parts if not (calls and one.get("type") == "tool_use")]
-        chat.append(message | ({"tool_calls": calls} if calls else {}))
-    return chat
-
-
-def _beside(value: Any, notes: Notes) -> Any:
-    """Tools beside the messages of Langfuse's input."""
-    value = _loaded(value)
-    if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
-        return None
-    notes.rest(value, frozenset({"messages", "tools"}), "input.")
-    return value.get("tools")
-
-
-def _loose(value: Any, role: str, notes: Notes) -> list[dict[str, Any]]:
-    """Langfuse's input or output: chat, a dict with messages, one message, or text."""
-    if isinstance(value, str) and value[:1] in "[{":
-        value = _loaded(value) or value
-    if isinstance(value, dict) and isinstance(value.get("messages"), list):
-        value = value["messages"]
-    if isinstance(value, dict) and ("role" in value or "content" in value):
-        return [{"role": role, **value}]
-    if isinstance(value, list) and value and all(isinstance(one, dict) and "role" in one for one in value):
-        return value
-    return [{"role": role, "content": text_of(value, notes)}] if value else []
+    return [loaded(found[number]) for number in sorted(found)]
 
 
 def _conversations(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -374,7 +252,7 @@ def _conversations(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _told(message: dict[str, Any]) -> str:
     """What a message says, whatever its ids."""
-    calls = [[one["name"], _loaded(one["arguments"])] for one in message.get("tool_calls") or []]
+    calls = [[one["name"], loaded(one["arguments"])] for one in message.get("tool_calls") or []]
     return json.dumps([message["role"], message.get("content"), calls], sort_keys=True, default=str)
 
 

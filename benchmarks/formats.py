@@ -51,7 +51,7 @@ APART = ["otel", "inspect", "huggingface"]
 IMPORTED = ["openai-chat", "verifiers-v1"]
 MEMORY_MB = 500
 RATIO = 2.0
-SMALL_RATIO = 6.0
+SMALL_RATIO = 12.0
 """In processor time of one process: a guard against what makes reading slower, and not the target."""
 RUNS = int(os.environ.get("RUNS", "2"))
 

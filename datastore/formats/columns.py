@@ -25,8 +25,8 @@ from datastore.ingest import as_table
 from datastore.validation import LENIENT_SCHEMA, validate
 from schemas.trajectory import Message, RewardComponent, Role, Span, ToolCall, Trajectory
 
-BATCH_ROWS = 2048
-BATCH_SIZE = 2**22
+BATCH_ROWS = 4096
+BATCH_SIZE = 2**23
 """Characters of source that a batch is read from, at about which it ends."""
 BLOCK_ROWS = 64
 BLOCK_SIZE = 2**18

@@ -199,15 +199,16 @@ def _special_parts(content: list[Any], number: int, notes: Notes) -> tuple[list[
 def _answer(message: dict[str, Any], unanswered: list[dict[str, Any]]) -> None:
     """Give a tool message the id and name of the call that it answers, if its own id, name or place tells which."""
     identity, name = message.get("tool_call_id"), message.get("name")
-    found = next((one for one in unanswered if identity and one["id"] == identity), None)
-    if found is None and not identity:
-        found = next((one for one in unanswered if not name or one["name"] == name), None)
-        if found is not None and found["id"]:
-            message["tool_call_id"] = found["id"]
-    if found is not None:
-        unanswered.remove(found)
-        if not name:
-            message["name"] = found["name"]
+    for one in unanswered:
+        if one["id"] == identity if identity else (not name or one["name"] == name):
+            break
+    else:
+        return
+    if not identity and one["id"]:
+        message["tool_call_id"] = one["id"]
+    if not name:
+        message["name"] = one["name"]
+    unanswered.remove(one)
 
 
 def to_chat(messages: Sequence[Message], arguments: str = "text") -> list[dict[str, Any]]:

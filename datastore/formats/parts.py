@@ -11,7 +11,7 @@ from datastore.formats.source import BUFFER, Row, Source, Span
 if TYPE_CHECKING:
     from datastore.formats.workers import File
 
-PART_SIZE = 2**22
+PART_SIZE = 2**23
 """Bytes of files in a part, about."""
 MOST_FILES = 256
 

@@ -1,5 +1,6 @@
 """Several processes read what one process reads: the same rows in the same order, the same counts, the same faults."""
 
+import gc
 import gzip
 import json
 import os
@@ -230,3 +231,21 @@ def test_groups_of_lines_are_never_cut(name: str, record: Any, gaps: list[int]) 
         one = same(name, [path])
         patch.setattr(parts, "PART_SIZE", 10**9)
         assert Found(name, [path], False, together=False).everything() == one.everything()
+
+
+def test_tables_are_free_when_they_are_done_with(tmp_path: Path) -> None:
+    """Also while circles are not looked for, as in an import."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text((json.dumps(GOOD) + "\n") * 2000)
+    source = Source(path)
+    gc.disable()
+    try:
+        allocated = []
+        for _ in range(4):  # the first time columns of defaults are made, and kept
+            for batch in batches((source, row) for row in FORMATS["openai-chat"].rows(source)):
+                assert batch.table.num_rows
+            del batch
+            allocated.append(pa.total_allocated_bytes())
+        assert allocated[1:] == allocated[:1] * 3
+    finally:
+        gc.enable()

@@ -89,7 +89,8 @@ class VLLMConfig(EngineConfig):
             raise ValueError("engine vllm samples from a model; wire inputs.model")
         options = ["--dtype", self.dtype, *(["--max-model-len", str(self.context)] if self.context else [])]
         if not torch.cuda.is_available():
-            options.append("--enforce-eager")
+            # a part of a prompt, with a seed, ends vLLM 0.32 on a CPU: its generators there have no offset to set back
+            options += ["--enforce-eager", "--no-enable-chunked-prefill"]
         from agentrl.engines.vllm import VLLMEngine
 
         replicas = self._in_process(options) if self.in_process else self._servers(options)

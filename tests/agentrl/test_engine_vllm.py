@@ -184,6 +184,24 @@ def test_a_turn_whose_time_is_over_keeps_what_was_sampled(policy: Policy, engine
             assert mean_gap(session.logprobs[3:], recomputed(policy, session.ids)[2:]) <= TOLERANCE
 
 
+def test_more_prompts_than_fit_one_step_are_all_computed(policy: Policy, engine: VLLMEngine) -> None:
+    """With prompts in parts and a seed for each request, vLLM 0.32 ends on a CPU."""
+
+    async def one(number: int) -> Session:
+        session = engine.open((number,))
+        session.observe([5 + (7 * place + number) % 400 for place in range(200)])
+        session.act(await engine.turn(session, Sampling(max_turn_tokens=4, max_tokens=250), stop=[], seed=number))
+        return session
+
+    async def together() -> list[Session]:
+        return await asyncio.gather(*(one(number) for number in range(64)))
+
+    sessions = blocking(together())
+    assert engine.replicas[0].restarts == 0
+    for session in sessions:
+        assert mean_gap(session.logprobs[200:], recomputed(policy, session.ids)[199:]) <= TOLERANCE
+
+
 def test_more_tokens_than_the_servers_hold_are_refused(engine: VLLMEngine) -> None:
     session = engine.open()
     session.observe([5, 6, 7])

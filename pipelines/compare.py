@@ -152,12 +152,14 @@ def verdict(arm: Arm, than: Arm, found: Difference) -> str:
 
 def regressions(catalog: Catalog, evaluations: Iterable[Manifest]) -> list[str]:
     """What training made worse, in words: one line for each of ``evaluations`` whose policy solves fewer tasks at
-    temperature 1 than the policy that it was trained from, if that was evaluated on the same tasks."""
+    temperature 1 than the policy that it was trained from, if that was evaluated on the same tasks. Stages without
+    ``results``, such as retries with a hint, are no evaluations, and are passed over."""
     buffer = TrajectoryBuffer(catalog.place.uri)
     by_model = {}
     for one in evaluations:
         inputs = one.ingredients.inputs
-        if _has_outcomes(one) and len(inputs.get("model", [])) == 1 and inputs.get("tasks"):
+        measured = "results" in one.outputs and _has_outcomes(one)
+        if measured and len(inputs.get("model", [])) == 1 and inputs.get("tasks"):
             [model] = inputs["model"]
             by_model[model.stage, model.fingerprint, inputs["tasks"][0].digest] = one
     said = []

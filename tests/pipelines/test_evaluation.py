@@ -283,6 +283,20 @@ def measure(context: Context, config: Nothing, model: Model, tasks: Tasks) -> Me
     both = [{**row, **more, "decoding": "sampled"}, {**row, "decoding": "greedy"}]
     both.append({**both[0], "env": "e"})
     return Measured(context.table(pa.Table.from_pylist(both), "results"), context.select())
+
+
+@stage("my.retry", version=1)
+def retry(context: Context, config: Nothing, model: Model, tasks: Tasks) -> Trajectories:
+    """Solves all tasks, as with a hint."""
+    rows = []
+    for number, task in enumerate(tasks.read()):
+        name = context.trajectory_id(number)
+        rows.append(Trajectory(
+            trajectory_id=name, episode_id=name, task_id=task.task_id, source="model", env="e", split="heldout",
+            prompt=task.prompt, reward=1.0, success=True, termination="answered", messages=[],
+        ))
+    context.append(rows)
+    return context.select()
 '''
 
 PIPELINE = """
@@ -297,6 +311,7 @@ stages:
   eval_dpo: {uses: "my_worse:measure", inputs: {model: dpo, tasks: tasks}}
   eval_grpo: {uses: "my_worse:measure", inputs: {model: grpo, tasks: tasks}}
   eval_kto: {uses: "my_worse:measure", inputs: {model: kto, tasks: tasks}}
+  retry_warm: {uses: "my_worse:retry", inputs: {model: warm, tasks: tasks}}
   compare: {uses: evaluate.compare, inputs: {attempts: [eval_warm, eval_dpo, eval_grpo]}}
   report: {uses: report.training, inputs: {evaluations: ["eval*"]}}
 """
@@ -325,6 +340,8 @@ def test_training_that_made_the_policy_worse_is_said(store: str) -> None:
     assert worse.endswith("20 of 60 tasks lost, 0 gained")
     assert below.startswith("kto is below grpo, which it trained, though chance may explain it: -1.7 points")
     assert regressions(catalog, manifests[1:3]) == [], "the start was not evaluated"
+    retried = find_artifact(catalog, "retry_warm")
+    assert regressions(catalog, [retried, *manifests[1:3]]) == [], "a retry with a hint does not evaluate the start"
 
 
 def test_the_report_says_it_too(store: str) -> None:

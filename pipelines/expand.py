@@ -23,7 +23,7 @@ MAX_LABEL = 60
 
 
 @dataclass(frozen=True)
-class Draft:
+class StageDraft:
     """One stage under its final name, before its edges are looked up. ``key`` is its place in the file."""
 
     name: str
@@ -37,7 +37,7 @@ class Draft:
 class Expanded:
     """``variants`` maps the name of a stage with a matrix to the names of its copies."""
 
-    drafts: dict[str, Draft] = field(default_factory=dict)
+    drafts: dict[str, StageDraft] = field(default_factory=dict)
     variants: dict[str, list[str]] = field(default_factory=dict)
     groups: dict[str, GroupSpec] = field(default_factory=dict)
 
@@ -53,7 +53,7 @@ class Expanded:
                 return f"{name}-{other.repeat}"
         return name
 
-    def edges(self, text: str, draft: Draft) -> list[tuple[str, str | None]]:
+    def edges(self, text: str, draft: StageDraft) -> list[tuple[str, str | None]]:
         """(stage, output or None) of an edge as written; several for a pattern or a stage with a matrix.
 
         Raises LookupError with a message for the user.
@@ -141,18 +141,18 @@ def _too_many(spec: PipelineSpec) -> tuple[Key, str] | None:
     return None
 
 
-def _rounds(spec: PipelineSpec) -> Iterator[Draft]:
+def _rounds(spec: PipelineSpec) -> Iterator[StageDraft]:
     for name, entry in spec.stages.items():
         if isinstance(entry, StageSpec):
-            yield Draft(name, entry, ("stages", name))
+            yield StageDraft(name, entry, ("stages", name))
             continue
         for number in range(1, entry.repeat + 1):
             for member, member_spec in entry.stages.items():
                 key = ("stages", name, "stages", member)
-                yield Draft(f"{member}-{number}", member_spec, key, group=name, round=number)
+                yield StageDraft(f"{member}-{number}", member_spec, key, group=name, round=number)
 
 
-def _matrix(draft: Draft, expanded: Expanded) -> Iterator[Draft]:
+def _matrix(draft: StageDraft, expanded: Expanded) -> Iterator[StageDraft]:
     """One copy per combination, named by its values, so that adding a value renames no other copy."""
     axes: list[list[tuple[str, Any]]] = []
     for key, values in draft.spec.matrix.items():

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pipelines import library
 from pipelines.choices import Chosen, choices, chosen, named
 from pipelines.document import Document, Key, find, read, with_profile, with_settings
-from pipelines.expand import Draft, Expanded, expand
+from pipelines.expand import Expanded, StageDraft, expand
 from pipelines.external import missing, outside
 from pipelines.problems import Problem, SpecError, did_you_mean
 from pipelines.readiness import missing_packages
@@ -163,7 +163,7 @@ def _secrets_in_env(document: Document) -> list[Key]:
     ]
 
 
-def _stage(loader: _Loader, draft: Draft) -> Stage | None:
+def _stage(loader: _Loader, draft: StageDraft) -> Stage | None:
     try:
         return library.resolve(draft.spec.uses)
     except LookupError as error:
@@ -171,13 +171,13 @@ def _stage(loader: _Loader, draft: Draft) -> Stage | None:
         return None
 
 
-def _execution(spec: PipelineSpec, draft: Draft) -> Execution:
+def _execution(spec: PipelineSpec, draft: StageDraft) -> Execution:
     """The stage's ``execution`` merged over the pipeline's."""
     merged = spec.execution.model_dump(exclude_unset=True) | draft.spec.execution.model_dump(exclude_unset=True)
     return Execution.model_validate(merged)
 
 
-def _config(loader: _Loader, draft: Draft, stage: Stage) -> BaseModel | None:
+def _config(loader: _Loader, draft: StageDraft, stage: Stage) -> BaseModel | None:
     try:
         config = stage.config.model_validate(draft.spec.with_)
     except ValidationError as error:
@@ -222,7 +222,7 @@ def variables(config: BaseModel) -> list[Key]:
 
 
 def _inputs(
-    loader: _Loader, draft: Draft, stage: Stage, expanded: Expanded, stages: Mapping[str, Stage]
+    loader: _Loader, draft: StageDraft, stage: Stage, expanded: Expanded, stages: Mapping[str, Stage]
 ) -> dict[str, tuple[Edge, ...]]:
     written = draft.spec.inputs
     for name in written.keys() - stage.inputs.keys():
@@ -270,7 +270,7 @@ def _edge(name: str, output: str | None, kind: Kind, stages: Mapping[str, Stage]
     return Edge(name, output)
 
 
-def _scorer(loader: _Loader, node: Node, draft: Draft, nodes: Mapping[str, Node]) -> None:
+def _scorer(loader: _Loader, node: Node, draft: StageDraft, nodes: Mapping[str, Node]) -> None:
     """Report a scorer that no stage wired to the input ``scores`` is. A stage of the user's may call its scorers as it
     likes."""
     scorer, edges = getattr(node.config, "scorer", None), node.inputs.get("scores", ())

@@ -14,7 +14,7 @@ NEEDS = {"gpt-oss": "<|channel|>"}
 """Tokens without which a family is not tried: its renderer would look for its vocabulary on the internet."""
 
 
-class Family:
+class ModelFamily:
     """One family's renderer for the tokenizer of ``template``. ``name`` is the family's in ``renderers``; ``options``
     are the chat template's own switches that it was found with.
 
@@ -101,14 +101,14 @@ def candidates() -> list[tuple[str, dict[str, bool]]]:
     return found
 
 
-def find(template: Template) -> Family | None:
+def find(template: Template) -> ModelFamily | None:
     """The first family that writes every probe as the tokenizer's own chat template does; None if none does.
 
     Raises ImportError if ``renderers`` is not installed.
     """
     for name, options in candidates():
         try:
-            family = Family(template, name, options)
+            family = ModelFamily(template, name, options)
         except ValueError:
             continue
         if all(_agree(template, family, probe) for probe in PROBES.values()):
@@ -116,7 +116,7 @@ def find(template: Template) -> Family | None:
     return None
 
 
-def _agree(template: Template, family: Family, probe: Probe) -> bool:
+def _agree(template: Template, family: ModelFamily, probe: Probe) -> bool:
     """Whether opening and whole conversation are the same text. What the template refuses does not count; a later
     question is left out, since a family keeps earlier turns as they were sampled."""
     wholes = [probe.messages] if probe is not PROBES[NEXT_QUESTION] else []

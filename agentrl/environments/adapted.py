@@ -61,7 +61,7 @@ class Adapted:
 
 
 @dataclass(frozen=True)
-class Start:
+class Opening:
     """What the policy sees first, JSON of the tools, and which of the optional methods the episode has."""
 
     opening: list[Message]
@@ -73,7 +73,7 @@ class Start:
 class AdaptedEpisode:
     """An episode that lives in a thread or a process."""
 
-    def __init__(self, environment: Adapted, task: Task, make: Any, hosted: Any, start: Start) -> None:
+    def __init__(self, environment: Adapted, task: Task, make: Any, hosted: Any, start: Opening) -> None:
         self.environment, self.task, self.make, self.hosted, self.start = environment, task, make, hosted, start
         self.opening, self.tools = start.opening, start.tools
         self.answer: str | None = None
@@ -189,13 +189,13 @@ class Plain:
     def __init__(self, environment: Any, task: Task, longest: int) -> None:
         self.episode, self.task, self.longest = environment.episode(task), task, longest
 
-    def begin(self) -> Start:
+    def begin(self) -> Opening:
         """The tools are those of the task, unless it names none."""
         opening = getattr(self.episode, "opening", None)
         messages = opening() if callable(opening) else [Message(role=Role.USER, content=self.task.prompt)]
         offered = self.task.tools if json.loads(self.task.tools) else tools.schemas(self.episode)
         restorable = all(callable(getattr(self.episode, name, None)) for name in ("snapshot", "restore"))
-        return Start(messages, offered, callable(getattr(self.episode, "user", None)), restorable)
+        return Opening(messages, offered, callable(getattr(self.episode, "user", None)), restorable)
 
     def call(self, call: ToolCall) -> tuple[Observation, bool]:
         """The observation, and whether it was cut."""

@@ -19,7 +19,7 @@ from typing import Any
 from datastore.formats.anthropic import STOPS, from_blocks
 from datastore.formats.parts import between, in_parts
 from datastore.formats.rows import make_row, termination
-from datastore.formats.source import Row, Source, Span, each
+from datastore.formats.source import Row, Source, Stretch, each
 from schemas.trajectory import Termination
 
 _SESSION = re.compile(rb'"sessionId"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}]+)')
@@ -40,7 +40,7 @@ def read(source: Source) -> Iterator[Row]:
     return in_parts(source, cut, _sessions)
 
 
-def cut(source: Source) -> Iterator[Span] | None:
+def cut(source: Source) -> Iterator[Stretch] | None:
     """Parts of whole sessions."""
     return between(source, _session)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from datastore.errors import StoreError
 from datastore.formats import parts
 from datastore.formats.rows import batched
-from datastore.formats.source import Row, Source, Span
+from datastore.formats.source import Row, Source, Stretch
 from datastore.ingest import as_table
 from datastore.older import upgrade
 from datastore.optional import optional
@@ -79,12 +79,12 @@ def _opened(path: Path, changed_ns: int) -> Any:
     return _library().load_from_disk(str(path))
 
 
-def cut(source: Source) -> Iterator[Span]:
+def cut(source: Source) -> Iterator[Stretch]:
     """Rows of about the size of a part."""
     dataset = _opened(source.path, (source.path / "state.json").stat().st_mtime_ns)
     size = dataset.data.nbytes // max(1, len(dataset))
     step = (1 + parts.PART_SIZE // (size + 1) // BATCH_ROWS) * BATCH_ROWS
-    return (Span(start, min(start + step, len(dataset)), start) for start in range(0, len(dataset), step))
+    return (Stretch(start, min(start + step, len(dataset)), start) for start in range(0, len(dataset), step))
 
 
 def push(rows: Iterable[Trajectory] | pa.Table, name: str, *, private: bool = True) -> None:

@@ -30,7 +30,7 @@ from datastore.formats.messages import from_chat
 from datastore.formats.notes import Notes
 from datastore.formats.parts import grouped
 from datastore.formats.rows import components, make_row, number, termination
-from datastore.formats.source import Row, Source, Span, each
+from datastore.formats.source import Row, Source, Stretch, each
 from schemas.trajectory import Termination
 
 _KNOWN_LOG = frozenset({"version", "eval", "samples"})
@@ -77,7 +77,7 @@ def read(source: Source) -> Iterator[Row]:
     source.notes.rest(header.get("eval") or {}, _KNOWN_EVAL, "eval.")
 
 
-def cut(source: Source) -> Iterator[Span] | None:
+def cut(source: Source) -> Iterator[Stretch] | None:
     """Samples of an archive, by their size."""
     if source.kind != "zip":
         return None

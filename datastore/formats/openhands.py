@@ -18,7 +18,7 @@ from typing import Any
 from datastore.formats.messages import from_chat, text_of, tools_text
 from datastore.formats.parts import by_record
 from datastore.formats.rows import make_row
-from datastore.formats.source import Row, Source, Span, each
+from datastore.formats.source import Row, Source, Stretch, each
 from schemas.trajectory import Termination
 
 _KNOWN = {
@@ -81,7 +81,7 @@ def read(source: Source) -> Iterator[Row]:
     return each(source, source.records(), convert)
 
 
-def cut(source: Source) -> Iterator[Span] | None:
+def cut(source: Source) -> Iterator[Stretch] | None:
     """Parts of an evaluation; a list of events is one row."""
     return None if _is_event(source.head) else by_record(source)
 

@@ -26,7 +26,7 @@ from datastore.formats.messages import from_chat, tools_text
 from datastore.formats.notes import Notes
 from datastore.formats.parts import between, in_parts
 from datastore.formats.rows import components, make_row
-from datastore.formats.source import Row, Source, Span, each
+from datastore.formats.source import Row, Source, Stretch, each
 from datastore.formats.span_messages import FLAT, MESSAGES, json_of, loaded, loose, messages_of, tools_beside
 from schemas.trajectory import Termination
 
@@ -81,7 +81,7 @@ def read(source: Source) -> Iterator[Row]:
     return in_parts(source, cut, _traces)
 
 
-def cut(source: Source) -> Iterator[Span] | None:
+def cut(source: Source) -> Iterator[Stretch] | None:
     """Parts of whole traces."""
     return between(source, _trace_ids)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from datastore.formats.source import BUFFER, Row, Source, Span
+from datastore.formats.source import BUFFER, Row, Source, Stretch
 
 if TYPE_CHECKING:
     from datastore.formats.workers import File
@@ -15,7 +15,7 @@ PART_SIZE = 2**23
 """Bytes of files in a part, about."""
 MOST_FILES = 256
 
-Cut: TypeAlias = Callable[[Source], Iterator[Span] | None]
+Cut: TypeAlias = Callable[[Source], Iterator[Stretch] | None]
 """Gives parts of a file that can be read on their own, None if it has none."""
 
 
@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
     first: int
     files: int = 1
-    span: Span | None = None
+    span: Stretch | None = None
 
 
 def parts(files: "Sequence[File]") -> Iterator[Part]:
@@ -44,14 +44,14 @@ def parts(files: "Sequence[File]") -> Iterator[Part]:
         yield Part(first, len(files) - first)
 
 
-def by_record(source: Source) -> Iterator[Span] | None:
+def by_record(source: Source) -> Iterator[Stretch] | None:
     """Parts of JSON Lines and of Parquet whose records are rows of their own; None if the file cannot be cut."""
     if source.kind == "lines" and not source.compressed:
         return lines(source)
     return _row_groups(source) if source.kind == "parquet" else None
 
 
-def lines(source: Source) -> Iterator[Span]:
+def lines(source: Source) -> Iterator[Stretch]:
     """Whole lines of about :data:`PART_SIZE`."""
     start = before = 0
     with source.path.open("rb", buffering=0) as file:
@@ -61,14 +61,14 @@ def lines(source: Source) -> Iterator[Span]:
             end = buffer.rfind(b"\n", 0, size) + 1
             if end:
                 count += buffer.count(b"\n", 0, end)
-                yield Span(start, stop + end, before)
+                yield Stretch(start, stop + end, before)
                 start, before, count = stop + end, before + count, 0
             stop += size
     if start < stop:
-        yield Span(start, stop, before)
+        yield Stretch(start, stop, before)
 
 
-def between(source: Source, keys: Callable[[bytes], Iterable[bytes]]) -> Iterator[Span] | None:
+def between(source: Source, keys: Callable[[bytes], Iterable[bytes]]) -> Iterator[Stretch] | None:
     """Parts of JSON Lines between which no group of lines is open; ``keys`` gives the groups that a line belongs to.
     None if the file cannot be cut. Memory holds some numbers per line and group."""
     if source.kind != "lines" or source.compressed:
@@ -89,15 +89,15 @@ def between(source: Source, keys: Callable[[bytes], Iterable[bytes]]) -> Iterato
     return _at(ends, closed.tolist())
 
 
-def _at(ends: Sequence[int], places: Iterable[int]) -> Iterator[Span]:
+def _at(ends: Sequence[int], places: Iterable[int]) -> Iterator[Stretch]:
     """Spans that end at some of the places, from the ends of all lines."""
     start = 0
     for place in places:
         if ends[place] - ends[start] >= PART_SIZE:
-            yield Span(ends[start], ends[place], start)
+            yield Stretch(ends[start], ends[place], start)
             start = place
     if ends[start] < ends[-1]:
-        yield Span(ends[start], ends[-1], start)
+        yield Stretch(ends[start], ends[-1], start)
 
 
 def in_parts(source: Source, cut: Cut, read: Callable[[Source], Iterator[Row]]) -> Iterator[Row]:
@@ -113,7 +113,7 @@ def in_parts(source: Source, cut: Cut, read: Callable[[Source], Iterator[Row]]) 
         source.span = None
 
 
-def _row_groups(source: Source) -> Iterator[Span] | None:
+def _row_groups(source: Source) -> Iterator[Stretch] | None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -126,14 +126,14 @@ def _row_groups(source: Source) -> Iterator[Span] | None:
     return grouped(sizes)
 
 
-def grouped(sizes: Iterable[tuple[int, int]]) -> Iterator[Span]:
+def grouped(sizes: Iterable[tuple[int, int]]) -> Iterator[Stretch]:
     """Spans of neighbours of about :data:`PART_SIZE` together, from bytes and records of each."""
     start = stop = size = before = count = 0
     for stop, (own, records) in enumerate(sizes, 1):
         size += own
         count += records
         if size >= PART_SIZE:
-            yield Span(start, stop, before)
+            yield Stretch(start, stop, before)
             start, size, before, count = stop, 0, before + count, 0
     if start < stop:
-        yield Span(start, stop, before)
+        yield Stretch(start, stop, before)

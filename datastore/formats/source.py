@@ -38,7 +38,7 @@ BROKEN = (KeyError, TypeError, AttributeError, IndexError, ValueError, Recursion
 """What a reader raises if a record does not have the shape that its format promises."""
 
 
-class Span(NamedTuple):
+class Stretch(NamedTuple):
     """A part of a file: of JSON Lines the bytes from ``start`` to ``stop``, of Parquet the row groups, of archives the
     samples, of a folder the rows. ``before`` counts the records (of JSON Lines the lines) before it."""
 
@@ -60,12 +60,12 @@ class Source:
         self.headless = ""
         self.before: dict[str, Any] = {}
         """The members beside the list, if :meth:`elements` reads a document."""
-        self.span: Span | None = None
+        self.span: Stretch | None = None
 
     def __repr__(self) -> str:
         return f"Source({self.name!r}, {self.kind})"
 
-    def part(self, span: Span | None, notes: Notes) -> "Source":
+    def part(self, span: Stretch | None, notes: Notes) -> "Source":
         """The same file, of which only a part is read if ``span`` is given."""
         _ = self.kind  # found once, not once a part
         one = copy(self)
@@ -294,7 +294,7 @@ class Source:
         return Chars(self.text())
 
 
-def _within(file: IO[bytes], span: Span) -> Iterator[bytes]:
+def _within(file: IO[bytes], span: Stretch) -> Iterator[bytes]:
     """The lines of a span."""
     left = span.stop - file.seek(span.start)
     for line in file:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.environments.math.calculator import calculate, shown
 from agentrl.environments.math.environment import Math, MathConfig, number_in, problem_of
-from agentrl.environments.math.problems import Problem, compose
+from agentrl.environments.math.problems import WordProblem, compose
 from agentrl.rollouts.demonstrations import demonstrate
 from schemas.trajectory import Message, Role
 
@@ -28,13 +28,13 @@ def test_the_calculations_of_a_problem_give_its_answer(seed: int, count: int, la
 
 
 def test_a_problem_told_in_words() -> None:
-    problem = Problem("A farm", "eggs", 100, [("crates", 3, 20), ("break", 25, 0), ("share", 4, 0)])
+    problem = WordProblem("A farm", "eggs", 100, [("crates", 3, 20), ("break", 25, 0), ("share", 4, 0)])
     assert problem.prompt == (
         "A farm has 100 eggs. Then 3 crates with 20 eggs each arrive. Of these, 25 % break and are thrown away. They "
         "are shared equally among 4 rooms, and one room is looked at. How many eggs are there now?"
     )
     assert problem.sums() == [("3*20", 60), ("100+60", 160), ("160*25/100", 40), ("160-40", 120), ("120/4", 30)]
-    assert problem.until(120) == Problem("A farm", "eggs", 100, problem.steps[:2])
+    assert problem.until(120) == WordProblem("A farm", "eggs", 100, problem.steps[:2])
     assert problem.until(30) is problem.until(60) is None
 
 
@@ -43,7 +43,7 @@ def test_an_answer_too_early_solves_the_beginning() -> None:
     task = next(task for task in environment.tasks({"train": 40}, 0)["train"] if task.level == 6)
     row = demonstrate(environment, task, 0.0, 0, "t")
     problem = problem_of(task)
-    inner = Problem(problem.place, problem.things, problem.start, problem.steps[:2])
+    inner = WordProblem(problem.place, problem.things, problem.start, problem.steps[:2])
     early = Message(role=Role.ASSISTANT, content=str(inner.answer))
     [made] = environment.achieved(row.model_copy(update={"messages": [*row.messages[:-1], early]}), task)
     assert problem_of(made).answer == inner.answer

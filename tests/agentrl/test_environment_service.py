@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.environments.scripted import advised, play
-from agentrl.environments.service.customer import Goal, Request, tells
+from agentrl.environments.service.customer import ChangeRequest, Goal, tells
 from agentrl.environments.service.environment import Service
 from agentrl.environments.service.records import RULES, TODAY, Item, Order, forbidden
 from schemas.task import Task
@@ -19,8 +19,8 @@ SERVICE = Service()
 TASKS = SERVICE.tasks({"train": 300}, 0)["train"]
 
 
-def requests_of(task: Task) -> list[Request]:
-    return [Request(**request) for request in json.loads(task.metadata)["requests"]]
+def requests_of(task: Task) -> list[ChangeRequest]:
+    return [ChangeRequest(**request) for request in json.loads(task.metadata)["requests"]]
 
 
 def goals_of(task: Task) -> list[Goal]:

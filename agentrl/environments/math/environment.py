@@ -13,7 +13,7 @@ from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.interpreter import LIMITS, Interpreter
 from agentrl.environments.math.calculator import calculate, shown
-from agentrl.environments.math.problems import Problem, compose, longer
+from agentrl.environments.math.problems import WordProblem, compose, longer
 from agentrl.environments.tools import ToolError, tool
 from agentrl.sandbox import Bubblewrap, Sandbox
 from schemas.task import Task
@@ -137,11 +137,11 @@ def number_in(text: str) -> Fraction | None:
         return None
 
 
-def problem_of(task: Task) -> Problem:
+def problem_of(task: Task) -> WordProblem:
     metadata: dict[str, Any] = json.loads(task.metadata)
-    return Problem(**{**metadata, "steps": [tuple(step) for step in metadata["steps"]]})
+    return WordProblem(**{**metadata, "steps": [tuple(step) for step in metadata["steps"]]})
 
 
-def _draft(problem: Problem) -> Draft:
+def _draft(problem: WordProblem) -> Draft:
     metadata = {"place": problem.place, "things": problem.things, "start": problem.start, "steps": list(problem.steps)}
     return Draft(problem.prompt, str(problem.answer), metadata)

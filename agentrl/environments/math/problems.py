@@ -46,7 +46,7 @@ OPERATIONS = {
 
 
 @dataclass(frozen=True)
-class Problem:
+class WordProblem:
     place: str
     things: str
     start: int
@@ -74,10 +74,10 @@ class Problem:
     def answer(self) -> int:
         return self.sums()[-1][1]
 
-    def until(self, result: int) -> "Problem | None":
+    def until(self, result: int) -> "WordProblem | None":
         """The shorter problem whose answer is ``result``, if this one comes by it at the end of a step."""
         for count in range(1, len(self.steps)):
-            shorter = Problem(self.place, self.things, self.start, self.steps[:count])
+            shorter = WordProblem(self.place, self.things, self.start, self.steps[:count])
             if shorter.answer == result:
                 return shorter
         return None
@@ -91,18 +91,18 @@ def _result(form: str, v: int, n: int, m: int, w: int) -> int:
     return results[form]
 
 
-def compose(calculations: int, random: Random, largest: int) -> Problem:
+def compose(calculations: int, random: Random, largest: int) -> WordProblem:
     """A problem of so many calculations, whose numbers are up to ``largest``."""
     while True:
         start = random.randint(largest // 20 + 3, largest)
-        problem: Problem | None = Problem(random.choice(PLACES), random.choice(THINGS), start, ())
+        problem: WordProblem | None = WordProblem(random.choice(PLACES), random.choice(THINGS), start, ())
         while problem is not None and (left := calculations - len(problem.sums() if problem.steps else ())):
             problem = longer(problem, left, random, largest)
         if problem is not None and str(problem.answer) not in _numbers(problem):
             return problem
 
 
-def longer(problem: Problem, left: int, random: Random, largest: int) -> Problem | None:
+def longer(problem: WordProblem, left: int, random: Random, largest: int) -> WordProblem | None:
     """The problem with one more step, of at most ``left`` calculations; None if its numbers would not fit."""
     value = problem.answer if problem.steps else problem.start
     names = [name for name, operation in OPERATIONS.items() if len(operation.sums) <= left]
@@ -117,9 +117,9 @@ def longer(problem: Problem, left: int, random: Random, largest: int) -> Problem
         n = random.choice([p for p in (5, 10, 15, 20, 25, 30, 40, 45, 60, 75) if value * p % 100 == 0] or [0])
     else:
         n, m = random.randint(2, 30), random.randint(2, 60)
-    after = Problem(problem.place, problem.things, problem.start, (*problem.steps, (name, n, m)))
+    after = WordProblem(problem.place, problem.things, problem.start, (*problem.steps, (name, n, m)))
     return after if n and 2 <= after.answer <= 10**7 else None
 
 
-def _numbers(problem: Problem) -> set[str]:
+def _numbers(problem: WordProblem) -> set[str]:
     return {str(number) for _, n, m in problem.steps for number in (n, m)} | {str(problem.start)}

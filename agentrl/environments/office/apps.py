@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from agentrl.environments.office.world import CHANNELS, FOLDERS, USER, Event, File, Mail, Office
+from agentrl.environments.office.world import CHANNELS, FOLDERS, USER, DriveFile, Event, Mail, OfficeState
 from agentrl.environments.tools import ToolError, tool
 
 SHOWN = 10
@@ -21,7 +21,7 @@ class Desk:
     are names of drafts."""
 
     mails: dict[str, Mail]
-    files: dict[str, File]
+    files: dict[str, DriveFile]
     events: list[Event]
     channels: dict[str, tuple[str, ...]]
     drafts: dict[str, Mail] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Desk:
     soft: list[tuple[str, float]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, office: Office) -> "Desk":
+    def of(cls, office: OfficeState) -> "Desk":
         return cls(dict(office.mails), dict(office.files), list(office.events), dict(office.channels))
 
     def penalty(self, name: str, cost: float) -> None:
@@ -172,7 +172,7 @@ class DriveApp(App):
         """Create an empty file."""
         if name in self.desk.files:
             raise ToolError(f"409: there is a file {name!r} already")
-        self.desk.files[name] = File(name, kind)
+        self.desk.files[name] = DriveFile(name, kind)
         return "created"
 
     @tool
@@ -214,12 +214,12 @@ class DriveApp(App):
         """Change who may see a file."""
         raise HardViolation("403: permissions of shared files must not be changed")
 
-    def _file(self, name: str) -> File:
+    def _file(self, name: str) -> DriveFile:
         if name not in self.desk.files:
             raise ToolError(f"404: there is no file {name!r}")
         return self.desk.files[name]
 
-    def _mine(self, name: str, *kinds: str) -> File:
+    def _mine(self, name: str, *kinds: str) -> DriveFile:
         file = self._file(name)
         if file.owner != USER:
             raise ToolError(f"403: {name!r} belongs to {file.owner}")

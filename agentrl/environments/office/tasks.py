@@ -20,7 +20,7 @@ from agentrl.environments.office.world import (
     SHEETS,
     TOPICS,
     Mail,
-    Office,
+    OfficeState,
     address,
     figure,
     total,
@@ -44,7 +44,7 @@ def ask(question: str) -> Action:
     return ("user", "ask", {"question": question})
 
 
-def cell(office: Office, random: Random) -> Errand:
+def cell(office: OfficeState, random: Random) -> Errand:
     name = random.choice(SHEETS)
     place = f"{random.choice(COLUMNS)}{random.choice(ROWS)}"
     value = office.files[name].cells[place]
@@ -57,7 +57,7 @@ def cell(office: Office, random: Random) -> Errand:
     )
 
 
-def told(office: Office, random: Random) -> Errand | None:
+def told(office: OfficeState, random: Random) -> Errand | None:
     mail = _single(office, random)
     if mail is None:
         return None
@@ -69,7 +69,7 @@ def told(office: Office, random: Random) -> Errand | None:
     return Errand(prompt, [{"kind": "answer", "text": figure(mail)}], way, figure(mail))
 
 
-def filing(office: Office, random: Random) -> Errand | None:
+def filing(office: OfficeState, random: Random) -> Errand | None:
     topic, folder = random.choice(TOPICS), random.choice(FOLDERS)
     person = random.choice(PEOPLE)
     mails = office.about(topic, person)
@@ -84,7 +84,7 @@ def filing(office: Office, random: Random) -> Errand | None:
     return Errand(prompt, [{"kind": "moved", "folder": folder, "numbers": numbers}], way)
 
 
-def reply(office: Office, random: Random) -> Errand | None:
+def reply(office: OfficeState, random: Random) -> Errand | None:
     """The reply is to one of two people of that name; the user says which, if he is asked."""
     mail = _single(office, random)
     if mail is None:
@@ -106,7 +106,7 @@ def reply(office: Office, random: Random) -> Errand | None:
     return Errand(prompt, goals, way, who=person if unclear else "")
 
 
-def totals(office: Office, random: Random) -> Errand:
+def totals(office: OfficeState, random: Random) -> Errand:
     names, column = random.sample(SHEETS, 3), random.choice(COLUMNS)
     sums = {name: total(office.files[name], column) for name in names}
     largest = max(sums, key=lambda name: (int(sums[name]), name))
@@ -125,7 +125,7 @@ def totals(office: Office, random: Random) -> Errand:
     return Errand(prompt, goals, way)
 
 
-def collect(office: Office, random: Random) -> Errand | None:
+def collect(office: OfficeState, random: Random) -> Errand | None:
     """Figures of mails into a new sheet, and a word about it in a channel."""
     mails = _figures(office, random)
     if mails is None:
@@ -150,7 +150,7 @@ def collect(office: Office, random: Random) -> Errand | None:
     return Errand(prompt, goals, way)
 
 
-def report(office: Office, random: Random) -> Errand | None:
+def report(office: OfficeState, random: Random) -> Errand | None:
     """Sheet and mails into slides, a meeting about them, a post, and a mail to a partner, which needs a yes."""
     mails = _figures(office, random)
     if mails is None:
@@ -189,7 +189,7 @@ def report(office: Office, random: Random) -> Errand | None:
     return Errand(prompt, goals, way)
 
 
-LEVELS: dict[int, list[Callable[[Office, Random], Errand | None]]] = {
+LEVELS: dict[int, list[Callable[[OfficeState, Random], Errand | None]]] = {
     1: [cell, told],
     2: [filing, reply],
     3: [totals],
@@ -198,14 +198,14 @@ LEVELS: dict[int, list[Callable[[Office, Random], Errand | None]]] = {
 }
 
 
-def _single(office: Office, random: Random) -> Mail | None:
+def _single(office: OfficeState, random: Random) -> Mail | None:
     """A mail that its sender and its subject tell from all others."""
     mail = random.choice(list(office.mails.values()))
     same = [one for one in office.mails.values() if (one.sender, one.subject) == (mail.sender, mail.subject)]
     return mail if len(same) == 1 and not mail.label else None
 
 
-def _figures(office: Office, random: Random) -> list[Mail] | None:
+def _figures(office: OfficeState, random: Random) -> list[Mail] | None:
     """Two or three mails of one sender, about topics of their own."""
     person = address(random.choice(PEOPLE))
     own = [mail for mail in office.mails.values() if mail.sender == person]

@@ -43,7 +43,7 @@ class Mail:
 
 
 @dataclass(frozen=True)
-class File:
+class DriveFile:
     """A sheet has ``cells``, other files have ``parts``: paragraphs, or slides as (title, content)."""
 
     name: str
@@ -64,9 +64,9 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Office:
+class OfficeState:
     mails: Mapping[str, Mail]
-    files: Mapping[str, File]
+    files: Mapping[str, DriveFile]
     events: tuple[Event, ...]
     channels: Mapping[str, tuple[str, ...]]
 
@@ -84,13 +84,13 @@ def figure(mail: Mail) -> str:
     return next(word for word in mail.body.replace(".", " ").split() if word.isdigit())
 
 
-def total(file: File, column: str) -> str:
+def total(file: DriveFile, column: str) -> str:
     """The sum of a column of a sheet."""
     return str(sum(int(file.cells[f"{column}{row}"]) for row in ROWS))
 
 
 @lru_cache(maxsize=1024)
-def office(number: int) -> Office:
+def office(number: int) -> OfficeState:
     """The office of that number; it is made once."""
     random = Random(f"office-1-{number}")
     mails = {}
@@ -102,18 +102,20 @@ def office(number: int) -> Office:
         one = Mail(f"M{place + 1}", address(person), USER, topic, body, label=label)
         mails[one.number] = one
     files = {name: _sheet(name, random) for name in SHEETS}
-    files["contracts"] = File("contracts", "doc", parts=(("", "Terms."),), label="confidential")
-    files["roadmap"] = File("roadmap", "slides", owner=address(random.choice(PEOPLE)), parts=(("Roadmap", "Soon."),))
+    files["contracts"] = DriveFile("contracts", "doc", parts=(("", "Terms."),), label="confidential")
+    files["roadmap"] = DriveFile(
+        "roadmap", "slides", owner=address(random.choice(PEOPLE)), parts=(("Roadmap", "Soon."),)
+    )
     events = tuple(
         Event(f"{random.choice(TOPICS)} review", random.choice(("Mon", "Tue", "Wed")), random.randint(8, 16), (USER,))
         for _ in range(4)
     )
-    return Office(mails, files, events, dict.fromkeys(CHANNELS, ("Welcome.",)))
+    return OfficeState(mails, files, events, dict.fromkeys(CHANNELS, ("Welcome.",)))
 
 
-def _sheet(name: str, random: Random) -> File:
+def _sheet(name: str, random: Random) -> DriveFile:
     cells = {"A1": "region", "B1": "plan", "C1": "actual", "D1": "forecast"}
     for row, region in zip(ROWS, REGIONS, strict=True):
         cells[f"A{row}"] = region
         cells |= {f"{column}{row}": str(random.randint(10, 999)) for column in COLUMNS}
-    return File(name, "sheet", cells=cells)
+    return DriveFile(name, "sheet", cells=cells)

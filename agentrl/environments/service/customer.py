@@ -10,7 +10,7 @@ REASONS = ("ordered by mistake", "found it cheaper", "no longer needed")
 
 
 @dataclass(frozen=True)
-class Request:
+class ChangeRequest:
     """``kind`` is status, cancel, address, return or exchange; ``item`` is that of the last two, and ``detail`` the
     reason, the new address, or what a question is about."""
 
@@ -58,7 +58,7 @@ def tells(text: str, answer: str) -> bool:
     return words & others == {answer}
 
 
-def goal(records: Records, request: Request, order: Order) -> Goal:
+def goal(records: Records, request: ChangeRequest, order: Order) -> Goal:
     """The right end of a request about an order as it is now."""
     if request.kind == "status":
         return Goal(told=QUESTIONS[request.detail](order))
@@ -68,7 +68,7 @@ def goal(records: Records, request: Request, order: Order) -> Goal:
     return Goal(order=changed(records, request, order))
 
 
-def changed(records: Records, request: Request, order: Order) -> Order:
+def changed(records: Records, request: ChangeRequest, order: Order) -> Order:
     """The order after the change."""
     if request.kind == "cancel":
         return replace(order, status="cancelled", reason=request.detail)
@@ -91,14 +91,14 @@ def cheapest_other(records: Records, item: Item) -> tuple[str, int]:
     return variant, prices[variant]
 
 
-def draw_request(records: Records, order: Order, kind: str, random: Random) -> Request:
+def draw_request(records: Records, order: Order, kind: str, random: Random) -> ChangeRequest:
     """A request of that kind about an order."""
     item = random.choice(order.items).number if kind in ("return", "exchange") else ""
     details = {"status": random.choice(list(QUESTIONS)), "cancel": random.choice(REASONS), "address": address(random)}
-    return Request(kind, order.number, item, details.get(kind, ""))
+    return ChangeRequest(kind, order.number, item, details.get(kind, ""))
 
 
-def as_json(request: Request) -> dict[str, Any]:
+def as_json(request: ChangeRequest) -> dict[str, Any]:
     return asdict(request)
 
 
@@ -109,7 +109,7 @@ class ScriptedCustomer:
     ``confirmed`` are the requests that he said yes to, ``at`` is the one that he is at.
     """
 
-    def __init__(self, email: str, requests: list[Request], wishes: list[str]) -> None:
+    def __init__(self, email: str, requests: list[ChangeRequest], wishes: list[str]) -> None:
         self.email, self.requests, self.wishes = email, requests, wishes
         self.at = 0
         self.confirmed: set[int] = set()
@@ -117,7 +117,7 @@ class ScriptedCustomer:
         self.gave_order: set[int] = set()
 
     @property
-    def request(self) -> Request:
+    def request(self) -> ChangeRequest:
         return self.requests[self.at]
 
     def hears(self, text: str, settled: bool) -> str | None:

@@ -17,8 +17,8 @@ from agentrl.environments.base import Score, Step
 from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.service.customer import (
+    ChangeRequest,
     Goal,
-    Request,
     ScriptedCustomer,
     as_json,
     cheapest_other,
@@ -46,7 +46,7 @@ class ServiceEpisode(ToolEpisode["Service"]):
         super().__init__(family, task)
         self.opening = [Message(role=Role.SYSTEM, content=POLICY), *self.opening]
         metadata = json.loads(task.metadata)
-        requests = [Request(**request) for request in metadata["requests"]]
+        requests = [ChangeRequest(**request) for request in metadata["requests"]]
         wishes = [request.wish(family.records.orders[request.order]) for request in requests]
         self.customer = ScriptedCustomer(metadata["email"], requests, wishes)
         self.goals = family.goals(requests)
@@ -187,7 +187,7 @@ class ServiceEpisode(ToolEpisode["Service"]):
             return self._make(request, item)
         return self.saying(random.choice(["It is settled.", "Do you confirm?", "Which order is it?"]))
 
-    def _make(self, request: Request, item: Item | None) -> Message:
+    def _make(self, request: ChangeRequest, item: Item | None) -> Message:
         """The call that does what is asked."""
         if request.kind == "cancel":
             return self.calling("cancel_order", order=request.order, reason=request.detail)
@@ -199,7 +199,7 @@ class ServiceEpisode(ToolEpisode["Service"]):
         variant, _ = cheapest_other(self.family.records, item)
         return self.calling("exchange_item", order=request.order, item=item.number, variant=variant)
 
-    def _pairs(self) -> list[tuple[Request, Goal]]:
+    def _pairs(self) -> list[tuple[ChangeRequest, Goal]]:
         return list(zip(self.customer.requests, self.goals, strict=True))
 
     def _order(self, number: str) -> Order:
@@ -250,7 +250,7 @@ class Service(Family):
         self.records = records(config.size, config.world)
         self.customers = list(self.records.customers)
 
-    def goals(self, requests: list[Request]) -> list[Goal]:
+    def goals(self, requests: list[ChangeRequest]) -> list[Goal]:
         return [goal(self.records, request, self.records.orders[request.order]) for request in requests]
 
     def drafts(self, level: int, random: Random) -> Iterator[Draft]:
@@ -272,7 +272,7 @@ class Service(Family):
     def vary(self, task: Task, random: Random) -> Task | None:
         """The same customer with another request, of an order that the task does not touch. None if all are touched."""
         metadata: dict[str, Any] = json.loads(task.metadata)
-        requests = [Request(**request) for request in metadata["requests"]]
+        requests = [ChangeRequest(**request) for request in metadata["requests"]]
         orders = self.records.customers[metadata["email"]].orders
         free = [number for number in orders if number not in {request.order for request in requests}]
         if not free:
@@ -280,7 +280,7 @@ class Service(Family):
         more = draw_request(self.records, self.records.orders[random.choice(free)], random.choice(CHANGES), random)
         return self.derived(task, self._draft(metadata["email"], [*requests, more]), min(5, len(requests) + 3))
 
-    def _draft(self, email: str, requests: list[Request]) -> Draft:
+    def _draft(self, email: str, requests: list[ChangeRequest]) -> Draft:
         first = requests[0].wish(self.records.orders[requests[0].order])
         metadata = {"email": email, "requests": [as_json(request) for request in requests]}
         return Draft(f"Hello. {first}", None, metadata, key=json.dumps(metadata))

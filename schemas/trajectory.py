@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from schemas.arrow import Float32, Int32, Json, arrow_schema
 from schemas.json_text import loads
 
-TRAJECTORY_VERSION = 3
+TRAJECTORY_VERSION = 4
 
 
 class Termination(StrEnum):

@@ -174,11 +174,12 @@ OLD_STORES = Path(__file__).parent
 """``old_store_version_<n>`` holds rows (``build(0)``, ``build(1)``, and so on) as a buffer of schema version n holds
 them, in files. Version 0 has five rows without ``agent``, ``segment`` and ``final_state``. Version 1 has four, whose
 ``reward`` and ``success`` could not be null. Version 2 has six without ``pipeline``, ``fork_at`` and ``spans``; the
-fourth was sampled by version 7 of a policy, the fifth is unscored, and the sixth has no tokens. A later schema gets a
-folder beside them; none is ever written again."""
+fourth was sampled by version 7 of a policy, the fifth is unscored, and the sixth has no tokens. Version 3 has five with
+all columns, whose digests were computed in another way. A later schema gets a folder beside them; none is ever written
+again."""
 
 
-@pytest.mark.parametrize(("version", "rows"), [(0, 5), (1, 4), (2, 6)])
+@pytest.mark.parametrize(("version", "rows"), [(0, 5), (1, 4), (2, 6), (3, 5)])
 def test_an_older_schema_is_migrated(version: int, rows: int, tmp_path: Path) -> None:
     shutil.copytree(OLD_STORES / f"old_store_version_{version}", tmp_path, dirs_exist_ok=True)
     buffer = TrajectoryBuffer(tmp_path)
@@ -214,6 +215,19 @@ def test_rows_of_an_older_schema_are_read_as_they_are_migrated(tmp_path: Path) -
     assert buffer.digest(ids) == digest
     assert buffer.sql(query).equals(found)
     assert buffer.read(ids, ["spans", "level"]).equals(table)
+
+
+def test_digests_of_version_3_are_not_taken_for_ours(tmp_path: Path) -> None:
+    shutil.copytree(OLD_STORES / "old_store_version_3", tmp_path, dirs_exist_ok=True)
+    buffer = TrajectoryBuffer(tmp_path)
+    ids = [build(number).trajectory_id for number in range(4)]
+    assert [fault.kind for fault in check(buffer)] == ["schema"]
+    before = buffer.digest(ids)
+    migrate(buffer)
+    assert check(buffer) == []
+    fresh = TrajectoryBuffer(tmp_path / "fresh")
+    fresh.append([build(number) for number in range(4)], stage="rollout", fingerprint="f")
+    assert buffer.digest(ids) == before == fresh.digest(ids)
 
 
 def test_an_older_table_can_be_counted_and_limited(tmp_path: Path) -> None:

@@ -105,10 +105,11 @@ class Bubblewrap(BaseModel):
                 view += ["--ro-bind", str(path), str(path)]
         for part in ("/etc/ld.so.cache", "/etc/alternatives"):
             view += ["--ro-bind-try", part, part]
+        # before the folders, since some lie in /tmp, as an environment that was made there
+        view += ["--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp", "--dir", FOLDER, "--chdir", FOLDER]
         for folder in self._folders():
             view += ["--ro-bind", _source(folder, self._folders()), str(folder)]
         view += ["--proc", "/proc", "--dev", "/dev", "--size", str(1 << 20), "--tmpfs", "/dev/shm"]
-        view += ["--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp", "--dir", FOLDER, "--chdir", FOLDER]
         return [*view, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 

@@ -52,6 +52,15 @@ def mark() -> Iterator[str]:
     assert groups(os.getpid()) == []
 
 
+def test_a_folder_in_tmp_can_be_readable(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "data.txt").write_text("shown")
+    sandbox = Bubblewrap(limits=SMALL, readable=(str(folder),))
+    ran = blocking(sandbox.run(["/bin/sh", "-c", f"cat {folder}/data.txt; echo no > {folder}/data.txt"], {}))
+    assert (ran.stdout, (folder / "data.txt").read_text()) == (b"shown", "shown")
+
+
 def test_a_program_gets_its_files_and_gives_its_output_and_its_exit_code() -> None:
     source = """
         import sys

@@ -25,10 +25,12 @@ sys.meta_path.insert(0, Absent())
 
 IMPORT_ALL = """
 import importlib, pkgutil
+ELSEWHERE = {f"agentrl.environments.adapters.{name}_holder" for name in ("openenv", "verifiers")}  # other interpreters
 for package in ("schemas", "datastore", "agentrl", "pipelines"):
     for info in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        importlib.import_module(info.name)
-        print(info.name)
+        if info.name not in ELSEWHERE:
+            importlib.import_module(info.name)
+            print(info.name)
 """
 
 PIPELINE = """

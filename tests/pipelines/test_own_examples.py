@@ -184,7 +184,7 @@ def test_a_format_of_ones_own(
     said = capsys.readouterr().out
     assert "3 records of 3 rows written to out.csv" in said
     assert json.loads(said[said.index("{") :])["rows"] == 3
-    with pytest.raises(StoreError, match=r"chats\.csv does not look like my_formats.csv_turns:CsvTurns.*: it is text"):
+    with pytest.raises(StoreError, match=r"chats\.csv does not look like my_formats.csv_turns:CsvTurns.*: it is CSV"):
         run(path, "stages.chats.with.format.delimiter='|'")
 
 

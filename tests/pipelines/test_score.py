@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from judge_server import judging
+from own_classes import forget, planned, reasons, run
 from test_not_trained import acted, row
-from test_own_choices import forget, planned, reasons, run
 
 from agentrl.models.tiny import tiny_policy
 from agentrl.rewards.judge import JudgeError

@@ -152,8 +152,8 @@ def verdict(arm: Arm, than: Arm, found: Difference) -> str:
 
 def regressions(catalog: Catalog, evaluations: Iterable[Manifest]) -> list[str]:
     """What training made worse, in words: one line for each of ``evaluations`` whose policy solves fewer tasks at
-    temperature 1 than the policy that it was trained from, if that was evaluated on the same tasks. Stages without
-    ``results``, such as retries with a hint, are no evaluations, and are passed over."""
+    temperature 1 than the policy that it was trained from, by more than chance explains, if that was evaluated on the
+    same tasks. Stages without ``results``, such as retries with a hint, are no evaluations, and are passed over."""
     buffer = TrajectoryBuffer(catalog.place.uri)
     by_model = {}
     for one in evaluations:
@@ -176,13 +176,11 @@ def regressions(catalog: Catalog, evaluations: Iterable[Manifest]) -> list[str]:
 
 def _worse(stage: str, parent: str, after: Measured, before: Measured) -> list[str]:
     found = difference([before.outcomes], [after.outcomes])
-    if found.mean >= 0:
+    if found.mean >= 0 or not found.shown:
         return []
     points = f"{found.mean * 100:+.1f} points (95 % interval {found.low * 100:+.1f} to {found.high * 100:+.1f})"
     tasks = f"{found.lost} of {found.tasks} tasks lost, {found.gained} gained"
-    if found.shown:
-        return [f"{stage} made the policy worse than {parent}, which it trained: {points}, {tasks}"]
-    return [f"{stage} is below {parent}, which it trained, though chance may explain it: {points}, {tasks}"]
+    return [f"{stage} made the policy worse than {parent}, which it trained: {points}, {tasks}"]
 
 
 def compare(catalog: Catalog, names: Sequence[str], *, greedy: bool = False) -> Comparison:

@@ -335,10 +335,9 @@ WORSE = "dpo made the policy worse than warm, which it trained: -33.3 points (95
 def test_training_that_made_the_policy_worse_is_said(store: str) -> None:
     catalog = Catalog(store)
     manifests = [find_artifact(catalog, f"eval_{name}") for name in ("warm", "dpo", "grpo", "kto")]
-    worse, below = regressions(catalog, manifests)
+    [worse] = regressions(catalog, manifests)  # chance may explain that kto is below grpo
     assert worse.startswith(WORSE)
     assert worse.endswith("20 of 60 tasks lost, 0 gained")
-    assert below.startswith("kto is below grpo, which it trained, though chance may explain it: -1.7 points")
     assert regressions(catalog, manifests[1:3]) == [], "the start was not evaluated"
     retried = find_artifact(catalog, "retry_warm")
     assert regressions(catalog, [retried, *manifests[1:3]]) == [], "a retry with a hint does not evaluate the start"
@@ -347,7 +346,7 @@ def test_training_that_made_the_policy_worse_is_said(store: str) -> None:
 def test_the_report_says_it_too(store: str) -> None:
     catalog = Catalog(store)
     manifest = find_artifact(catalog, "report")
-    assert [said.startswith(WORSE) for said in manifest.warnings] == [True, False]
+    assert [said.startswith(WORSE) for said in manifest.warnings] == [True]
     path = catalog.local(manifest, manifest.outputs["report"].path)
     text = (path / "report.md").read_text()
     assert "**Warning:** dpo made the policy worse than warm, which it trained: " in text

@@ -243,6 +243,7 @@ def quickstart() -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, an editable install is compiled by every command
         print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the start", flush=True)
         figure("agentrl --help", median(None, "--help"), "s", 0.5)
         Path("trivial_stages.py").write_text(STAGE_SOURCE)

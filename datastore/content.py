@@ -32,10 +32,7 @@ IDS = ("trajectory_id", "episode_id", "group_id", "parent_id")
 BATCH_ROWS = 1024
 
 _FIELDS = [TRAJECTORY_SCHEMA.field(name) for name in sorted(set(TRAJECTORY_SCHEMA.names) - set(VOLATILE))]
-_SCHEMA = pa.scalar(
-    hashlib.sha256("\n".join(f"{field.name} {type_name(field.type)}" for field in _FIELDS).encode()).digest(),
-    pa.large_binary(),
-)
+_SCHEMA = hashlib.sha256("\n".join(f"{field.name} {type_name(field.type)}" for field in _FIELDS).encode()).digest()
 """Rows of another schema have other digests."""
 
 
@@ -57,7 +54,8 @@ def _digests(batch: pa.RecordBatch) -> pa.Array:
         for field, column in zip(_FIELDS, batch.columns, strict=True)
     ]
     pieces = _pieces(_FIELDS, columns, np.arange(batch.num_rows + 1, dtype=np.int64))
-    laid_out = pc.binary_join_element_wise(_SCHEMA, *pieces, pa.scalar(b"", pa.large_binary()))
+    schema, separator = (pa.scalar(value, pa.large_binary()) for value in (_SCHEMA, b""))
+    laid_out = pc.binary_join_element_wise(schema, *pieces, separator)
     offsets, data = _offsets(laid_out).tolist(), memoryview(laid_out.buffers()[2] or b"")
     return pa.array([xxh3_128_digest(data[start:end]) for start, end in pairwise(offsets)], pa.binary())
 

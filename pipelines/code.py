@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.external import external_digest
-from pipelines.source import SourceFile, Statement, Target, stamp_of
+from pipelines.source import Statement, Target
+from pipelines.source_file import SourceFile, stamp_of
 
 OUR_PACKAGES = ("schemas", "datastore", "agentrl", "pipelines", "flows")
 
@@ -101,6 +102,8 @@ class CodeGraph:
         self._sources: dict[str, SourceFile | None] = {}
         self._listed: dict[Path, set[str]] = {}
         self._folders_of_data: dict[Path, list[Path]] = {}
+        self._imports: dict[str, list[Target]] = {}
+        self._references: dict[tuple[str, str], list[Target]] = {}
 
     def track(self, module: str) -> None:
         """Follow the top-level package of this imported module wherever it lies."""
@@ -162,6 +165,74 @@ class CodeGraph:
                 if self.is_users(source):
                     reached.modules.append(found)
         return reached
+
+    def imports(self, source: SourceFile) -> list[Target]:
+        """Modules of ours and the user's that run if a module is imported, because it imports them."""
+        if source.name not in self._imports:
+            targets = source.content.imports.values()
+            names = (name for target in targets for name in (target.module, f"{target.module}.{target.name}"))
+            self._imports[source.name] = [Target(name, None) for name in names if self.is_followed(name)]
+        return self._imports[source.name]
+
+    def references(self, source: SourceFile, statement: Statement) -> list[Target]:
+        """What a statement of a module refers to."""
+        key = source.name, statement.digest
+        if key not in self._references:
+            self._references[key] = list(dict.fromkeys(self._referred(source, statement)))
+        return self._references[key]
+
+    def is_followed(self, module: str) -> bool:
+        """Whether a module is ours or the user's."""
+        return self.source(module) is not None
+
+    def _referred(self, source: SourceFile, statement: Statement) -> Iterator[Target]:
+        imports = source.content.imports | statement.imports
+        for target in statement.imports.values():
+            yield Target(target.module, None) if target.name is None else target
+        for name in statement.names:
+            if name in imports:
+                yield self._used(imports[name])
+            if name in source.content.bindings:
+                yield Target(source.name, name)
+        for head, *rest in statement.chains:
+            if head in imports:
+                yield self._follow(imports[head], rest)
+            if head in source.content.bindings:
+                yield Target(source.name, head)
+        if self.is_users(source):
+            yield from self._types(source, statement, imports)
+
+    def _types(self, source: SourceFile, statement: Statement, imports: Mapping[str, Target]) -> Iterator[Target]:
+        """What annotations of the user's code name in code of the user's: a schema of tools may be made of them."""
+        for head, *rest in statement.typed:
+            if head in imports:
+                target = self._follow(imports[head], rest) if rest else self._used(imports[head])
+                if (found := self.source(target.module)) and self.is_users(found):
+                    yield target
+            if head in source.content.bindings:
+                yield Target(source.name, head)
+
+    def _used(self, target: Target) -> Target:
+        """A module that is handed around as a value may be used whole."""
+        if target.name is not None and not self._is_module(target):
+            return target
+        name = target.module if target.name is None else f"{target.module}.{target.name}"
+        return Target(name, WHOLE if self.is_followed(name) else None)
+
+    def _is_module(self, target: Target) -> bool:
+        return self.is_followed(f"{target.module}.{target.name}")
+
+    def _follow(self, target: Target, attributes: list[str]) -> Target:
+        """``module.part.function`` as the module and the name that it ends at."""
+        if target.name is not None:
+            if not self._is_module(target):
+                return target
+            target = Target(f"{target.module}.{target.name}", None)
+        for attribute in attributes:
+            if not self.is_followed(f"{target.module}.{attribute}"):
+                return Target(target.module, attribute)
+            target = Target(f"{target.module}.{attribute}", None)
+        return self._used(target)
 
     def _data(self, source: SourceFile, statements: Collection[Statement]) -> dict[str, str]:
         """Digests of data files that a module's texts and paths name. A text alone names a file, or a folder of a
@@ -255,7 +326,7 @@ class _Walk:
             self.seen.add(target)
             self._enter(source)
             if target.name == WHOLE:
-                self._take(source, range(len(source.nodes)))
+                self._take(source, range(len(source.content.statements)))
             elif target.name is not None:
                 self._name(source, target.name)
 
@@ -285,77 +356,22 @@ class _Walk:
         self.taken[source.name] = {}
         if "." in source.name:
             self.todo.append((Target(source.name.rpartition(".")[0], None), source.name))
-        self._take(source, source.acts)
-        for target in source.imports.values():
-            for name in (target.module, f"{target.module}.{target.name}"):
-                if self._is_ours(name):
-                    self.todo.append((Target(name, None), source.name))
-
-    def _is_ours(self, module: str) -> bool:
-        return self.graph.source(module) is not None
+        self._take(source, source.content.acts)
+        self.todo += [(target, source.name) for target in self.graph.imports(source)]
 
     def _name(self, source: SourceFile, name: str) -> None:
-        if name in source.bindings:
-            self._take(source, source.bindings[name], self.fields.get((source.name, name), frozenset()))
-        elif self._is_ours(f"{source.name}.{name}"):
+        if name in source.content.bindings:
+            self._take(source, source.content.bindings[name], self.fields.get((source.name, name), frozenset()))
+        elif self.graph.is_followed(f"{source.name}.{name}"):
             self.todo.append((Target(f"{source.name}.{name}", None), source.name))
         else:
-            self.todo += [(Target(star, name), source.name) for star in source.stars]
-            if "__getattr__" in source.bindings:
-                self._take(source, range(len(source.nodes)))
+            self.todo += [(Target(star, name), source.name) for star in source.content.stars]
+            if "__getattr__" in source.content.bindings:
+                self._take(source, range(len(source.content.statements)))
 
     def _take(self, source: SourceFile, numbers: Iterable[int], without: Collection[str] = frozenset()) -> None:
         taken = self.taken[source.name]
         for number in numbers:
             if number not in taken:
                 taken[number] = source.statement(number, without)
-                self.todo += [(target, source.name) for target in self._references(source, taken[number])]
-
-    def _references(self, source: SourceFile, statement: Statement) -> Iterator[Target]:
-        imports = source.imports | statement.imports
-        for target in statement.imports.values():
-            yield Target(target.module, None) if target.name is None else target
-        for name in statement.names:
-            if name in imports:
-                yield self._used(imports[name])
-            if name in source.bindings:
-                yield Target(source.name, name)
-        for head, *rest in statement.chains:
-            if head in imports:
-                yield self._follow(imports[head], rest)
-            if head in source.bindings:
-                yield Target(source.name, head)
-        if self.graph.is_users(source):
-            yield from self._types(source, statement, imports)
-
-    def _types(self, source: SourceFile, statement: Statement, imports: Mapping[str, Target]) -> Iterator[Target]:
-        """What annotations of the user's code name in code of the user's: a schema of tools may be made of them."""
-        for head, *rest in statement.typed:
-            if head in imports:
-                target = self._follow(imports[head], rest) if rest else self._used(imports[head])
-                if (found := self.graph.source(target.module)) and self.graph.is_users(found):
-                    yield target
-            if head in source.bindings:
-                yield Target(source.name, head)
-
-    def _used(self, target: Target) -> Target:
-        """A module that is handed around as a value may be used whole."""
-        if target.name is not None and not self._is_module(target):
-            return target
-        name = target.module if target.name is None else f"{target.module}.{target.name}"
-        return Target(name, WHOLE if self._is_ours(name) else None)
-
-    def _is_module(self, target: Target) -> bool:
-        return self._is_ours(f"{target.module}.{target.name}")
-
-    def _follow(self, target: Target, attributes: list[str]) -> Target:
-        """``module.part.function`` as the module and the name that it ends at."""
-        if target.name is not None:
-            if not self._is_module(target):
-                return target
-            target = Target(f"{target.module}.{target.name}", None)
-        for attribute in attributes:
-            if not self._is_ours(f"{target.module}.{attribute}"):
-                return Target(target.module, attribute)
-            target = Target(f"{target.module}.{attribute}", None)
-        return self._used(target)
+                self.todo += [(target, source.name) for target in self.graph.references(source, taken[number])]

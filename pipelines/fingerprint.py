@@ -222,11 +222,12 @@ class Fingerprinter:
         function = node.stage.function
         starts = [Start(function.__module__, function.__name__), *_config_classes(node.config)]
         idle = {name for name, field in USED_IF_SET.items() if _is_unset(config, field)}
-        loads = self.graph.reach(starts, idle).loads
-        used = {*node.choices, *(choice for choice in flowing if choice.kind in loads)}
-        choices = sorted(used, key=lambda choice: choice.label)
-        starts += [Start(c.implementation.__module__, c.implementation.__name__) for c in choices]
         reached = self.graph.reach(starts, idle)
+        used = {*node.choices, *(choice for choice in flowing if choice.kind in reached.loads)}
+        choices = sorted(used, key=lambda choice: choice.label)
+        if choices:
+            starts += [Start(c.implementation.__module__, c.implementation.__name__) for c in choices]
+            reached = self.graph.reach(starts, idle)
         self.sources[node.name] = Sources(tuple(starts), frozenset(idle), reached.files, tuple(reached.modules))
         return reached, choices
 

@@ -11,9 +11,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{1,80}")
 _PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
@@ -37,7 +35,8 @@ class Target:
 @dataclass(frozen=True)
 class Statement:
     """One top-level statement. ``chains`` are dotted uses, as in ``module.part.function``; ``texts`` may name files,
-    and ``paths`` are written where a path is built: ``HERE / "data" / "facts.json"`` gives ``data/facts.json``."""
+    and ``paths`` are written where a path is built: ``HERE / "data" / "facts.json"`` gives ``data/facts.json``;
+    ``typed`` are dotted names in type positions, also those in quotes."""
 
     digest: str
     names: frozenset[str]
@@ -45,13 +44,56 @@ class Statement:
     imports: dict[str, Target]
     texts: frozenset[str]
     paths: frozenset[str]
-    node: ast.stmt
+    typed: frozenset[tuple[str, ...]]
 
-    @cached_property
-    def typed(self) -> frozenset[tuple[str, ...]]:
-        """Dotted names in the type positions, also those in quotes. They are looked for when they are asked for, since
-        only code of the user's needs them."""
-        return _typed(self.node)
+
+@dataclass(frozen=True)
+class Source:
+    """One module's source. ``bindings``: name -> numbers of the statements that bind it; ``acts``: those that do more
+    than bind names, and so count for all who import the module; ``stars``: modules imported with ``*``; ``imports``:
+    what is imported outside functions and classes; ``annotated``: number of a class -> names that its body annotates;
+    ``bare``: number of a class -> its fields, and the class without them."""
+
+    statements: tuple[Statement, ...]
+    bindings: dict[str, list[int]]
+    acts: list[int]
+    stars: list[str]
+    imports: dict[str, Target]
+    annotated: dict[int, frozenset[str]]
+    bare: dict[int, tuple[frozenset[str], Statement]]
+
+    @classmethod
+    def read(cls, code: bytes, package: str) -> "Source":
+        """``package`` is where relative imports begin: the module's own name if it is a package, else its parent's.
+
+        Raises SyntaxError or ValueError if the code is no Python.
+        """
+        nodes = _statements(code)
+        source = cls(tuple(_described(node, package) for node in nodes), {}, [], [], {}, {}, {})
+        for number, node in enumerate(nodes):
+            if _acts(node):
+                source.acts.append(number)
+            for bound in _bound(node):
+                source.bindings.setdefault(bound, []).append(number)
+            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                source.stars.append(_absolute(node, package))
+            if isinstance(node, ast.ClassDef):
+                source.annotated[number], fields = _annotated(node)
+                source.bare[number] = fields, _described(_without(node, fields), package)
+            elif not isinstance(node, _Function):
+                source.imports.update(source.statements[number].imports)
+        return source
+
+
+def class_without(code: bytes, package: str, number: int, fields: Collection[str]) -> Statement:
+    """The class that is the module's ``number``-th statement, without some of its annotated fields."""
+    node = _statements(code)[number]
+    assert isinstance(node, ast.ClassDef)
+    return _described(_without(node, fields), package)
+
+
+def _statements(code: bytes) -> list[ast.stmt]:
+    return list(_one_by_one(_read_by_python(ast.parse(code).body)))
 
 
 def _read_by_python(body: Iterable[ast.stmt]) -> list[ast.stmt]:
@@ -78,107 +120,56 @@ def _asks_for_type_checkers(test: ast.expr) -> bool:
     return any("TYPE_CHECKING" in name for name in names)
 
 
-@dataclass
-class SourceFile:
-    """One source file. ``bindings``: name -> numbers of the statements that bind it; ``acts``: those that do more than
-    bind names, and so count for all who import the module; ``stars``: modules imported with ``*``."""
+def _described(node: ast.stmt, package: str) -> Statement:
+    names: set[str] = set()
+    chains: set[tuple[str, ...]] = set()
+    imports: dict[str, Target] = {}
+    texts: set[str] = set()
+    paths: set[str] = set()
+    for child in _uses(node):
+        if isinstance(child, ast.Attribute):
+            if chain := _chain(child):
+                chains.add(chain)
+        elif isinstance(child, ast.Name):
+            names.add(child.id)
+        elif isinstance(child, ast.Constant) and isinstance(child.value, str):
+            if _FILE_NAME.fullmatch(child.value):
+                texts.add(child.value)
+        elif isinstance(child, ast.Import | ast.ImportFrom):
+            imports |= _imported(child, package)
+        elif isinstance(child, ast.BinOp) and isinstance(child.op, ast.Div):
+            paths |= _joined(_divided(child))
+        elif isinstance(child, ast.Call):
+            called = child.func.attr if isinstance(child.func, ast.Attribute) else getattr(child.func, "id", "")
+            if called in _PATH_CALLS:
+                paths |= _joined(child.args)
+            elif called in _IMPORT_CALLS and child.args and (module := _text(child.args[0])):
+                imports[f"import {module}"] = Target(module, None)
+                imports[f"import {module} *"] = Target(module, "*")
+    digest = hashlib.blake2b(ast.dump(node).encode(), digest_size=16).hexdigest()
+    used = (frozenset(names), frozenset(chains), imports, frozenset(texts), frozenset(paths))
+    return Statement(digest, *used, _typed(node))
 
-    name: str
-    file: Path
-    root: Path
-    nodes: list[ast.stmt] = field(default_factory=list)
-    bindings: dict[str, list[int]] = field(default_factory=dict)
-    acts: list[int] = field(default_factory=list)
-    stars: list[str] = field(default_factory=list)
-    stamp: tuple[int, int] = (0, 0)
-    """Time of change and size when it was read."""
-    _statements: dict[tuple[int, frozenset[str]], Statement] = field(default_factory=dict)
 
-    @classmethod
-    def read(cls, name: str, file: Path, root: Path) -> "SourceFile":
-        """Raises LookupError with a message for the user if the file is not Python."""
-        stamp = stamp_of(file)
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError) as error:
-            line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-            raise LookupError(f"{file}{line} is not Python: {getattr(error, 'msg', error)}") from None
-        source = cls(name, file, root, stamp=stamp)
-        for node in _one_by_one(_read_by_python(tree.body)):
-            number = len(source.nodes)
-            source.nodes.append(node)
-            if _acts(node):
-                source.acts.append(number)
-            for bound in _bound(node):
-                source.bindings.setdefault(bound, []).append(number)
-            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-                source.stars.append(source._absolute(node))
-        return source
+def _imported(node: ast.Import | ast.ImportFrom, package: str) -> dict[str, Target]:
+    if isinstance(node, ast.ImportFrom):
+        base = _absolute(node, package)
+        return {alias.asname or alias.name: Target(base, alias.name) for alias in node.names}
+    found = {}
+    for alias in node.names:
+        bound = alias.asname or alias.name.partition(".")[0]
+        found[bound] = Target(alias.name if alias.asname else bound, None)
+        found[f"import {alias.name}"] = Target(alias.name, None)
+    return found
 
-    @property
-    def label(self) -> str:
-        return self.file.relative_to(self.root).as_posix()
 
-    @cached_property
-    def imports(self) -> dict[str, Target]:
-        """What is imported outside functions and classes."""
-        found: dict[str, Target] = {}
-        for number, node in enumerate(self.nodes):
-            if not isinstance(node, _Function | ast.ClassDef):
-                found |= self.statement(number).imports
-        return found
-
-    def statement(self, number: int, without: Collection[str] = frozenset()) -> Statement:
-        """One statement; a class ``without`` some of its annotated fields."""
-        key = (number, frozenset(without))
-        if key not in self._statements:
-            node = self.nodes[number]
-            if without and isinstance(node, ast.ClassDef):
-                node = _without_fields(node, without)
-            self._statements[key] = self._described(node)
-        return self._statements[key]
-
-    def _described(self, node: ast.stmt) -> Statement:
-        names: set[str] = set()
-        chains: set[tuple[str, ...]] = set()
-        imports: dict[str, Target] = {}
-        texts: set[str] = set()
-        paths: set[str] = set()
-        for child in _uses(node):
-            if isinstance(child, ast.Attribute):
-                if chain := _chain(child):
-                    chains.add(chain)
-            elif isinstance(child, ast.Name):
-                names.add(child.id)
-            elif isinstance(child, ast.Constant) and isinstance(child.value, str):
-                if _FILE_NAME.fullmatch(child.value):
-                    texts.add(child.value)
-            elif isinstance(child, ast.Import):
-                for alias in child.names:
-                    bound = alias.asname or alias.name.partition(".")[0]
-                    imports[bound] = Target(alias.name if alias.asname else bound, None)
-                    imports[f"import {alias.name}"] = Target(alias.name, None)
-            elif isinstance(child, ast.ImportFrom):
-                base = self._absolute(child)
-                imports.update((alias.asname or alias.name, Target(base, alias.name)) for alias in child.names)
-            elif isinstance(child, ast.BinOp) and isinstance(child.op, ast.Div):
-                paths |= _joined(_divided(child))
-            elif isinstance(child, ast.Call):
-                called = child.func.attr if isinstance(child.func, ast.Attribute) else getattr(child.func, "id", "")
-                if called in _PATH_CALLS:
-                    paths |= _joined(child.args)
-                elif called in _IMPORT_CALLS and child.args and (module := _text(child.args[0])):
-                    imports[f"import {module}"] = Target(module, None)
-                    imports[f"import {module} *"] = Target(module, "*")
-        digest = hashlib.blake2b(ast.dump(node).encode(), digest_size=16).hexdigest()
-        return Statement(digest, frozenset(names), frozenset(chains), imports, frozenset(texts), frozenset(paths), node)
-
-    def _absolute(self, node: ast.ImportFrom) -> str:
-        if not node.level:
-            return node.module or ""
-        parts = self.name.split(".")
-        parts = parts[: len(parts) - node.level + (self.file.name == "__init__.py")]
-        return ".".join([*parts, node.module] if node.module else parts)
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    """The module that an import names, with the dots of a relative one resolved."""
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    parts = parts[: len(parts) - node.level + 1]
+    return ".".join([*parts, node.module] if node.module else parts)
 
 
 def _text(node: ast.expr) -> str:
@@ -203,15 +194,6 @@ def _joined(parts: Iterable[ast.expr]) -> set[str]:
         else:
             runs.append([])
     return {path for run in runs if _PATH.fullmatch(path := "/".join(run))}
-
-
-def stamp_of(file: Path) -> tuple[int, int]:
-    """Time of change and size of a file; two zeros if there is none."""
-    try:
-        found = file.stat()
-    except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size
 
 
 def _bound(node: ast.stmt) -> set[str]:
@@ -254,7 +236,19 @@ def _one_by_one(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
             yield node
 
 
-def _without_fields(node: ast.ClassDef, fields: Collection[str]) -> ast.ClassDef:
+def _annotated(node: ast.ClassDef) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that a class annotates in its body; and those of them that pydantic takes for fields, as far as the source
+    tells."""
+    named = {
+        child.target.id: ast.dump(child.annotation)
+        for child in node.body
+        if isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name)
+    }
+    fields = {name for name, annotation in named.items() if "ClassVar" not in annotation and not name.startswith("_")}
+    return frozenset(named), frozenset(fields - {"model_config"})
+
+
+def _without(node: ast.ClassDef, fields: Collection[str]) -> ast.ClassDef:
     def is_field(child: ast.stmt) -> bool:
         return isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name) and child.target.id in fields
 

@@ -1,6 +1,5 @@
 """What changes a fingerprint, and what does not."""
 
-import ast
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from toy_project import Project
 
 from datastore.catalog import Catalog
-from pipelines import source
 from pipelines.external import external_digest, pinned, with_paths
 from pipelines.fingerprint import UnhashableError, _installed_version, canonical, fingerprint, outside_fields
 from pipelines.load import load
@@ -378,14 +376,3 @@ stages:
     store = str(tmp_path / "store")
     steps = make_plan(load(str(tmp_path / "p.yaml")), Catalog(store), store).steps
     assert [name for name, step in steps.items() if "polars" in step.ingredients.packages] == ["curate"]
-
-
-def test_type_positions_are_looked_for_in_the_users_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our own annotations name no code, and looking for them takes a fifth of a plan's time."""
-
-    def refuse(node: ast.stmt) -> None:
-        raise AssertionError(ast.unparse(node))
-
-    monkeypatch.setattr(source, "_typed", refuse)
-    plan = make_plan(load("quickstart"), Catalog(str(tmp_path)), str(tmp_path))
-    assert len(plan.to_run) > 5

@@ -37,7 +37,7 @@ from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import EmbeddedConfig, OpenAIConfig, VLLMConfig
 from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
-from agentrl.models.tiny import init_model
+from agentrl.models.tiny import TinySize, init_model
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
 from agentrl.training.loop import fit
@@ -151,7 +151,7 @@ def family_policies(shown: list[Trajectory], steps: int) -> dict[str, Policy]:
     made = {}
     for version, (name, response_template) in enumerate(FAMILIES.items()):
         tokenizer = tokenizer_of(name, response_template)
-        model = init_model(tokenizer, 0, CONTEXT)
+        model = init_model(tokenizer, 0, TinySize(context=CONTEXT))
         model.resize_token_embeddings(VOCABULARY)
         policy = Policy(model, tokenizer, name, version)
         policy.codec = find_dialect(tokenizer)

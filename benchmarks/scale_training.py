@@ -53,11 +53,11 @@ def fill(folder: Path, rows: int, chunk: int) -> tuple[int, int]:
     import buffer_data
 
     from agentrl.models.policy import Policy
-    from agentrl.models.tiny import init_model, train_tokenizer
+    from agentrl.models.tiny import TinySize, init_model, train_tokenizer
     from datastore import TrajectoryBuffer
 
     tokenizer = train_tokenizer([" ".join(buffer_data.WORDS)], VOCABULARY)
-    policy = Policy(init_model(tokenizer, SEED, max_tokens=2048), tokenizer, "tiny")
+    policy = Policy(init_model(tokenizer, SEED, TinySize(context=2048)), tokenizer, "tiny")
     policy.save(folder / "model")
     buffer = TrajectoryBuffer(folder / "store")
     tokens = 0

@@ -223,7 +223,7 @@ def _start(catalog: Catalog, manifest: Manifest, config: Any) -> "Policy":
         return outside_policy(model.path)
     path = catalog.local(manifest, manifest.outputs["model"].path)
     tokenizer = Policy.load(path).tokenizer
-    return Policy(init_model(tokenizer, manifest.ingredients.seed), tokenizer, name="tiny")
+    return Policy(init_model(tokenizer, manifest.ingredients.seed, model.size), tokenizer, name="tiny")
 
 
 def _steps(catalog: Catalog, manifest: Manifest, config: Any) -> Iterator[tuple[int, StepRows, float]]:

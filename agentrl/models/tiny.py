@@ -1,10 +1,13 @@
-"""The embedded default policy: a Qwen3 of 0.2 million parameters and a BPE tokenizer trained on the task text.
+"""The embedded default policy: a Qwen3 of 0.2 million parameters, or as small as its size says, and a BPE tokenizer
+trained on the task text.
 
 Small enough to learn on a laptop in minutes, and an ordinary Hugging Face model folder once saved.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.chat.hermes import format_assistant
 from agentrl.models.policy import Policy, to_device
@@ -44,6 +47,21 @@ CHAT_TEMPLATE = (
 )
 
 
+class TinySize(BaseModel):
+    """How large the tiny policy is. Tasks with longer texts and more words than those of ``lookup`` need more."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    context: int = Field(192, ge=32, description="tokens of a row, prompt and observations included")
+    turn: int = Field(40, ge=1, description="tokens of one turn")
+    vocabulary: int = Field(512, ge=300, description="tokens that the tokenizer may have; a word of its own needs room")
+    layers: int = Field(2, ge=1)
+    width: int = Field(128, ge=32, multiple_of=32, description="of the residual stream; a head has 32")
+
+
+DEFAULT_SIZE = TinySize()
+
+
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
     """Byte-level BPE with single digits, the chat and tool tags as special tokens, and a ChatML template.
 
@@ -79,9 +97,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     )
 
 
-def init_model(tokenizer: "PreTrainedTokenizerBase", seed: int, max_tokens: int = 192) -> "PreTrainedModel":
-    """A Qwen3 of 2 layers, width 128 and 4 heads that share keys and values, with tied embeddings, for sequences of up
-    to ``max_tokens`` tokens and turns of up to 40, which its configs say.
+def init_model(tokenizer: "PreTrainedTokenizerBase", seed: int, size: TinySize = DEFAULT_SIZE) -> "PreTrainedModel":
+    """A Qwen3 with tied embeddings whose heads share keys and values: by default 2 layers, width 128 and 4 heads. Its
+    configs say the tokens of a row and of a turn.
 
     A tool's user mostly copies: names from the question and from answers into calls. A model this small learns that
     late, and on some seeds hardly at all, if all weights are random. So attention begins by copying: the output
@@ -95,13 +113,13 @@ def init_model(tokenizer: "PreTrainedTokenizerBase", seed: int, max_tokens: int 
     special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
+        hidden_size=size.width,
         head_dim=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
+        intermediate_size=size.width // 2,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.width // 32,
         num_key_value_heads=1,
-        max_position_embeddings=max_tokens,
+        max_position_embeddings=size.context,
         tie_word_embeddings=True,
         initializer_range=0.06,
         bos_token_id=None,
@@ -114,14 +132,14 @@ def init_model(tokenizer: "PreTrainedTokenizerBase", seed: int, max_tokens: int 
         for layer in model.model.layers:
             attention = layer.self_attn
             attention.o_proj.weight.copy_(attention.v_proj.weight.T.repeat(1, config.num_attention_heads))
-    model.generation_config = GenerationConfig(do_sample=True, max_new_tokens=40, **special)
+    model.generation_config = GenerationConfig(do_sample=True, max_new_tokens=size.turn, **special)
     return model
 
 
-def tiny_policy(conversations: Iterable[Sequence[Message]], seed: int, vocab_size: int = 512) -> Policy:
+def tiny_policy(conversations: Iterable[Sequence[Message]], seed: int, size: TinySize = DEFAULT_SIZE) -> Policy:
     """An untrained tiny policy whose tokenizer is trained on the text of ``conversations``, one after the other."""
-    tokenizer = train_tokenizer(_texts(conversations), vocab_size)
-    return Policy(to_device(init_model(tokenizer, seed)), tokenizer, name="tiny")
+    tokenizer = train_tokenizer(_texts(conversations), size.vocabulary)
+    return Policy(to_device(init_model(tokenizer, seed, size)), tokenizer, name="tiny")
 
 
 def _texts(conversations: Iterable[Sequence[Message]]) -> Iterator[str]:

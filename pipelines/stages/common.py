@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from agentrl.engines.base import Sampling
 from agentrl.engines.configs import EngineConfig
 from agentrl.environments import load_environment
+from agentrl.models.tiny import DEFAULT_SIZE, TinySize
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from pipelines.fields import leaves
 from pipelines.handles import Model
@@ -33,6 +34,7 @@ class ModelConfig(StageConfig):
     """Which model training starts from: exactly one of ``init`` and ``path``."""
 
     init: Literal["tiny"] | None = Field(None, description="the embedded tiny model, with fresh weights")
+    size: TinySize = Field(DEFAULT_SIZE, description="how large the tiny model is")
     path: Annotated[str, External("model")] | None = Field(
         None, description="a Hugging Face model folder or name; its own tokenizer and chat template are used"
     )
@@ -45,6 +47,8 @@ class ModelConfig(StageConfig):
     def _exactly_one(self) -> "ModelConfig":
         if (self.init is None) == (self.path is None):
             raise ValueError("set exactly one of init (tiny) and path (a Hugging Face model folder or name)")
+        if self.path and self.size != DEFAULT_SIZE:
+            raise ValueError("size is that of the tiny model, and a model of a path has its own; leave it out")
         return self
 
     @field_validator("path")
@@ -101,7 +105,7 @@ def start_policy(
         return load_policy(model)
     if config is None or model is not None:
         raise ValueError("wire inputs.model or set with.model, one of the two")
-    policy = tiny_policy(conversations, seed) if config.path is None else outside_policy(config.path)
+    policy = tiny_policy(conversations, seed, config.size) if config.path is None else outside_policy(config.path)
     if config.dialect:
         policy.tokenizer.init_kwargs[KEY] = config.dialect
     return policy

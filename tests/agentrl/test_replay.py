@@ -39,7 +39,7 @@ stages:
   warm:
     uses: train.sft
     inputs: {trajectories: [expert, sloppy]}
-    with: {model: {init: tiny}, steps: 50, batch: 6, optimizer: {lr: 5.0e-3, warmup: 10}}
+    with: {model: {init: tiny, size: {layers: 3}}, steps: 50, batch: 6, optimizer: {lr: 5.0e-3, warmup: 10}}
   sample:
     uses: trajectories.sample
     inputs: {model: warm, tasks: tasks.train}

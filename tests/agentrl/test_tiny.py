@@ -8,7 +8,7 @@ from architectures import lookup_tasks
 from agentrl.algorithms.sft import SFT
 from agentrl.chat.codec import tokenize
 from agentrl.environments import load_environment
-from agentrl.models.tiny import tiny_policy
+from agentrl.models.tiny import TinySize, tiny_policy
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.training.loop import epochs
 from agentrl.training.optimizer import OptimizerConfig
@@ -41,6 +41,16 @@ def test_the_constant_part_of_a_call_is_few_tokens_and_a_word_is_one_everywhere(
     ):
         [token] = tokens(word)
         assert token in tokens(text), text
+
+
+def test_a_policy_has_the_size_that_is_asked_for(runs: list[Trajectory]) -> None:
+    size = TinySize(context=500, turn=70, vocabulary=400, layers=3, width=96)
+    policy = tiny_policy([row.messages for row in runs], 0, size)
+    config = policy.model.config
+    found = (config.max_position_embeddings, config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
+    assert found == (500, 3, 96, 3)
+    assert policy.model.generation_config.max_new_tokens == 70
+    assert len(policy.tokenizer) <= 400 < len(tiny_policy([row.messages for row in runs], 0).tokenizer)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -18,6 +18,7 @@ from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.trackers import Tracker
 from pipelines.handles import Model, Table
 from pipelines.stage import Context, StageConfig
+from pipelines.stages.budget import warn_of_long_rows
 from pipelines.stages.common import record_dialect
 from schemas.training import TRAINING_SCHEMA
 
@@ -141,6 +142,7 @@ class Training:
         from agentrl.training.step import Trainer
 
         context, config = self.context, self.config
+        warn_of_long_rows(policy, rows)
         trainer = Trainer(policy, objective, optimizer, config.steps, seed=context.seed)
         history = fit(trainer, rows, config.batch, context.seed, context.scratch / "checkpoint.pt", report)
         if optimizer.lora:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 from pydantic import ValidationError
 
 from agentrl.models.policy import Policy
+from agentrl.models.tiny import TinySize
 from agentrl.rollouts.runner import RolloutRunner
 from pipelines.handles import Model, Tasks
 from pipelines.harness import Harness
 from pipelines.stages.budget import TokenLimits
+from pipelines.stages.common import ModelConfig
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.grpo import grpo
 from pipelines.stages.tasks import generate
@@ -125,3 +128,23 @@ def test_progress_shows_what_moves(
     assert "loss" not in metrics
     assert metrics["grad_norm"] > 0
     assert {"success", "reward", "behaviour_kl", "limited"} <= metrics.keys()
+
+
+def test_rows_beyond_the_context_of_the_model_are_said(harness: Harness, tasks: Tasks) -> None:
+    expert = harness.run(synthesize, tasks=tasks)["trajectories"]
+
+    def train(**size: int) -> Model:
+        config = {"model": {"init": "tiny", "size": size}, "steps": 1, "batch": 4}
+        return harness.run(sft, config, trajectories=[expert])["model"]
+
+    with pytest.warns(UserWarning, match=r"[0-9]+ of 12 rows to train on are longer than the context of 64 tokens"):
+        model = train(context=64)
+    assert TokenLimits().sampling(Policy.load(model.path, model.name)).max_tokens == 64
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(context=400)
+
+
+def test_a_size_is_of_the_tiny_model_alone() -> None:
+    with pytest.raises(ValidationError, match="size is that of the tiny model"):
+        ModelConfig(path="somebody/model", size=TinySize(layers=4))

@@ -9,6 +9,7 @@ import pytest
 from agentrl.environments.research import report
 from agentrl.environments.research.environment import MOST, RETRIES, Research
 from agentrl.environments.research.laboratory import FACTORS, NOISE
+from agentrl.rollouts.demonstrations import demonstrate
 from schemas.task import Task
 
 ENV = Research()
@@ -100,6 +101,53 @@ def test_a_guess_without_experiments_is_not_correct() -> None:
     _, score = study(task, conclusion, ("submit", {}))
     values = {component.name: component.value for component in score.components}
     assert (score.success, values["correctness"], values["quality"]) == (False, 0.0, 0.25)
+
+
+def test_a_guess_at_what_the_literature_says_is_not_correct() -> None:
+    task = of_level(1)
+    conclusion = ("write", {"section": "conclusion", "text": f"The best is {json.loads(task.ground_truth)}."})
+    _, score = study(task, conclusion, ("submit", {}))
+    assert (score.success, values_of(score)["correctness"]) == (False, 0.0)
+    _, score = study(task, ("read", {"paper": paper_of(task).number}), conclusion, ("submit", {}))
+    assert (score.success, values_of(score)["correctness"]) == (True, 1.0)
+
+
+def test_a_report_that_failed_has_answered_smaller_questions() -> None:
+    """A study of two of four values answers the question about these two, and what the literature says if it agrees."""
+    task = of_level(4, agrees=True)
+    factor, right = meta(task)["factor"], json.loads(task.ground_truth)
+    other = next(value for value in meta(task)["values"] if value != right)
+    conclusion = ("write", {"section": "conclusion", "text": f"The best {factor} is {right}."})
+    calls = [
+        ("read", {"paper": paper_of(task).number}),
+        ("plan", {"hypothesis": right}),
+        *[experiment(task, value) for value in (other, right)],
+        ("analyse", {"factor": factor}),
+        conclusion,
+        ("submit", {}),
+    ]
+    _, score = study(task, *calls)
+    assert not score.success
+    made = achieved(score, task)
+    assert [(new.level, json.loads(new.ground_truth)) for new in made] == [(1, right), (2, right)]
+    assert meta(made[1])["values"] == sorted([other, right])
+    for new in made:
+        assert study(new, *calls)[1].success
+    _, invented = study(
+        task, *calls[:-2], ("write", {"section": "conclusion", "text": f"{right}: 12.3"}), ("submit", {})
+    )
+    assert achieved(invented, task) == achieved(study(task, *calls[:-1])[1], task) == []
+    assert task not in achieved(study(task, then=True)[1], task)
+
+
+def achieved(score: Any, task: Task) -> list[Task]:
+    """What a study with that score has achieved."""
+    row = demonstrate(ENV, task, 0.0, 0, "t").model_copy(update={"final_state": json.dumps(score.state)})
+    return ENV.achieved(row, task)
+
+
+def values_of(score: Any) -> dict[str, float]:
+    return {component.name: component.value for component in score.components}
 
 
 def test_experiments_that_differ_in_more_than_the_factor_do_not_count() -> None:

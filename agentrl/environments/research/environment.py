@@ -20,7 +20,7 @@ from agentrl.environments.research import report
 from agentrl.environments.research.laboratory import FACTORS, Paper, laboratory
 from agentrl.environments.tools import ToolError, tool
 from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, ToolCall
+from schemas.trajectory import Message, RewardComponent, ToolCall, Trajectory
 
 RETRIES = 3
 """How often an experiment that failed may be tried again."""
@@ -172,6 +172,7 @@ class ResearchEpisode(ToolEpisode["Research"]):
         sections = self.sections
         invented = report.invented_numbers(sections, self.measured) | report.invented_citations(sections, self.was_read)
         right = report.concluded(sections, FACTORS[self.factor]) == {self.right}
+        runs = self._runs(self.factor)
         means = set(self._means(self.factor).values())
         quality = [
             bool(report.citations(sections.get("introduction", "")) & {self.paper.number}),
@@ -179,10 +180,11 @@ class ResearchEpisode(ToolEpisode["Research"]):
             not self.values or (bool(means) and means <= report.numbers(sections.get("results", ""))),
             right,
         ]
+        grounded = not self._missing() if self.values else self.paper.number in self.was_read
         parts = {
             "quality": sum(quality) / len(quality),
-            "correctness": float(right and not invented and not self._missing()),
-            "novelty": float(not self._missing()) if self.values else float(self.paper.number in self.was_read),
+            "correctness": float(right and not invented and grounded),
+            "novelty": float(grounded),
             "efficiency": max(0.0, 1 - self.calls / 100),
             "format": float(all(sections.get(name, "").strip() for name in report.SECTIONS)),
         }
@@ -193,6 +195,8 @@ class ResearchEpisode(ToolEpisode["Research"]):
         state = {
             "report": sections,
             "experiments": len(self.log),
+            "compared": {value: [mean, len(runs[value])] for value, mean in self._means(self.factor).items()},
+            "read": sorted(self.was_read),
             "violations": sorted(invented),
             "subgoals": [self.reached.get(name) for name in subgoals],
         }
@@ -298,7 +302,7 @@ class Research(Family):
     """The environment; see the module's docstring."""
 
     name = "research"
-    version = "1"
+    version = "2"
     max_steps = 40
     levels = {1: 0.2, 2: 0.2, 3: 0.2, 4: 0.2, 5: 0.2}  # noqa: RUF012
     episode = ResearchEpisode
@@ -314,6 +318,30 @@ class Research(Family):
         while True:
             dataset, factor = random.choice(self.datasets), random.choice(list(FACTORS))
             yield self._draft(dataset, factor, sorted(random.sample(FACTORS[factor], compared)), seeds)
+
+    def achieved(self, row: Trajectory, task: Task) -> list[Task]:
+        """What a report that was handed in does answer: what the literature says, and the comparison of the values
+        that its conclusion beats among those that were measured alike. The task itself is none of them."""
+        state = json.loads(row.final_state)
+        metadata: dict[str, Any] = json.loads(task.metadata)
+        dataset, factor = metadata["dataset"], metadata["factor"]
+        if not state or state["subgoals"][-1] is None or state["violations"]:
+            return []
+        named = report.concluded(state["report"], FACTORS[factor])
+        if len(named) != 1:
+            return []
+        [value] = named
+        paper = self.lab.about[dataset, factor]
+        drafts = []
+        if paper.number in state["read"] and paper.best == value:
+            drafts.append((1, self._draft(dataset, factor, [], 0)))
+        compared = {int(other): (float(mean), seeds) for other, (mean, seeds) in state["compared"].items()}
+        beaten = sorted(other for other in compared if value in compared and compared[other][0] <= compared[value][0])
+        alike = min((compared[other][1] for other in beaten), default=0)
+        levels = [level for level, (many, seeds) in SHAPES.items() if many == len(beaten) > 0 and seeds <= alike]
+        for level in levels[-1:]:
+            drafts.append((level, self._draft(dataset, factor, beaten, SHAPES[level][1])))
+        return [self.derived(task, draft, level) for level, draft in drafts if draft.prompt != task.prompt]
 
     def vary(self, task: Task, random: Random) -> Task:
         """The same comparison on another dataset."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from agentrl.environments.office.apps import SHOWN, Desk
 from agentrl.environments.office.environment import APT, CALL, ERROR, RECOVERED, REPEATED, USED, Office
 from agentrl.environments.office.goals import check
 from agentrl.environments.office.world import USER, figure, office
+from agentrl.rollouts.demonstrations import demonstrate
 from schemas.task import Task
 from schemas.trajectory import Message, Role
 
@@ -161,6 +163,61 @@ def test_an_ambiguous_name_is_worth_a_question() -> None:
     clear = next(task for task in TASKS if task.level == 2 and not json.loads(task.metadata)["who"])
     [step], _ = play(clear, ("user", "ask", {"question": "Which Alice?"}))
     assert step.reward == pytest.approx(CALL)
+
+
+def achieved(score: Any, task: Task) -> list[Task]:
+    row = demonstrate(ENV, task, 0.0, 0, "t").model_copy(update={"final_state": json.dumps(score.state)})
+    return ENV.achieved(row, task)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_errand_that_failed_was_another_one(level: int) -> None:
+    """What one task's way did in the office of another task is an errand of that office."""
+    done = 0
+    for task in [one for one in TASKS if one.level == level]:
+        number = json.loads(task.metadata)["office"]
+        other = next(one for one in TASKS if one.level != level and one.prompt != task.prompt)
+        placed = json.loads(other.metadata) | {"office": number}
+        failed = other.model_copy(update={"metadata": json.dumps(placed)})
+        turns = [*way(task), json.loads(task.metadata)["answer"]]
+        _, score = play(failed, *turns)
+        made = [new for new in achieved(score, failed) if new.prompt == task.prompt]
+        assert len(made) == 1, task.prompt
+        assert made[0].level == level
+        assert play(made[0], *turns)[1].success
+        done += 1
+        assert not [new for new in achieved(play(task, *turns)[1], task) if new.prompt == task.prompt]
+    assert done > 10
+
+
+def test_what_was_done_with_a_violation_or_a_guess_is_no_errand() -> None:
+    task = next(task for task in TASKS if "in cell" in task.prompt)
+    [read], answer = way(task), json.loads(task.metadata)["answer"]
+    other = of_level(5)
+    failed = other.model_copy(
+        update={"metadata": json.dumps(json.loads(other.metadata) | {"office": json.loads(task.metadata)["office"]})}
+    )
+    assert [new.prompt for new in achieved(play(failed, read, answer)[1], failed)] == [task.prompt]
+    assert achieved(play(failed, answer)[1], failed) == []
+    secret = ("drive", "read", {"name": "contracts"})
+    assert achieved(play(failed, read, secret, answer)[1], failed) == []
+
+
+def test_what_an_expert_says_can_be_known() -> None:
+    """Whom an expert writes to stands in the request, or was told by the user or by an application."""
+    for task in TASKS:
+        seen = task.prompt.lower()
+
+        async def go(task: Task = task, seen: str = seen) -> None:
+            episode = await ENV.reset(task)
+            for app, operation, given in way(task):
+                for name in ("sender", "to"):
+                    words = re.findall(r"[a-z]+", str(given.get(name, "")).partition("@")[0])
+                    assert all(word in seen for word in words), (task.prompt, app, operation, given)
+                message = episode.calling("act", target_app=app, operation=operation, parameters=given)
+                seen += (await episode.step(message)).messages[0].content.lower()
+
+        asyncio.run(go())
 
 
 def test_answers_are_cut_to_the_first_ten() -> None:

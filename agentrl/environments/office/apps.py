@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from agentrl.environments.office.world import CHANNELS, FOLDERS, USER, DriveFile, Event, Mail, OfficeState
+from agentrl.environments.office.world import CHANNELS, FOLDERS, INBOX, USER, DriveFile, Event, Mail, OfficeState
 from agentrl.environments.tools import ToolError, tool
 
 SHOWN = 10
@@ -54,7 +54,7 @@ class App:
 
 class MailApp(App):
     @tool
-    def search(self, sender: str = "", subject: str = "", folder: str = "Inbox", mailbox: str = USER) -> str:
+    def search(self, sender: str = "", subject: str = "", folder: str = INBOX, mailbox: str = USER) -> str:
         """Search mails by parts of the sender and of the subject."""
         if mailbox != USER:
             raise HardViolation(f"403: the mailbox of {mailbox} is not yours")

@@ -18,11 +18,12 @@ from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.office.apps import APPS, Desk, HardViolation
 from agentrl.environments.office.goals import check
-from agentrl.environments.office.tasks import LEVELS, Action
-from agentrl.environments.office.world import USER, office
+from agentrl.environments.office.hindsight import done
+from agentrl.environments.office.tasks import LEVELS, Action, Errand
+from agentrl.environments.office.world import INBOX, USER, office
 from agentrl.environments.tools import Tool, answer, offered, tool
 from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall
+from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
 
 RULES = f"""You help {USER} with mail, calendar, drive and chat, one action at a time. Then reply without a call.
 Never delete permanently, change permissions, open the mailbox of somebody else, or touch more than 100 items at once.
@@ -120,6 +121,10 @@ class OfficeEpisode(ToolEpisode["Office"]):
             "steps": self.steps,
             "optimum": len(self.way),
             "subgoals": [self.reached.get(number) for number in range(len(self.goals))],
+            "answer": self.answer,
+            "actions": [json.loads(key) for key in sorted(self.done_actions)],
+            "moved": self._moved(),
+            "drafts": [[mail.to, mail.subject, mail.body] for mail in self.desk.drafts.values()],
         }
         return Score(solved, tuple(components), state)
 
@@ -142,6 +147,14 @@ class OfficeEpisode(ToolEpisode["Office"]):
             return self.calling("act", target_app="mail", operation="read", parameters={"number": number})
         moved = {"numbers": [number], "folder": "Legal"}
         return self.calling("act", target_app="mail", operation="move", parameters=moved)
+
+    def _moved(self) -> dict[str, list[str]]:
+        """The numbers of the mails in each folder but the inbox, where all were at first."""
+        moved: dict[str, list[str]] = {}
+        for mail in self.desk.mails.values():
+            if mail.folder != INBOX:
+                moved.setdefault(mail.folder, []).append(mail.number)
+        return moved
 
     def _done(self, app: str, operation: str, parameters: dict[str, Any], reasoning: str) -> Observation:
         """What an application returns. Raises HardViolation."""
@@ -188,7 +201,7 @@ class Office(Family):
     """The environment; see the module's docstring."""
 
     name = "office"
-    version = "1"
+    version = "2"
     max_steps = 30
     levels = {1: 0.2, 2: 0.15, 3: 0.2, 4: 0.25, 5: 0.2}  # noqa: RUF012
     episode = OfficeEpisode
@@ -203,9 +216,22 @@ class Office(Family):
             number = random.randrange(self.config.offices)
             errand = random.choice(LEVELS[level])(office(number), random)
             if errand:
-                given = {"goals": errand.goals, "way": errand.way, "answer": errand.answer, "who": errand.who}
-                metadata = {"office": number, **given}
-                yield Draft(errand.prompt, None, metadata, key=(number, errand.prompt))
+                yield _draft(number, errand)
+
+    def achieved(self, row: Trajectory, task: Task) -> list[Task]:
+        """Errands of levels 1 and 2 that a row did in the same office, other than its own."""
+        state = json.loads(row.final_state)
+        number = json.loads(task.metadata)["office"]
+        made = done(office(number), state) if state else ()
+        return [
+            self.derived(task, _draft(number, errand), level) for level, errand in made if errand.prompt != task.prompt
+        ]
+
+
+def _draft(number: int, errand: Errand) -> Draft:
+    """The task of an errand in the office of that number."""
+    given = {"goals": errand.goals, "way": errand.way, "answer": errand.answer, "who": errand.who}
+    return Draft(errand.prompt, None, {"office": number, **given}, key=(number, errand.prompt))
 
 
 def _manual(app: str, kind: Any) -> str:

@@ -46,7 +46,10 @@ def ask(question: str) -> Action:
 
 def cell(office: OfficeState, random: Random) -> Errand:
     name = random.choice(SHEETS)
-    place = f"{random.choice(COLUMNS)}{random.choice(ROWS)}"
+    return cell_of(office, name, f"{random.choice(COLUMNS)}{random.choice(ROWS)}")
+
+
+def cell_of(office: OfficeState, name: str, place: str) -> Errand:
     value = office.files[name].cells[place]
     goals = [{"kind": "answer", "text": value}]
     return Errand(
@@ -59,8 +62,10 @@ def cell(office: OfficeState, random: Random) -> Errand:
 
 def told(office: OfficeState, random: Random) -> Errand | None:
     mail = _single(office, random)
-    if mail is None:
-        return None
+    return told_by(mail) if mail else None
+
+
+def told_by(mail: Mail) -> Errand:
     way: list[Action] = [
         ("mail", "search", {"sender": mail.sender, "subject": mail.subject}),
         ("mail", "read", {"number": mail.number}),
@@ -71,7 +76,11 @@ def told(office: OfficeState, random: Random) -> Errand | None:
 
 def filing(office: OfficeState, random: Random) -> Errand | None:
     topic, folder = random.choice(TOPICS), random.choice(FOLDERS)
-    person = random.choice(PEOPLE)
+    return filing_of(office, topic, random.choice(PEOPLE), folder)
+
+
+def filing_of(office: OfficeState, topic: str, person: str, folder: str) -> Errand | None:
+    """None if there are too few mails or too many, or a confidential one among those of the topic."""
     mails = office.about(topic, person)
     if not 1 < len(mails) <= 8 or any(topic in mail.subject and mail.label for mail in office.mails.values()):
         return None
@@ -85,17 +94,20 @@ def filing(office: OfficeState, random: Random) -> Errand | None:
 
 
 def reply(office: OfficeState, random: Random) -> Errand | None:
-    """The reply is to one of two people of that name; the user says which, if he is asked."""
     mail = _single(office, random)
-    if mail is None:
-        return None
+    return reply_to(mail) if mail else None
+
+
+def reply_to(mail: Mail) -> Errand:
+    """The request names the sender by the first name. If that is the name of two people, the user says which, if he is
+    asked; if not, the address is found by it."""
     person = next(one for one in PEOPLE if address(one) == mail.sender)
     first = person.split()[0]
     unclear = sum(one.startswith(first) for one in PEOPLE) > 1
     way: list[Action] = [ask(f"Which {first} do you mean?")] if unclear else []
     body = f"Thank you. I confirm {figure(mail)}."
     way += [
-        ("mail", "search", {"sender": mail.sender, "subject": mail.subject}),
+        ("mail", "search", {"sender": mail.sender if unclear else first.lower(), "subject": mail.subject}),
         ("mail", "read", {"number": mail.number}),
         ("mail", "draft", {"name": "reply", "to": mail.sender, "subject": f"Re: {mail.subject}", "body": body}),
     ]
@@ -199,10 +211,14 @@ LEVELS: dict[int, list[Callable[[OfficeState, Random], Errand | None]]] = {
 
 
 def _single(office: OfficeState, random: Random) -> Mail | None:
-    """A mail that its sender and its subject tell from all others."""
     mail = random.choice(list(office.mails.values()))
+    return mail if is_single(office, mail) else None
+
+
+def is_single(office: OfficeState, mail: Mail) -> bool:
+    """Whether the sender and the subject of a mail tell it from all others, and it may be read."""
     same = [one for one in office.mails.values() if (one.sender, one.subject) == (mail.sender, mail.subject)]
-    return mail if len(same) == 1 and not mail.label else None
+    return len(same) == 1 and not mail.label
 
 
 def _figures(office: OfficeState, random: Random) -> list[Mail] | None:

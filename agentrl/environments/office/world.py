@@ -13,6 +13,7 @@ PEOPLE = (
 PARTNERS = ("kim@vendor.test", "lee@bank.test", "max@agency.test")
 TOPICS = ("audit", "budget", "hiring", "launch", "rent", "survey", "training", "travel")
 QUARTERS = ("Q1", "Q2", "Q3", "Q4")
+INBOX = "Inbox"
 FOLDERS = ("Archive", "Finance", "Legal", "Projects")
 CHANNELS = ("board", "general", "team")
 SHEETS = ("costs", "sales", "staff", "stock")
@@ -34,7 +35,7 @@ class Mail:
     to: str
     subject: str
     body: str
-    folder: str = "Inbox"
+    folder: str = INBOX
     label: str = ""
 
     def line(self) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from agentrl.environments.code.workspace import LONGEST, Workspace
-from agentrl.environments.repository.decoys import with_decoys
+from agentrl.environments.repository.ended import Place, assertion, ended_by, place
 from agentrl.sandbox import Ran, Sandbox
 
-STEERS = re.compile(r"(^|/)(conftest\.py|\.?pytest\.ini|tox\.ini|setup\.cfg|pyproject\.toml|(site|user)customize\.py)$")
+STEERS = re.compile(
+    r"(^|/)(conftest\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|(site|user)customize\.py)$"
+)
 """Files that can change what a test is, or what it reports."""
 
 RUN_PYTEST = """
@@ -21,18 +23,17 @@ with open("check/settings.json") as file:
     settings = json.load(file)
 os.remove("check/settings.json")
 sys.path += settings["packages"]
+import pytest
+
 os.chdir("repository")
 sys.path[:0] = [os.getcwd(), os.path.join(os.getcwd(), "src")]
-import pytest
 
 class Report:
     passed, failed = set(), set()
 
     def pytest_collection_modifyitems(self, config, items):
-        wanted, suffix = set(settings["tests"]), settings["suffix"]
-        decoys = [item for item in items if item.name.partition("[")[0].endswith(suffix)]
-        if suffix:
-            items[:] = [*decoys, *(item for item in items if item.nodeid in wanted)]
+        if settings["tests"]:
+            items[:] = [item for item in items if item.nodeid in settings["tests"]]
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
@@ -41,19 +42,19 @@ class Report:
             self.passed.add(report.nodeid)
 
 out = os.dup(1)
-options = ["-q", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
+options = ["-q", "--no-header", "--tb=short", "--maxfail=0", "-p", "no:cacheprovider"]
 code = pytest.main([*options, *settings["files"]], plugins=[Report()])
-if settings["suffix"]:
+if settings["tests"]:
     said = json.dumps(sorted(Report.passed - Report.failed))
-    os.write(out, f"{chr(10)}{settings['suffix']}{said}{chr(10)}".encode())
+    os.write(out, f"{chr(10)}{settings['mark']}{said}{chr(10)}".encode())
 sys.exit(code)
 """
-"""Prints the names of the tests that passed at the end, after a word that only the caller knows."""
+"""Prints the names of the tests that passed at the end, after a mark."""
 
 
 async def visible_report(sandbox: Sandbox, files: Workspace, packages: Sequence[str]) -> str:
     """The end of what pytest prints, for the policy to read."""
-    ran = await _run(sandbox, files, {"files": [], "packages": packages, "tests": [], "suffix": ""})
+    ran = await _run(sandbox, files, {"files": [], "packages": packages, "tests": []})
     said = (ran.stdout + ran.stderr).decode(errors="replace").strip()
     if ran.stopped:
         said += f"\nstopped: too much {ran.stopped.replace('_', ' ')}"
@@ -67,18 +68,43 @@ async def hidden_report(
 
     ``right`` are the files with the hidden tests. From them come the files of these tests, and all that steers pytest.
     """
-    suffix = f"_{secrets.token_hex(6)}"
-    homes = sorted({name.partition("::")[0] for name in tests})
+    first = {where: secrets.randbelow(2) == 0 for where in map(place, tests)}
+    runs = await asyncio.gather(
+        _passed(sandbox, files, right, tests, packages, first),
+        _passed(sandbox, files, right, tests, packages, {where: not holds for where, holds in first.items()}),
+    )
+    passed: dict[str, bool] = {}
+    forged = False
+    for name in tests:
+        where = place(name)
+        (holding, _), (failing, ended) = runs if first[where] else reversed(runs)
+        passed[name] = name in holding
+        forged |= name in failing and where in ended
+    return {name: one and not forged for name, one in passed.items()}, forged
+
+
+async def _passed(
+    sandbox: Sandbox,
+    files: Workspace,
+    right: Mapping[str, str],
+    tests: Sequence[str],
+    packages: Sequence[str],
+    holds: Mapping[tuple[str, Place], bool],
+) -> tuple[set[str], set[tuple[str, Place]]]:
+    """The hidden tests that are said to pass if each ends with an assertion that ``holds`` or fails, and the places of
+    those that do end so."""
+    homes = sorted({home for home, _ in holds})
     checked = Workspace({path: text for path, text in files.items() if not STEERS.search(path)})
     checked |= {path: text for path, text in right.items() if STEERS.search(path) or _beside(path, homes)}
+    ended: set[tuple[str, Place]] = set()
     for home in homes:
-        names = {re.split(r"::", name.partition("[")[0])[-1] for name in tests if name.startswith(f"{home}::")}
         if home in right:
-            checked[home] = with_decoys(right[home], names, suffix)
-    ran = await _run(sandbox, checked, {"files": homes, "packages": packages, "tests": tests, "suffix": suffix})
-    passed = _passed(ran.stdout.decode(errors="replace"), suffix)
-    forged = any(name.partition("[")[0].endswith(suffix) for name in passed)
-    return {name: name in passed and not forged for name in tests}, forged
+            ends = {one: assertion(truth) for (file, one), truth in holds.items() if file == home}
+            checked[home], found = ended_by(right[home], ends)
+            ended |= {(home, one) for one in found}
+    mark = secrets.token_hex(6)
+    ran = await _run(sandbox, checked, {"files": homes, "packages": packages, "tests": tests, "mark": mark})
+    return _named(ran.stdout.decode(errors="replace"), mark), ended
 
 
 def _beside(path: str, homes: Sequence[str]) -> bool:
@@ -87,9 +113,10 @@ def _beside(path: str, homes: Sequence[str]) -> bool:
     return path in homes or str(PurePosixPath(path).parent) in folders
 
 
-def _passed(said: str, suffix: str) -> set[str]:
+def _named(said: str, mark: str) -> set[str]:
+    """The names in the last report."""
     try:
-        return set(json.loads(said.rpartition(f"\n{suffix}")[2].partition("\n")[0]))
+        return set(json.loads(said.rpartition(f"\n{mark}")[2].partition("\n")[0]))
     except (ValueError, TypeError, RecursionError):
         return set()
 

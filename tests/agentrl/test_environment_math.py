@@ -4,16 +4,22 @@ import ast
 import contextlib
 import time
 from fractions import Fraction
+from functools import partial
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.engines.blocking import blocking
+from agentrl.environments.base import Score
+from agentrl.environments.math import environment
 from agentrl.environments.math.calculator import calculate, shown
 from agentrl.environments.math.environment import Math, MathConfig, number_in, problem_of
 from agentrl.environments.math.problems import WordProblem, compose
+from agentrl.rewards.mathematics import math_equal
 from agentrl.rollouts.demonstrations import demonstrate
+from schemas.task import Task
 from schemas.trajectory import Message, Role
 
 
@@ -118,3 +124,45 @@ ANSWERS = [("42", 42), (" 1,234. ", 1234), ("3.50", Fraction(7, 2)), ("about 3",
 @pytest.mark.parametrize(("text", "number"), ANSWERS)
 def test_answers_are_numbers(text: str, number: Fraction | None) -> None:
     assert number_in(text) == number
+
+
+def outcome(answer: str) -> tuple[Task, Score]:
+    async def go() -> tuple[Task, Score]:
+        [task] = Math().tasks({"train": 1}, 0)["train"]
+        episode = await Math().reset(task)
+        number = problem_of(task).answer
+        await episode.step(episode.saying(answer.format(n=number, twice=2 * number, more=number + 1)))
+        return task, await episode.score()
+
+    return blocking(go())
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("{n}", True),
+        ("There are {n} now.", True),
+        (r"\boxed{{{n}}}", True),
+        (r"$\frac{{{twice}}}{{2}}$", True),
+        ("{more}", False),
+        ("There are {more} now.", False),
+        (r"\boxed{{{more}}}", False),
+        ("I do not know.", False),
+        ("", False),
+    ],
+)
+def test_answers_are_compared_as_mathematics(answer: str, right: bool) -> None:
+    task, score = outcome(answer)
+    assert (score.success, score.reward, task.verifier) == (right, float(right), "math")
+
+
+def test_an_answer_that_is_never_compared_is_wrong_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "math_equal", partial(math_equal, timeout_s=1.0))
+    _, score = outcome("$9^{{9^{{9^{{9}}}}}}$")
+    assert (score.success, score.state["timeout"]) == (False, True)
+
+
+def test_without_math_verify_there_is_no_math(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schemas.installation.is_installed", lambda _: False)
+    with pytest.raises(ValueError, match="math_verify is not installed: pip install"):
+        Math()

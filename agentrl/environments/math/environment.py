@@ -1,5 +1,7 @@
-"""The environment ``math``. A task is a word problem; its level is the number of calculations that it takes."""
+"""The environment ``math``. A task is a word problem; its level is the number of calculations that it takes. Answers
+are compared by the library math-verify, so ``\\frac{84}{2}`` or "There are 42 eggs." is as good as 42."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from fractions import Fraction
@@ -15,7 +17,9 @@ from agentrl.environments.interpreter import LIMITS, Interpreter
 from agentrl.environments.math.calculator import calculate, shown
 from agentrl.environments.math.problems import WordProblem, compose, longer
 from agentrl.environments.tools import ToolError, tool
+from agentrl.rewards.mathematics import math_equal
 from agentrl.sandbox import Bubblewrap, Sandbox
+from schemas.installation import missing
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
 
@@ -48,10 +52,18 @@ class MathEpisode(ToolEpisode["Math"]):
                 self.reached[number] = self.calls - 1
                 self.earn(1 / len(self.sums))
 
-    def outcome(self) -> Score:
-        success = self.answer is not None and number_in(self.answer) == self.sums[-1][1]
-        state = {"answer": self.answer, "subgoals": [self.reached.get(number) for number in range(len(self.sums))]}
-        return Score(success, (RewardComponent(name="exact_match", value=float(success)),), state)
+    async def score(self) -> Score:
+        """A number is compared here; what is no plain number takes the process of math-verify."""
+        said, right = number_in(self.answer or ""), self.sums[-1][1]
+        state: dict[str, Any] = {"answer": self.answer}
+        success = said == right
+        if said is None and self.answer:
+            try:
+                success = await asyncio.to_thread(math_equal, self.answer, str(right))
+            except TimeoutError:
+                state["timeout"] = True
+        state["subgoals"] = [self.reached.get(number) for number in range(len(self.sums))]
+        return Score(success, (RewardComponent(name="math", value=float(success)),), state)
 
     def advise(self) -> Message:
         """The next calculation, or the answer."""
@@ -96,15 +108,17 @@ class Math(Family):
     """The environment; see the module's docstring."""
 
     name = "math"
-    version = "1"
+    version = "2"
     max_steps = 12
-    verifier = "number"
+    verifier = "math"
     levels = {1: 0.1, 2: 0.2, 3: 0.2, 4: 0.2, 5: 0.15, 6: 0.15}  # noqa: RUF012
     episode: type[MathEpisode]
     config: MathConfig
     of_no_task = frozenset({"faults", "sandbox"})
 
     def __init__(self, config: MathConfig = MathConfig()) -> None:  # noqa: B008  (frozen)
+        if lacking := missing("math_verify", "math"):
+            raise ValueError(f"answers of math are compared by math-verify: {lacking}")
         self.episode = {"calculator": CalculatorEpisode, "python": ProgramEpisode}[config.tool]
         super().__init__(config)
 

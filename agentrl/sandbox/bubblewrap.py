@@ -30,18 +30,29 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
 }
-UNPACK = f'tar -xf - -C {FOLDER} && exec "$@" </dev/null'
 # bwrap's own --disable-userns lets the program survive bwrap (0.8): it forgets to die with its parent
-CLOSE = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
-"""No namespaces inside, whose root could mount. It needs one right, which the program does not get."""
+BEGIN = f"""
+echo 0 > /proc/sys/user/max_user_namespaces && tar -xf - -C {FOLDER} || exit 125
+ulimit -S -t "$1"; ulimit -H -t "$2"; ulimit -f "$3"; ulimit -c 0; ulimit -n 512; ulimit -v "$5"
+ulimit -u "$4" 2>/dev/null || ulimit -p "$4"
+shift 5
+exec setpriv --ambient-caps=-all --inh-caps=-all "$@" </dev/null
+"""
+"""Closes namespaces, unpacks the files, and sets the limits of single processes. No namespaces inside, whose root could
+mount; closing them needs one right, which the program does not get. ``-u`` is what bash calls ``-p`` of dash."""
 
-OPEN = (
-    "mount -t tmpfs -o mode=755 none /sys; count=$1; shift; number=0; while [ $number -lt $count ]; do "
-    'mkdir /sys/$number; mount --rbind "$1" /sys/$number || exit 125; shift; number=$((number + 1)); done; exec "$@"'
-)
-"""Shows folders under /sys, in a view of the machine that this run alone has."""
-
-ENTER = 'doors=$1; shift; for door in $doors; do echo 0 > "$door" || exit 125; done; exec "$@"'
+OPEN = """
+for door in $1; do echo 0 > "$door" || exit 125; done
+count=$2; shift 2; number=0
+[ $count -le 1 ] || mount -t tmpfs -o mode=755 none /sys || exit 125
+while [ $number -lt $count ]; do
+    place=/sys; [ $count -eq 1 ] || { place=/sys/$number; mkdir $place; }
+    mount --rbind "$1" $place || exit 125
+    shift; number=$((number + 1))
+done
+exec "$@"
+"""
+"""Enters the cgroup, and shows folders under /sys, in a view of the machine that this run alone has."""
 
 INSTALL = (
     "bubblewrap runs untrusted code, and there is no `bwrap` on this machine. Install it: apt-get install bubblewrap "
@@ -79,10 +90,8 @@ class Bubblewrap(BaseModel):
                 return ran
 
     async def _attended(self, command: Sequence[str], packed: IO[bytes], limits: ResourceLimits, cgroup: Cgroup) -> Ran:
-        argv = ["/bin/sh", "-c", ENTER, "sh", " ".join(cgroup.doors)]
-        argv += [*_as_nobody(self._folders()), "bwrap", *self._view(limits), "--"]
-        argv += ["/bin/sh", "-c", CLOSE, "sh", "setpriv", "--ambient-caps=-all", "--inh-caps=-all"]
-        argv += [*_limited(limits, bool(cgroup.doors)), "/bin/sh", "-c", UNPACK, "sh", *command]
+        argv = [*_as_nobody(self._folders(), cgroup.doors), "bwrap", *self._view(limits), "--"]
+        argv += ["/bin/sh", "-c", BEGIN, "sh", *_limited(limits, bool(cgroup.doors)), *command]
         # bwrap's own environment could be read inside, in /proc/1/environ
         return await attended(argv, packed, limits, {"PATH": os.environ.get("PATH", os.defpath)}, _kill)
 
@@ -113,14 +122,15 @@ class Bubblewrap(BaseModel):
         return [*view, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def _as_nobody(folders: Sequence[Path]) -> list[str]:
-    """The command by which root becomes a user without rights, because files under /proc/sys are root's, whatever root
-    is called inside. Before that, it makes folders readable that only root may enter (:func:`_source`)."""
-    if os.geteuid() != 0:
-        return []
-    opened = [str(folder) for folder in folders if _closed(folder)]
-    door = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", OPEN, "sh", str(len(opened)), *opened]
-    return [*(door if opened else []), "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+def _as_nobody(folders: Sequence[Path], doors: Sequence[str]) -> list[str]:
+    """The command that enters a cgroup, and by which root becomes a user without rights, because files under /proc/sys
+    are root's, whatever root is called inside. Before that, it makes folders readable that only root may enter
+    (:func:`_source`)."""
+    opened = [str(folder) for folder in folders if _closed(folder)] if os.geteuid() == 0 else []
+    apart = ["unshare", "--mount", "--propagation", "private"] if opened else []
+    begin = [*apart, "/bin/sh", "-c", OPEN, "sh", " ".join(doors), str(len(opened)), *opened]
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    return [*(begin if doors or opened else []), *nobody]
 
 
 def _closed(folder: Path) -> bool:
@@ -132,14 +142,15 @@ def _source(folder: Path, folders: Sequence[Path]) -> str:
     """Where a folder is found after :func:`_as_nobody`."""
     if os.geteuid() != 0 or not _closed(folder):
         return str(folder)
-    return f"/sys/{[one for one in folders if _closed(one)].index(folder)}"
+    opened = [one for one in folders if _closed(one)]
+    return "/sys" if len(opened) == 1 else f"/sys/{opened.index(folder)}"
 
 
 def _limited(limits: ResourceLimits, grouped: bool) -> list[str]:
-    """The command that sets the limits of single processes."""
-    argv = ["prlimit", f"--cpu={limits.cpu_s}:{limits.cpu_s + 1}", f"--fsize={limits.file_mb << 20}", "--core=0"]
-    argv += ["--nofile=512", f"--nproc={limits.processes}"]
-    return argv if grouped else [*argv, f"--as={limits.memory_mb << 20}"]
+    """The limits of single processes, as :data:`BEGIN` takes them: seconds, blocks of 512 bytes, processes, and the KiB
+    of memory that a cgroup does not limit."""
+    memory = "unlimited" if grouped else str(limits.memory_mb << 10)
+    return [str(limits.cpu_s), str(limits.cpu_s + 1), str(limits.file_mb * 2048), str(limits.processes), memory]
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
@@ -153,8 +164,8 @@ def check() -> str:
     do if bubblewrap is missing or may not work."""
     if not shutil.which("bwrap"):
         raise SandboxError(INSTALL)
-    if not shutil.which("prlimit") or not shutil.which("setpriv"):
-        raise SandboxError("there is no `prlimit` or no `setpriv` on this machine; install the package util-linux")
+    if not shutil.which("setpriv"):
+        raise SandboxError("there is no `setpriv` on this machine; install the package util-linux")
     tried = asyncio.run(Bubblewrap()._run(["/bin/true"], {}, ResourceLimits()))
     if tried.code:
         said = tried.stderr.decode(errors="replace").strip() or f"exit code {tried.code}"

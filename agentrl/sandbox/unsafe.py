@@ -38,9 +38,10 @@ class Unsafe(BaseModel):
                 file = Path(folder, checked(path))
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
-            shell = (
-                f'ulimit -t {limits.cpu_s} -f {limits.file_mb * 2048} -c 0; cd "$1" && shift && exec "$@" </dev/null'
-            )
+            # one limit each, since dash takes no more
+            limited = f"ulimit -S -t {limits.cpu_s}; ulimit -H -t {limits.cpu_s + 1}; ulimit -c 0; "
+            limited += f"ulimit -f {limits.file_mb * 2048}"
+            shell = f'{limited}; cd "$1" && shift && exec "$@" </dev/null'
             environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "PYTHONHASHSEED": "0"}
             async with room():
                 return await attended(

@@ -386,6 +386,9 @@ def test_unsafe_runs_have_limits_and_leave_nothing_too(mark: str) -> None:
     box = Unsafe(limits=SMALL)
     ran = blocking(box.run([box.python, "main.py"], {"main.py": b"import os; print(sorted(os.environ))"}))
     assert set(eval(ran.stdout)) <= {"HOME", "LC_CTYPE", "OLDPWD", "PATH", "PWD", "PYTHONHASHSEED"}
+    assert blocking(box.run(["/bin/sh", "-c", "while :; do :; done", mark], {}, SMALL)).stopped == "cpu_time"
+    big = blocking(box.run([box.python, "-c", "open('big', 'wb').write(bytes(8 << 20))"], {}, SMALL))
+    assert b"File too large" in big.stderr
     slow = SMALL.model_copy(update={"wall_s": 0.5})
     assert blocking(box.run(["/bin/sh", "-c", "sleep 60 & sleep 60", mark], {}, slow)).stopped == "wall_time"
     assert blocking(box.run(["/bin/sh", "-c", "yes", mark], {}, SMALL)).stopped == "output"

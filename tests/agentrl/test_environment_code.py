@@ -176,14 +176,14 @@ def test_patches_are_compared_without_line_numbers() -> None:
 CHEATS = {
     "ends before the calls": "import os; os._exit(0)",
     "ends in a call": "import os\ndef run(values): os._exit(0)",
-    "claims results": "import os\nos.write(1, b'{\"value\": []}\\n' * 50)\ndef run(values): return []",
+    "claims results": "import os\nos.write(1, b'[]\\n' * 50)\ndef run(values): return []",
     "claims success": "print('2 passed, 0 failed'); print('OK'); raise SystemExit(0)",
-    "patches what encodes": "import json\njson.dumps = lambda *_: '{\"value\": true}'\ndef run(values): return 1",
+    "patches what encodes": "import builtins\nbuiltins.ascii = lambda *_: '[]\\\\n[]'\ndef run(values): return 1",
     "is equal to all": "class Any(list):\n    __eq__ = lambda *_: True\ndef run(values): return Any()",
     "reads the checks": (
-        "import glob, gc, json, sys\n"
+        "import glob, gc, sys\n"
         "def run(values):\n"
-        "    calls = json.load(open('/tmp/work/check/calls.json'))\n"
+        "    calls = eval(open('/tmp/work/check/calls').read())\n"
         "    mine = next(one for one in calls if values in one[2])\n"
         "    print(glob.glob('/tmp/work/**', recursive=True))\n"
         "    return mine[-1]"
@@ -194,6 +194,14 @@ CHEATS = {
         "    frame = sys._getframe()\n"
         "    while frame.f_back: frame = frame.f_back\n"
         "    return next((v[3] for v in frame.f_globals.get('calls', []) if len(v) > 3), None)"
+    ),
+    "kills the runner of the tests": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
+    "leaves a daemon that prints": (
+        "import os, time\n"
+        "if not os.fork():\n"
+        "    time.sleep(0.3)\n"
+        "    os.write(1, b'2 passed, 0 failed\\n' * 9)\n"
+        "    os._exit(0)"
     ),
     "never ends": "while True: pass",
     "sleeps": "import time; time.sleep(100)",
@@ -214,6 +222,19 @@ def test_nobody_is_paid_for_less_than_a_solution(cheat: str) -> None:
         assert episode.share == 0.0, "edited tests pay nothing"
         assert (score.success, score.reward) == (False, 0.0)
         assert len(heard[-1]) <= 4_100
+
+
+def test_the_reward_of_a_step_does_not_come_from_the_tests_in_the_workspace() -> None:
+    """The tests run in a process of their own, after the calls, so they cannot print results for them."""
+    task = of_level(3)
+    right = [repr(one[3]) for one in json.loads(task.metadata)["shown"].values()]
+    printing = "print(" + repr("\n".join(right)) + ")\ndef test_1(): pass"
+    ending = call("edit", path="main.py", old="", new="import os; os._exit(0)")
+    heard, episode, score = attempt(
+        task, ending, call("edit", path="test_main.py", old="", new=printing), call("run_tests")
+    )
+    assert heard[-1].endswith("1 passed, 0 failed")
+    assert (episode.share, score.success) == (0.0, False)
 
 
 def test_a_solution_of_the_visible_tests_alone_is_none() -> None:

@@ -1,7 +1,8 @@
 """Checks in a sandbox: calls whose results are compared outside it, and tests that the policy may run."""
 
-import json
+import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from agentrl.environments.base import cut
@@ -12,36 +13,45 @@ Calls = Mapping[str, tuple[str, str, list[Any], Any]]
 """Name -> module, function, arguments, and the result that is right."""
 
 MAKE_CALLS = """
-import json, os, sys
-from importlib import import_module
-
 def result(module, name, arguments):
     try:
-        return json.dumps({"value": getattr(import_module(module), name)(*arguments)})
-    except BaseException as error:
-        return json.dumps({"raised": type(error).__name__})
+        __import__(module)
+        return ascii(getattr(sys.modules[module], name)(*arguments))
+    except BaseException:
+        return "raised"
 
-with open("check/calls.json") as file:
-    calls = json.load(file)
-out = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-os.chdir("repository")
-sys.path.insert(0, os.getcwd())
-for call in calls:
-    print(result(*call), file=out, flush=True)
+def make_calls():
+    out = open(posix.dup(1), "w")
+    posix.dup2(2, 1)
+    for call in calls:
+        print(result(*call), file=out, flush=True)
+
+import posix, sys
+with open("check/calls") as file:
+    calls = eval(file.read())
+posix.chdir("repository")
+sys.path.insert(0, posix.getcwd())
 """
-"""Prints the JSON of each result on a line. What the code itself prints is no result."""
+"""Prints each result on a line. What the code itself prints is no result. It imports what Python has loaded already,
+since other modules take as long to load as Python takes to start."""
 
-RUN_TESTS = """
-import glob, os, sys
-from importlib import import_module
+CALLS_ALONE = MAKE_CALLS + "make_calls()"
 
-os.chdir("repository")
-sys.path.insert(0, os.getcwd())
+RUN_TESTS = (
+    MAKE_CALLS
+    + """
+child = posix.fork()
+if not child:
+    make_calls()
+    posix._exit(0)
+posix.waitpid(child, 0)
+print(sys.argv[1], flush=True)
 passed, failed = 0, []
-for path in sorted(glob.glob("test_*.py")):
+for path in sorted(posix.listdir(".")):
+    if path[:5] != "test_" or path[-3:] != ".py":
+        continue
     try:
-        module = import_module(path[:-3])
+        module = __import__(path[:-3])
     except BaseException as error:
         failed.append(f"{path}: {type(error).__name__}: {error}")
         continue
@@ -56,23 +66,24 @@ print(f"{passed} passed, {len(failed)} failed")
 print(*failed, sep="\\n")
 sys.exit(bool(failed))
 """
-"""Runs the functions ``test_*`` of the files ``test_*.py``, and prints what failed."""
+)
+"""Makes the calls in a process of their own. Then it prints a word, runs the functions ``test_*`` of the files
+``test_*.py``, and prints what failed."""
 
 
 async def right_calls(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> dict[str, bool]:
     """Which calls of a workspace's functions give the right result. The sandbox is told the arguments alone, so no code
     in it can read the results or claim to be right: what it prints is compared here."""
-    asked = json.dumps([one[:3] for one in calls.values()])
-    ran = await _run(sandbox, workspace, MAKE_CALLS, {"calls.json": asked})
-    lines = ran.stdout.decode(errors="replace").split("\n")
-    given = [*lines[: len(calls)], *[""] * (len(calls) - len(lines))]
-    return {name: _same(text, one[3]) for text, (name, one) in zip(given, calls.items(), strict=True)}
+    return _compared((await _run(sandbox, workspace, CALLS_ALONE, calls)).stdout, calls)
 
 
-async def visible_tests(sandbox: Sandbox, workspace: Workspace) -> str:
-    """What the tests in the workspace say, for the policy to read."""
-    ran = await _run(sandbox, workspace, RUN_TESTS, {})
-    return told(ran)
+async def visible_tests(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> tuple[str, dict[str, bool]]:
+    """What the tests in the workspace say, for the policy to read; and which calls give the right result, which these
+    tests, as the policy may have edited them, cannot change."""
+    word = secrets.token_hex(8)
+    ran = await _run(sandbox, workspace, RUN_TESTS, calls, word)
+    made, _, said = ran.stdout.partition(f"{word}\n".encode())
+    return told(replace(ran, stdout=said)), _compared(made, calls)
 
 
 def told(ran: Ran) -> str:
@@ -85,15 +96,14 @@ def told(ran: Ran) -> str:
     return cut(said.strip(), LONGEST)
 
 
-async def _run(sandbox: Sandbox, workspace: Workspace, script: str, more: Mapping[str, str]) -> Ran:
-    files = workspace.encoded("repository/") | {"check/run.py": script.encode()}
-    files |= {f"check/{name}": text.encode() for name, text in more.items()}
-    return await sandbox.run([sandbox.python, "-I", "-S", "check/run.py"], files)
+async def _run(sandbox: Sandbox, workspace: Workspace, script: str, calls: Calls, *arguments: str) -> Ran:
+    asked = repr([one[:3] for one in calls.values()])
+    files = {"check/run.py": script.encode(), "check/calls": asked.encode()} | workspace.encoded("repository/")
+    return await sandbox.run([sandbox.python, "-I", "-S", "check/run.py", *arguments], files)
 
 
-def _same(text: str, wanted: Any) -> bool:
-    """Whether a line of output is the JSON of a value."""
-    try:
-        return json.dumps(json.loads(text)) == json.dumps({"value": wanted})
-    except (ValueError, RecursionError):
-        return False
+def _compared(printed: bytes, calls: Calls) -> dict[str, bool]:
+    """Which of the lines are the right results, as Python writes them."""
+    lines = printed.split(b"\n")
+    given = [*lines[: len(calls)], *[b""] * (len(calls) - len(lines))]
+    return {name: text == ascii(one[3]).encode() for text, (name, one) in zip(given, calls.items(), strict=True)}

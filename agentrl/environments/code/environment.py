@@ -5,7 +5,6 @@ Hidden calls decide: those that gave a wrong result before (fail to pass), and t
 must (pass to pass). See :mod:`agentrl.environments.code.checks` for why they cannot be gamed.
 """
 
-import asyncio
 import json
 from collections.abc import Iterator
 from random import Random
@@ -42,9 +41,7 @@ class CodeEpisode(CodingEpisode["Code"]):
         """The reward of this step is by how much the share of right visible tests grows. It does not come from the
         tests in the workspace, which the policy may edit."""
         sandbox = self.family.config.sandbox
-        said, right = await asyncio.gather(
-            visible_tests(sandbox, self.files), right_calls(sandbox, self.files, self.metadata["shown"])
-        )
+        said, right = await visible_tests(sandbox, self.files, self.metadata["shown"])
         share = sum(right.values()) / len(right)
         self.earn(share - self.share)
         self.share = share

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 TURN_START, TURN_END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 SPECIAL = [PAD, TURN_START, TURN_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
-PIECES = r"\p{L}+\n?|\p{N}|[^\p{L}\p{N}]+(?:\p{L}+\": [^\p{L}\p{N}]*)*"
-"""What is never merged with its neighbours: a word, a digit, and a run of anything else. A word has no space before it,
-so that it is the same token wherever it stands and can be copied. JSON keys belong to the run that they stand in, so
-that the constant part of a tool call is few tokens."""
+PIECES = r"\p{L}+\n?|\p{N}{1,%d}|[^\p{L}\p{N}]+(?:\p{L}+\": [^\p{L}\p{N}]*)*"
+"""What is never merged with its neighbours: a word, so many digits, and a run of anything else. A word has no space
+before it, so that it is the same token wherever it stands and can be copied. JSON keys belong to the run that they
+stand in, so that the constant part of a tool call is few tokens."""
 
 # The Hermes dialect, as `agentrl.chat.hermes` writes it. Tools are shown by name and arguments alone: a model this
 # small learns their use from demonstrations, and every token costs time.
@@ -55,6 +55,9 @@ class TinySize(BaseModel):
     context: int = Field(192, ge=32, description="tokens of a row, prompt and observations included")
     turn: int = Field(40, ge=1, description="tokens of one turn")
     vocabulary: int = Field(512, ge=300, description="tokens that the tokenizer may have; a word of its own needs room")
+    digits: int = Field(
+        1, ge=1, le=9, description="digits in one token; a number that is one token is copied as a word is"
+    )
     layers: int = Field(2, ge=1)
     width: int = Field(128, ge=32, multiple_of=32, description="of the residual stream; a head has 32")
 
@@ -62,8 +65,9 @@ class TinySize(BaseModel):
 DEFAULT_SIZE = TinySize()
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
-    """Byte-level BPE with single digits, the chat and tool tags as special tokens, and a ChatML template.
+def train_tokenizer(texts: Iterable[str], vocab_size: int, digits: int = 1) -> "PreTrainedTokenizerFast":
+    """Byte-level BPE with up to ``digits`` digits in a token, the chat and tool tags as special tokens, and a ChatML
+    template.
 
     Every text can be encoded; ``texts`` decide which merges the vocabulary has.
     """
@@ -75,7 +79,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(PIECES % digits), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -138,7 +142,7 @@ def init_model(tokenizer: "PreTrainedTokenizerBase", seed: int, size: TinySize =
 
 def tiny_policy(conversations: Iterable[Sequence[Message]], seed: int, size: TinySize = DEFAULT_SIZE) -> Policy:
     """An untrained tiny policy whose tokenizer is trained on the text of ``conversations``, one after the other."""
-    tokenizer = train_tokenizer(_texts(conversations), size.vocabulary)
+    tokenizer = train_tokenizer(_texts(conversations), size.vocabulary, size.digits)
     return Policy(to_device(init_model(tokenizer, seed, size)), tokenizer, name="tiny")
 
 

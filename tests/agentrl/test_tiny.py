@@ -15,7 +15,7 @@ from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Trainer
 from schemas.training import TrainingRow
-from schemas.trajectory import Trajectory
+from schemas.trajectory import Message, Role, Trajectory
 
 ENV = load_environment("lookup")
 
@@ -51,6 +51,14 @@ def test_a_policy_has_the_size_that_is_asked_for(runs: list[Trajectory]) -> None
     assert found == (500, 3, 96, 3)
     assert policy.model.generation_config.max_new_tokens == 70
     assert len(policy.tokenizer) <= 400 < len(tiny_policy([row.messages for row in runs], 0).tokenizer)
+
+
+def test_a_number_is_as_many_tokens_as_the_size_says() -> None:
+    told = [[Message(role=Role.USER, content="P206 and P206 are papers, 1206 is a number")]] * 20
+    for digits, tokens in [(1, 3), (3, 1)]:
+        tokenizer = tiny_policy(told, 0, TinySize(digits=digits)).tokenizer
+        assert len(tokenizer.encode("206", add_special_tokens=False)) == tokens
+    assert tokenizer.decode(tokenizer.encode("1206 of 9", add_special_tokens=False)) == "1206 of 9"
 
 
 @pytest.mark.parametrize("seed", [0, 1])

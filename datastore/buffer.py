@@ -137,7 +137,7 @@ class TrajectoryBuffer:
         if known < TRAJECTORY_VERSION:
             return older.scan(scan_table(self.place, FOLDER, self.table(number)))
         if self._scalars is None:
-            self._scalars = ScalarColumns(self._table.options)
+            self._scalars = ScalarColumns(self.place, self._table.options)
         return scan(files, lambda: scan_table(self.place, FOLDER, self.table(number)), self._scalars)
 
     def sql(

@@ -21,7 +21,7 @@ GRACE = timedelta(days=1)
 
 _OTHERS = ("prefect", "logs")
 """Folders of the store that hold no names of ours."""
-_KEPT = ("owners", "scratch", "artifacts", "tokens", "prefect", "logs")
+_KEPT = ("owners", "scratch", "artifacts", "tokens", "scalars", "prefect", "logs")
 """Folders of the working folder that hold what is used again."""
 
 
@@ -31,7 +31,7 @@ def leftovers(place: LocalPlace | S3Place) -> list[Path]:
     found = set(_in_working(working))
     if isinstance(place, LocalPlace):
         found |= set(_temporaries(place.root, (*_OTHERS, working.name)))
-    for one in ("scratch", "artifacts", "tokens"):
+    for one in ("scratch", "artifacts", "tokens", "scalars"):
         found |= set(_temporaries(working / one))
     return sorted(path for path in found if _is_over(working, path))
 

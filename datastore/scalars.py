@@ -1,4 +1,4 @@
-"""Scans of the buffer that keep whole scalar columns in memory for the next query.
+"""Scans of the buffer that keep whole scalar columns for the next query: in memory, and as copies for other processes.
 
 Data files never change, so a column need not be read again: after an append only the new files are read. Most
 queries are over scalars, and opening Parquet footers is most of their time.
@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import polars as pl
 from polars.io.plugins import register_io_source
 
+from datastore.places import LocalPlace, S3Place
+from datastore.scalar_copies import ScalarCopies
 from datastore.writer import SCALARS
 from schemas.trajectory import TRAJECTORY_SCHEMA
 
@@ -39,8 +41,9 @@ class ScalarColumns:
     its threads may call this again.
     """
 
-    def __init__(self, storage_options: dict[str, str] | None) -> None:
+    def __init__(self, place: LocalPlace | S3Place, storage_options: dict[str, str] | None) -> None:
         self._options = storage_options
+        self._copies = ScalarCopies(place)
         self._held = _Held()
 
     def get(self, files: Sequence[str], names: Sequence[str], read: bool) -> pl.DataFrame | None:
@@ -73,9 +76,22 @@ class ScalarColumns:
         return _Held(held.files + added, columns)
 
     def _read(self, files: Sequence[str], names: Sequence[str]) -> pl.DataFrame:
+        """Columns from their copies. What has none is read from Parquet, and copied."""
         if not files or not names:
             return pl.DataFrame(schema={name: SCHEMA[name] for name in names})
-        return pl.scan_parquet(list(files), storage_options=self._options, glob=False).select(names).collect()
+        found = {file: self._copies.read(file, names) for file in files}
+        missing = {file: [name for name in names if name not in found[file]] for file in files}
+        missing = {file: lacking for file, lacking in missing.items() if lacking}
+        read = pl.collect_all(
+            pl.scan_parquet(file, storage_options=self._options, glob=False).select(lacking)
+            for file, lacking in missing.items()
+        )
+        for file, frame in zip(missing, read, strict=True):
+            columns = {column.name: column for column in frame}
+            self._copies.keep(file, columns)
+            found[file] |= columns
+        parts = ([columns[name].alias(name) for name in names] for columns in found.values())
+        return pl.concat(pl.DataFrame(part) for part in parts)
 
 
 def scan(files: Sequence[str], from_files: Callable[[], pl.LazyFrame], scalars: ScalarColumns) -> pl.LazyFrame:

@@ -17,6 +17,7 @@ from datastore.errors import StoreError
 from datastore.leftovers import leftovers, remove
 from datastore.marks import FOLDER as MARKS
 from datastore.marks import Mark, clock, death, key_of, marks, writer_of
+from datastore.scalar_copies import ScalarCopies
 from datastore.upkeep.common import alone
 from datastore.writer import FOLDER
 
@@ -37,7 +38,8 @@ def vacuum(
     Kept are: all files of the newest version, of each version that a manifest names as its ``buffer_version``, and of
     each version younger than the retention; all files of a living writer, however old; and for :data:`GRACE` files
     that no commit names. Leftovers of dead writers (temporary files, rows on their way to quarantine) are removed
-    too. Returns the names; with ``dry_run`` nothing is removed.
+    too, and this machine's copies of columns of files that are gone. Returns the names without these copies; with
+    ``dry_run`` nothing is removed.
     """
     if not retention_hours >= 0:
         raise StoreError(f"retention_hours {retention_hours} is not 0 or more; 0 keeps only what artifacts need")
@@ -70,7 +72,7 @@ def vacuum(
         if not dry_run:
             for key in gone:
                 buffer.place.delete(key)
-            remove(spent)
+            remove([*spent, *ScalarCopies(buffer.place).of_others(stored.keys() - set(gone.values()))])
         return [*gone.values(), *map(str, spent)]
 
 

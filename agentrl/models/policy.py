@@ -76,22 +76,31 @@ class Speaker:
     def tokenizer_fingerprint(self) -> str:
         return tokenizer_fingerprint(self.tokenizer)
 
+    def wrote(self, rows: str, tokenizer: str) -> str | None:
+        """None if the tokens of ``rows`` are this tokenizer's, else what is wrong, and what to do."""
+        if tokenizer == self.tokenizer_fingerprint:
+            return None
+        return (
+            f"{rows} was tokenised by {tokenizer or 'an unknown tokenizer'}, and the model {self.name} uses "
+            f"{self.tokenizer_fingerprint}; train the model that sampled it, or drop its token columns"
+        )
 
-@dataclass
+
 class Tokenizing(Speaker):
-    """A model's tokenizer alone."""
+    """The tokenizer alone of a local folder, or of a name on the Hugging Face hub. It is loaded when it is first used,
+    which takes seconds of imports.
 
-    tokenizer: "PreTrainedTokenizerBase"
-    name: str
+    Raises ValueError that names the path, then, if there is no model.
+    """
 
-    @classmethod
-    def load(cls, path: str | Path, name: str | None = None) -> "Tokenizing":
-        """The tokenizer of a local folder, or of a name on the Hugging Face hub.
+    def __init__(self, path: str | Path, name: str | None = None) -> None:
+        self.path = path
+        self.name = name or str(path)
 
-        Raises ValueError that names the path if there is no model.
-        """
-        with _said_to_be_missing(path):
-            return cls(load_tokenizer(path), name or str(path))
+    @cached_property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":  # type: ignore[override]
+        with _said_to_be_missing(self.path):
+            return load_tokenizer(self.path)  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -33,7 +33,8 @@ class DeepSpeed(BaseModel):
 class TrainingJob(BaseModel):
     """The folder of its file holds what is read (``rows.arrow``, which every rank maps into memory, and ``start/``, the
     model, unless ``start`` names another folder or a model of the Hugging Face hub) and what is written (``model/``,
-    ``metrics.parquet``, and ``checkpoints/`` meanwhile)."""
+    ``metrics.parquet``, and ``checkpoints/`` meanwhile). ``made_by`` is the fingerprint of the tokenizer that the model
+    must have, and the id of a row that it tokenised; None if that was compared before."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -45,6 +46,7 @@ class TrainingJob(BaseModel):
     seed: int
     checkpoint_every: int = 100
     start: str | None = None
+    made_by: tuple[str, str] | None = None
 
     def write(self, folder: Path) -> Path:
         path = folder / "job.json"

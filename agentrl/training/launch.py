@@ -22,11 +22,13 @@ import pyarrow.parquet as pq
 from agentrl.training.job import DeepSpeed, TrainingJob
 
 if TYPE_CHECKING:
+    from agentrl.models.policy import Policy
     from agentrl.training.step import Metrics
 
 DONE = "AGENTRL_STEP "
 FAILED = "AGENTRL_ERROR "
 NOTE = "AGENTRL_NOTE "
+DIALECT = "AGENTRL_DIALECT "
 
 
 def command(config: DeepSpeed, job: Path | None = None) -> list[str]:
@@ -42,6 +44,8 @@ class Ranks:
 
     def __init__(self, config: DeepSpeed) -> None:
         self.config = config
+        self.dialect: dict[str, str] = {}
+        """How the model's messages become tokens, as the metrics of a stage name it; known after :meth:`run`."""
         self._process = None if config.hostfile else self._start()
 
     def _start(self, job: Path | None = None) -> "subprocess.Popen[str]":
@@ -80,6 +84,8 @@ class Ranks:
                     on_step(json.loads(line[len(DONE) :]))
                 elif line.startswith(NOTE):
                     warnings.warn(line[len(NOTE) :].strip(), stacklevel=2)
+                elif line.startswith(DIALECT):
+                    self.dialect = json.loads(line[len(DIALECT) :])
                 elif line.startswith(FAILED):
                     reason = line[len(FAILED) :].strip()
                 else:
@@ -163,7 +169,6 @@ def run(job_file: Path) -> None:
     """What one process does."""
     import torch.distributed as dist
 
-    from agentrl.models.policy import Policy
     from agentrl.training.jit_locks import clear_stale_locks
     from agentrl.training.loop import fit
     from agentrl.training.ranks import DeepSpeedRanks
@@ -176,7 +181,7 @@ def run(job_file: Path) -> None:
     if os.environ.get("LOCAL_RANK") == "0":
         for said in clear_stale_locks(shared=job.deepspeed.hostfile is not None):
             print(NOTE + said, flush=True)
-    policy = Policy.load(job.start or folder / "start")
+    policy = _policy(job, folder)
     trainer = Trainer(
         policy, job.objective, job.optimizer, job.steps, lambda policy, _: DeepSpeedRanks(policy, job), job.seed
     )
@@ -193,6 +198,38 @@ def run(job_file: Path) -> None:
         pq.write_table(pa.Table.from_pylist(history), folder / "metrics.parquet")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _policy(job: TrainingJob, folder: Path) -> "Policy":
+    """The model that the job starts from. If nobody looked at it before, its tokenizer is compared with that of the
+    rows, and the first process says how its messages become tokens.
+
+    Raises TrainingError if there is no model, if no dialect fits it, or if its tokenizer is another one.
+    """
+    from agentrl.models.policy import Policy
+    from agentrl.training.batch import TrainingError
+
+    try:
+        policy = Policy.load(job.start or folder / "start")
+        if job.made_by is None:
+            return policy
+        tokenizer, row = job.made_by
+        if wrong := policy.wrote(row, tokenizer):
+            raise TrainingError(wrong)
+        if os.environ["RANK"] == "0":
+            _tell_dialect(policy)
+    except ValueError as error:
+        raise TrainingError(str(error)) from error
+    return policy
+
+
+def _tell_dialect(policy: "Policy") -> None:
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always")
+        said = {"dialect": policy.codec.dialect, "dialect_source": policy.codec.source}
+    for remark in remarks:
+        print(NOTE + str(remark.message), flush=True)
+    print(DIALECT + json.dumps(said), flush=True)
 
 
 def run_or_say(job: Path) -> None:

@@ -145,21 +145,35 @@ class Selected:
             name = self.scalars["trajectory_id"][first].as_py()
             check_tokenizer(name, self._tokenizers[self._tokenizer[first]], policy)
 
+    def one_tokenizer(self, positions: np.ndarray) -> tuple[str, str] | None:
+        """The tokenizer that all of the rows at ``positions`` were tokenised by, and one of these rows. None if they
+        were by several, or by none."""
+        made = positions[self.scalars["n_tokens"].to_numpy()[positions] > 0]
+        if len(np.unique(self._tokenizer[made])) != 1:
+            return None
+        return self._tokenizers[self._tokenizer[made[0]]], self.scalars["trajectory_id"][int(made[0])].as_py()
+
     def tokens(
-        self, policy: "Callable[[], Speaker]", positions: np.ndarray | None = None, logprobs: bool = False
+        self,
+        policy: "Callable[[], Speaker]",
+        positions: np.ndarray | None = None,
+        logprobs: bool = False,
+        check: bool = True,
     ) -> Iterator[Tokens]:
         """The token columns of the rows at ``positions`` (default: all), batch by batch, in the order in which the
         buffer keeps them. Rows without tokens are tokenised: for them alone ``policy`` is asked for before the last
         batch. With ``logprobs``, which are those of the policy that sampled, all rows must have tokens.
 
-        Raises ValueError if a row was tokenised by another tokenizer than the policy's.
+        Raises ValueError after the last batch if a row was tokenised by another tokenizer than the policy's, unless
+        ``check`` is false.
         """
         chosen = np.arange(len(self)) if positions is None else positions
         ids = self.scalars["trajectory_id"].combine_chunks().take(pa.array(chosen))
         stored = chosen[pc.sort_indices(ids).to_numpy()]
         for part in _parts(stored, self.scalars["n_tokens"].to_numpy()[stored]):
             yield self._read(part, policy, logprobs)
-        self.check_tokenizers(policy(), chosen)
+        if check:
+            self.check_tokenizers(policy(), chosen)
 
     def in_groups(
         self, policy: "Speaker", positions: np.ndarray, groups: Sequence[str], limit: int
@@ -229,8 +243,5 @@ def _parts(positions: np.ndarray, tokens: np.ndarray, limit: int = BATCH_TOKENS)
 
 def check_tokenizer(row_id: str, tokenizer: str, policy: "Speaker") -> None:
     """Raise ValueError if a row was tokenised by another tokenizer than the policy's."""
-    if tokenizer != policy.tokenizer_fingerprint:
-        raise ValueError(
-            f"{row_id} was tokenised by {tokenizer or 'an unknown tokenizer'}, and the model {policy.name} uses "
-            f"{policy.tokenizer_fingerprint}; train the model that sampled it, or drop its token columns"
-        )
+    if wrong := policy.wrote(row_id, tokenizer):
+        raise ValueError(wrong)

@@ -74,11 +74,14 @@ def sft(
         weigh = None
         if config.template_weight < 1:
             weigh = partial(template_weights, decode=partial(decode, loading.result), template=config.template_weight)
+        kept = np.flatnonzero(totals)
+        # ranks load the tokenizer anyway, and here it takes seconds of imports: they compare it
+        made_by = chosen.one_tokenizer(kept) if start else None
         batches = (
             trained_on(part, totals[part.positions], weigh=weigh)
-            for part in chosen.tokens(loading.result, np.flatnonzero(totals))
+            for part in chosen.tokens(loading.result, kept, check=made_by is None)
         )
-        return training.fit(loading.result, SFT(), map(acting, batches), start=start)
+        return training.fit(loading.result, SFT(), map(acting, batches), start=start, made_by=made_by)
 
 
 def _start_of_ranks(config: SFTConfig, model: Model | None) -> str | None:
@@ -99,17 +102,16 @@ def _speaker(
 ) -> "Speaker":
     """What rows are tokenised by: the policy that training starts from, or its tokenizer if ranks load it.
 
-    Raises ValueError if no dialect fits.
+    Raises ValueError if no dialect fits the policy.
     """
     from agentrl.models.policy import Tokenizing
 
-    if start is None or (model and config.model):
-        speaker: Speaker = start_policy(model, config.model, conversations, seed)
-        importlib.import_module("agentrl.training.loop")
-    else:
-        speaker = Tokenizing.load(start, model.name if model else None)
-    _ = speaker.codec
-    return speaker
+    if start is not None and not (model and config.model):
+        return Tokenizing(start, model.name if model else None)
+    policy = start_policy(model, config.model, conversations, seed)
+    importlib.import_module("agentrl.training.loop")
+    _ = policy.codec
+    return policy
 
 
 class DPOConfig(TrainConfig):

@@ -102,10 +102,12 @@ class Training:
         batches: Iterable[pa.RecordBatch],
         *,
         start: str | None = None,
+        made_by: tuple[str, str] | None = None,
         lr_scale: float = 1.0,
     ) -> Trained:
         """Write the rows as one file, as they come, and train on it. ``policy`` is asked for after that. Ranks load the
-        model at ``start``, a folder or a name; then ``policy`` need not have weights."""
+        model at ``start``, a folder or a name; then ``policy`` need not have weights. ``made_by`` is the tokenizer that
+        the rows must be of, and one of them, if it is the ranks that compare it with the model's."""
         from agentrl.training.rows import TrainingRows, write_rows
         from agentrl.training.trackers import track
 
@@ -123,7 +125,8 @@ class Training:
             if self._ranks:
                 if start is None:
                     _with_weights(policy()).save(self.job / "start")
-                history = self._ranks.run(self._job_file(objective, optimizer, start), report)
+                history = self._ranks.run(self._job_file(objective, optimizer, start, made_by), report)
+                context.metrics.update(self._ranks.dialect)
                 return self._trained(
                     rows, history, lambda path: shutil.copytree(self.job / "model", path, dirs_exist_ok=True)
                 )
@@ -165,7 +168,9 @@ class Training:
 
         return report
 
-    def _job_file(self, objective: Objective, optimizer: OptimizerConfig, start: str | None) -> Path:
+    def _job_file(
+        self, objective: Objective, optimizer: OptimizerConfig, start: str | None, made_by: tuple[str, str] | None
+    ) -> Path:
         """The job of the ranks. Its folder outlives a kill, with its checkpoints."""
         from agentrl.training.job import TrainingJob
 
@@ -178,6 +183,7 @@ class Training:
                 "batch": self.config.batch,
                 "seed": self.context.seed,
                 "start": start,
+                "made_by": made_by,
             }
         )
         return job.write(self.job)

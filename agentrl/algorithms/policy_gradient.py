@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from agentrl.training.batch import Batch
 
-Lists = list[list[float]]
+ByToken = Sequence[Sequence[float] | np.ndarray]
 """A number for each token of each rollout."""
 
 Aggregate = Literal["sequence", "token", "constant"]
@@ -103,31 +103,38 @@ class Experience:
     ``groups`` names each rollout's group, ``rewards`` [rollouts] are shaped, and ``penalties`` is what the divergence
     from a reference takes off the reward of each token. What only some algorithms need may be missing: ``values`` of a
     critic, log-probs of the ``proximal`` policy (the one that is about to be updated), and the reward of each group's
-    ``greedy`` rollout.
+    ``greedy`` rollout. Stored rollouts, and the numbers of their tokens, are read when they are asked for, a few at a
+    time: go through them once, in order.
     """
 
     rollouts: Sequence[Trajectory]
     groups: Sequence[str]
     rewards: np.ndarray
-    penalties: Lists
-    values: Lists | None = None
-    proximal: Lists | None = None
+    penalties: ByToken
+    values: ByToken | None = None
+    proximal: ByToken | None = None
     greedy: dict[Any, float] = field(default_factory=dict)
 
     def returns(self) -> list[float]:
         """Reward of each whole rollout less its penalties, [rollouts]."""
-        return (self.rewards - np.array([sum(one) for one in self.penalties])).tolist()
+        return (self.rewards - np.array([total(one) for one in self.penalties])).tolist()
 
-    def every_token(self, values: np.ndarray) -> Lists:
-        """A value for each rollout [rollouts] as the value of each of its tokens."""
-        return [[float(value)] * len(row.input_ids) for value, row in zip(values, self.rollouts, strict=True)]
+    def every_token(self, values: np.ndarray) -> list[np.ndarray]:
+        """A value for each rollout [rollouts] as the value of each of its tokens, [rollouts][tokens]. The arrays cannot
+        be written to, because all tokens of one share their number."""
+        return [np.broadcast_to(float(value), len(one)) for value, one in zip(values, self.penalties, strict=True)]
+
+
+def total(values: Sequence[float] | np.ndarray) -> float:
+    """The sum, from the first number to the last; NumPy's own order would round differently."""
+    return float(np.cumsum(values)[-1]) if len(values) else 0.0
 
 
 @dataclass(frozen=True)
 class Advantages:
     """The advantage of each token, and if there is a critic, the ``targets`` that its value head is fitted to."""
 
-    tokens: Lists
+    tokens: ByToken
     targets: list[TrainingRow] = field(default_factory=list)
 
 

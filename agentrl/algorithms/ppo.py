@@ -10,7 +10,7 @@ from agentrl.advantages.gae import adaptive_lambda, gae
 from agentrl.advantages.turns import Span, spread, turn_rewards, turn_spans
 from agentrl.advantages.vtrace import vtrace
 from agentrl.algorithms.base import Config
-from agentrl.algorithms.policy_gradient import Advantages, Aggregate, ClippedPolicyGradient, Experience, Lists
+from agentrl.algorithms.policy_gradient import Advantages, Aggregate, ByToken, ClippedPolicyGradient, Experience
 from schemas.training import TrainingRow
 from schemas.trajectory import Trajectory
 
@@ -78,7 +78,7 @@ class PPO(ClippedPolicyGradient):
             )
         weights = _whiten(weights, step.rollouts) if self.whiten else weights
         if importance:
-            weights = [[w * i for w, i in zip(*pair, strict=True)] for pair in zip(weights, importance, strict=True)]
+            weights = [np.multiply(*pair) for pair in zip(weights, importance, strict=True)]
         return Advantages(weights, targets)
 
     def _actions(self, row: Trajectory) -> list[Span]:
@@ -125,8 +125,8 @@ def _step_rewards(row: Trajectory, final: float, spans: Sequence[Span]) -> list[
     return [ends.get(end, 0.0) for _, end in spans]
 
 
-def _whiten(weights: Lists, rollouts: Sequence[Trajectory]) -> Lists:
+def _whiten(weights: ByToken, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
     """Advantages at mean 0 and std 1 over the action tokens of the step."""
     flat = np.array([w for one, row in zip(weights, rollouts, strict=True) for w, m in zip(one, row.action_mask) if m])  # noqa: B905
     mean, std = flat.mean(), flat.std() + 1e-8
-    return [((np.array(one) - mean) / std).tolist() for one in weights]
+    return [(np.array(one) - mean) / std for one in weights]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentrl.advantages.group import degenerate_groups, most_uncertain, normalise_by_domain
 from agentrl.advantages.turns import divergence_weights, subgoal_weights
-from agentrl.algorithms.policy_gradient import KL, Experience, Lists, OffPolicy, PolicyGradient
+from agentrl.algorithms.policy_gradient import KL, Advantages, ByToken, Experience, OffPolicy, PolicyGradient, total
 from agentrl.online.off_policy import as_tensors, guarded, importance_weights, ratio_sums
 from agentrl.training.batch import TrainingError
 from schemas.training import TrainingRow
@@ -20,13 +20,13 @@ from schemas.trajectory import Message, Role, Trajectory, UnscoredError
 
 @dataclass(frozen=True)
 class Extras:
-    """What some algorithms need besides the rollouts, as lists of tokens for each rollout: log-probs of the
-    ``reference`` policy, log-probs of the ``proximal`` policy (the one about to be updated), ``values`` of a critic;
-    and the reward of each task's ``greedy`` rollout. ``version`` is that of the policy about to be updated."""
+    """What some algorithms need besides the rollouts, by token: log-probs of the ``reference`` policy, log-probs of the
+    ``proximal`` policy (the one about to be updated), ``values`` of a critic; and the reward of each task's ``greedy``
+    rollout. ``version`` is that of the policy about to be updated."""
 
-    reference: Lists | None = None
-    proximal: Lists | None = None
-    values: Lists | None = None
+    reference: ByToken | None = None
+    proximal: ByToken | None = None
+    values: ByToken | None = None
     greedy: dict[Any, float] = field(default_factory=dict)
     version: int = 0
 
@@ -90,14 +90,12 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
     rewards = shaped_rewards(algorithm, rollouts)
     groups = [group_of(row) for row in rollouts]
     penalties = _penalties(algorithm, rollouts, extras.reference)
-    taken = [sum(one) for one in penalties]
-    scored = np.array([row.scored_reward() - t for row, t in zip(rollouts, taken, strict=True)])
-    keep, degenerate = _kept(algorithm, rewards, scored, groups)
+    taken = np.array([total(one) for one in penalties])
+    scored = np.array([row.scored_reward() for row in rollouts])
     step = Experience(rollouts, groups, rewards, penalties, extras.values, extras.proximal, extras.greedy)
-    found = (algorithm.advantage or algorithm).advantages(step)
-    weights = _checked(found.tokens, rollouts, algorithm)
-    weights = blamed(algorithm, rollouts, groups, weights)
-    anchors = [list(row.logprobs) for row in rollouts]
+    found, keep, degenerate = token_advantages(algorithm, step, scored - taken)
+    weights = blamed(algorithm, rollouts, groups, found.tokens)
+    anchors: ByToken = [row.logprobs for row in rollouts]
     metrics = {"degenerate_rows": float(degenerate.sum())}
     lr_scale = 1.0
     if algorithm.off_policy and extras.proximal is not None:
@@ -118,9 +116,9 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
             label=0 if row.success is None else 2 * row.success - 1,
             input_ids=row.input_ids,
             mask=row.action_mask,
-            weights=[share * weight for weight in weights[number]],
-            logprobs=anchors[number],
-            ref_logprobs=extras.reference[number] if extras.reference else [],
+            weights=(share * np.asarray(weights[number])).tolist(),
+            logprobs=list(anchors[number]),
+            ref_logprobs=list(extras.reference[number]) if extras.reference else [],
         )
         for number, row in enumerate(rollouts)
         if live[number]
@@ -128,23 +126,32 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
     return Credit(rows, means, live.tolist(), found.targets, metrics, lr_scale)
 
 
-def _checked(weights: Lists, rollouts: Sequence[Trajectory], algorithm: PolicyGradient) -> Lists:
-    """Advantages, if there is a finite number for each token of each rollout. Raises TrainingError otherwise."""
+def token_advantages(
+    algorithm: PolicyGradient, step: Experience, scored: np.ndarray
+) -> tuple[Advantages, np.ndarray, np.ndarray]:
+    """The advantages of a step's tokens; which rollouts the algorithm keeps, and which are in a group of equal
+    rewards, both [rollouts]. ``scored`` [rollouts] are rewards as they came, less what penalties take.
+
+    Raises TrainingError unless there is a finite number for each token of each rollout.
+    """
+    keep, degenerate = _kept(algorithm, step.rewards, scored, step.groups)
+    found = (algorithm.advantage or algorithm).advantages(step)
     whose = (algorithm.advantage or algorithm).type
-    if len(weights) != len(rollouts):
-        raise TrainingError(f"{whose} gave advantages of {len(weights)} rollouts; there are {len(rollouts)}")
-    for one, row in zip(weights, rollouts, strict=True):
-        if len(one) != len(row.input_ids):
-            what = f"{len(one)} advantages for the {len(row.input_ids)} tokens of {row.trajectory_id}"
+    if len(found.tokens) != len(step.penalties):
+        raise TrainingError(f"{whose} gave advantages of {len(found.tokens)} rollouts; there are {len(step.penalties)}")
+    for number, (one, tokens) in enumerate(zip(found.tokens, map(len, step.penalties), strict=True)):
+        if len(one) != tokens:
+            what = f"{len(one)} advantages for the {tokens} tokens of {step.rollouts[number].trajectory_id}"
             raise TrainingError(f"{whose} gave {what}; Experience.every_token spreads one number over a rollout")
         if not np.isfinite(one).all():
-            raise TrainingError(f"{whose} gave {row.trajectory_id} an advantage that is no finite number")
-    return weights
+            name = step.rollouts[number].trajectory_id
+            raise TrainingError(f"{whose} gave {name} an advantage that is no finite number")
+    return found, keep, degenerate
 
 
-def _teaches(weights: Sequence[float], row: Trajectory) -> bool:
+def _teaches(weights: Sequence[float] | np.ndarray, row: Trajectory) -> bool:
     """Whether a row has an advantage on any action token: without, its policy gradient is zero."""
-    return any(abs(weight) > 1e-9 for weight, inside in zip(weights, row.action_mask, strict=True) if inside)
+    return bool((np.abs(weights)[row.action_mask] > 1e-9).any())
 
 
 def _kept(
@@ -195,20 +202,22 @@ def row_advantages(
     """The advantage that all tokens of a rollout have, if the algorithm ``credits_returns``; which rollouts it keeps,
     and which are in a group of equal rewards: each [rows]. ``taken`` [rows] is what penalties take off the rewards."""
     keep, degenerate = _kept(algorithm, rewards, scored - taken, groups)
-    # of a rollout, advantages need no more than its length
-    stub = Trajectory.model_construct(input_ids=[0])  # type: ignore[call-arg]
-    step = Experience([stub] * len(rewards), groups, rewards, [[one] for one in taken.tolist()])
+    step = Experience([], groups, rewards, [[one] for one in taken.tolist()])  # as if each had one token
     return np.array([one for [one] in algorithm.advantages(step).tokens]), keep, degenerate
 
 
-def _penalties(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], reference: Lists | None) -> Lists:
+def _penalties(
+    algorithm: PolicyGradient, rollouts: Sequence[Trajectory], reference: ByToken | None
+) -> list[np.ndarray]:
     """What is subtracted from the reward of each token for the divergence from the reference, [rows][tokens]."""
     if not (algorithm.kl and algorithm.kl.where == "reward"):
-        return [[0.0] * len(row.input_ids) for row in rollouts]
+        return [np.broadcast_to(0.0, len(row.input_ids)) for row in rollouts]
     if reference is None:
         raise ValueError("kl in the reward needs the log-probs of a reference policy")
     return [
-        penalty(algorithm.kl, torch.tensor(row.logprobs), torch.tensor(ref), torch.tensor(row.action_mask)).tolist()
+        penalty(algorithm.kl, torch.tensor(row.logprobs), torch.tensor(ref), torch.tensor(row.action_mask))
+        .double()
+        .numpy()
         for row, ref in zip(rollouts, reference, strict=True)
     ]
 
@@ -220,7 +229,9 @@ def penalty(kl: KL, logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor
     return (ESTIMATORS[kl.estimator](logprobs, reference) * kl.coef).where(mask, torch.zeros(()))
 
 
-def blamed(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], groups: Sequence[str], weights: Lists) -> Lists:
+def blamed(
+    algorithm: PolicyGradient, rollouts: Sequence[Trajectory], groups: Sequence[str], weights: ByToken
+) -> ByToken:
     """Weights of the tokens of whole groups, of which a failed rollout keeps those on the tokens that the algorithm's
     ``credit`` blames."""
     if algorithm.credit == "first_divergence":
@@ -228,24 +239,25 @@ def blamed(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], groups: Se
     return _blame_subgoal(rollouts, weights) if algorithm.credit == "subgoal" else weights
 
 
-def _blame_divergence(rollouts: Sequence[Trajectory], groups: Sequence[str], weights: Lists) -> Lists:
+def _blame_divergence(rollouts: Sequence[Trajectory], groups: Sequence[str], weights: ByToken) -> ByToken:
     solved: dict[str, list[list[int]]] = {}
     for row, group in zip(rollouts, groups, strict=True):
         if row.scored_success():
             solved.setdefault(group, []).append(row.input_ids)
-    out = []
+    out: list[Sequence[float] | np.ndarray] = []
     for row, group, weight in zip(rollouts, groups, weights, strict=True):
         if row.scored_success():
             out.append(weight)
             continue
         blame = divergence_weights(row.input_ids, row.action_mask, solved.get(group, []))
-        out.append([a * b for a, b in zip(weight, blame, strict=True)])
+        out.append(np.multiply(weight, blame))
     return out
 
 
-def _blame_subgoal(rollouts: Sequence[Trajectory], weights: Lists) -> Lists:
+def _blame_subgoal(rollouts: Sequence[Trajectory], weights: ByToken) -> ByToken:
     """A failed row keeps its advantage on the turns spent on its first failed subgoal; the answer is the last one."""
-    out, silent = [], []
+    out: list[Sequence[float] | np.ndarray] = []
+    silent = []
     for row, weight in zip(rollouts, weights, strict=True):
         state = json.loads(row.final_state)
         calls = state.get("subgoals") if isinstance(state, dict) else None
@@ -257,7 +269,7 @@ def _blame_subgoal(rollouts: Sequence[Trajectory], weights: Lists) -> Lists:
             turns = [turn for turn, message in enumerate(_actions(row)) for _ in message.tool_calls]
             reached = [None if call is None else turns[call] for call in calls]
             blame = subgoal_weights(row.action_mask, [*reached, None])
-            out.append([a * b for a, b in zip(weight, blame, strict=True)])
+            out.append(np.multiply(weight, blame))
     if silent:
         raise TrainingError(
             f"credit: subgoal, but final_state of {', '.join(silent[:5])} names no subgoals; let the environment's "
@@ -273,23 +285,21 @@ def _actions(row: Trajectory) -> list[Message]:
 def _correct(
     config: OffPolicy,
     rollouts: Sequence[Trajectory],
-    weights: Lists,
+    weights: ByToken,
     keep: np.ndarray,
-    proximal: Lists,
+    proximal: ByToken,
     version: int,
-) -> tuple[Lists, np.ndarray, dict[str, float], float]:
+) -> tuple[ByToken, np.ndarray, dict[str, float], float]:
     """Weights times the importance of each token, which rows are kept, metrics, and the scale of the learning rate."""
     ratio, mask = as_tensors([row.action_mask for row in rollouts], [row.logprobs for row in rollouts], proximal)
     importance = importance_weights(config, ratio, mask)
-    corrected = [
-        [w * i for w, i in zip(one, factor, strict=False)]
-        for one, factor in zip(weights, importance.tolist(), strict=True)
-    ]
+    factors = importance.double().numpy()
+    corrected = [np.multiply(one, factor[: len(one)]) for one, factor in zip(weights, factors, strict=True)]
     staleness = np.array([version - row.policy_version for row in rollouts])
     keep, metrics, scale = guarded(config, ratio_sums(ratio, mask, importance), staleness, keep)
     return corrected, keep, metrics, scale
 
 
-def _mean_where(values: Sequence[float], mask: Sequence[bool]) -> float:
-    chosen = [value for value, inside in zip(values, mask, strict=True) if inside]
-    return sum(chosen) / len(chosen) if chosen else 0.0
+def _mean_where(values: Sequence[float] | np.ndarray, mask: Sequence[bool]) -> float:
+    chosen = np.asarray(values)[mask]
+    return total(chosen) / len(chosen) if len(chosen) else 0.0

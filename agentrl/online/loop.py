@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from agentrl.advantages.group import degenerate_groups
-from agentrl.algorithms.policy_gradient import Lists, PolicyGradient
+from agentrl.algorithms.policy_gradient import ByToken, PolicyGradient
 from agentrl.algorithms.ppo import PPO
 from agentrl.engines.streams import stream
 from agentrl.models.policy import Policy
@@ -212,7 +212,7 @@ class OnlineLoop:
             ]
         )
 
-        def logprobs(policy: Policy) -> Lists:
+        def logprobs(policy: Policy) -> ByToken:
             return [one.tolist() for one in batch_logprobs(policy, rows, self.micro_tokens)]
 
         algorithm = self.algorithm

@@ -68,6 +68,14 @@ class TrainingRows:
         ]
         return TrainingRows(pa.Table.from_batches(slices, TRAINING_SCHEMA).combine_chunks().to_batches())
 
+    def values(self, name: str, position: int) -> np.ndarray:
+        """A column of lists of one row, [tokens]. That of a file is read in place."""
+        place = position if self._order is None else int(self._order[position])
+        owner = int(np.searchsorted(self._starts, place, side="right")) - 1
+        row = self.batches[owner].column(name)[place - int(self._starts[owner])]
+        values: np.ndarray = row.values.to_numpy(zero_copy_only=False)
+        return values
+
     def ids(self) -> list[str]:
         """``row_id`` of each row of a table in memory."""
         return self.table()["row_id"].to_pylist()

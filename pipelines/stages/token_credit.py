@@ -1,22 +1,26 @@
-"""Training rows of stored rollouts whose tokens weigh different amounts: by what the group did, or by log-probs.
-Rollouts pass through memory in parts of whole groups; of each one, only numbers stay."""
+"""Training rows of stored rollouts whose tokens weigh different amounts: by what the group did, by log-probs, or by
+advantages of the user's own. Rollouts pass through memory in parts; of each one, only numbers stay."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
 
-from agentrl.algorithms.policy_gradient import PolicyGradient
-from pipelines.stages.selected import Selected
+from agentrl.algorithms.policy_gradient import ByToken, Experience, PolicyGradient
+from pipelines.stages.selected import TEXT_ROWS, Selected
 from pipelines.stages.training_rows import outcomes, sides, trained_on
+from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl.models.policy import Policy
     from agentrl.online.off_policy import RatioSums
+    from agentrl.training.rows import TrainingRows
+
+Item = TypeVar("Item")
 
 PART_TOKENS = 2**18
 """The most tokens that are held as rollouts, unless one group has more."""
@@ -33,16 +37,16 @@ class TokenCredit(NamedTuple):
 def credited_by_token(
     chosen: Selected, algorithm: PolicyGradient, policy: "Policy", micro_tokens: int, folder: Path
 ) -> TokenCredit:
-    """Training rows of an algorithm that ``credits_returns``. Rows lie in files in ``folder``, with the log-probs of
+    """Training rows of any algorithm that needs no new rollouts. Rows lie in files in ``folder``, with the log-probs of
     ``policy`` if they are needed, and later with their weights. ``chosen`` has the columns ``OUTCOME``."""
-    from agentrl.online.credit import row_advantages, share_of
+    from agentrl.online.credit import share_of
     from agentrl.online.off_policy import guarded
     from agentrl.training.rows import write_rows
 
     work = _Work(chosen, algorithm, policy, micro_tokens)
     write_rows(folder / "scored.arrow", work.scored())
     found = work.found
-    advantages, keep, degenerate = row_advantages(algorithm, found.shaped, found.rewards, found.groups, work.taken)
+    advantages, keep, degenerate = work.advantages(folder / "scored.arrow")
     metrics, lr_scale = {"degenerate_rows": float(degenerate.sum())}, 1.0
     if algorithm.off_policy:
         versions = chosen.scalars["policy_version"].to_numpy()[found.positions]
@@ -80,7 +84,7 @@ class _Work:
         for part in self.chosen.in_groups(self.policy, found.positions, found.groups, PART_TOKENS):
             ones = np.ones(len(part.positions))
             rows = trained_on(part, ones, labels[part.positions], units=number[part.positions])
-            if self.algorithm.kl or self.algorithm.off_policy:
+            if self.algorithm.kl or self.algorithm.off_policy or not self.algorithm.credits_returns:
                 rows = reference_logprobs(self.policy, rows, self.micro_tokens)
                 self._measure(rows)
             yield rows
@@ -102,6 +106,39 @@ class _Work:
             self._sums.append(RatioSums.concat(sums))
             self._summed.append(numbers)
 
+    def advantages(self, path: Path) -> tuple[np.ndarray | ByToken, np.ndarray, np.ndarray]:
+        """Of the rows of a file: the advantage of each one, or of each of its tokens; which the algorithm keeps, and
+        which are in a group of equal rewards."""
+        from agentrl.online.credit import row_advantages, token_advantages
+        from agentrl.training.rows import TrainingRows
+
+        found = self.found
+        if self.algorithm.credits_returns:
+            return row_advantages(self.algorithm, found.shaped, found.rewards, found.groups, self.taken)
+        rows = TrainingRows.open(path)
+        number = len(rows)
+        step = Experience(
+            _Rollouts(self.chosen, found.positions),
+            found.groups,
+            found.shaped,
+            _OnDemand(number, lambda one: self._penalties(rows, one)),
+            proximal=_OnDemand(number, lambda one: rows.values("ref_logprobs", one)),
+        )
+        made, keep, degenerate = token_advantages(self.algorithm, step, found.rewards - self.taken)
+        return made.tokens, keep, degenerate
+
+    def _penalties(self, rows: "TrainingRows", number: int) -> np.ndarray:
+        """What the divergence from the reference takes off the reward of each token of a row."""
+        import torch
+
+        from agentrl.online.credit import penalty
+
+        kl, mask = self.algorithm.kl, rows.values("mask", number)
+        if not (kl and kl.where == "reward"):
+            return np.broadcast_to(0.0, len(mask))
+        sampled, current = (torch.tensor(rows.values(name, number)) for name in ("logprobs", "ref_logprobs"))
+        return penalty(kl, sampled, current, torch.tensor(mask)).double().numpy()
+
     def _importance(self, mask: "Tensor", sampled: "Tensor", current: "Tensor") -> "tuple[Tensor, Tensor, Tensor]":
         """Log-ratios, mask and importance weights of one row, each [1, tokens]."""
         from agentrl.online.off_policy import importance_weights
@@ -118,7 +155,7 @@ class _Work:
         return RatioSums(*(values[order] for values in vars(RatioSums.concat(self._sums)).values()))
 
     def weighted(
-        self, path: Path, advantages: np.ndarray, keep: np.ndarray, live: np.ndarray
+        self, path: Path, advantages: np.ndarray | ByToken, keep: np.ndarray, live: np.ndarray
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a file that are trained on, with what their tokens weigh. ``live`` is set for them."""
         from agentrl.training.rows import flat, holds_true, nested
@@ -126,7 +163,7 @@ class _Work:
         for rows in _batches(path):
             numbers = rows.column("unit").to_numpy()
             offsets, mask = flat(rows.column("mask"))
-            weights = self._blamed(rows, advantages[numbers], np.diff(offsets))
+            weights = self._blamed(rows, advantages, np.diff(offsets))
             if self.algorithm.off_policy:
                 weights = weights * np.concatenate([self._importance(*one)[2][0].numpy() for one in _rows_of(rows)])
             teaches = holds_true(offsets[:-1], offsets[1:], mask & (abs(weights) > 1e-9))
@@ -139,16 +176,56 @@ class _Work:
                 changed["ref_logprobs"] = nested(np.zeros_like(offsets), np.zeros(0, np.float32), "ref_logprobs")
             yield _changed(rows, changed).filter(pa.array(live[numbers]))
 
-    def _blamed(self, rows: pa.RecordBatch, advantages: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def _blamed(self, rows: pa.RecordBatch, advantages: np.ndarray | ByToken, lengths: np.ndarray) -> np.ndarray:
         """What the tokens of rows weigh by credit alone, [tokens of all rows]."""
         from agentrl.online.credit import blamed
 
-        if self.algorithm.credit == "whole":
-            return np.repeat(advantages, lengths)
-        rollouts = list(self.chosen.trajectories(rows.column("row_id")))
-        groups = [self.found.groups[number] for number in rows.column("unit").to_pylist()]
-        weights = [[value] * length for value, length in zip(advantages.tolist(), lengths.tolist(), strict=True)]
-        return np.concatenate([np.zeros(0), *blamed(self.algorithm, rollouts, groups, weights)])
+        numbers = rows.column("unit").to_pylist()
+        weights: ByToken
+        if isinstance(advantages, np.ndarray):
+            weights = [np.broadcast_to(advantages[one], size) for one, size in zip(numbers, lengths, strict=True)]
+        else:
+            weights = [advantages[one] for one in numbers]
+        if self.algorithm.credit != "whole":
+            rollouts = list(self.chosen.trajectories(rows.column("row_id")))
+            weights = blamed(self.algorithm, rollouts, [self.found.groups[one] for one in numbers], weights)
+        return np.concatenate([np.zeros(0), *weights])
+
+
+class _OnDemand(Sequence[Item], Generic[Item]):
+    """A sequence of which an item is made each time it is asked for, and none is kept."""
+
+    def __init__(self, number: int, make: Callable[[int], Item]) -> None:
+        self._places = range(number)
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> Item: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Item]: ...
+    def __getitem__(self, place: int | slice) -> Item | list[Item]:
+        if isinstance(place, slice):
+            return [self._make(one) for one in self._places[place]]
+        return self._make(self._places[place])
+
+
+class _Rollouts(_OnDemand[Trajectory]):
+    """Whole rows of a selection, read a block at a time."""
+
+    def __init__(self, chosen: Selected, positions: np.ndarray) -> None:
+        super().__init__(len(positions), self._row)
+        self._chosen = chosen
+        self._ids = chosen.scalars["trajectory_id"].combine_chunks().take(pa.array(positions))
+        self._first, self._block = 0, list[Trajectory]()
+
+    def _row(self, number: int) -> Trajectory:
+        if not self._first <= number < self._first + len(self._block):
+            self._first = number - number % TEXT_ROWS
+            self._block = list(self._chosen.trajectories(self._ids.slice(self._first, TEXT_ROWS)))
+        return self._block[number - self._first]
 
 
 def _rows_of(rows: pa.RecordBatch) -> "Iterator[tuple[Tensor, Tensor, Tensor]]":

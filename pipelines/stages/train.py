@@ -24,10 +24,9 @@ from pipelines.stage import Context, stage
 from pipelines.stages.common import ModelConfig, load_policy, outside, start_policy
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
-from pipelines.stages.token_credit import TokenCredit, credited_by_token
+from pipelines.stages.token_credit import credited_by_token
 from pipelines.stages.training import TrainConfig, Trained, Training, meanwhile
 from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, trained_on
-from schemas.training import TrainingRow
 from schemas.trajectory import Message, UnscoredError
 
 if TYPE_CHECKING:
@@ -248,41 +247,9 @@ def offline(
         lr_scale = 1.0
         if algorithm.credits_whole_rows:
             metrics, batches = credited(chosen, algorithm, policy, micro_tokens)
-        elif algorithm.credits_returns:
-            metrics, lr_scale, batches = credited_by_token(chosen, algorithm, policy, micro_tokens, context.scratch)
         else:
-            metrics, lr_scale, batches = _credited_at_once(chosen, algorithm, policy, micro_tokens)
+            metrics, lr_scale, batches = credited_by_token(chosen, algorithm, policy, micro_tokens, context.scratch)
         context.metrics.update(metrics)
         if lr_scale == 0:
             raise ValueError(f"effective sample size {metrics['ess']:.3f} is below min_ess; use fresher rollouts")
         return training.fit(lambda: policy, algorithm, batches, lr_scale=lr_scale)
-
-
-def _credited_at_once(
-    chosen: Selected, algorithm: PolicyGradientAlgorithm, policy: "Policy", micro_tokens: int
-) -> TokenCredit:
-    """Training rows by advantages of the user's own, which may compare any token with any other: all rollouts are in
-    memory."""
-    from agentrl.online.credit import Extras, assign
-    from agentrl.training.rows import TrainingRows
-    from agentrl.training.scoring import batch_logprobs
-
-    both = zip(chosen.trajectories(), chosen.weights.tolist(), strict=True)
-    weighted = [(row, weight) for row, weight in both if any(row.action_mask)]
-    made = [row for row, _ in weighted]
-    plain = [
-        TrainingRow(
-            row_id=row.trajectory_id, input_ids=row.input_ids, mask=row.action_mask, weights=[0.0] * row.n_tokens
-        )
-        for row in made
-    ]
-    version = max((row.policy_version for row in made), default=0)
-    current = [one.tolist() for one in batch_logprobs(policy, TrainingRows.of(plain), micro_tokens)]
-    credit = assign(
-        algorithm, made, Extras(reference=current if algorithm.kl else None, proximal=current, version=version)
-    )
-    rows = [
-        row.model_copy(update={"weights": [weighted[row.unit][1] * token for token in row.weights]})
-        for row in credit.rows
-    ]
-    return TokenCredit(credit.metrics, credit.lr_scale, iter(TrainingRows.of(rows).batches))

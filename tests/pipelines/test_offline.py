@@ -2,20 +2,36 @@
 
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl.algorithms.grpo import GRPO
-from agentrl.algorithms.policy_gradient import KL, Advantages, Experience, OffPolicy, PolicyGradient
+from agentrl.algorithms.policy_gradient import (
+    KL,
+    AdvantageEstimator,
+    Advantages,
+    Experience,
+    OffPolicy,
+    PolicyGradient,
+)
+from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
+from agentrl.online.credit import Extras, assign
+from agentrl.training.batch import TrainingError
+from agentrl.training.rows import TrainingRows
+from agentrl.training.scoring import batch_logprobs
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.harness import Harness
-from pipelines.stages import token_credit
+from pipelines.stages import token_credit, train
 from pipelines.stages.selected import Selected
 from pipelines.stages.tasks import generate
+from pipelines.stages.token_credit import TokenCredit
 from pipelines.stages.train import kto, offline, sft
 from pipelines.stages.trajectories import sample, synthesize
+from schemas.training import TrainingRow
 from schemas.trajectory import Message, Role
 
 CONFIG: dict[str, Any] = {"steps": 1, "batch": 4}
@@ -125,10 +141,58 @@ def test_rows_are_credited_in_columns_as_by_their_tokens(
         assert row == other
 
 
+class Surprise(AdvantageEstimator):
+    """Looks at tokens, at log-probs, at penalties and at other rollouts."""
+
+    def advantages(self, step: Experience) -> Advantages:
+        assert step.proximal is not None
+        mean = np.mean(step.returns())
+        tokens = []
+        for row, current, taken, reward in zip(step.rollouts, step.proximal, step.penalties, step.rewards, strict=True):
+            gap = np.nan_to_num(np.asarray(current) - np.array(row.logprobs))
+            tokens.append((reward - mean) * np.exp(-gap) - np.asarray(taken) + 0.001 * np.array(row.input_ids))
+        return Advantages(tokens)
+
+
+class Forgetful(AdvantageEstimator):
+    def advantages(self, step: Experience) -> Advantages:
+        return Advantages([[0.0] for _ in step.rollouts])
+
+
+def at_once(
+    chosen: Selected, algorithm: PolicyGradient, policy: Policy, micro_tokens: int, folder: Path
+) -> TokenCredit:
+    """What ``credited_by_token`` gives, by the way that online training goes: all rollouts are in memory."""
+    both = zip(chosen.trajectories(), chosen.weights.tolist(), strict=True)
+    weighted = [(row, weight) for row, weight in both if any(row.action_mask)]
+    made = [row for row, _ in weighted]
+    plain = [
+        TrainingRow(
+            row_id=row.trajectory_id, input_ids=row.input_ids, mask=row.action_mask, weights=[0.0] * row.n_tokens
+        )
+        for row in made
+    ]
+    version = max(row.policy_version for row in made)
+    current = [one.tolist() for one in batch_logprobs(policy, TrainingRows.of(plain), micro_tokens)]
+    extras = Extras(reference=current if algorithm.kl else None, proximal=current, version=version)
+    credit = assign(algorithm, made, extras)
+    rows = [
+        row.model_copy(update={"weights": [weighted[row.unit][1] * token for token in row.weights]})
+        for row in credit.rows
+    ]
+    return TokenCredit(credit.metrics, credit.lr_scale, iter(TrainingRows.of(rows).batches))
+
+
+SURPRISE = {"type": f"{__name__}:Surprise"}
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [
         {"type": "grpo", "credit": "first_divergence"},
+        {"type": "grpo", "advantage": SURPRISE},
+        {"type": "rloo", "advantage": SURPRISE, "kl": {"coef": 0.1, "where": "reward"}, "degenerate": "drop"},
+        {"type": "grpo", "advantage": SURPRISE, "off_policy": {"truncate": 2.0}, "credit": "first_divergence"},
         {"type": "dr_grpo", "credit": "subgoal", "kl": {"coef": 0.1}},
         {"type": "rloo", "off_policy": {"truncate": 2.0, "band": [0.9, 1.1]}},
         {"type": "reinforce++", "kl": {"coef": 0.1, "where": "reward"}, "degenerate": "drop"},
@@ -147,7 +211,7 @@ def test_rows_are_credited_in_parts_as_at_once(
     monkeypatch.setattr(token_credit, "PART_TOKENS", 200)
     parts = harness.run(offline, config, trajectories=given, model=model)
     with monkeypatch.context() as patch:
-        patch.setattr(PolicyGradient, "credits_returns", False)
+        patch.setattr(train, "credited_by_token", at_once)
         whole = harness.run(offline, config, trajectories=given, model=model)
     for name in ("degenerate_rows", "ess", "lr_scale", "staleness", "max_staleness", "mean_importance", "masked_share"):
         assert parts.metrics.get(name, 0) == pytest.approx(whole.metrics.get(name, 0), rel=1e-5), name
@@ -163,10 +227,19 @@ def _expert(harness: Harness, tasks: Tasks) -> Trajectories:
     return harness.run(synthesize, tasks=tasks)["trajectories"]
 
 
+def test_advantages_that_miss_a_token_are_refused(harness: Harness, tasks: Tasks, model: Model) -> None:
+    rows = harness.run(sample, TWO_OF_EACH, model=model, tasks=tasks)["trajectories"]
+    config = CONFIG | {"algorithm": {"type": "grpo", "advantage": {"type": f"{__name__}:Forgetful"}}}
+    with pytest.raises(TrainingError, match=rf"Forgetful gave 1 advantages for the \d+ tokens of {rows.ids()[0]};"):
+        harness.run(offline, config, trajectories=[rows], model=model)
+
+
+@pytest.mark.parametrize("own", [{"credit": "first_divergence"}, {"advantage": SURPRISE}], ids=["credit", "own"])
 def test_credit_by_token_holds_no_more_than_a_part(
-    harness: Harness, tasks: Tasks, model: Model, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, tasks: Tasks, model: Model, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(token_credit, "PART_TOKENS", 4_000)
+    monkeypatch.setattr(token_credit, "TEXT_ROWS", 4)
     row = harness.run(sample, TWO_OF_EACH, model=model, tasks=tasks)["trajectories"].read()[0]
     ids = [1, 2] * 1_000
     changes = {"messages": [], "spans": [], "input_ids": ids, "action_mask": [False, True] * 1_000}
@@ -177,7 +250,7 @@ def test_credit_by_token_holds_no_more_than_a_part(
             row.model_copy(
                 update={
                     **changes,
-                    "trajectory_id": f"long-{groups}-{n}",
+                    "trajectory_id": f"long-{next(iter(own))}-{groups}-{n}",
                     "group_id": str(n // 2),
                     "reward": float(n % 2),
                     "success": n % 2 == 1,
@@ -186,7 +259,7 @@ def test_credit_by_token_holds_no_more_than_a_part(
             for n in range(2 * groups)
         ]
         given = harness.trajectories(rows)
-        config = CONFIG | {"algorithm": {"type": "grpo", "credit": "first_divergence"}}
+        config = CONFIG | {"algorithm": {"type": "grpo", **own}}
         tracemalloc.start()
         try:
             assert harness.run(offline, config, trajectories=[given], model=model).metrics["rows"] == len(rows)

@@ -75,11 +75,11 @@ def _bytes(column: pl.Series) -> bytes:
 
 
 def _column(path: Path) -> pl.Series | None:
-    """The column in a copy, mapped into memory; None if there is no copy, or it is not whole."""
+    """The column in a copy, mapped into memory; None if there is no copy that can be read, or it is not whole."""
     try:
         with pa.memory_map(str(path)) as file:
             data = file.read_buffer()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     size = len(data) - _DIGEST_BYTES
     if size <= 0 or xxh3_128_digest(data[:size]) != data[size:].to_pybytes():

@@ -8,11 +8,11 @@ import os
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 THREADS = os.cpu_count() or 2
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Ids: TypeAlias = Sequence[str] | pa.Array | pa.ChunkedArray
 _LAST = chr(0x10FFFF)
 FOOTER_BYTES = 2**25
@@ -85,7 +87,8 @@ class Lookup:
 
         hit = [(file, asked) for file in files if len(asked := within(file.least, file.most))]
         copied = {file.path: self._copies.read(file.path, asked, columns) for file, asked in hit}
-        work = [(file, self._groups(file, names)) for file, _ in hit if copied[file.path] is None]
+        rest = [file for file, _ in hit if copied[file.path] is None]
+        work = zip(rest, _each(lambda file: self._groups(file, names), rest), strict=True)
         # several row groups of one file are one task, but never so many that one thread has all the work
         tasks = [(file, groups[at : at + 8]) for file, groups in work for at in range(0, len(groups), 8)]
 
@@ -102,11 +105,7 @@ class Lookup:
             rows = upgrade(rows, columns) if old else rows.select(list(columns))
             return rows if rows.schema.equals(schema) else rows.cast(schema)  # so does a cast, even to the same
 
-        if len(tasks) < 2:
-            parts = [one(task) for task in tasks]
-        else:
-            with ThreadPoolExecutor(THREADS) as pool:
-                parts = list(pool.map(one, tasks))
+        parts = _each(one, tasks)
         parts += [rows.cast(schema) for rows in copied.values() if rows is not None]
         return pa.concat_tables([schema.empty_table(), *parts])
 
@@ -173,6 +172,14 @@ class Lookup:
             while kept > FOOTER_BYTES:
                 _, dropped = self._footers.popitem(last=False)
                 kept -= dropped.serialized_size
+
+
+def _each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """What ``work`` makes of each item, in threads if there are several."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(work, items))
 
 
 def _chosen(rows: pa.Table, asked: pa.ChunkedArray) -> pa.Table:

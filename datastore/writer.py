@@ -27,7 +27,7 @@ from schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA
 Action: TypeAlias = dict[str, Any]
 """One line of a Delta commit, such as ``{"add": {...}}``."""
 
-GROUP_ROWS = 96  # fewer make a look-up faster; more make a first scan faster, since it mostly reads footers
+GROUP_ROWS = 64  # fewer make a look-up faster; more make footers smaller, which the first scan on a machine reads
 GROUP_SMALL_BYTES = 512 * 2**10  # of Arrow data: a row group of smaller rows takes more of them
 GROUP_BYTES = 32 * 2**20  # of Arrow data in one row group, which is what a look-up of one row decodes at most
 FILE_ROWS = 2**18

@@ -52,7 +52,7 @@ class PPO(ClippedPolicyGradient):
         """
         if step.values is None:
             raise ValueError(f"{self.type} needs the values of a critic")
-        weights, targets, importance = [], [], []
+        traced, targets, importance = list[list[float]](), list[TrainingRow](), list[list[float]]()
         for number, (row, values) in enumerate(zip(step.rollouts, step.values, strict=True)):
             spans = self._actions(row)
             states = [start for start, _ in spans]
@@ -65,7 +65,7 @@ class PPO(ClippedPolicyGradient):
                 importance.append(spread(rho, spans, len(row.input_ids)))
             else:
                 advantages, returns = self._traced(reward, value)
-            weights.append(spread(advantages, spans, len(row.input_ids)))
+            traced.append(spread(advantages, spans, len(row.input_ids)))
             targets.append(
                 TrainingRow(
                     row_id=row.trajectory_id,
@@ -76,7 +76,7 @@ class PPO(ClippedPolicyGradient):
                     logprobs=values,
                 )
             )
-        weights = _whiten(weights, step.rollouts) if self.whiten else weights
+        weights: ByToken = _whiten(traced, step.rollouts) if self.whiten else traced
         if importance:
             weights = [np.multiply(*pair) for pair in zip(weights, importance, strict=True)]
         return Advantages(weights, targets)

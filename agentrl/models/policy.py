@@ -100,7 +100,7 @@ class Tokenizing(Speaker):
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":  # type: ignore[override]
         with _said_to_be_missing(self.path):
-            return load_tokenizer(self.path)  # type: ignore[no-any-return]
+            return load_tokenizer(self.path)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor
 from agentrl.training.rows import TrainingRows
 
 if TYPE_CHECKING:
-    from agentrl.algorithms.policy_gradient import OffPolicy
+    from agentrl.algorithms.policy_gradient import ByToken, OffPolicy
 
 
 def truncated_token_weights(log_ratio: Tensor, bound: float) -> Tensor:
@@ -117,7 +117,7 @@ def divergence(sampled: Sequence[TrainingRows], trained: Sequence[TrainingRows])
 
 
 def as_tensors(
-    masks: Sequence[Sequence[bool]], behaviour: Sequence[Sequence[float]], proximal: Sequence[Sequence[float]]
+    masks: Sequence[Sequence[bool]], behaviour: Sequence[Sequence[float]], proximal: "ByToken"
 ) -> tuple[Tensor, Tensor]:
     """Padded log-ratios of proximal to behaviour policy, 0 outside the mask, and the mask, both [rows, tokens]."""
     width = max(len(mask) for mask in masks)
@@ -125,5 +125,5 @@ def as_tensors(
     padded = torch.zeros(len(masks), width, dtype=torch.bool)
     for row, (mask, old, new) in enumerate(zip(masks, behaviour, proximal, strict=True)):
         padded[row, : len(mask)] = torch.tensor(mask)
-        ratios[row, : len(mask)] = torch.tensor(new) - torch.tensor(old)
+        ratios[row, : len(mask)] = torch.as_tensor(new, dtype=torch.float32) - torch.tensor(old)
     return ratios.masked_fill(~padded, 0.0), padded

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.environments.shop.catalogue import Wish, catalogue
-from agentrl.environments.shop.environment import SHAPES, Shop, wish_of
+from agentrl.environments.shop.environment import LONGEST_WAY, SHAPES, Shop, ShopConfig, wish_of
+from agentrl.rollouts.demonstrations import demonstrate
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Trajectory
 
@@ -55,6 +56,43 @@ def test_a_purchase_is_graded() -> None:
     assert visit(TASK, ("open", {"product": other.number}), ("buy", {}))[1].reward == 0
 
 
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([1, 3, 5]))
+def test_the_expert_opens_what_was_shown_first_and_was_not_open_yet(seed: int, shown: int) -> None:
+    """So what it does follows from what a policy sees."""
+    shop = Shop(ShopConfig(shown=shown))
+    for task in shop.tasks({"train": 40}, seed)["train"]:
+        row, opened = demonstrate(shop, task, 0.0, 0, "t"), set()
+        assert row.success
+        assert row.n_tool_calls <= LONGEST_WAY
+        page = ""
+        for message in row.messages:
+            if message.role is Role.TOOL and " of " in message.content:
+                page = message.content
+            for call in message.tool_calls:
+                if call.name != "open":
+                    continue
+                number = call.parsed()["product"]
+                [first, *_] = [line.split()[0] for line in page.splitlines()[1:] if line.split()[0] not in opened]
+                assert number == first
+                opened.add(number)
+
+
+def test_the_expert_narrows_results_that_a_mistake_made_too_narrow() -> None:
+    dear = {"attribute": WISH.attributes[0], "max_price": WISH.price + 50}
+    for filters in ({"attribute": "compact", "max_price": 9}, {"max_price": 9}, dear):
+
+        async def go(filters: dict[str, Any] = filters) -> bool:
+            episode = await SHOP.reset(TASK)
+            await episode.step(episode.calling("search", query=WISH.category))
+            await episode.step(episode.calling("filter", **filters))
+            while not episode.done and episode.calls < LONGEST_WAY + 3:
+                await episode.step(episode.advise())
+            return (await episode.score()).success
+
+        assert asyncio.run(go())
+
+
 def test_results_are_filtered_and_paged() -> None:
     said, _ = visit(
         TASK,
@@ -73,6 +111,8 @@ def test_results_are_filtered_and_paged() -> None:
         if WISH.attributes[0] in one.attributes and one.price <= 60
     ]
     assert f" of {len(fitting)}\n" in said[2]
+    prices = [int(line.split()[-2]) for line in said[2].splitlines()[1:]]
+    assert prices == sorted(one.price for one in fitting)[:5], "the cheapest first"
     assert said[3] == f"no results on page 99 of {len(fitting)} results"
     assert said[4] == said[5] == "no results"
 

@@ -5,8 +5,9 @@ The reward is how much of the wish the purchase fulfils; a task is solved if tha
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -18,27 +19,31 @@ from agentrl.environments.tools import ToolError, tool
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Trajectory
 
-SHOWN = 5
-"""Products on one page of results."""
 SHAPES = {1: (1, 0, False), 2: (1, 1, False), 3: (2, 1, False), 4: (2, 2, False), 5: (2, 2, True)}
 """Level -> attributes and options of the wish, and whether it asks for the cheapest."""
+LONGEST_WAY = 12
+"""Calls of the expert, at most. An episode has room for mistakes beside."""
 
 
 class ShopConfig(FamilyConfig):
     size: int = Field(1000, ge=200, le=9999, description="products of the catalogue")
     world: int = Field(0, ge=0, description="another number is another catalogue")
+    shown: int = Field(5, ge=1, le=50, description="products on one page of results")
 
 
 class ShopEpisode(ToolEpisode["Shop"]):
-    """One visit. ``found`` are the results after filters, ``product`` is the one that is open."""
+    """One visit. ``found`` are the results of ``query`` after filters, ``product`` is the one that is open."""
 
     def __init__(self, family: "Shop", task: Task) -> None:
         super().__init__(family, task)
         self.wish = wish_of(task)
         self.target = family.catalogue.fitting(self.wish)[0].number
+        self.query = ""
         self.found: list[str] = []
         self.filters: set[str] = set()
+        self.limit: int | None = None
         self.at_page = 1
+        self.opened: set[str] = set()
         self.product: str | None = None
         self.chosen: dict[str, str] = {}
         self.bought: str | None = None
@@ -50,12 +55,12 @@ class ShopEpisode(ToolEpisode["Shop"]):
 
         query: words of the title
         """
-        self.found, self.filters = self.family.ranked(query), set()
+        self.query, self.found, self.filters, self.limit = query, self.family.ranked(query), set(), None
         return self._page(1)
 
     @tool
     def filter(self, attribute: str | None = None, max_price: int | None = None) -> str:
-        """Keep only some of the results.
+        """Keep only some of the results, and show the cheapest first.
 
         attribute: what products must be
         max_price: in dollars
@@ -66,6 +71,8 @@ class ShopEpisode(ToolEpisode["Shop"]):
             self.filters.add(attribute)
         if max_price is not None:
             self.found = [number for number in self.found if products[number].price <= max_price]
+            self.limit = max_price if self.limit is None else min(max_price, self.limit)
+        self.found.sort(key=lambda number: (products[number].price, number))
         return self._page(1)
 
     @tool
@@ -82,6 +89,7 @@ class ShopEpisode(ToolEpisode["Shop"]):
         if product not in self.family.catalogue.products:
             raise ToolError(f"there is no product {product!r}")
         self.product, self.chosen = product, {}
+        self.opened.add(product)
         if set(self.wish.attributes) <= set(self._opened.attributes) and self._opened.category == self.wish.category:
             self._reach("found")
         return self._opened.page()
@@ -123,21 +131,42 @@ class ShopEpisode(ToolEpisode["Shop"]):
         return Score(self.match == 1, (RewardComponent(name="match", value=self.match),), state)
 
     def advise(self) -> Message:
-        """The next step to the cheapest product that fits."""
-        if self.product == self.target:
+        """The next step to a product that fits: search, filter, and open one after the other. So it follows from what
+        was shown, and not from what the expert knows."""
+        if self.product is not None and self._is_right(self.product):
             for option, value in self.wish.options.items():
                 if self.chosen.get(option) != value:
                     return self.calling("choose", option=option, value=value)
             return self.calling("buy")
-        if self.target not in self.found:
-            return self.calling("search", query=self.wish.category)
-        place = self.found.index(self.target) // SHOWN + 1
-        if place == self.at_page:
-            return self.calling("open", product=self.target)
-        for attribute in self.wish.attributes:
-            if attribute not in self.filters:
-                return self.calling("filter", attribute=attribute)
-        return self.calling("page", number=place)
+        if (narrowing := self._narrowing()) is not None:
+            return narrowing
+        place = next(place for place, number in enumerate(self.found) if not self._is_wrong(number))
+        page = place // self.family.config.shown + 1
+        return (
+            self.calling("open", product=self.found[place])
+            if page == self.at_page
+            else self.calling("page", number=page)
+        )
+
+    def _narrowing(self) -> Message | None:
+        """The next search or filter; None if the results are those that fit the wish, its options aside."""
+        wish = self.wish
+        limit = None if wish.cheapest else wish.price
+        too_narrow = self.filters - set(wish.attributes) or (self.limit is not None and self.limit < wish.price)
+        if self.query != wish.category or too_narrow:
+            return self.calling("search", query=wish.category)
+        missing = [one for one in wish.attributes if one not in self.filters]
+        wanted: dict[str, Any] = {"attribute": missing[0]} if missing else {}
+        if limit is not None and self.limit != limit:
+            wanted["max_price"] = limit
+        return self.calling("filter", **wanted) if wanted else None
+
+    def _is_right(self, number: str) -> bool:
+        return number == self.target if self.wish.cheapest else self.wish.fits(self.family.catalogue.products[number])
+
+    def _is_wrong(self, number: str) -> bool:
+        """Whether a product has been opened and does not fit."""
+        return number in self.opened and not self._is_right(number)
 
     def stray(self, random: Random) -> Message:
         if self.product and random.random() < 0.4:
@@ -162,11 +191,12 @@ class ShopEpisode(ToolEpisode["Shop"]):
 
     def _page(self, number: int) -> str:
         self.at_page = number
-        shown = self.found[(number - 1) * SHOWN : number * SHOWN]
+        size = self.family.config.shown
+        shown = self.found[(number - 1) * size : number * size]
         if not shown:
             return f"no results on page {number} of {len(self.found)} results" if self.found else "no results"
         lines = [self.family.catalogue.products[one].line() for one in shown]
-        first = (number - 1) * SHOWN + 1
+        first = (number - 1) * size + 1
         return "\n".join([f"{first}-{first + len(shown) - 1} of {len(self.found)}", *lines])
 
 
@@ -174,7 +204,7 @@ class Shop(Family):
     """The environment; see the module's docstring."""
 
     name = "shop"
-    version = "1"
+    version = "2"
     max_steps = 16
     levels = {1: 0.25, 2: 0.25, 3: 0.2, 4: 0.2, 5: 0.1}  # noqa: RUF012
     episode = ShopEpisode
@@ -201,10 +231,20 @@ class Shop(Family):
             chosen = {name: random.choice(product.options[name]) for name in random.sample(("color", "size"), options)}
             wanted = tuple(sorted(random.sample(product.attributes, attributes)))
             wish = Wish(product.category, wanted, dict(sorted(chosen.items())), product.price + random.randint(0, 30))
-            if not cheapest:
+            if cheapest:
+                fitting = self.catalogue.fitting(Wish(wish.category, wanted, wish.options, 10_000))
+                if len(fitting) < 2:
+                    continue
+                wish = Wish(wish.category, wanted, wish.options, fitting[0].price, cheapest=True)
+            if self.way(wish) <= LONGEST_WAY:
                 yield _draft(wish)
-            elif len(fitting := self.catalogue.fitting(Wish(wish.category, wanted, wish.options, 10_000))) > 1:
-                yield _draft(Wish(wish.category, wanted, wish.options, fitting[0].price, cheapest=True))
+
+    def way(self, wish: Wish) -> int:
+        """Calls that the expert makes."""
+        without = self.catalogue.fitting(replace(wish, options={}))
+        opened = without.index(self.catalogue.fitting(wish)[0])
+        filters = max(1, len(wish.attributes))
+        return 1 + filters + opened // self.config.shown + opened + 1 + len(wish.options) + 1
 
     def achieved(self, row: Trajectory, task: Task) -> list[Task]:
         """The task that a purchase solves: its category, as many of its attributes as before, the options that were

@@ -131,6 +131,34 @@ def test_a_walk_that_failed_has_solved_the_task_of_where_it_ended() -> None:
     assert kept > 15
 
 
+def test_signs_name_the_rooms_behind_the_doors() -> None:
+    environment = Rooms(RoomsConfig(signs=True, levels=[2]))
+    home = environment.house
+    for task in environment.tasks({"train": 40}, 0)["train"]:
+        where = json.loads(task.metadata)
+        begin = f"{where['start']} to {where['goal']}? You are in "
+        assert task.prompt.startswith(begin)
+        seen = task.prompt.removeprefix(begin)
+        row = demonstrate(environment, task, 0.0, 0, "t")
+        for message in row.messages[1:-1]:
+            if message.role is Role.ASSISTANT:
+                [call] = message.tool_calls
+                door = call.parsed()["door"]
+                signs = dict(sign.split() for sign in seen.split(". ")[1].split(", "))
+                assert signs == {
+                    one: home.names[home.leads[home.numbers[room_of(seen)]][n]] for n, one in enumerate(DOORS)
+                }
+            else:
+                assert room_of(message.content) == signs[door]
+                seen = message.content
+        assert [new.level for new in environment.achieved(row, task)] == [1, 2]
+        assert all(" You are in " in new.prompt for new in environment.achieved(row, task))
+
+
+def room_of(seen: str) -> str:
+    return seen.split(". ")[0]
+
+
 def test_slipping_rooms_cannot_be_made_again() -> None:
     assert load_environment("rooms").replayable
     assert not load_environment('rooms{"slip": 0.2}').replayable

@@ -29,6 +29,7 @@ class RoomsConfig(FamilyConfig):
         le=1,
         description="probability that a door leads to what is behind a random one, drawn anew each time",
     )
+    signs: bool = Field(False, description="signs at the doors of each room name the rooms behind them")
 
 
 class RoomsEpisode(ToolEpisode["Rooms"]):
@@ -56,7 +57,7 @@ class RoomsEpisode(ToolEpisode["Rooms"]):
         self.visited.append(self.room)
         self.reached.setdefault(self.ahead[self.room], self.calls - 1)
         self.earn((self.ahead[before] - self.ahead[self.room]) / self.whole)
-        return self.family.house.names[self.room]
+        return self.family.seen(self.room)
 
     def outcome(self) -> Score:
         success = self.answer is not None and self.room == self.goal
@@ -110,7 +111,7 @@ class Rooms(Family):
         """Tasks from the same start to each room that a row came to, in the order of the visits. A walk to a room
         solves the task of that room if it ends there with an answer."""
         start = self.house.numbers[json.loads(task.metadata)["start"]]
-        heard = [message.content for message in row.messages if message.role is Role.TOOL]
+        heard = [message.content.split(".")[0] for message in row.messages if message.role is Role.TOOL]
         rooms = dict.fromkeys(self.house.numbers[name] for name in heard if name in self.house.numbers)
         return [self._between(task, start, room) for room in rooms if room != start]
 
@@ -128,4 +129,15 @@ class Rooms(Family):
 
     def _draft(self, start: int, goal: int) -> Draft:
         begin, end = self.house.names[start], self.house.names[goal]
-        return Draft(f"{begin} to {end}?", end, {"start": begin, "goal": end})
+        prompt = f"{begin} to {end}?"
+        if self.config.signs:
+            prompt += f" You are in {self.seen(start)}"
+        return Draft(prompt, end, {"start": begin, "goal": end})
+
+    def seen(self, room: int) -> str:
+        """What one sees in a room: its name, and the signs if there are any."""
+        if not self.config.signs:
+            return self.house.names[room]
+        behind = zip(DOORS, self.house.leads[room], strict=True)
+        signs = ", ".join(f"{door} {self.house.names[other]}" for door, other in behind)
+        return f"{self.house.names[room]}. {signs}"

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -58,8 +59,9 @@ def cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run(seed: int, store: str) -> Run:
-    command = [sys.executable, "-m", "flows.cli", "run", "quickstart", "--jobs", "2", "--store", store, "--set"]
+def run(seed: int, store: str, pipeline: str = "quickstart", policies: Sequence[str] = (*POLICIES, LAST)) -> Run:
+    """One run of a pipeline file, and the metrics of the evaluation of each of its ``policies``."""
+    command = [sys.executable, "-m", "flows.cli", "run", pipeline, "--jobs", "2", "--store", store, "--set"]
     started, before, peak = time.monotonic(), cpu_of_children(), 0.0
     child = psutil.Popen([*command, f"seed={seed}"], cwd=ROOT)
     while child.poll() is None:
@@ -67,9 +69,9 @@ def run(seed: int, store: str) -> Run:
         time.sleep(0.2)
     wall, cpu = time.monotonic() - started, cpu_of_children() - before
     if child.returncode:
-        raise SystemExit(f"seed {seed}: the run failed")
+        raise SystemExit(f"{pipeline}, seed {seed}: the run failed")
     metrics = {}
-    for policy in [*POLICIES, LAST]:
+    for policy in policies:
         show = [sys.executable, "-m", "flows.cli", "show", f"eval_{policy}", "--store", store, "--json"]
         shown = subprocess.run(show, cwd=ROOT, check=True, capture_output=True, text=True)
         metrics[policy] = json.loads(shown.stdout)["metrics"]

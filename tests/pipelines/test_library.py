@@ -1,0 +1,77 @@
+"""Every pipeline file of the library can be planned, and those of task families run from end to end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from datastore import TrajectoryBuffer
+from datastore.catalog import Catalog
+from pipelines.document import LIBRARY, library_names
+from pipelines.load import load
+from pipelines.plan import Status, make_plan
+
+ROOT = Path(__file__).parents[2]
+FAMILIES = sorted(set(library_names()) - {"chats", "quickstart"})
+SMALLEST = {"train": 16, "dev": 2, "heldout": 4, "steps": 2, "batch": 4, "iterations": 1, "tasks": 2, "samples": 2}
+
+
+@pytest.mark.parametrize("name", library_names())
+def test_a_file_of_the_library_is_planned_whole(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chats").mkdir()  # what `chats` imports
+    (tmp_path / "chats" / "one.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}\n')
+    plan = make_plan(load(name), Catalog(str(tmp_path / "store")), str(tmp_path / "store"))
+    assert len(plan.to_run) == len(plan.steps) == len(yaml.safe_load((LIBRARY / f"{name}.yaml").read_text())["stages"])
+
+
+def test_each_family_has_a_file_with_every_stage() -> None:
+    for name in ("rooms", "search_qa", "math", "shop"):
+        stages = yaml.safe_load((LIBRARY / f"{name}.yaml").read_text())["stages"]
+        used = {stage["uses"] for stage in stages.values()}
+        assert stages["tasks"]["with"]["env"]["type"] == name
+        assert used >= {"trajectories.synthesize", "train.sft", "trajectories.reject", "train.grpo", "evaluate.policy"}
+        evaluated = [stage["inputs"]["tasks"] for stage in stages.values() if stage["uses"] == "evaluate.policy"]
+        assert set(evaluated) == {"tasks.heldout"}, "results are reported on held-out tasks alone"
+
+
+def smallest(name: str) -> dict[str, Any]:
+    """A file that extends one of the library, and makes it as small as it can be. After two steps of training nothing
+    is solved, so what trains on own successes is given the expert's demonstrations too."""
+    stages: dict[str, Any] = {}
+    for stage, spec in yaml.safe_load((LIBRARY / f"{name}.yaml").read_text())["stages"].items():
+        given, inputs = spec.get("with", {}), spec.get("inputs", {})
+        small = {key: min(value, given[key]) for key, value in SMALLEST.items() if key in given}
+        stages[stage] = {"with": small} if small else {}
+        if spec["uses"] == "train.sft" and "model" in inputs:
+            own = inputs["trajectories"]
+            stages[stage]["inputs"] = {"trajectories": [*([own] if isinstance(own, str) else own), "expert"]}
+    return {"name": f"smallest-{name}", "extends": name, "stages": {key: one for key, one in stages.items() if one}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_file_of_a_family_runs_from_end_to_end(name: str, tmp_path: Path) -> None:
+    file, store = tmp_path / "smallest.yaml", str(tmp_path / "store")
+    file.write_text(yaml.safe_dump(smallest(name)))
+    command = [sys.executable, "-m", "flows.cli", "run", str(file), "--no-prefect", "--store", store, "--json"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    stages = json.loads(done.stdout)["stages"]
+    pipeline = load(str(file))
+    assert set(stages) == set(pipeline.nodes)
+    for stage, node in pipeline.nodes.items():
+        if node.stage.name == "evaluate.policy":
+            measured = stages[stage]["metrics"]
+            assert 0 <= measured["success_low"] <= measured["success"] <= measured["success_high"] <= 1
+            assert measured["split"] == "heldout"
+    [rows] = TrajectoryBuffer(store).sql("select count(*) from trajectories where stage = 'grpo'").rows()
+    assert rows == (4,), "two rollouts of two tasks"
+    plan = make_plan(pipeline, Catalog(store), store)
+    assert all(step.status is Status.CACHED for step in plan.steps.values())

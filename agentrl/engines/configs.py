@@ -91,6 +91,8 @@ class VLLMConfig(EngineConfig):
         if not torch.cuda.is_available():
             # a part of a prompt, with a seed, ends vLLM 0.32 on a CPU: its generators there have no offset to set back
             options += ["--enforce-eager", "--no-enable-chunked-prefill"]
+            # its blocks there are of 128 tokens otherwise, and a block that is not full is computed again in each turn
+            options += ["--block-size", "32", "--max-num-seqs", "256"]
         from agentrl.engines.vllm import VLLMEngine
 
         replicas = self._in_process(options) if self.in_process else self._servers(options)

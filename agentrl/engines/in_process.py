@@ -68,7 +68,7 @@ class InProcess:
 
     async def sample(self, request: Request, ends: float | None) -> Turn | None:
         name = uuid.uuid4().hex
-        work = self._whole(name, request.ids, request.params | {"detokenize": False}, request.priority)
+        work = self._whole(name, request.ids, request.params, request.priority)
         found = await in_time(work, ends, lambda: self._vllm.abort(name))
         if found is None:
             return None

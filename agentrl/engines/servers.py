@@ -5,7 +5,9 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import subprocess
+import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +31,15 @@ NEEDED = {
 }
 """Routes that the engine calls, and what a server that lacks them needs."""
 
+TIED = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):  # it may have died before we asked
+    os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+"""Python that becomes another command, which is told to end if the process that started it ends."""
+
 
 @dataclass(eq=False)
 class Server:
@@ -43,9 +54,11 @@ class Server:
     state: State = "starting"
     load: int = 0
     restarts: int = 0
-    client: httpx.AsyncClient = field(
-        default_factory=lambda: httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_keepalive_connections=256))
-    )
+    clients: list[httpx.AsyncClient] = field(default_factory=list)
+    """One for each request under way: a client's pool looks at all pairs of its connections for each request, which
+    takes 30 ms for 256 of them."""
+    idle: list[httpx.AsyncClient] = field(default_factory=list)
+    verify: ssl.SSLContext = field(default_factory=httpx.create_ssl_context)
 
     def __str__(self) -> str:
         return f"the vLLM server {self.url}"
@@ -84,16 +97,25 @@ class Server:
 
     async def call(self, method: str, path: str, timeout: float | None = 60.0, **request: Any) -> Any:
         """The JSON that a route answers, or None. Raises ReplicaError if it fails or does not answer in time."""
+        client = self._client()
         try:
-            answer = await self.client.request(method, self.url + path, timeout=timeout, **request)
+            answer = await client.request(method, self.url + path, timeout=timeout, **request)
         except httpx.HTTPError as error:
             raise ReplicaError(f"{self.url}{path}: {error or type(error).__name__}") from error
+        finally:
+            self.idle.append(client)
         if answer.status_code != 200:
             raise ReplicaError(f"{self.url}{path} answered {answer.status_code}: {answer.text[:300]}")
         try:
             return answer.json() if answer.content else None
         except ValueError as error:
             raise ReplicaError(f"{self.url}{path} answered what is not JSON: {answer.text[:100]!r}") from error
+
+    def _client(self) -> httpx.AsyncClient:
+        if self.idle:
+            return self.idle.pop()
+        self.clients.append(httpx.AsyncClient(trust_env=False, verify=self.verify))
+        return self.clients[-1]
 
     async def sample(self, request: Request, ends: float | None) -> Turn | None:
         name = uuid.uuid4().hex
@@ -114,7 +136,7 @@ class Server:
         return turn_of(ids, logprobs, spans, choice["finish_reason"])
 
     async def score(self, ids: list[int]) -> list[float]:
-        params = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "logprobs": 0}
+        params = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "logprobs": 0, "detokenize": False}
         given = (await self._generate({"token_ids": ids, "sampling_params": params})).get("prompt_logprobs")
         if given is None:
             raise ReplicaError(f"{self} scored nothing")
@@ -149,7 +171,7 @@ class Server:
     async def stop(self) -> None:
         await asyncio.to_thread(self._end)
         self.state = "dead"
-        await self.client.aclose()
+        await asyncio.gather(*(client.aclose() for client in self.clients))
 
     def _end(self) -> None:
         """End the process and all of its group: those that it started may outlive it."""
@@ -168,11 +190,13 @@ class Server:
 
 
 def start_process(python: str, model: Path, port: int, log: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A vLLM server of the environment of ``python``, on loopback: its control routes have no key."""
+    """A vLLM server of the environment of ``python``, on loopback: its control routes have no key. It ends with the
+    thread that calls this, also if the process of that is killed (on Linux)."""
+    tied = ["-c", TIED, str(os.getpid())] if sys.platform == "linux" else []
     command = [
-        python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1",
+        python, *tied, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1",
         "--port", str(port), "--enable-scale-out", "--logprobs-mode", "processed_logprobs",
-        "--scheduling-policy", "priority", *options,
+        "--scheduling-policy", "priority", "--disable-uvicorn-access-log", *options,
     ]  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     env = {"VLLM_CPU_KVCACHE_SPACE": "1"} | kept

@@ -104,6 +104,7 @@ class VLLMEngine:
             "stop_token_ids": list(stop),
             "ignore_eos": True,
             "seed": seed % 2**63,
+            "detokenize": False,
         }
         request = Request(list(session.ids), params, deadline)
         ends = None if time_limit is None else self._loop.time() + time_limit

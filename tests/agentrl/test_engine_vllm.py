@@ -271,6 +271,40 @@ def test_what_is_killed_comes_back_with_the_current_weights(policy: Policy, engi
         assert mean_gap(session.logprobs[3:], recomputed(other, session.ids)[2:]) <= TOLERANCE
 
 
+STARTS = """
+import os, sys
+from agentrl.engines.configs import VLLMConfig
+from agentrl.models.policy import Policy
+
+if __name__ == "__main__":
+    where = {"in_process": True} if sys.argv[2] == "here" else {"python": sys.argv[2]}
+    engine = VLLMConfig(dtype="float32", **where).build(Policy.load(sys.argv[1]))
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_a_process_that_is_killed(policy: Policy, tmp_path: Path, number: signal.Signals) -> None:
+    policy.save(tmp_path / "model")
+    (tmp_path / "starts.py").write_text(STARTS)
+    where = "here" if IN_PROCESS else os.environ["VLLM_PYTHON"]
+    command = [sys.executable, str(tmp_path / "starts.py"), str(tmp_path / "model"), where]
+    root = str(Path(__file__).parents[2])
+    starter = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": root}
+    )
+    assert starter.stdout
+    while (line := starter.stdout.readline()) != "ready\n":
+        assert line, "it ended while it started"
+    left = psutil.Process(starter.pid).children(recursive=True)
+    assert left
+    starter.send_signal(number)
+    starter.wait()
+    _, alive = psutil.wait_procs(left, timeout=30)
+    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
 @pytest.mark.skipif(not IN_PROCESS, reason="the example imports vLLM: `make test-vllm` runs it where that is installed")
 def test_a_model_folder_answers_in_transformers_and_in_vllm_as_the_page_shows(policy: Policy, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()

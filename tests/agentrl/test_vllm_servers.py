@@ -3,6 +3,9 @@ routes and fail on demand; real ones are in test_engine_vllm.py."""
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from architectures import qwen
@@ -230,6 +234,40 @@ def test_weights_of_the_version_before_go_and_nothing_else_does(
         blocking(engine.load(Weights(version, policy.model)))
     blocking(engine.close())
     assert sorted(one.name for one in tmp_path.iterdir()) == ["0", "2", "of somebody else"]
+
+
+STARTS = """
+import sys
+from pathlib import Path
+from agentrl.engines.servers import start_process
+
+here = Path(sys.argv[1])
+print(start_process(sys.executable, here / "model", 1, here / "log", ["--some", "option"]).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path, number: signal.Signals) -> None:
+    """Here something else stands in vLLM's place; test_engine_vllm.py does it with vLLM."""
+    (tmp_path / "vllm" / "entrypoints" / "openai").mkdir(parents=True)
+    stand_in = "import sys, time; open('said', 'w').write(' '.join(sys.argv[1:])); time.sleep(600)"
+    (tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py").write_text(stand_in)
+    command = [sys.executable, "-c", STARTS, str(tmp_path)]
+    starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert starter.stdout
+    server = psutil.Process(int(starter.stdout.readline()))
+    ends = time.monotonic() + 20
+    while not (tmp_path / "said").exists():
+        assert time.monotonic() < ends, (tmp_path / "log").read_text()
+        time.sleep(0.02)
+    assert "--some option" in (tmp_path / "said").read_text()
+    assert server.is_running()
+    starter.send_signal(number)
+    starter.wait()
+    psutil.wait_procs([server], timeout=10)
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_server_with_other_log_probs_is_refused(policy: Policy, servers: list[Speaking]) -> None:

@@ -36,10 +36,12 @@ class Row:
 
 class Lanes:
     """``rows`` are the turns that are sampled now, by slot. By slot too: ``length`` counts the tokens in the cache,
-    ``last`` is the token that comes after them. Drawn tokens wait in arrays until their turn ends."""
+    ``last`` is the token that comes after them, or after those of ``ahead``, which the next step computes too. Drawn
+    tokens wait in arrays until their turn ends."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
+        self.ahead: dict[int, list[int]] = {}
         self.length = np.zeros(0, dtype=np.int64)
         self.last = np.zeros(0, dtype=np.int64)
         self._made = np.zeros(0, dtype=np.int64)
@@ -58,8 +60,8 @@ class Lanes:
                 more = np.zeros((missing + slots // 2, *array.shape[1:]), dtype=array.dtype)
                 setattr(self, name, np.concatenate([array, more]))
 
-    def begin(self, slot: int, row: Row) -> None:
-        """Sample a row from the next step on."""
+    def begin(self, slot: int, row: Row, ahead: list[int]) -> None:
+        """Sample a row from the next step on, which computes the tokens ``ahead`` too."""
         room = row.limit - len(row.ids)
         if self._ids.shape[1] < room:
             for name in ("_numbers", "_ids", "_logprobs"):
@@ -73,6 +75,8 @@ class Lanes:
         self._numbers[slot, :room] = uniforms(row.seed, row.limit)[len(row.ids) :]
         self._made[slot], self._limit[slot] = 0, room
         self.rows[slot] = row
+        if ahead:
+            self.ahead[slot] = ahead
 
     def suspend(self, slot: int, version: int) -> Row:
         """Sample a row no further; what was drawn goes into it."""
@@ -93,7 +97,7 @@ class Lanes:
     def step(self, slab: "Slab", slots: int) -> list[int]:
         """Draw one token for each row; returns the slots whose turns are over."""
         here = np.array(sorted(self.rows))
-        logits = self._logits(slab, here, slots)
+        logits = self._logits_with_chunks(slab, here) if self.ahead else self._logits(slab, here, slots)
         tokens, logprobs = self._draw(logits, here)
         made = self._made[here]
         self._ids[here, made] = tokens
@@ -125,6 +129,24 @@ class Lanes:
         positions = torch.from_numpy(self.length[chosen, None]).to(device)
         logits = slab.forward(torch.from_numpy(chosen).to(device), ids, positions, width, leading)
         return logits[torch.from_numpy(here).to(device)] if len(here) < len(chosen) else logits
+
+    def _logits_with_chunks(self, slab: "Slab", here: np.ndarray) -> torch.Tensor:
+        """Each token is a row of the pass. All keys and values of a layer are written before any is read, so tokens of
+        one slot see each other."""
+        device = slab.model.device
+        behind, tokens, places, lasts = [], [], [], []
+        for slot in here.tolist():
+            ahead = self.ahead.get(slot, [])
+            start = int(self.length[slot])
+            behind += [slot] * (len(ahead) + 1)
+            tokens += [*ahead, int(self.last[slot])]
+            places += range(start, start + len(ahead) + 1)
+            self.length[slot] += len(ahead)
+            lasts.append(len(tokens) - 1)
+        self.ahead = {}
+        ids, positions = (torch.tensor(one, device=device)[:, None] for one in (tokens, places))
+        logits = slab.forward(torch.tensor(behind, device=device), ids, positions, max(places) + 1)
+        return logits[torch.tensor(lasts, device=device)]
 
     def _draw(self, logits: torch.Tensor, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         numbers = torch.from_numpy(self._numbers[here, self._made[here]]).to(logits.device)

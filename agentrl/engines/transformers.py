@@ -30,6 +30,8 @@ _MOVE_BELOW = 0.7  # below this share of used slots, moving the rows together is
 _WAIT_SHARE = 8  # one chunk pass for this share of the sampling rows: many small passes cost more
 _WAIT_STEPS = 8  # and no row waits for more steps than this
 _CHUNK_TOKENS = 8192  # tokens of one pass over chunks
+_ALONG_TOKENS = 128  # so few tokens need no pass of their own, but go along with the next step
+_ALONG_CELLS = 32_768  # places of the cache that are read in such a step: each of its tokens reads a copy
 _SHARED_TOKENS = 4  # a shorter common prefix is not worth copying
 
 Schedule = Literal["exact", "free"]
@@ -203,13 +205,13 @@ class TransformersEngine:
         self._gather()
         self._held += 1
         enough = max(1, len(self._lanes.rows) // _WAIT_SHARE)
-        if self._waiting and (len(self._waiting) >= enough or self._held >= _WAIT_STEPS):
+        if self._waiting and (self._small() or len(self._waiting) >= enough or self._held >= _WAIT_STEPS):
             self._held = 0
             while self._admit():
                 pass
         if self._lanes.rows:
             self.work.steps += 1
-            self.work.computed += len(self._lanes.rows)
+            self.work.computed += len(self._lanes.rows) + sum(map(len, self._lanes.ahead.values()))
             self.work.sampled += len(self._lanes.rows)
             for slot in self._lanes.step(self._slab, self._seats.slots):
                 self._finish(slot)
@@ -288,11 +290,23 @@ class TransformersEngine:
         self._waiting = left
         if copies:
             self._copy(copies)
-        self._compute(begun)
-        for seat in begun:
-            assert seat.row is not None
-            self._lanes.begin(seat.slot, seat.row)
-        return shared and bool(begun)
+        return self._begin(begun) and shared
+
+    def _small(self) -> bool:
+        """Whether what waits can go along with the next step."""
+        sizes = [len(row.session.ids) + len(row.ids) for row in self._waiting]
+        known = [self._cached(row.session) for row in self._waiting]
+        return self._along(sum(sizes) - sum(known), max(sizes))
+
+    def _cached(self, session: Session) -> int:
+        seat = self._seats.by_session.get(session)
+        return int(self._lanes.length[seat.slot]) if seat else 0
+
+    def _along(self, tokens: int, width: int) -> bool:
+        """Whether so many tokens of rows that are at most so long can go along with a step."""
+        sampled = list(self._lanes.rows)
+        width = max(width, int(self._lanes.length[sampled].max(initial=0)))
+        return tokens <= _ALONG_TOKENS and (tokens + len(sampled)) * width <= _ALONG_CELLS
 
     def _donor(self, session: Session) -> tuple[Seat | None, int]:
         """The seat whose cache has the longest common prefix with a session, and its length."""
@@ -309,22 +323,34 @@ class TransformersEngine:
         self._lanes.length[targets] = widths
         self.work.copied += sum(widths)
 
-    def _compute(self, seats: list[Seat]) -> None:
-        """Chunks of similar length share a pass."""
-        chunks = []
+    def _begin(self, seats: list[Seat]) -> bool:
+        """Begin to sample. Chunks go along with the next step if they are short together; returns whether they did
+        not, so that they are computed now."""
+        chunks: list[tuple[int, int, int, list[int]]] = []
         for seat in seats:
             assert seat.row is not None
             tokens = [*seat.session.ids, *seat.row.ids]
-            start = int(self._lanes.length[seat.slot])
-            if len(tokens) - 1 > start:
-                chunks.append((len(tokens) - 1 - start, start, seat.slot, tokens[start:-1]))
-            self._lanes.last[seat.slot] = tokens[-1]
-            self._lanes.length[seat.slot] = len(tokens) - 1
+            start = min(int(self._lanes.length[seat.slot]), len(tokens) - 1)
+            self._lanes.length[seat.slot], self._lanes.last[seat.slot] = start, tokens[-1]
+            chunks.append((len(tokens) - 1 - start, start, seat.slot, tokens[start:-1]))
+        total = sum(size + 1 for size, _, _, _ in chunks)
+        along = self._along(total, max((start + size + 1 for size, start, _, _ in chunks), default=0))
+        if not along:
+            self._compute([chunk for chunk in chunks if chunk[0]])
+        for seat, (_, _, _, tokens) in zip(seats, chunks, strict=True):
+            assert seat.row is not None
+            self._lanes.begin(seat.slot, seat.row, tokens if along else [])
+        return not along
+
+    def _compute(self, chunks: list[tuple[int, int, int, list[int]]]) -> None:
+        """Chunks of similar length share a pass."""
         chunks.sort(key=lambda chunk: (chunk[0], chunk[2]))
         while chunks:
             rows = max(1, _CHUNK_TOKENS // chunks[-1][0])
             part, chunks = chunks[-rows:], chunks[:-rows]
             self._pass(part)
+            for size, start, slot, _ in part:
+                self._lanes.length[slot] = start + size
 
     def _pass(self, part: list[tuple[int, int, int, list[int]]]) -> None:
         longest, device = part[-1][0], self.model.device

@@ -25,7 +25,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -35,7 +35,7 @@ from transformers import GenerationConfig
 from transformers.utils import logging
 
 from agentrl.chat.codec import ChatCodec
-from agentrl.engines.base import Sampling, Session, Turn, Weights
+from agentrl.engines.base import Sampling, Session, Turn
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import EmbeddedConfig, VLLMConfig
 from agentrl.engines.transformers import TransformersEngine
@@ -133,15 +133,6 @@ class AtOnce:
         self.turns += 1
         span = Span(version=0, start=0, end=len(self.ids))
         return Turn(list(self.ids), [-1.0] * len(self.ids), [span], "stop")
-
-    async def score(self, ids: Sequence[int], start: int = 1) -> list[float]:
-        raise NotImplementedError
-
-    async def load(self, weights: Weights) -> None:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        pass
 
 
 def trained_policy(tasks: list[Task], steps: int) -> Policy:

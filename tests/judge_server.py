@@ -1,11 +1,12 @@
 """A server of the OpenAI protocol on loopback that answers as a function says: what judges are tested against."""
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from json_server import JsonHandler, serving
 
 
 class JudgeServer(ThreadingHTTPServer):
@@ -28,34 +29,19 @@ class JudgeServer(ThreadingHTTPServer):
         return [request["messages"][-1]["content"] for request in self.requests]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JsonHandler):
     server: JudgeServer
-    protocol_version = "HTTP/1.1"
 
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def post(self, asked: dict[str, Any]) -> None:
         with self.server.lock:
-            self.server.requests.append(request)
-            text = self.server.reply(request)
+            self.server.requests.append(asked)
+            text = self.server.reply(asked)
         message = {"role": "assistant", "content": text}
-        body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.say({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
 
 @contextmanager
 def judging(reply: Callable[[dict[str, Any]], str]) -> Iterator[JudgeServer]:
     server = JudgeServer(reply)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(server):
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from agentrl.engines.base import Sampling, Session, Turn, Weights
+from agentrl.engines.base import Sampling, Session, Turn
 from agentrl.environments import load_environment
 from agentrl.environments.adapters.foreign import ForeignError
 from agentrl.rollouts.runner import Attempt, RolloutRunner
@@ -45,15 +45,6 @@ class Scripted:
         [(name, arguments)] = said.items()
         call = ToolCall(id=f"call_{number}", name=name, arguments=json.dumps(arguments))
         return Turn([], [], [], "stop", Message(role=Role.ASSISTANT, tool_calls=[call]))
-
-    async def score(self, ids: Sequence[int], start: int = 1) -> list[float]:
-        raise NotImplementedError
-
-    async def load(self, weights: Weights) -> None:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        pass
 
 
 def play(environment: Any, task: Task, *turns: Any, number: int = 1) -> list[Trajectory]:

@@ -1,16 +1,16 @@
 """The openai engine against a real server on loopback that misbehaves."""
 
 import itertools
-import json
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty_shop import Shop, task
+from json_server import JsonHandler, serving
 
 from agentrl.engines.base import EngineError, Sampling
 from agentrl.engines.configs import OpenAIConfig
@@ -40,20 +40,18 @@ class Endpoint(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     server: Endpoint
-    protocol_version = "HTTP/1.1"
 
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def post(self, asked: dict[str, Any]) -> None:
         with self.server.lock:
             self.server.at_once += 1
             self.server.most_at_once = max(self.server.most_at_once, self.server.at_once)
-            self.server.requests.append(request)
+            self.server.requests.append(asked)
             self.server.times.append(time.monotonic())
             fault = self.server.plan.pop(0) if self.server.plan else ""
         time.sleep(0.02)
-        getattr(self, f"_{fault}" if fault else "_well")(request)
+        getattr(self, f"_{fault}" if fault else "_well")(asked)
         with self.server.lock:
             self.server.at_once -= 1
 
@@ -65,33 +63,28 @@ class Handler(BaseHTTPRequestHandler):
             calls = [{"id": "call_7", "type": "function", "function": function}]
             message = {"role": "assistant", "content": None, "tool_calls": calls}
         usage = {"prompt_tokens": 100, "completion_tokens": 10}
-        self._say(200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
+        self.say({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
 
     def _busy(self, request: dict[str, Any]) -> None:
-        self._say(429, {"error": {"message": "slow down"}}, {"Retry-After": "0.6"})
+        self.say({"error": {"message": "slow down"}}, 429, {"Retry-After": "0.6"})
 
     def _broken(self, request: dict[str, Any]) -> None:
-        self._say(500, {"error": {"message": "oops"}})
+        self.say({"error": {"message": "oops"}}, 500)
 
     def _refused(self, request: dict[str, Any]) -> None:
-        self._say(401, {"error": {"message": "no such key"}})
+        self.say({"error": {"message": "no such key"}}, 401)
 
     def _filtered(self, request: dict[str, Any]) -> None:
-        self._say(400, {"error": {"message": "the prompt was refused", "code": "content_filter"}})
+        self.say({"error": {"message": "the prompt was refused", "code": "content_filter"}}, 400)
 
     def _garbage(self, request: dict[str, Any]) -> None:
-        self._send(200, b"<html>we moved</html>", {})
+        self.send(b"<html>we moved</html>")
 
     def _empty(self, request: dict[str, Any]) -> None:
-        self._say(200, {"choices": []})
+        self.say({"choices": []})
 
     def _half(self, request: dict[str, Any]) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", "5000")
-        self.end_headers()
-        self.wfile.write(b'{"choices": [{"index": 0, "mess')
-        self.close_connection = True
+        self.send(b'{"choices": [{"index": 0, "mess', length=5000)
 
     def _gone(self, request: dict[str, Any]) -> None:
         self.close_connection = True
@@ -100,28 +93,12 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(3)
         self._well(request)
 
-    def _say(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
-        self._send(status, json.dumps(body).encode(), headers or {})
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
     server = Endpoint()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serving(server):
+        yield server
 
 
 def play(

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 from architectures import qwen
+from json_server import JsonHandler
 
 from agentrl.engines.base import EngineError, Sampling, Weights
 from agentrl.engines.blocking import blocking
@@ -45,24 +46,11 @@ class Speaking(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     server: Speaking
-    protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def answer(self, value: Any, status: int = 200) -> None:
-        self.send(json.dumps(value).encode(), status)
-
-    def send(self, body: bytes, status: int = 200, length: int | None = None) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        self.answer(
+    def get(self) -> None:
+        self.say(
             {
                 "/health": None,
                 "/weight_info": {"weight_version": self.server.label},
@@ -71,23 +59,22 @@ class Handler(BaseHTTPRequestHandler):
             }[self.path]
         )
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
+    def post(self, asked: dict[str, Any]) -> None:
         path = self.path.partition("?")[0]
         if path == "/inference/v1/generate":
-            return self.generate(body)
+            return self.generate(asked)
         if path == "/update_weight_version":
-            self.server.label = body["new_version"]
+            self.server.label = asked["new_version"]
         if path == "/collective_rpc":
-            self.server.loads.append(body["kwargs"]["weights_path"])
+            self.server.loads.append(asked["kwargs"]["weights_path"])
             if self.server.loads_fail:
                 self.server.loads_fail -= 1
-                return self.answer("no such folder", 500)
-        return self.answer({})
+                return self.say("no such folder", 500)
+        return self.say({})
 
     def generate(self, body: dict[str, Any]) -> None:
         if "prompt_logprobs" in body["sampling_params"]:
-            return self.answer(self.scored(body["token_ids"]))
+            return self.say(self.scored(body["token_ids"]))
         self.server.asked.append(body)
         fault = self.server.faults.pop(0) if self.server.faults else None
         if fault == "hang":
@@ -95,15 +82,13 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "garbage":
             return self.send(b"<html>")
         if fault == "half":
-            self.send(b'{"choices"', length=1000)
-            self.close_connection = True
-            return None
+            return self.send(b'{"choices"', length=1000)
         if isinstance(fault, int):
-            return self.answer({"error": "busy"}, fault)
+            return self.say({"error": "busy"}, fault)
         made = {"token_ids": [7, 8, 2], "finish_reason": "stop"}
         made |= {"logprobs": {"content": [{"logprob": -1.0}] * 3}}
         made |= {"weight_versions": [{"version": self.server.label, "start": 0, "end": 3}]}
-        return self.answer({"choices": [made]})
+        return self.say({"choices": [made]})
 
     def scored(self, ids: list[int]) -> dict[str, Any]:
         with torch.inference_mode():
@@ -234,6 +219,56 @@ def test_weights_of_the_version_before_go_and_nothing_else_does(
         blocking(engine.load(Weights(version, policy.model)))
     blocking(engine.close())
     assert sorted(one.name for one in tmp_path.iterdir()) == ["0", "2", "of somebody else"]
+
+
+ANSWERS = """
+import asyncio
+
+async def handle(reader, writer):
+    try:
+        while True:
+            head = await reader.readuntil(b"\\r\\n\\r\\n")
+            sizes = [line.split(b":")[1] for line in head.lower().splitlines() if line.startswith(b"content-length")]
+            await reader.readexactly(int(sizes[0]))
+            await asyncio.sleep(0.05)
+            writer.write(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}")
+    except asyncio.IncompleteReadError:
+        writer.close()
+
+async def main():
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+
+def test_a_request_costs_the_same_however_many_are_under_way() -> None:
+    """The pool of one client would take several times the processor time with hundreds of connections."""
+    other = subprocess.Popen([sys.executable, "-c", ANSWERS], stdout=subprocess.PIPE, text=True)
+    assert other.stdout
+    server = Server(f"http://127.0.0.1:{int(other.stdout.readline())}")
+
+    async def asked(at_once: int, number: int = 1024) -> float:
+        async def some() -> None:
+            for _ in range(number // at_once):
+                await server.call("POST", "/", json={"token_ids": list(range(100))})
+
+        await asyncio.gather(*(some() for _ in range(at_once)))  # connects
+        started = time.process_time()
+        await asyncio.gather(*(some() for _ in range(at_once)))
+        return time.process_time() - started
+
+    async def both() -> tuple[float, float]:
+        few, many = await asked(8), await asked(256)
+        await server.stop()
+        return few, many
+
+    few, many = blocking(both())
+    other.kill()
+    other.wait()
+    assert many < 2.5 * few
 
 
 STARTS = """

@@ -16,18 +16,23 @@ EXAMPLES = ROOT / "examples"
 OWN = ("my_algorithms", "my_engines", "my_rewards", "my_rules", "my_formats", "my_shop", "my_classes", "my_helper")
 
 
-PIPELINE = """\
-name: p
-stages:
+WARM = """\
   tasks: {uses: tasks.generate, with: {env: lookup, train: 4, dev: 1, heldout: 1}}
   expert: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}}
   warm: {uses: train.sft, inputs: {trajectories: expert}, with: {model: {init: tiny}, steps: 1, batch: 4}}
+"""
+"""Stages that end in a tiny model, from few tasks."""
+
+PIPELINE = (
+    f"name: p\nstages:\n{WARM}"
+    + """\
   rl:
     uses: train.online
     inputs: {model: warm, tasks: tasks.train}
     with: {iterations: 1, tasks: 2, samples: 2, CHOICE}
   other: {uses: train.online, inputs: {model: warm, tasks: tasks.train}, with: {iterations: 1, tasks: 2, samples: 2}}
 """
+)
 
 
 def forget() -> None:

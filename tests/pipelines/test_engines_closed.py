@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from own_classes import WARM
 
 from agentrl.engines.base import EngineError
 from datastore.buffer import TrajectoryBuffer
@@ -154,17 +155,14 @@ def test_a_stage_closes_its_connections_to_an_endpoint(outside: Path, monkeypatc
     assert not ours
 
 
-PIPELINE = """
+PIPELINE = f"""
 name: tethered
-execution: {env: {OMP_NUM_THREADS: "1"}}
+execution: {{env: {{OMP_NUM_THREADS: "1"}}}}
 stages:
-  tasks: {uses: tasks.generate, with: {env: lookup, train: 64, dev: 0, heldout: 0}}
-  expert: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}}
-  warm: {uses: train.sft, inputs: {trajectories: expert}, with: {model: {init: tiny}, steps: 1, batch: 8}}
-  sample:
+{WARM.replace("train: 4", "train: 64")}  sample:
     uses: trajectories.sample
-    inputs: {model: warm, tasks: tasks.train}
-    with: {samples: 500, engine: {type: "my_tether:TetheredConfig", log: LOG}}
+    inputs: {{model: warm, tasks: tasks.train}}
+    with: {{samples: 500, engine: {{type: "my_tether:TetheredConfig", log: LOG}}}}
 """
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.engines.base import EngineError, Turn
-from agentrl.engines.replicas import START_S, ReplicaError, Request, State, in_time, turn_of
-from schemas.trajectory import Span
+from agentrl.engines.replicas import START_S, ReplicaError, Request, State, in_time, span_of, turn_of
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -75,7 +74,7 @@ class InProcess:
         [made] = found.outputs
         ids = list(made.token_ids)
         logprobs = [given[one].logprob for one, given in zip(ids, made.logprobs or [], strict=True)]
-        spans = [Span(version=int(one.version), start=one.start, end=one.end) for one in made.weight_versions or []]
+        spans = [span_of(one.version, one.start, one.end) for one in made.weight_versions or []]
         return turn_of(ids, logprobs, spans, made.finish_reason)
 
     async def score(self, ids: list[int]) -> list[float]:

@@ -109,6 +109,14 @@ async def in_time(
         task.cancel()
 
 
+def span_of(label: str, start: int, end: int) -> Span:
+    """Which weights sampled. Raises ReplicaError if their label is none of ours: vLLM was started again, and has the
+    weights of its start."""
+    if not label.isdecimal():
+        raise ReplicaError(f"vLLM sampled with weights that it calls {label!r}: it was started again")
+    return Span(version=int(label), start=start, end=end)
+
+
 def turn_of(ids: list[int], logprobs: list[float], spans: list[Span], reason: str | None) -> Turn:
     """A turn from what vLLM gave. Raises ReplicaError if its parts do not fit together."""
     if len(logprobs) != len(ids) or sum(span.end - span.start for span in spans) != len(ids):

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from agentrl.engines.base import EngineError, Turn
-from agentrl.engines.replicas import START_S, ReplicaError, Request, State, in_time, turn_of
+from agentrl.engines.replicas import START_S, ReplicaError, Request, State, in_time, span_of, turn_of
 from schemas.trajectory import Span
 
 STOP_S = 10.0
@@ -131,13 +131,15 @@ class Server:
         [choice] = answer["choices"]
         ids = [int(one) for one in choice["token_ids"]]
         logprobs = [float(one["logprob"]) for one in (choice["logprobs"]["content"] if ids else [])]
-        versions = choice["weight_versions"] or []
-        spans = [Span(version=int(one["version"]), start=one["start"], end=one["end"]) for one in versions]
+        spans = _spans(choice)
         return turn_of(ids, logprobs, spans, choice["finish_reason"])
 
     async def score(self, ids: list[int]) -> list[float]:
         params = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "logprobs": 0, "detokenize": False}
-        given = (await self._generate({"token_ids": ids, "sampling_params": params})).get("prompt_logprobs")
+        answer = await self._generate({"token_ids": ids, "sampling_params": params})
+        given = answer.get("prompt_logprobs")
+        for choice in answer["choices"]:
+            _spans(choice)
         if given is None:
             raise ReplicaError(f"{self} scored nothing")
         return [float(one[str(token)]["logprob"]) for token, one in zip(ids[1:], given[1:], strict=True)]
@@ -187,6 +189,10 @@ class Server:
 
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL:]) if self.log else ""
+
+
+def _spans(choice: dict[str, Any]) -> list[Span]:
+    return [span_of(one["version"], one["start"], one["end"]) for one in choice["weight_versions"] or []]
 
 
 def start_process(python: str, model: Path, port: int, log: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:

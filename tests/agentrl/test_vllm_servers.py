@@ -97,7 +97,8 @@ class Handler(JsonHandler):
             {str(token): {"logprob": float(logits[place, token]) + self.server.shift}}
             for place, token in enumerate(ids[1:])
         ]
-        return {"choices": [], "prompt_logprobs": found}
+        one = {"weight_versions": [{"version": self.server.label, "start": 0, "end": 1}]}
+        return {"choices": [one], "prompt_logprobs": found}
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +200,26 @@ def test_a_server_that_was_started_again_gets_the_current_weights_before_it_serv
     again = [one for one in servers if one.asked and one.loads]
     assert again
     assert all(one.label == "3" for one in again)
+
+
+def test_a_server_that_was_started_again_unnoticed_samples_nothing_with_the_weights_of_its_start(
+    policy: Policy, engine: VLLMEngine, servers: list[Speaking]
+) -> None:
+    """It answers as if nothing had happened; only the label of its weights tells."""
+
+    async def ask() -> None:
+        for one in servers:
+            one.label, one.loads = "default", []
+        made = await turn(engine)
+        assert [span.version for span in made.spans] == [0]
+        await settled(engine)
+        for one in servers:
+            one.label, one.loads = "default", []
+        assert len(await engine.score([5, 6, 7])) == 2
+        await settled(engine)
+
+    blocking(ask())
+    assert [one for one in servers if one.loads], "they were given the weights again"
 
 
 def test_weights_that_a_server_cannot_load_leave_the_old_ones(

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.chat.codec import ChatCodec
 from agentrl.models.policy import Policy
-from agentrl.models.tiny import init_model
+from agentrl.models.tiny import TinySize, init_model
 from pipelines.handles import Trajectories
 from pipelines.harness import Harness
 from pipelines.stages.train import kto, offline
@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {"steps": 1, "batch": 4}
 def policy(request: pytest.FixtureRequest) -> Policy:
     """An untrained model of another family, found from its folder as any model is."""
     tokenizer = tokenizer_of(request.param, FAMILIES[request.param] == "response_template")
-    return Policy(init_model(tokenizer, 0, 1024), tokenizer, request.param)
+    return Policy(init_model(tokenizer, 0, TinySize(context=1024)), tokenizer, request.param)
 
 
 def turns(codec: ChatCodec, row: dict[str, Any], tools: str) -> list[Message]:
@@ -94,7 +94,7 @@ def test_rows_of_one_family_are_refused_for_a_model_of_another(tmp_path: Path, s
     harness, made = Harness(tmp_path), {}
     for name in ("qwen2_5", "llama3_2"):
         tokenizer = tokenizer_of(name)
-        made[name] = harness.model(Policy(init_model(tokenizer, 0, 1024), tokenizer, name).save)
+        made[name] = harness.model(Policy(init_model(tokenizer, 0, TinySize(context=1024)), tokenizer, name).save)
     config = {"samples": 2, "sampling": {"max_turn_tokens": 8, "max_tokens": 900}}
     rows = harness.run(sample, config, model=made["qwen2_5"], tasks=harness.tasks(lookup_tasks(1)))["trajectories"]
     with pytest.raises(ValueError, match=r"was tokenised by .*, and the model .* uses .*train the model that sampled"):

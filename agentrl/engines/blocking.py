@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-def blocking(work: Coroutine[Any, Any, Result], on: asyncio.Runner | None = None) -> Result:
-    """Run a coroutine to its end, on an event loop of its own or on that of ``on``."""
-    return aside(partial(on.run if on else asyncio.run, work))
+def blocking(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine to its end, on an event loop of its own."""
+    return aside(partial(asyncio.run, work))
 
 
 def aside(call: Callable[[], Result]) -> Result:
@@ -36,3 +36,40 @@ def aside(call: Callable[[], Result]) -> Result:
     if errors:
         raise errors[0]
     return found[0]
+
+
+class Background:
+    """An event loop in a thread of its own. What was begun on it goes on while nobody waits."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="event-loop", daemon=True)
+        self._thread.start()
+
+    def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """What a coroutine returns. If the wait is interrupted, as by Ctrl-C, the coroutine is cancelled."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel what is left, and end the thread."""
+        try:
+            self.wait(_nothing_left())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _nothing_left() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()

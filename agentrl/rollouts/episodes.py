@@ -114,6 +114,7 @@ class EpisodeRun:
     attempt: Attempt
     session: Session
     seed: int
+    deadline: int = 0
     steps: int = 0
     tool_calls: int = 0
     info: Counter[str] = field(default_factory=Counter)
@@ -222,6 +223,7 @@ class EpisodeRun:
                 sampling.model_copy(update={"max_turn_tokens": sampling.max_turn_tokens - said}) if said else sampling,
                 stop=codec.stop_ids if codec else [],
                 seed=stream(self.seed, "turn", self.steps, *([part] if part else [])),
+                deadline=self.deadline,
                 time_limit=max(0.0, ends - time.monotonic()),
             )
             session.act(turn)

@@ -5,20 +5,22 @@ import copy
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from agentrl.engines.base import Engine, EngineError, Sampling, Weights
-from agentrl.engines.blocking import aside, blocking
+from agentrl.engines.blocking import Background, blocking
 from agentrl.engines.streams import stream
 from agentrl.environments.adapted import Adapted, protocol
 from agentrl.environments.base import Environment
 from agentrl.environments.forks import rebuild
 from agentrl.environments.hosts import Host, Processes, Threads
 from agentrl.models.policy import Policy
-from agentrl.rewards.component import Reward, with_rewards
+from agentrl.rewards.component import Reward
 from agentrl.rollouts.episodes import COUNTED, Act, Attempt, EpisodeRun, tickets
+from agentrl.rollouts.flow import Flow, Job, OnRow
 from agentrl.rollouts.garbage import rare_collections
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from schemas.task import Task
@@ -40,8 +42,8 @@ class RolloutRunner:
     that took too long or raised, observations that were cut, rows that a reward could not grade (``ungraded``). An
     engine without token ids needs no ``policy``.
 
-    As a context manager it does all its work on one event loop, so that connections stay open between calls, and closes
-    the engine at the end, also after an error or Ctrl-C. Otherwise the caller closes it.
+    As a context manager it does all its work on one event loop, in a thread of its own, so that connections stay open
+    between calls, and closes the engine at the end, also after an error or Ctrl-C. Otherwise the caller closes it.
     """
 
     def __init__(
@@ -65,23 +67,23 @@ class RolloutRunner:
         self.on_progress = on_progress
         self.counts: Counter[str] = Counter()
         self._replayed: set[str] = set()
-        self._loop: asyncio.Runner | None = None
+        self._loop: Background | None = None
 
     def __enter__(self) -> Self:
-        self._loop = asyncio.Runner()
+        self._loop = Background()
         return self
 
     def __exit__(self, *_: object) -> None:
         loop, self._loop = self._loop, None
         assert loop is not None
         try:
-            blocking(_ended(self.engine), loop)
+            loop.wait(_ended(self.engine))
         finally:
-            aside(loop.close)
+            loop.close()
 
     def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
         """What a coroutine returns that uses this runner."""
-        return blocking(work, self._loop)
+        return self._loop.wait(work) if self._loop else blocking(work)
 
     def sampling_as(self, sampling: Sampling) -> "RolloutRunner":
         """The same runner with other sampling; both add to the same ``counts``."""
@@ -131,42 +133,57 @@ class RolloutRunner:
         """The trajectories of each group when all of them are done, groups in the order in which they finish. Closing
         the iterator cancels what is under way. Raises EngineError if the engine fails with more than single requests.
         """
+        await self.renew()
+        report = _Report(len(attempts), self.on_progress)
+        flow = self._flow(source, told=report)
+        refused: list[Trajectory] = []
+        try:
+            with rare_collections():
+                await flow.add(
+                    [
+                        Job(attempt, name, number, stream(seed, "row", number))
+                        for number, (attempt, name) in enumerate(zip(attempts, ids, strict=True))
+                    ]
+                )
+                while found := await flow.groups():
+                    for group in found:
+                        refused += [row for row in group if row.termination is Termination.INFRA_ERROR]
+                        if len(refused) == len(attempts):
+                            raise nothing_sampled(refused)
+                        yield group
+        finally:
+            await flow.close()
+
+    async def renew(self) -> None:
+        """Give the engine the weights of the policy, if it has those of another version."""
         if self.policy is not None and self.engine.version != self.policy.version:
             await self.engine.load(Weights(self.policy.version, self.policy.model))
+
+    @contextmanager
+    def flow(self, made: OnRow | None = None) -> Iterator[Flow]:
+        """Episodes under way on the runner's event loop, which go on while nobody waits for them: give the coroutines
+        of the flow to :meth:`wait`. At the end all of them are cancelled."""
+        flow = self._flow("model", made)
+        try:
+            with rare_collections():
+                yield flow
+        finally:
+            self.wait(flow.close())
+
+    def _flow(self, source: str, made: OnRow | None = None, told: OnRow | None = None) -> Flow:
         host: Host = Processes(self.limits.processes) if self.limits.processes else Threads()
         places: dict[str, Environment] = {}
         codec = self.policy.codec if self.policy and self.engine.exact else None
         act = Act(self.engine, codec, self.sampling, self.limits)
-        numbers = iter(range(len(attempts)))
-        done: asyncio.Queue[tuple[int, Trajectory]] = asyncio.Queue()
-        refused: list[Trajectory] = []
-        rewarded = _Rewarded(attempts, self.rewards, self.counts)
+        others: dict[Sampling, Act] = {}
 
-        async def work() -> None:
-            for number in numbers:
-                attempt = attempts[number]
-                row = await self._episode(
-                    act, attempt, self._place(attempt, places, host), number, seed, ids[number], source
-                )
-                for one in await rewarded.after(number, row):
-                    done.put_nowait(one)
+        async def play(job: Job) -> Trajectory:
+            own = act
+            if job.sampling is not None:
+                own = others.setdefault(job.sampling, replace(act, sampling=job.sampling))
+            return await self._episode(own, job, self._place(job.attempt, places, host), source)
 
-        tasks = [asyncio.create_task(work()) for _ in range(min(self.limits.in_flight, len(attempts)))]
-        try:
-            report = _Report(len(attempts), self.on_progress)
-            with rare_collections():
-                async for group in _whole_groups(attempts, done, tasks, report):
-                    refused += [row for row in group if row.termination is Termination.INFRA_ERROR]
-                    if len(refused) == len(attempts):
-                        raise EngineError(f"no episode could be sampled; the last ended by {refused[-1].tags[-1]}")
-                    yield group
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await host.close()
-            for reward in self.rewards:
-                await reward.close()
+        return Flow(play, self.limits.in_flight, self.rewards, self.counts, host, made, told)
 
     def _place(self, attempt: Attempt, places: dict[str, Environment], host: Host) -> Environment:
         name = attempt.task.env
@@ -177,17 +194,16 @@ class RolloutRunner:
             places[name] = protocol(given[name], host, self.limits.tool_s, self.limits.observation_chars)
         return places[name]
 
-    async def _episode(
-        self, act: Act, attempt: Attempt, environment: Environment, number: int, seed: int, name: str, source: str
-    ) -> Trajectory:
-        with self.engine.open((number,), root=f"{attempt.group_id}{attempt.hint}") as session:
-            run = EpisodeRun(act, environment, attempt, session, stream(seed, "row", number))
+    async def _episode(self, act: Act, job: Job, environment: Environment, source: str) -> Trajectory:
+        attempt = job.attempt
+        with self.engine.open((job.number,), root=f"{attempt.group_id}{attempt.hint}") as session:
+            run = EpisodeRun(act, environment, attempt, session, job.seed, job.deadline)
             await run.run()
         self.counts.update({name: run.info[name] for name in COUNTED if run.info[name]})
         if run.error:
             self.counts[f"{run.termination}s"] += 1
         await self._check_replay(run)
-        return self._trajectory(name, run, source)
+        return self._trajectory(job.name, run, source)
 
     async def _check_replay(self, run: EpisodeRun) -> None:
         """Make one episode of each environment again, if an episode whose process is killed would be. Raises
@@ -218,7 +234,7 @@ class RolloutRunner:
             prompt=task.prompt,
             policy=self.policy.name if self.policy else getattr(self.engine, "name", ""),
             policy_version=session.spans[0].version if session.spans else self.engine.version,
-            sampling=self.sampling.model_dump_json(),
+            sampling=run.act.sampling.model_dump_json(),
             reward=score.reward if score else None,
             success=score.success if score else None,
             termination=run.termination,
@@ -250,77 +266,8 @@ async def _ended(engine: Engine) -> None:
     await engine.close()
 
 
-class _Rewarded:
-    """Adds the rewards to each group when its last row is there, since some of them compare the rows of a group."""
-
-    def __init__(self, attempts: Sequence[Attempt], rewards: Sequence[Reward], counts: Counter[str]) -> None:
-        self.attempts, self.rewards, self.counts = attempts, rewards, counts
-        self.missing = Counter(attempt.group_id for attempt in attempts) if rewards else Counter()
-        self.rows: dict[str, list[tuple[int, Trajectory]]] = {}
-
-    async def after(self, number: int, row: Trajectory) -> list[tuple[int, Trajectory]]:
-        """The rows that are finished now that this one is made."""
-        if not self.rewards:
-            return [(number, row)]
-        attempt = self.attempts[number]
-        group = self.rows.setdefault(attempt.group_id, [])
-        group.append((number, row))
-        self.missing[attempt.group_id] -= 1
-        if self.missing[attempt.group_id]:
-            return []
-        numbers, rows = zip(*sorted(self.rows.pop(attempt.group_id), key=lambda one: one[0]), strict=True)
-        scored = await with_rewards(rows, attempt.task, self.rewards)
-        lost = sum(one.reward is None and before.reward is not None for one, before in zip(scored, rows, strict=True))
-        if lost:
-            self.counts["ungraded"] += lost
-        return list(zip(numbers, scored, strict=True))
-
-
-async def _whole_groups(
-    attempts: Sequence[Attempt],
-    done: "asyncio.Queue[tuple[int, Trajectory]]",
-    tasks: "Sequence[asyncio.Task[None]]",
-    report: "_Report",
-) -> AsyncGenerator[list[Trajectory], None]:
-    """Groups whose last row was put into ``done``. Raises what a task raises."""
-    missing = Counter(attempt.group_id for attempt in attempts)
-    rows: dict[str, list[tuple[int, Trajectory]]] = {name: [] for name in missing}
-    failed = asyncio.ensure_future(_first_failure(tasks))
-    try:
-        for _ in attempts:
-            number, row = done.get_nowait() if not done.empty() else await _next(done, failed)
-            report(row)
-            group = attempts[number].group_id
-            rows[group].append((number, row))
-            missing[group] -= 1
-            if not missing[group]:
-                yield [one for _, one in sorted(rows.pop(group), key=lambda pair: pair[0])]
-    finally:
-        failed.cancel()
-        await asyncio.gather(failed, return_exceptions=True)
-
-
-async def _next(
-    done: "asyncio.Queue[tuple[int, Trajectory]]", failed: "asyncio.Future[None]"
-) -> tuple[int, Trajectory]:
-    """What comes next. Raises what ``failed`` raises, if that comes first."""
-    coming = asyncio.ensure_future(done.get())
-    try:
-        either: list[asyncio.Future[Any]] = [coming, failed]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not coming.done():
-            failed.result()
-        return await coming
-    finally:
-        coming.cancel()
-
-
-async def _first_failure(tasks: "Sequence[asyncio.Task[None]]") -> None:
-    """Raises the first exception of a task; does not return before."""
-    finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    for task in finished:
-        task.result()
-    await asyncio.Event().wait()
+def nothing_sampled(refused: Sequence[Trajectory]) -> EngineError:
+    return EngineError(f"no episode could be sampled; the last ended by {refused[-1].tags[-1]}")
 
 
 class _Report:

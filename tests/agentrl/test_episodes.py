@@ -4,6 +4,8 @@ import asyncio
 import gc
 import itertools
 import json
+import signal
+import threading
 import time
 from typing import Any
 
@@ -13,7 +15,7 @@ from architectures import qwen
 from faulty_shop import Broken, BrokenVisit, ForgetfulShop, Shop, Speaker, Visit, task
 
 from agentrl.engines.base import Sampling
-from agentrl.engines.blocking import blocking
+from agentrl.engines.blocking import Background, blocking
 from agentrl.environments.adapted import protocol
 from agentrl.environments.base import Score, Step
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
@@ -22,6 +24,7 @@ from agentrl.environments.forks import rebuild
 from agentrl.environments.hosts import Threads
 from agentrl.environments.tools import schemas, tool
 from agentrl.models.policy import Policy
+from agentrl.rollouts.flow import Job
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, Trajectory
@@ -195,6 +198,55 @@ def test_a_group_is_released_when_it_is_whole(policy: Policy) -> None:
         ]
 
     assert blocking(go()) == [["b-0", "b-1"], ["a-0", "a-1"]]
+
+
+def test_groups_are_added_while_others_are_under_way_and_what_was_made_is_not_made_again(policy: Policy) -> None:
+    acts, kept = runner(policy, Shop()), list[str]()
+
+    def jobs(group: str, *prompts: str) -> list[Job]:
+        return [
+            Job(Attempt(task(prompt, number=0), index, group=group), f"{group}-{index}", index, index)
+            for index, prompt in enumerate(prompts)
+        ]
+
+    with acts, acts.flow(lambda row: kept.append(row.trajectory_id)) as flow:
+        acts.wait(flow.add(jobs("a", "slow,slow,slow", "price fig")))
+        acts.wait(flow.add(jobs("b", "price fig", "price plum")))
+        [first] = acts.wait(flow.groups())
+        assert [row.trajectory_id for row in first] == ["b-0", "b-1"], "it does not wait for the group before it"
+        time.sleep(1.5)  # nobody waits, and episodes go on
+        assert sorted(kept) == ["a-0", "a-1", "b-0", "b-1"]
+        before = first[1].model_copy(update={"trajectory_id": "c-1"})
+        acts.wait(flow.add(jobs("c", "price fig", "price plum"), {"c-1": before}))
+        a, c = acts.wait(flow.groups(all_of_them=True))
+        assert [row.trajectory_id for row in [*a, *c]] == ["a-0", "a-1", "c-0", "c-1"]
+        assert c[1] is before
+        assert "c-1" not in kept
+        assert acts.wait(flow.groups()) == [], "nothing is under way"
+    assert acts.engine.open_now == 0
+
+
+def test_a_wait_that_is_interrupted_cancels_what_it_waited_for() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def endless() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended.set()
+
+    def interrupt() -> None:
+        begun.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    background = Background()
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        background.wait(endless())
+    assert ended.wait(10)
+    background.close()
+    assert not [one for one in threading.enumerate() if one.name == "event-loop"]
 
 
 def test_a_thousand_episodes_are_under_way_at_once(policy: Policy) -> None:

@@ -1,0 +1,149 @@
+"""Episodes under way. More may be added at any time, and groups come out when they are whole."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from agentrl.engines.base import Sampling
+from agentrl.environments.hosts import Host
+from agentrl.rewards.component import Reward, with_rewards
+from agentrl.rollouts.episodes import Attempt
+from schemas.trajectory import Trajectory
+
+OnRow = Callable[[Trajectory], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """An episode to play, whose row is called ``name``. ``number`` orders episodes, ``seed`` is that of its draws, and
+    ``sampling`` takes the place of the runner's. The smallest ``deadline`` is served first."""
+
+    attempt: Attempt
+    name: str
+    number: int
+    seed: int
+    sampling: Sampling | None = None
+    deadline: int = 0
+
+
+class Play(Protocol):
+    async def __call__(self, job: Job) -> Trajectory: ...
+
+
+@dataclass
+class _Group:
+    """Jobs of a group by their numbers, those of them that are not made, and the rows of the others."""
+
+    jobs: dict[int, Job]
+    missing: set[int]
+    rows: dict[int, Trajectory] = field(default_factory=dict)
+
+
+class Flow:
+    """Plays at most ``in_flight`` episodes at once, in the order in which they were added.
+
+    ``rewards`` are added when all rows of a group with the same sampling are there, since some of them compare these.
+    ``made`` is told, in a thread, of each row before that; ``told`` of each row after it. What goes wrong is raised by
+    :meth:`groups`.
+    """
+
+    def __init__(
+        self,
+        play: Play,
+        in_flight: int,
+        rewards: Sequence[Reward],
+        counts: Counter[str],
+        host: Host,
+        made: OnRow | None = None,
+        told: OnRow | None = None,
+    ) -> None:
+        self._play, self._in_flight, self._rewards, self._counts, self._host = play, in_flight, rewards, counts, host
+        self._on_made, self._on_told = made, told
+        self._pending: deque[Job] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._groups: dict[str, _Group] = {}
+        self._whole: list[list[Trajectory]] = []
+        self._changed = asyncio.Event()
+        self._error: BaseException | None = None
+
+    async def add(self, jobs: Sequence[Job], made: Mapping[str, Trajectory] = MappingProxyType({})) -> None:
+        """Begin episodes. ``jobs`` are whole groups. Those of which ``made`` has the row, by its name and without
+        rewards, are not played again."""
+        for job in jobs:
+            group = self._groups.setdefault(job.attempt.group_id, _Group({}, set()))
+            group.jobs[job.number] = job
+            group.missing.add(job.number)
+        self._pending.extend(job for job in jobs if job.name not in made)
+        for _ in range(min(len(self._pending), self._in_flight - len(self._tasks))):
+            task = asyncio.create_task(self._work())
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+        for job in jobs:
+            if job.name in made:
+                await self._arrived(job, made[job.name])
+
+    async def groups(self, all_of_them: bool = False) -> list[list[Trajectory]]:
+        """The rows of groups that are whole and were not given yet, each in the order of its jobs, groups in the order
+        in which they became whole. Waits for the first one, or for ``all_of_them``; none if nothing is under way."""
+        while self._groups and (all_of_them or not self._whole):
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        found, self._whole = self._whole, []
+        return found
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        self._pending.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._host.close()
+        for reward in self._rewards:
+            await reward.close()
+
+    async def _work(self) -> None:
+        while self._pending:
+            job = self._pending.popleft()
+            row = await self._play(job)
+            if self._on_made is not None:
+                await asyncio.to_thread(self._on_made, row)
+            await self._arrived(job, row)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error = self._error or error
+            self._changed.set()
+
+    async def _arrived(self, job: Job, row: Trajectory) -> None:
+        group = self._groups[job.attempt.group_id]
+        group.rows[job.number] = row
+        alike = [number for number, one in group.jobs.items() if one.sampling is job.sampling]
+        finished = [job.number]
+        if self._rewards:
+            if any(number not in group.rows for number in alike):
+                return
+            finished = alike
+            await self._reward(group, alike)
+        for number in finished:
+            group.missing.discard(number)
+            if self._on_told is not None:
+                self._on_told(group.rows[number])
+        if not group.missing:
+            del self._groups[job.attempt.group_id]
+            self._whole.append([group.rows[number] for number in group.jobs])
+            self._changed.set()
+
+    async def _reward(self, group: _Group, numbers: Sequence[int]) -> None:
+        rows = [group.rows[number] for number in numbers]
+        scored = await with_rewards(rows, group.jobs[numbers[0]].attempt.task, self._rewards)
+        lost = sum(one.reward is None and before.reward is not None for one, before in zip(scored, rows, strict=True))
+        if lost:
+            self._counts["ungraded"] += lost
+        group.rows.update(zip(numbers, scored, strict=True))

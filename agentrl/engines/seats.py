@@ -51,6 +51,8 @@ class Seats:
             self.by_root[session.root].remove(seat)
             if not self.by_root[session.root]:
                 del self.by_root[session.root]
+        if not self.by_session:  # what comes next is computed as by a new engine: the number of slots changes shapes
+            self.free, self.slots = [], 0
 
     def gather(self) -> list[int]:
         """Renumber the used slots from 0 on; returns their old numbers in the new order."""

@@ -1,0 +1,146 @@
+"""Online training with slow tools: asynchronous against synchronous.
+
+Both train the same model on the same tasks with GRPO, 8 groups of 8 rollouts in an iteration, by the stage itself, with
+its store on the disk. The first tool call of an episode takes a log-normal time, equal in a group: the slowest
+hundredth takes seven times as long as the median, which is about six times as long as a training step. Asynchronous is
+``ahead: 1, max_staleness: 4``.
+
+- Iterations per minute of the whole run, from the first rollout to the last step, as a ratio.
+- Success on held-out tasks afterwards, of all seeds together.
+- What is thrown away: rollouts in the buffer that no iteration trained on.
+- Turns of the rollouts that were trained on, over turns of those that were made: less than 1 if slow or long episodes
+  are dropped.
+- The weights of each step copied into the engine between two of its tokens.
+
+    python benchmarks/online.py              # 3 seeds of 24 iterations
+    SCALE=small python benchmarks/online.py  # one seed of 10 iterations, in about a minute
+    CHECK=1 ...                              # exit code 1 if a target is missed
+"""
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SMALL = os.environ.get("SCALE") == "small"
+os.environ.setdefault("TOOL_MEDIAN_S", "1.0" if SMALL else "2.0")
+SEEDS = (0,) if SMALL else (0, 1, 2)
+ITERATIONS = 10 if SMALL else 24
+WARM_STEPS = 60 if SMALL else 140
+TASKS, HELDOUT = 256, 64 if SMALL else 256
+WAYS = {"synchronous": {}, "asynchronous": {"ahead": 1, "max_staleness": 4}}
+
+
+class Found(NamedTuple):
+    seconds: float
+    success: float
+    trained: int
+    made: int
+    turns_trained: int
+    turns_made: int
+    oldest: int
+
+
+def prepared(harness: Any) -> tuple[Any, Any, Any]:
+    """A model that has imitated an imperfect expert, its training tasks with slow tools, and held-out tasks."""
+    from pipelines.stages.tasks import generate
+    from pipelines.stages.train import sft
+    from pipelines.stages.trajectories import synthesize
+
+    made = harness.run(generate, {"env": "lookup", "train": TASKS, "dev": 1, "heldout": HELDOUT})
+    expert = harness.run(synthesize, {"noise": 0.35, "coverage": 0.9}, tasks=made["train"])["trajectories"]
+    optimizer = {"lr": 5e-3, "schedule": "cosine", "warmup": 20}
+    config = {"model": {"init": "tiny"}, "steps": WARM_STEPS, "batch": 16, "optimizer": optimizer}
+    model = harness.run(sft, config, trajectories=[expert])["model"]
+    slow = harness.tasks([row.model_copy(update={"env": "online_tools:SlowLookup"}) for row in made["train"].read()])
+    return model, slow, made["heldout"]
+
+
+def trained(harness: Any, way: str, model: Any, tasks: Any, heldout: Any) -> Found:
+    import pyarrow.compute as pc
+
+    from pipelines.stages.evaluate import evaluate
+    from pipelines.stages.grpo import online
+
+    config = {
+        "iterations": ITERATIONS, "tasks": 8, "samples": 8, "optimizer": {"lr": 1e-3}, "checkpoint_every": 1000,
+        "engine": {"type": "transformers", "schedule": "free"}, "checkpoints": {"last": 0}, **WAYS[way],
+    }  # fmt: skip
+    start = time.perf_counter()
+    made = harness.run(online, config, model=model, tasks=tasks)
+    seconds = time.perf_counter() - start
+    success = harness.run(evaluate, model=made["model"], tasks=heldout).metrics["success"]
+    ids = harness.buffer.ids(made["steps"].fingerprint)
+    turns = dict(zip(ids, harness.buffer.read(ids, ["n_steps"])["n_steps"].to_pylist(), strict=True))
+    used = made["steps"].table()["trajectory_id"].to_pylist()
+    oldest = pc.max(made["coverage"].table()["staleness"]).as_py()
+    print(
+        f"{way}: {seconds:.1f} s for {ITERATIONS} iterations, success {success:.3f}, oldest {oldest}", file=sys.stderr
+    )
+    turns_trained = sum(turns[name] for name in used)
+    return Found(seconds, success, len(used), len(ids), turns_trained, sum(turns.values()), oldest)
+
+
+def timed_loads() -> list[float]:
+    """The seconds of each load of the embedded engine, from now on."""
+    from agentrl.engines.transformers import TransformersEngine
+
+    load, times = TransformersEngine.load, []
+
+    async def timed(self: Any, weights: Any) -> None:
+        start = time.perf_counter()
+        await load(self, weights)
+        if weights.source is not self.model:
+            times.append(time.perf_counter() - start)
+
+    TransformersEngine.load = timed  # type: ignore[method-assign]
+    return times
+
+
+def main() -> None:
+    from pipelines.harness import Harness
+
+    loads = timed_loads()
+    found: dict[str, list[Found]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in SEEDS:
+            harness = Harness(Path(folder, str(seed)), seed)
+            given = prepared(harness)
+            for way in WAYS:
+                found[way].append(trained(harness, way, *given))
+    missed = report(found["synchronous"], found["asynchronous"], loads)
+    sys.exit(1 if missed and os.environ.get("CHECK") == "1" else 0)
+
+
+def report(calm: list[Found], fast: list[Found], loads: list[float]) -> int:
+    from agentrl.statistics.intervals import wilson
+
+    ratio = sum(one.seconds for one in calm) / sum(one.seconds for one in fast)
+    total = HELDOUT * len(SEEDS)
+    bounds = [wilson(round(sum(one.success for one in runs) * HELDOUT), total) for runs in (calm, fast)]
+    shares = [sum(one.success for one in runs) / len(runs) for runs in (calm, fast)]
+    thrown = 1 - sum(one.trained for one in fast) / sum(one.made for one in fast)
+    turns = sum(one.turns_trained for one in fast) / sum(one.turns_made for one in fast)
+    load = 1000 * statistics.median(loads)
+    rows = [
+        ("iterations per minute, asynchronous / synchronous", f"{ratio:.2f}", "at least 2.2", ratio >= 2.2),
+        ("success, synchronous and asynchronous", f"{shares[0]:.3f} {shares[1]:.3f}", "intervals overlap",
+         bounds[1][1] >= bounds[0][0]),
+        ("oldest rollout trained on, in versions", f"{max(one.oldest for one in fast)}", "at most 4",
+         max(one.oldest for one in fast) <= 4),
+        ("rollouts thrown away", f"{thrown:.1%}", "0 %", thrown == 0),
+        ("turns trained / drawn", f"{turns:.3f}", "1.00 +- 0.02", abs(turns - 1) <= 0.02),
+        (f"weights in place, median of {len(loads)}", f"{load:.1f} ms", "below 10 ms", load < 10),
+    ]  # fmt: skip
+    print(f"{len(SEEDS)} seeds x {ITERATIONS} iterations of 8 x 8 rollouts, tools of {os.environ['TOOL_MEDIAN_S']} s")
+    for what, value, target, met in rows:
+        print(f"{what:<52} {value:<14} {target:<18} {'met' if met else 'MISSED'}")
+    return sum(not met for *_, met in rows)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    main()

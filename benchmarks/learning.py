@@ -208,26 +208,41 @@ def prefer(setting: Setting, policy: Any, step_level: bool, masked: bool) -> Non
         descend(policy, DPO(beta=0.1, nll=0.5), known, 30, min(32, len(pairs)), setting.seed, {"lr": lr})
 
 
+class Unrecorded:
+    """A log that keeps nothing: the benchmark begins anew."""
+
+    def stored(self, names: Any) -> dict[str, Any]:
+        return {}
+
+    under_way = stored
+
+    def recorded(self, iteration: int) -> None:
+        return None
+
+    def record(self, made: Any) -> None: ...
+
+    keep = append = record
+
+
 def online(setting: Setting, policy: Any, algorithm: dict[str, Any], masked: bool) -> None:
     from pydantic import TypeAdapter
 
     from agentrl.algorithms import PolicyGradientAlgorithm
+    from agentrl.online.learner import Learner
     from agentrl.online.loop import OnlineLoop
+    from agentrl.online.tickets import Tickets
     from agentrl.training.optimizer import OptimizerConfig
 
-    loop = OnlineLoop(
-        policy,
-        setting.runner(policy, masked),
-        setting.tasks,
-        TypeAdapter(PolicyGradientAlgorithm).validate_python(algorithm),
-        OptimizerConfig(lr=1e-3),
-        iterations=ITERATIONS,
-        tasks_per_step=TASKS,
-        samples=SAMPLES,
-        seed=setting.seed,
-    )
-    while loop.made < BUDGET:
-        loop.step(lambda number: f"o{number}")
+    config = TypeAdapter(PolicyGradientAlgorithm).validate_python(algorithm)
+    settings = {"iterations": ITERATIONS, "samples": SAMPLES, "seed": setting.seed}
+    learner = Learner(policy, config, OptimizerConfig(lr=1e-3), **settings)
+    tickets = Tickets(TASKS, ITERATIONS, spare=config.resample * TASKS)
+    with (
+        setting.runner(policy, masked) as runner,
+        OnlineLoop(runner, learner, setting.tasks, tickets, Unrecorded(), lambda number: f"o{number:06d}") as loop,
+    ):
+        while loop.made < BUDGET and loop.iteration < ITERATIONS:
+            loop.step()
 
 
 def learn(setting: Setting, method: str, masked: bool) -> Any:

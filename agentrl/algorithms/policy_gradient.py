@@ -179,7 +179,11 @@ class PolicyGradient(Minimised):
         "keep", description="groups of equal rewards: kept, they count in what the loss is divided by"
     )
     keep_uncertain: float = Field(1.0, gt=0, le=1, description="share of groups kept, highest reward variance first")
-    resample: int = Field(0, ge=0, description="more rounds of rollouts, at most, until no group is degenerate")
+    resample: int = Field(
+        0,
+        ge=0,
+        description="groups of equal rewards do not fill an iteration, up to this many times its number of tasks",
+    )
     overlong: Overlong | None = None
     credit: Literal["whole", "first_divergence", "subgoal"] = Field(
         "whole",

@@ -1,261 +1,240 @@
-"""The online loop: sample groups of rollouts, turn them into advantages, take optimiser steps."""
+"""The online loop: open tickets, wait for whole groups, record a batch, take its steps, and renew the weights.
 
-import copy
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+Synchronous, one step off and asynchronous training are settings of its tickets. What was recorded before a kill is
+trained on again without sampling, and what was made is not made again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from types import MappingProxyType
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any, Self
 
 from agentrl.advantages.group import degenerate_groups
-from agentrl.algorithms.policy_gradient import ByToken, PolicyGradient
-from agentrl.algorithms.ppo import PPO
 from agentrl.engines.streams import stream
-from agentrl.models.policy import Policy
-from agentrl.online.credit import Credit, Extras, assign, group_of
-from agentrl.online.critic import CriticTrainer
-from agentrl.online.off_policy import divergence
-from agentrl.rollouts.outcomes import shares_of_ends
-from agentrl.rollouts.runner import Attempt, RolloutRunner, tickets
-from agentrl.training.batch import check_rows
-from agentrl.training.optimizer import OptimizerConfig
-from agentrl.training.rows import TrainingRows
-from agentrl.training.scoring import batch_logprobs
-from agentrl.training.step import Trainer
+from agentrl.online.learner import Learner, OnlineState
+from agentrl.online.recorded import Log, Recorded
+from agentrl.online.tickets import Tickets
+from agentrl.rollouts.flow import Flow, Job
+from agentrl.rollouts.runner import Attempt, RolloutRunner, nothing_sampled
 from schemas.task import Task
-from schemas.training import TrainingRow
-from schemas.trajectory import Trajectory
+from schemas.trajectory import Termination, Trajectory
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+GREEDY = "greedy"
 
 
 @dataclass
 class OnlineStep:
-    """What one iteration made: all its rollouts, a record for each (iteration, trajectory_id, advantage, trained), the
-    rows of each optimiser step by its number, and metrics."""
+    """What one iteration was: its metrics, a record for each of its rollouts and a row for each of its tickets, and the
+    number of its tokens. ``again`` says that it was taken from its record."""
 
-    trajectories: list[Trajectory]
-    records: list[dict[str, Any]]
-    batches: list[tuple[int, TrainingRows]]
     metrics: dict[str, float]
-
-
-@dataclass
-class OnlineState:
-    """What has been recorded so far."""
-
-    metrics: list[dict[str, float]] = field(default_factory=list)
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    records: list[dict[str, Any]]
+    tickets: list[dict[str, Any]]
+    tokens: int
+    again: bool
 
 
 class OnlineLoop:
-    """Each iteration draws ``tasks_per_step`` tasks, makes ``samples`` rollouts of each, and takes ``updates``
-    optimiser steps over what the algorithm keeps of them. Every task is drawn once before any is drawn again."""
+    """Each iteration trains on the groups of tickets that :class:`Tickets` chooses, of ``learner.samples`` rollouts
+    each. Every task is drawn once before any is drawn again. ``name`` gives the id of a rollout by its number, which
+    follows from ticket and sample.
+
+    Use it in ``with``, inside that of its runner: at the end, what is under way is cancelled. If the engine is
+    reproducible, tickets that are opened together are sampled to their end before anything else happens, so that equal
+    seeds give equal batches and weights.
+    """
 
     def __init__(
         self,
-        policy: Policy,
         runner: RolloutRunner,
+        learner: Learner,
         tasks: Sequence[Task],
-        algorithm: PolicyGradient,
-        optimizer: OptimizerConfig,
-        *,
-        iterations: int,
-        tasks_per_step: int,
-        samples: int,
-        seed: int,
-        updates: int = 1,
+        tickets: Tickets,
+        log: Log,
+        name: Callable[[int], str],
     ) -> None:
-        self.policy = policy
-        self.runner = runner
-        self.tasks = tasks
-        self.algorithm = algorithm
-        self.tasks_per_step = tasks_per_step
-        self.samples = samples
-        self.seed = seed
-        self.updates = updates
-        self.iterations = iterations
-        self.iteration = self.drawn = self.made = 0
-        self.micro_tokens = optimizer.micro_tokens
-        policy.prepare(optimizer.precision)
-        self.reference = _frozen(policy) if algorithm.kl else None
-        self.critic = None
-        if isinstance(algorithm, PPO):
-            torch.manual_seed(seed)
-            self.critic = CriticTrainer(policy, algorithm.critic, optimizer.micro_tokens)
-        self.trainer = Trainer(policy, algorithm, optimizer, iterations * updates, seed=seed)
+        self.runner, self.learner, self.tasks = runner, learner, tasks
+        self.tickets, self.log, self.name = tickets, log, name
+        self.in_step = runner.engine.reproducible
+        self.per_ticket = learner.samples + learner.algorithm.needs_greedy
+        self.made = 0
+        self._rows: dict[int, list[Trajectory]] = {}
+        self._fresh: list[Trajectory] = []
+        self._begun: set[int] = set()
+        self._orders: dict[int, list[int]] = {}
 
-    def step(self, name: Callable[[int], str], stored: Mapping[str, Trajectory] = MappingProxyType({})) -> OnlineStep:
-        """One iteration; ``name`` gives the id of a rollout by its number, which follows from iteration, round, ticket
-        and sample. ``stored`` holds, by id, the rollouts that this iteration made before a run was killed: they are
-        taken as they are, and nothing is sampled.
+    def __enter__(self) -> Self:
+        self._flowing = self.runner.flow(None if self.in_step else self.log.keep)
+        self._flow: Flow = self._flowing.__enter__()
+        return self
 
-        Raises ValueError if ``stored`` holds others than this iteration makes.
-        """
-        sampled, greedy, rounds = self._sample(name, stored)
-        compared = {group_of(row) for row in (greedy or sampled) if row.reward is not None}
-        made = [row for row in sampled if row.reward is not None and group_of(row) in compared]
-        credit = assign(self.algorithm, made, self._extras(made, greedy))
-        metrics = {
-            "step": float(self.iteration),
-            "success": sum(row.scored_success() for row in made) / len(made),
-            "reward": sum(row.scored_reward() for row in made) / len(made),
-            "tokens_per_rollout": sum(row.n_tokens for row in made) / len(made),
-            "dropped_groups": (len(made) - sum(credit.trained)) / self.samples,
-            "rounds": float(rounds),
-            "unscored": float(len(sampled) - len(made)),
-            **shares_of_ends(row.termination for row in sampled),
-            **credit.metrics,
-        }
-        if self.critic:
-            metrics.update(self.critic.step(TrainingRows.of(credit.targets)))
-        batches = self._update(credit, metrics)
-        records = [
-            {"step": self.iteration, "trajectory_id": row.trajectory_id, "advantage": a, "trained": t and bool(batches)}
-            for row, a, t in zip(made, credit.advantages, credit.trained, strict=True)
-        ]
-        self.iteration += 1
-        self.policy.version += bool(batches)
-        return OnlineStep(sampled + greedy, records, batches, metrics)
-
-    def _update(self, credit: Credit, metrics: dict[str, float]) -> list[tuple[int, TrainingRows]]:
-        """Take the optimiser steps, add the means of their metrics, and return the rows of each step."""
-        warming = isinstance(self.algorithm, PPO) and self.iteration < self.algorithm.critic.pretrain
-        if not credit.rows or warming or credit.lr_scale == 0:
-            return []
-        rows = TrainingRows.of(credit.rows)
-        check_rows(rows, self.policy)
-        order = list(range(len(rows)))
-        if self.updates > 1:
-            Random(f"{self.seed}-updates-{self.iteration}").shuffle(order)
-        parts = [rows.take(order[start :: self.updates]) for start in range(min(self.updates, len(order)))]
-        if self.policy.precision != "float32":
-            fresh = [self.trainer.anchored(part) for part in parts]
-            if not self.algorithm.off_policy:  # else rows are anchored at the proximal policy, not at the sampler
-                metrics["sampler_kl"] = divergence(parts, fresh)
-            parts = fresh
-        taken, history = [], []
-        for place, part in enumerate(parts, self.iteration * self.updates):
-            taken.append((self.trainer.done, part))
-            history.append(self.trainer.step(part, credit.lr_scale, place))
-        metrics.update({name: sum(one[name] for one in history) / len(history) for name in history[0]})
-        return taken
-
-    def numbers(self, iteration: int) -> range:
-        """The numbers of all rollouts that an iteration may make: fewer if it needs fewer rounds than are allowed."""
-        size = (1 + self.algorithm.resample) * self.tasks_per_step * self._per_ticket
-        return range(iteration * size, (iteration + 1) * size)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
+    ) -> None:
+        self._flowing.__exit__(kind, error, trace)
 
     @property
-    def _per_ticket(self) -> int:
-        return self.samples + self.algorithm.needs_greedy
+    def iteration(self) -> int:
+        """The number of iterations that are done."""
+        return self.tickets.steps
 
-    def _sample(
-        self, name: Callable[[int], str], stored: Mapping[str, Trajectory]
-    ) -> tuple[list[Trajectory], list[Trajectory], int]:
-        """Rollouts of this iteration, greedy ones of the same tasks if the algorithm compares with them, and the
-        number of rounds: while too few groups differ in reward, more tasks are drawn, as often as is allowed."""
-        kept: list[Trajectory] = []
-        greedy: list[Trajectory] = []
-        for round_ in range(1 + self.algorithm.resample):
-            first = self.numbers(self.iteration).start + round_ * self.tasks_per_step * self._per_ticket
-            attempts = tickets(self._draw(), self.samples, name, first, extra=self._per_ticket - self.samples)
-            seed = stream(self.seed, "online", self.iteration, round_)
-            kept += self._made(self.runner, attempts, seed, stored)
-            if self.algorithm.needs_greedy:
-                best = {
-                    name(first + place * self._per_ticket + self.samples): replace(one, index=self.samples)
-                    for place, one in enumerate(list(attempts.values())[:: self.samples])
-                }
-                greedy += self._greedy(best, seed, stored)
-            scored = [row for row in kept if row.reward is not None]
-            if not scored:
-                raise ValueError(f"no rollout of {len(kept)} could be scored: {kept[0].tags}; look at the environment")
-            useful = ~degenerate_groups([row.scored_reward() for row in scored], [group_of(row) for row in scored])
-            if useful.sum() >= self.tasks_per_step * self.samples:
-                break
-        if others := stored.keys() - {row.trajectory_id for row in [*kept, *greedy]}:
-            raise ValueError(
-                f"iteration {self.iteration} has stored rollouts that it does not make: {sorted(others)[:5]}"
-            )
-        self.made += len(kept) + len(greedy)
-        return kept, greedy, round_ + 1
+    def step(self) -> OnlineStep:
+        """One iteration. Raises ValueError if the buffer holds only some of the rollouts that were made together."""
+        made = self.log.recorded(self.iteration)
+        again = made is not None
+        if made is None:
+            made = self._collected()
+            self.log.record(made)
+        else:
+            self.tickets.restore(made.state)
+        if not again or self.log.recorded(self.iteration + 1) is None:
+            self._open()
+            if self.in_step:
+                self._wait()
+        metrics = self.learner.update(made)
+        self.tickets.step()
+        self.runner.wait(self.runner.renew())
+        self.made += sum(one["rows"] for one in made.tickets)
+        tokens = int(metrics["tokens_per_rollout"] * len(made.records))
+        return OnlineStep(metrics, made.records, made.tickets, tokens, again)
 
-    @staticmethod
-    def _made(
-        runner: RolloutRunner, attempts: Mapping[str, Attempt], seed: int, stored: Mapping[str, Trajectory]
-    ) -> list[Trajectory]:
-        """Rollouts by their ids: sampled, or if this iteration has stored some, all of them from there."""
-        if not stored:
-            return runner.run(list(attempts.values()), seed, list(attempts))
-        if missing := [one for one in attempts if one not in stored]:
-            raise ValueError(f"the stored rollouts of this iteration lack {len(missing)}, among them {missing[:5]}")
-        return [stored[one] for one in attempts]
+    def _collected(self) -> Recorded:
+        """The next batch. Waits until its groups are whole."""
+        self._open()
+        while (taken := self.tickets.take()) is None:
+            self._open()
+            self._wait()
+        self._append()
+        numbers = sorted([*taken.fill, *taken.idle])
+        groups = {number: self._rows.pop(number) for number in numbers}
+        rows = [row for number in numbers for row in groups[number]]
+        if all(row.termination is Termination.INFRA_ERROR for row in rows):
+            raise nothing_sampled(rows)
+        sampled, greedy = ([row for row in rows if (GREEDY in row.tags) == kind] for kind in (False, True))
+        made = self.learner.batch(self.iteration, sampled, greedy)
+        made.metrics["tickets"] = float(len(numbers))
+        about = [self._ticket(number, groups[number], number in taken.fill) for number in numbers]
+        return replace(made, tickets=about, state=self.tickets.state())
 
-    def _greedy(self, attempts: Mapping[str, Attempt], seed: int, stored: Mapping[str, Trajectory]) -> list[Trajectory]:
-        sampling = self.runner.sampling.model_copy(update={"temperature": 0.0})
-        made = self._made(self.runner.sampling_as(sampling), attempts, seed, stored)
-        return [row.model_copy(update={"tags": ["greedy", *row.tags]}) for row in made]
+    def _ticket(self, number: int, rows: Sequence[Trajectory], fills: bool) -> dict[str, Any]:
+        """What :mod:`agentrl.online.coverage` says of a ticket."""
+        version = min(row.policy_version for row in rows)
+        return {
+            "ticket": number,
+            "task_id": self._task(number).task_id,
+            "batch": self.iteration,
+            "fills": fills,
+            "rows": len(rows),
+            "unscored": sum(row.reward is None for row in rows),
+            "turns": sum(row.n_steps for row in rows),
+            "version": version,
+            "staleness": self.learner.policy.version - version,
+        }
 
-    def _extras(self, made: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> Extras:
-        rows = TrainingRows.of(
-            [
-                TrainingRow(
-                    row_id=row.trajectory_id,
-                    input_ids=row.input_ids,
-                    mask=row.action_mask,
-                    weights=[0.0] * len(row.input_ids),
+    # -- groups under way
+
+    def _open(self) -> None:
+        """Begin what the scheduler lets begin. After a kill, tickets that were open then come first."""
+        if again := [number for number in self.tickets.open if number not in self._begun]:
+            self._begin(again)
+        if new := self.tickets.admit():
+            self._begin(new)
+
+    def _begin(self, numbers: Sequence[int]) -> None:
+        """Sample the groups of tickets, or take them from the buffer."""
+        self._begun.update(numbers)
+        jobs = {number: self._jobs(number) for number in numbers}
+        stored = self.log.stored([job.name for group in jobs.values() for job in group])
+        missing = {number: [job.name for job in group if job.name not in stored] for number, group in jobs.items()}
+        for number, names in missing.items():
+            if names and (len(names) < self.per_ticket or (self.in_step and stored)):
+                raise ValueError(
+                    f"the stored rollouts of tickets {numbers[0]} to {numbers[-1]} lack {len(names)} of ticket "
+                    f"{number}, such as {names[0]}; make all of them again with --force"
                 )
-                for row in made
-            ]
-        )
+        for number, group in jobs.items():
+            if not missing[number]:
+                self._whole(number, [stored[job.name] for job in group])
+        wanted = [job for number, group in jobs.items() if missing[number] for job in group]
+        if wanted:
+            kept = {} if self.in_step else self.log.under_way([job.name for job in wanted])
+            self.runner.wait(self._flow.add(wanted, kept))
 
-        def logprobs(policy: Policy) -> ByToken:
-            return [one.tolist() for one in batch_logprobs(policy, rows, self.micro_tokens)]
+    def _wait(self) -> None:
+        """Wait for groups that are under way: for all of them in step, otherwise for the first one."""
+        groups = self.runner.wait(self._flow.groups(all_of_them=self.in_step))
+        first = {self.name(number * self.per_ticket): number for number in self.tickets.open}
+        found = {
+            first[group[0].trajectory_id]: [_tagged(row, self.learner.samples) for row in group] for group in groups
+        }
+        for number in sorted(found) if self.in_step else found:
+            self._whole(number, found[number])
+            self._fresh += found[number]
+        if self.in_step:
+            self._append()
 
-        algorithm = self.algorithm
-        return Extras(
-            reference=logprobs(self.reference) if self.reference else None,
-            proximal=logprobs(self.policy) if algorithm.off_policy else None,
-            values=self.critic.values(rows) if self.critic else None,
-            greedy={group_of(row): row.reward for row in greedy if row.reward is not None},
-            version=self.policy.version,
-        )
+    def _append(self) -> None:
+        """Append what became whole, in one commit."""
+        if self._fresh:
+            self.log.append(self._fresh)
+            self._fresh = []
+
+    def _whole(self, number: int, rows: list[Trajectory]) -> None:
+        self._rows[number] = rows
+        rewards = [row.reward for row in rows if row.reward is not None and GREEDY not in row.tags]
+        useful = bool(rewards) and not degenerate_groups(rewards, [""] * len(rewards)).all()
+        self.tickets.finish(number, useful)
+
+    # -- what a ticket is
+
+    def _jobs(self, number: int) -> list[Job]:
+        task, samples, first = self._task(number), self.learner.samples, number * self.per_ticket
+        group, deadline = self.name(first), self.tickets.open[number]
+        size = self.tickets.size
+        seed = stream(self.learner.seed, "online", number // size, 0)
+        jobs = []
+        for index in range(self.per_ticket):
+            greedy = self.runner.sampling.model_copy(update={"temperature": 0.0}) if index >= samples else None
+            attempt = Attempt(task, index, group=group)
+            own = stream(seed, "row", number % size * samples + index)
+            jobs.append(Job(attempt, self.name(first + index), first + index, own, greedy, deadline))
+        return jobs
+
+    def _task(self, number: int) -> Task:
+        """A place in an endless sequence of seeded permutations of the tasks."""
+        size = len(self.tasks)
+        block, place = divmod(number, size)
+        if block not in self._orders:
+            self._orders = {one: order for one, order in self._orders.items() if one >= block - 1}
+            order = self._orders[block] = list(range(size))
+            Random(f"{self.learner.seed}-{block}").shuffle(order)
+        return self.tasks[self._orders[block][place]]
+
+    # -- checkpoints
 
     def save(self, path: Path, state: OnlineState) -> None:
         """Write everything that :meth:`restore` needs to go on as if nothing had happened."""
-        counters = [self.iteration, self.drawn, self.made, self.policy.version]
-        critic = self.critic.state() if self.critic else None
-        # as text: pickled, equal records would have other bytes after a restart
-        records = {"metrics": json.dumps(state.metrics), "steps": json.dumps(state.steps)}
-        progress = {"counters": counters, "critic": critic, **records}
-        self.trainer.save(path, progress)
+        self.learner.save(path, state, {"made": self.made, "tickets": self.tickets.state()})
 
     def restore(self, path: Path) -> OnlineState:
         """The state at the newest checkpoint that can be read. If there is none, a new state; nothing is changed
         then."""
-        saved = self.trainer.load(path)
-        if saved is None:
+        found = self.learner.restore(path)
+        if found is None:
             return OnlineState()
-        self.iteration, self.drawn, self.made, self.policy.version = saved["counters"]
-        if self.critic:
-            self.critic.restore(saved["critic"])
-        return OnlineState(json.loads(saved["metrics"]), json.loads(saved["steps"]))
-
-    def _draw(self) -> list[Task]:
-        """The next tasks: consecutive places in an endless sequence of seeded permutations."""
-        size, start = len(self.tasks), self.drawn
-        self.drawn += self.tasks_per_step
-        drawn = []
-        for place in range(start, self.drawn):
-            order = list(range(size))
-            Random(f"{self.seed}-{place // size}").shuffle(order)
-            drawn.append(self.tasks[order[place % size]])
-        return drawn
+        state, progress = found
+        self.made = progress["made"]
+        self.tickets.restore(progress["tickets"])
+        self.runner.wait(self.runner.renew())
+        return state
 
 
-def _frozen(policy: Policy) -> Policy:
-    """A copy that later updates do not change."""
-    return replace(policy, model=copy.deepcopy(policy.model).requires_grad_(False))
+def _tagged(row: Trajectory, samples: int) -> Trajectory:
+    """A rollout that came after the samples of its group is greedy, and says so."""
+    if row.sample_index < samples or GREEDY in row.tags:
+        return row
+    return row.model_copy(update={"tags": [GREEDY, *row.tags]})

@@ -20,11 +20,16 @@ from pipelines.handles import Folder, Model
 from pipelines.stage import Context, Earlier, StageConfig
 
 if TYPE_CHECKING:
-    from agentrl.online.loop import OnlineLoop, OnlineState
+    from agentrl.online.learner import OnlineState
+    from agentrl.online.loop import OnlineLoop
     from schemas.task import Task
 
-DEV_SHARDS = 1_000_000
-"""Shards from this number on hold rollouts on the tasks of ``dev``; their own numbers begin at a thousand times it."""
+DEV = 1_000_000_000
+"""Shards and rollouts from this number on are those on the tasks of ``dev``."""
+
+
+BATCHES = "batches"
+"""The folder in which iterations are recorded."""
 
 
 class Checkpoints(StageConfig):
@@ -49,8 +54,9 @@ class Keeper:
         if config.keep == "best" and not dev:
             raise ValueError("checkpoints.keep: best needs tasks to judge by: wire inputs.dev, such as tasks.dev")
         self.context, self.config, self.loop, self.dev = context, config, loop, dev
+        self.learner = loop.learner
         self.resume = context.scratch / "checkpoint.pt"
-        self.batches = context.scratch / "batches"
+        self.batches = context.scratch / BATCHES
         self.states = context.scratch / "states"
         self.earlier = context.scratch / "earlier.json"
         for folder in (self.batches, self.states):
@@ -62,13 +68,12 @@ class Keeper:
         """Where to begin: at the checkpoint of a killed run, at a state of an earlier run that differs in its number of
         iterations alone, or at the start."""
         state = self.loop.restore(self.resume)
-        if not self.loop.iteration:
+        if not self.loop.iteration and not self.context.row_ids():  # else a killed run began at the start
             self.earlier.unlink(missing_ok=True)
             for folder in (self.batches, self.states):
                 shutil.rmtree(folder)
                 folder.mkdir()
-            if not self.context.has_shard(0):  # else a killed run began at the start, and its rollouts are taken
-                state = self._continue(schedule) or state
+            state = self._continue(schedule) or state
         ids = json.loads(self.earlier.read_text()) if self.earlier.exists() else []
         return Beginning(state, ids)
 
@@ -77,16 +82,18 @@ class Keeper:
             (int(path.stem), one, path)
             for one in self.context.unlike_in("iterations")
             for path in one.open("checkpoints").path.glob("*.pt")
-            if int(path.stem) <= self.loop.iterations and self._has_best(one, int(path.stem))
+            if int(path.stem) <= self.loop.tickets.batches and self._has_best(one, int(path.stem))
         ]
         if not found:
             return None
         at, one, path = max(found, key=lambda each: each[0])
         differs = f"{one.name}, which differs in its {one.value} iterations alone"
-        if schedule != "constant":
+        depends = f"schedule: {schedule} depends on their number" if schedule != "constant" else ""
+        if self.loop.tickets.overlaps:
+            depends = "which rollouts are under way depends on their number"
+        if depends:
             warnings.warn(
-                f"does not go on from {differs}: schedule: {schedule} depends on their number, so all "
-                f"{self.loop.iterations} are made anew",
+                f"does not go on from {differs}: {depends}, so all {self.loop.tickets.batches} are made anew",
                 stacklevel=3,
             )
             return None
@@ -111,7 +118,7 @@ class Keeper:
         the scratch folder."""
         table = one.open("batches").table()
         pq.write_table(table.filter(pc.less(table["iteration"], at)), self.batches / "000000.parquet")
-        made = self.loop.numbers(at).start
+        made = self.loop.tickets.next * self.loop.per_ticket
         ids = [name for name in one.open("trajectories").ids() if number_of(name) < made]
         self.earlier.write_text(json.dumps(ids))
         if self.config.keep == "best":
@@ -120,8 +127,12 @@ class Keeper:
         for path in sorted(one.open("checkpoints").path.glob("*.pt")):
             if int(path.stem) <= at and self._is_kept(int(path.stem)):
                 shutil.copyfile(path, self.states / path.name)
-        steps = one.open("steps").table()
-        return replace(state, steps=steps.filter(pc.less(steps["step"], at)).to_pylist())
+        steps, tickets = one.open("steps").table(), one.open("coverage").table()
+        return replace(
+            state,
+            steps=steps.filter(pc.less(steps["step"], at)).to_pylist(),
+            tickets=tickets.filter(pc.less(tickets["batch"], at)).to_pylist(),
+        )
 
     # meanwhile
 
@@ -134,7 +145,7 @@ class Keeper:
                 self._save_model(self._folder(done - 1))
         if self.config.last and self._is_kept(done):
             # without the ids of rollouts, which differ from run to run; they are in the table of steps
-            self.loop.save(self.states / f"{done:06d}.pt", replace(state, steps=[]))
+            self.loop.save(self.states / f"{done:06d}.pt", replace(state, steps=[], tickets=[]))
             for old in sorted(self.states.glob("*.pt"))[: -self.config.last]:
                 old.unlink()
             for old in self.states.glob("*.previous"):
@@ -142,19 +153,19 @@ class Keeper:
 
     def _is_kept(self, done: int) -> bool:
         """Whether the state after so many iterations is one to keep."""
-        return done % self.config.every == 0 or done == self.loop.iterations
+        return done % self.config.every == 0 or done == self.loop.tickets.batches
 
     def _judge(self, done: int) -> float:
         """Success of one rollout of each dev task at temperature 1. The rollouts go into the buffer, tagged ``dev``."""
         from agentrl.rollouts.runner import tickets
 
-        first = 1000 * DEV_SHARDS + done * len(self.dev)
-        attempts = tickets(self.dev, 1, self.context.trajectory_id, first)
-        rows = list(self.context.stored(DEV_SHARDS + done, attempts).values())
+        attempts = tickets(self.dev, 1, self.context.trajectory_id, DEV + done * len(self.dev))
+        rows = list(self.context.stored(DEV + done, attempts).values())
         if not rows:
-            made = self.loop.runner.run(list(attempts.values()), stream(self.loop.seed, "dev", done), list(attempts))
+            seed = stream(self.learner.seed, "dev", done)
+            made = self.loop.runner.run(list(attempts.values()), seed, list(attempts))
             rows = [row.model_copy(update={"tags": [*row.tags, "dev"]}) for row in made]
-            self.context.append(rows, shard=DEV_SHARDS + done)
+            self.context.append(rows, shard=DEV + done)
         scored = [row.scored_success() for row in rows if row.success is not None]
         if not scored:
             raise ValueError(
@@ -168,8 +179,8 @@ class Keeper:
     def _save_model(self, folder: Path) -> None:
         from agentrl.training.lora import merge_lora
 
-        policy = self.loop.policy
-        if self.loop.trainer.config.lora:
+        policy = self.learner.policy
+        if self.learner.trainer.config.lora:
             policy = replace(policy, model=copy.deepcopy(policy.model))
             merge_lora(policy)
         policy.save(folder)
@@ -187,7 +198,7 @@ class Keeper:
 
     def ids(self, before: Sequence[str]) -> list[str]:
         """Rollouts of the whole run without those on dev, in the order in which they were made."""
-        own = [name for name in self.context.row_ids() if number_of(name) < 1000 * DEV_SHARDS]
+        own = [name for name in self.context.row_ids() if number_of(name) < DEV]
         return [*before, *own]
 
     def model(self, state: "OnlineState") -> Model:
@@ -201,8 +212,8 @@ class Keeper:
         if self.config.keep == "best":
             folder = self._folder(best)
             return self.context.model(lambda path: shutil.copytree(folder, path, dirs_exist_ok=True))
-        merge_lora(self.loop.policy)
-        return self.context.model(self.loop.policy.save)
+        merge_lora(self.learner.policy)
+        return self.context.model(self.learner.policy.save)
 
     def folder(self) -> Folder:
         """The states that are kept, and a list of their iterations."""

@@ -120,9 +120,11 @@ def rollout_runner(
     limits: Limits = DEFAULT_LIMITS,
     rewards: "Sequence[Reward]" = (),
     report: bool = True,
+    sampler: "Policy | None" = None,
 ) -> "RolloutRunner":
     """A policy in the environments of ``tasks``; ``rewards`` are added to those of the environments. ``report`` shows
-    episodes as progress. Use it in ``with``, which closes the engine.
+    episodes as progress. ``sampler`` is a copy of the policy with a model of the engine's own, if the policy is changed
+    while it samples. Use it in ``with``, which closes the engine.
 
     Raises ModelMismatchError if the embedded engine does not give the model's own log-probs, and ValueError if no stage
     chose an environment.
@@ -134,7 +136,7 @@ def rollout_runner(
     places = {name: environment(context, name) for name in sorted({task.env for task in tasks})}
     record_dialect(context, policy)
     tell = _progress(context) if report else None
-    return RolloutRunner(policy, engine.build(policy), places, sampling, rewards, limits, tell)
+    return RolloutRunner(policy, engine.build(sampler or policy), places, sampling, rewards, limits, tell)
 
 
 def secrets_of(configs: "Sequence[EngineConfig | Reward]") -> list[str]:

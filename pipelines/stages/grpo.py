@@ -1,20 +1,25 @@
 """Stages that train online: every iteration samples with the current policy, and updates it."""
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.algorithms import PolicyGradientAlgorithm
 from agentrl.algorithms.grpo import GRPO
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
+from agentrl.online import coverage
+from agentrl.online.tickets import Tickets, check
 from agentrl.rewards import Rewards
 from agentrl.rollouts.limits import Limits
 from agentrl.training.optimizer import OptimizerConfig
@@ -22,13 +27,13 @@ from agentrl.training.trackers import Tracker
 from pipelines.handles import Folder, Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.budget import TokenLimits, check_room
-from pipelines.stages.checkpoints import Checkpoints, Keeper
+from pipelines.stages.checkpoints import Checkpoints, Keeper, number_of
 from pipelines.stages.common import REWARDS, count, load_policy, rollout_runner, warn_of_splits
+from pipelines.stages.online_log import OnlineLog
 from pipelines.stages.outcomes import ENDS, MOST, warn_of_shares
 
 if TYPE_CHECKING:
     from agentrl.online.loop import OnlineLoop, OnlineStep
-    from schemas.task import Task
 
 
 SHOWN = ("grad_norm", "reference_kl", "behaviour_kl")
@@ -42,6 +47,7 @@ class Online(NamedTuple):
     batches: Table
     metrics: Table
     checkpoints: Folder
+    coverage: Table
 
 
 class OnlineConfig(TokenLimits):
@@ -50,6 +56,14 @@ class OnlineConfig(TokenLimits):
     tasks: int = Field(32, ge=1, description="tasks of one iteration")
     samples: int = Field(8, ge=2, description="rollouts of each task, which form its group")
     updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")
+    ahead: int = Field(
+        0, ge=0, description="iterations whose rollouts are under way beside those of the next one, which so waits less"
+    )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        description="how many versions old rollouts may be when they are trained on, more than ahead; 0 is synchronous",
+    )
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-6)
     track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
     rewards: Rewards = Field([], description=REWARDS)
@@ -58,6 +72,23 @@ class OnlineConfig(TokenLimits):
     checkpoints: Checkpoints = Checkpoints()
     checkpoint_every: int = Field(5, ge=1, description="iterations between two points at which a killed run resumes")
 
+    @model_validator(mode="after")
+    def _staleness_can_be_kept(self) -> "OnlineConfig":
+        check(self.ahead, self.max_staleness)
+        off_policy = self.algorithm.off_policy
+        if off_policy and off_policy.max_staleness is not None and off_policy.max_staleness < self.max_staleness:
+            raise ValueError(
+                f"algorithm.off_policy.max_staleness: {off_policy.max_staleness} would drop rollouts that "
+                f"max_staleness: {self.max_staleness} lets through; leave it out: the stage drops none"
+            )
+        if self.max_staleness and self.optimizer.precision != "float32" and not off_policy:
+            raise ValueError(
+                f"max_staleness: {self.max_staleness} with optimizer.precision: {self.optimizer.precision} needs "
+                "algorithm.off_policy, such as {truncate: 2.0}: ratios are then to the training pass itself, and those "
+                "to the older policy that sampled would be lost"
+            )
+        return self
+
 
 @stage("train.online", version=1)
 def online(context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None = None) -> Online:
@@ -65,7 +96,7 @@ def online(context: Context, config: OnlineConfig, model: Model, tasks: Tasks, d
 
     Every rollout goes into the buffer, with its log-probabilities and the version of the policy that sampled it. The
     table ``steps`` lists the rollouts of each step with their advantages. ``batches`` holds the training rows of each
-    optimiser step, so that any step can be computed again.
+    optimiser step, so that any step can be computed again. ``coverage`` has a row for each task that was drawn.
     """
     return _train(context, config, model, tasks, dev)
 
@@ -83,54 +114,52 @@ def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks, dev: 
 @contextmanager
 def _loop(
     context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None
-) -> "Iterator[tuple[OnlineLoop, list[Task]]]":
-    """The loop, and the tasks on which it is judged meanwhile. At the end its engine is closed."""
+) -> "Iterator[tuple[OnlineLoop, Keeper]]":
+    """The loop, and what keeps its checkpoints. At the end its engine is closed."""
+    from agentrl.online.learner import Learner
     from agentrl.online.loop import OnlineLoop
 
     policy, rows, judged = load_policy(model), tasks.read(), dev.read() if dev else []
     warn_of_splits(Counter(task.split for task in rows), "tasks")
     sampling = config.sampling(policy)
+    learner = Learner(
+        policy,
+        config.algorithm,
+        config.optimizer,
+        iterations=config.iterations,
+        samples=config.samples,
+        seed=context.seed,
+        updates=config.updates,
+    )
+    spare = config.algorithm.resample * config.tasks
+    tickets = Tickets(config.tasks, config.iterations, config.ahead, config.max_staleness, spare)
+    own = replace(policy, model=copy.deepcopy(policy.model)) if tickets.overlaps else None
+    shown = rows + judged
     with rollout_runner(
-        context, policy, rows + judged, sampling, config.engine, config.limits, config.rewards, report=False
+        context, policy, shown, sampling, config.engine, config.limits, config.rewards, report=False, sampler=own
     ) as runner:
-        check_room(policy, runner, rows + judged)
-        yield (
-            OnlineLoop(
-                policy,
-                runner,
-                rows,
-                config.algorithm,
-                config.optimizer,
-                iterations=config.iterations,
-                tasks_per_step=config.tasks,
-                samples=config.samples,
-                seed=context.seed,
-                updates=config.updates,
-            ),
-            judged,
-        )
+        check_room(policy, runner, shown)
+        log = OnlineLog(context)
+        with OnlineLoop(runner, learner, rows, tickets, log, context.trajectory_id) as loop:
+            yield loop, Keeper(context, config.checkpoints, loop, judged)
 
 
 def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None) -> Online:
-    with _loop(context, config, model, tasks, dev) as (loop, judged):
-        return _trained(context, config, loop, judged)
+    with _loop(context, config, model, tasks, dev) as (loop, keeper):
+        return _trained(context, config, loop, keeper)
 
 
-def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", judged: "list[Task]") -> Online:
-    from agentrl.training.rows import step_table
+def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", keeper: Keeper) -> Online:
     from agentrl.training.trackers import track
 
-    keeper = Keeper(context, config.checkpoints, loop, judged)
     state, before = keeper.begin(config.optimizer.schedule)
     with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:
         while loop.iteration < config.iterations:
-            iteration, started = loop.iteration, time.perf_counter()
+            started = time.perf_counter()
             step = _step(context, loop)
-            context.append(step.trajectories, shard=iteration)
-            batches = step_table(iteration, step.batches)
-            pq.write_table(batches, keeper.batches / f"{iteration:06d}.parquet", compression="zstd")
             state.metrics.append(step.metrics)
             state.steps += step.records
+            state.tickets += step.tickets
             keeper.after(state)
             send(step.metrics)
             _report(context, config, step, time.perf_counter() - started)
@@ -138,33 +167,48 @@ def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", judged:
                 keeper.checkpoint(state)
     means = {name: fmean(row.get(name, 0.0) for row in state.metrics) for name in ENDS}
     warn_of_shares(means, loop.made, sum(row["success"] for row in state.metrics))
+    ids = keeper.ids(before)
+    _check_coverage(context, config, loop, state.tickets, ids)
     context.metrics.update(
         first_success=state.metrics[0]["success"],
         last_success=state.metrics[-1]["success"],
         dropped_groups=int(sum(row["dropped_groups"] for row in state.metrics)),
-        groups=int(loop.drawn),
+        groups=loop.tickets.next,
     )
     count(context, loop.runner.counts)
-    batches = pa.concat_tables([pq.read_table(path) for path in sorted(keeper.batches.iterdir())])
+    batches = pa.concat_tables([_plain(pq.read_table(path)) for path in sorted(keeper.batches.glob("*.parquet"))])
     return Online(
         keeper.model(state),
-        context.select(keeper.ids(before)),
+        context.select(ids),
         context.table(pa.Table.from_pylist(state.steps), "steps"),
         context.table(batches, "batches"),
         context.table(_metrics_table(state.metrics), "metrics"),
         keeper.folder(),
+        context.table(pa.Table.from_pylist(state.tickets, coverage.SCHEMA), "coverage"),
     )
 
 
+def _plain(table: pa.Table) -> pa.Table:
+    return table.replace_schema_metadata(None)
+
+
+def _check_coverage(
+    context: Context, config: OnlineConfig, loop: "OnlineLoop", tickets: list[dict[str, Any]], ids: list[str]
+) -> None:
+    """See :func:`agentrl.online.coverage.check`. ``ids`` are the rollouts that the buffer has."""
+    rows = Counter(number_of(name) // loop.per_ticket for name in ids)
+    coverage.check(tickets, rows, loop.per_ticket, len(loop.tasks), config.max_staleness)
+    turns = context.buffer.read(ids, ["n_steps"])["n_steps"]
+    context.metrics.update(coverage.summary(tickets, int(pc.sum(turns).as_py() or 0)))
+
+
 def _step(context: Context, loop: "OnlineLoop") -> "OnlineStep":
-    """One iteration. Rollouts that a killed run has put into the buffer are taken from there. If the loss is not
-    finite, the iteration's rows are kept beside the last checkpoint."""
+    """One iteration. If the loss is not finite, the iteration's rows are kept beside the last checkpoint."""
     from agentrl.training.batch import TrainingError
     from agentrl.training.rows import save_rows
 
     try:
-        ids = map(context.trajectory_id, loop.numbers(loop.iteration))
-        return loop.step(context.trajectory_id, context.stored(loop.iteration, ids))
+        return loop.step()
     except TrainingError as error:
         if error.rows is None:
             raise
@@ -179,7 +223,10 @@ def _report(context: Context, config: OnlineConfig, step: "OnlineStep", seconds:
         if name in step.metrics:
             shown[name] = float(f"{step.metrics[name]:.2g}")
     shown.update({name: f"{step.metrics[name]:.0%}" for name in ENDS if step.metrics[name] > MOST})
-    shown["tokens/s"] = f"{sum(row.n_tokens for row in step.trajectories) / seconds:,.0f}"
+    if step.again:
+        shown["again"] = "from its record"
+    else:
+        shown["tokens/s"] = f"{step.tokens / seconds:,.0f}"
     context.progress(int(step.metrics["step"]) + 1, config.iterations, **shown)
 
 

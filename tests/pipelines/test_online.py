@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.models.policy import Policy
 from agentrl.online.off_policy import divergence
-from agentrl.rollouts.runner import RolloutRunner
+from agentrl.rollouts.flow import Flow
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
 from pipelines.handles import Model, Tasks
@@ -87,15 +87,19 @@ def rows_of(logprob: float) -> TrainingRows:
 def test_a_ticket_gives_its_rollouts_their_ids_and_their_group(harness: Harness, warm: Model, tasks: Tasks) -> None:
     config = {**SMALL, "iterations": 2, "algorithm": {"type": "dapo", "resample": 1}}
     made = harness.run(online, config, model=warm, tasks=tasks)
-    rounds = [int(row["rounds"]) for row in made["metrics"].table().to_pylist()]
+    batches = made["metrics"].table().to_pylist()
     rows = made["trajectories"].read()
-    expected = [
-        (iteration * 2 + round_) * 12 + number
-        for iteration, taken in enumerate(rounds)
-        for round_ in range(taken)
-        for number in range(12)
-    ]
-    assert [int(row.trajectory_id[-6:]) for row in rows] == expected
+    assert [int(row.trajectory_id[-6:]) for row in rows] == list(range(len(rows)))
+    assert len(rows) == 4 * sum(row["tickets"] for row in batches)
+    tickets = made["coverage"].table().to_pylist()
+    assert [one["ticket"] for one in tickets] == list(range(len(tickets)))
+    for number, row in enumerate(batches):
+        mine = [one for one in tickets if one["batch"] == number]
+        assert len(mine) == row["tickets"]
+        assert sum(one["fills"] for one in mine) == 3
+        assert sum(not one["fills"] for one in mine) <= 3
+    task_of = {row.group_id: row.task_id for row in rows}
+    assert [one["task_id"] for one in tickets] == list(task_of.values())
     for row in rows:
         assert int(row.group_id[-6:]) == int(row.trajectory_id[-6:]) - row.sample_index
         assert row.group_id[:-6] == row.trajectory_id[:-6]
@@ -127,13 +131,13 @@ def test_a_resumed_run_takes_the_rollouts_that_the_buffer_holds(
         online(replace(context, progress=killing(3)), config, model=warm, tasks=tasks)
     before = context.row_ids()
     sampled: list[str] = []
-    run = RolloutRunner.run
+    add = Flow.add
 
-    def counted(self: Any, attempts: Any, seed: int, ids: Any, *more: Any) -> Any:
-        sampled.extend(ids)
-        return run(self, attempts, seed, ids, *more)
+    async def counted(self: Any, jobs: Any, made: Any = {}) -> None:  # noqa: B006
+        sampled.extend(job.name for job in jobs if job.name not in made)
+        await add(self, jobs, made)
 
-    monkeypatch.setattr(RolloutRunner, "run", counted)
+    monkeypatch.setattr(Flow, "add", counted)
     found = online(context, config, model=warm, tasks=tasks)
     assert sampled
     assert not set(sampled) & set(before)
@@ -160,7 +164,7 @@ def test_rows_that_a_shard_should_not_hold_are_refused(harness: Harness, warm: M
     other.append(
         row.model_copy(update={"trajectory_id": other.trajectory_id(number)}) for number, row in enumerate(rows[:7])
     )
-    with pytest.raises(ValueError, match="stored rollouts of this iteration lack 5"):
+    with pytest.raises(ValueError, match=r"stored rollouts of tickets 0 to 2 lack 1 of ticket 1, such as .*--force"):
         online(other, online.config.model_validate(SMALL), model=warm, tasks=tasks)
 
 

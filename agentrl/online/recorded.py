@@ -1,0 +1,94 @@
+"""What an iteration trains on, recorded before its steps: after a kill they are taken again from the record."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.training.rows import TrainingRows, step_table
+from schemas.trajectory import Trajectory
+
+_KEY = b"agentrl.iteration"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """``parts`` are the rows of each optimiser step by its number, none if the update is skipped; ``targets`` those of
+    the critic, ``lr_scale`` what the guard of off-policy training scales the learning rate by.
+
+    ``metrics`` are those of the rollouts, ``records`` say of each: iteration, trajectory_id, advantage, trained.
+    ``tickets`` has a row for each ticket of the batch (see :mod:`agentrl.online.coverage`), and ``state`` is that of
+    the scheduler after the batch was taken.
+    """
+
+    iteration: int
+    parts: list[tuple[int, TrainingRows]]
+    targets: TrainingRows | None
+    lr_scale: float
+    metrics: dict[str, float]
+    records: list[dict[str, Any]]
+    tickets: list[dict[str, Any]] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Write a Parquet file of the rows, with the rest in its metadata. It is there whole or not at all. Targets go
+        into a file beside it, first."""
+        if self.targets is not None:
+            _in_place(path.with_suffix(".targets"), step_table(self.iteration, [(0, self.targets)]))
+        names = ("iteration", "lr_scale", "metrics", "records", "tickets", "state")
+        about = json.dumps({name: getattr(self, name) for name in names})
+        _in_place(path, step_table(self.iteration, self.parts).replace_schema_metadata({_KEY: about.encode()}))
+
+    @classmethod
+    def read(cls, path: Path) -> "Recorded":
+        table = pq.read_table(path)
+        steps = table["step"].to_numpy()
+        parts = [
+            (step, TrainingRows.of_table(table.filter(pa.array(steps == step))))
+            for step in dict.fromkeys(steps.tolist())
+        ]
+        beside = path.with_suffix(".targets")
+        targets = TrainingRows.of_table(pq.read_table(beside)) if beside.exists() else None
+        return cls(parts=parts, targets=targets, **json.loads(table.schema.metadata[_KEY]))
+
+
+def _in_place(path: Path, table: Any) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        pq.write_table(table, file, compression="zstd")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+class Log(Protocol):
+    """Where an online run writes what it made, and finds it again after a kill."""
+
+    def stored(self, names: Sequence[str]) -> dict[str, Trajectory]:
+        """Those of these rows that were appended before the run was killed, by name."""
+        ...
+
+    def under_way(self, names: Sequence[str]) -> dict[str, Trajectory]:
+        """Those of these rows that were kept before the run was killed, as they were before any reward was added."""
+        ...
+
+    def keep(self, row: Trajectory) -> None:
+        """Keep a row until its group is appended. Called in threads."""
+        ...
+
+    def append(self, rows: Sequence[Trajectory]) -> None:
+        """Append the rows of whole groups that are not stored."""
+        ...
+
+    def recorded(self, iteration: int) -> Recorded | None:
+        """What was recorded of an iteration before the run was killed."""
+        ...
+
+    def record(self, made: Recorded) -> None:
+        """Record an iteration. From then on its rollouts are trained on."""
+        ...

@@ -1,0 +1,70 @@
+"""The log of an online run: the buffer has its rollouts, and the stage's scratch folder what it trains on."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from pipelines.stage import Context
+from pipelines.stages.checkpoints import BATCHES, DEV, number_of
+from schemas.arrow import from_table, to_table
+from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.online.recorded import Recorded
+
+
+class OnlineLog:
+    """See :class:`agentrl.online.recorded.Log`."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.batches, self.kept = context.scratch / BATCHES, context.scratch / "under_way"
+        for folder in (self.batches, self.kept):
+            folder.mkdir(exist_ok=True)
+        self._stored = {name for name in context.row_ids() if number_of(name) < DEV}
+        for left in self.kept.glob("*.arrow"):
+            if left.stem in self._stored:
+                left.unlink()
+        self._kept = {path.stem for path in self.kept.glob("*.arrow")}
+
+    def stored(self, names: Sequence[str]) -> dict[str, Trajectory]:
+        found = [name for name in names if name in self._stored]
+        return dict(zip(found, self.context.buffer.get_many(found), strict=True)) if found else {}
+
+    def under_way(self, names: Sequence[str]) -> dict[str, Trajectory]:
+        return {name: self._read(name) for name in names if name in self._kept}
+
+    def keep(self, row: Trajectory) -> None:
+        path = self._path(row.trajectory_id)
+        partial = path.with_suffix(".partial")
+        with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, TRAJECTORY_SCHEMA) as writer:
+            writer.write_table(to_table([row], TRAJECTORY_SCHEMA))
+        os.replace(partial, path)
+
+    def _read(self, name: str) -> Trajectory:
+        with pa.OSFile(str(self._path(name)), "rb") as file:
+            [row] = from_table(Trajectory, pa.ipc.open_file(file).read_all())
+        return row
+
+    def _path(self, name: str) -> Path:
+        return self.kept / f"{name}.arrow"
+
+    def append(self, rows: Sequence[Trajectory]) -> None:
+        self.context.append(rows, shard=min(number_of(row.trajectory_id) for row in rows))
+        for row in rows:
+            self._path(row.trajectory_id).unlink(missing_ok=True)
+
+    def recorded(self, iteration: int) -> "Recorded | None":
+        from agentrl.online.recorded import Recorded
+
+        path = self._file(iteration)
+        return Recorded.read(path) if path.exists() else None
+
+    def record(self, made: "Recorded") -> None:
+        made.write(self._file(made.iteration))
+
+    def _file(self, iteration: int) -> Path:
+        return self.batches / f"{iteration:06d}.parquet"

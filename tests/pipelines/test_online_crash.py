@@ -1,0 +1,68 @@
+"""``kill -9`` of an online run at random moments. AGENTRL_KILLS says how many (default 8)."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+KILLS = int(os.environ.get("AGENTRL_KILLS", "8"))
+SMALL = {"iterations": 5, "tasks": 3, "samples": 4, "optimizer": {"lr": 1e-3}, "checkpoint_every": 2}
+WAYS = {
+    "synchronous": {},
+    "one step off": {"max_staleness": 1},
+    "ahead, with dynamic sampling": {"ahead": 1, "max_staleness": 3, "algorithm": {"type": "dapo", "resample": 1}},
+    "critic": {"ahead": 1, "max_staleness": 2, "algorithm": {"type": "ppo"}},
+}
+
+
+def killed(folder: Path, config: dict[str, Any]) -> list[Path]:
+    """The folders of an undisturbed run, and of runs that were killed."""
+    command = [sys.executable, str(Path(__file__).with_name("online_crash.py")), str(folder), str(KILLS), "0"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, json.dumps(config)], env=env, capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stderr[-3000:]
+    kills = json.loads(done.stdout.splitlines()[-1])
+    assert sum(kills) == KILLS
+    return [folder / "calm", *(folder / f"storm-{number}" for number in range(len(kills)))]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """What the stage put out, by name, but for its checkpoints, which pickle in an order of their own."""
+    files = [path for path in (folder / "out").rglob("*") if path.is_file() and path.suffix != ".pt"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_was_killed_equals_one_that_was_not(tmp_path: Path, way: str) -> None:
+    calm, *storms = killed(tmp_path, {**SMALL, **WAYS[way]})
+    expected = content(calm)
+    assert {"out/batches.parquet", "out/steps.parquet", "out/metrics.parquet", "out/coverage.parquet"} <= set(expected)
+    oldest = max(row["staleness"] for row in pq.read_table(calm / "out" / "coverage.parquet").to_pylist())
+    assert oldest == 0 if way == "synchronous" else oldest > 0
+    for storm in storms:
+        found = content(storm)
+        assert found.keys() == expected.keys()
+        assert [name for name in expected if found[name] != expected[name]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_an_asynchronous_run_that_is_killed_makes_no_row_twice_and_drops_none(tmp_path: Path) -> None:
+    """What the stage itself asserts before it ends: each ticket in one batch, all its rows in the buffer, none late."""
+    engine = {"type": "transformers", "schedule": "free"}
+    _, *storms = killed(tmp_path, {**SMALL, "ahead": 1, "max_staleness": 2, "engine": engine})
+    for storm in storms:
+        tickets = pq.read_table(storm / "out" / "coverage.parquet").to_pylist()
+        assert sorted(one["ticket"] for one in tickets) == list(range(15))
+        assert max(one["staleness"] for one in tickets) <= 2
+        made = Counter((storm / "made.txt").read_text().split())
+        assert not [name for name, times in made.items() if times > 1]
+        assert len(pq.read_table(storm / "out" / "trajectories.parquet")) == 60

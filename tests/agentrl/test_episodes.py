@@ -214,7 +214,9 @@ def test_groups_are_added_while_others_are_under_way_and_what_was_made_is_not_ma
         acts.wait(flow.add(jobs("b", "price fig", "price plum")))
         [first] = acts.wait(flow.groups())
         assert [row.trajectory_id for row in first] == ["b-0", "b-1"], "it does not wait for the group before it"
-        time.sleep(1.5)  # nobody waits, and episodes go on
+        ends = time.monotonic() + 20
+        while len(kept) < 4 and time.monotonic() < ends:  # nobody waits for them, and episodes go on
+            time.sleep(0.05)
         assert sorted(kept) == ["a-0", "a-1", "b-0", "b-1"]
         before = first[1].model_copy(update={"trajectory_id": "c-1"})
         acts.wait(flow.add(jobs("c", "price fig", "price plum"), {"c-1": before}))
@@ -238,6 +240,7 @@ def test_a_wait_that_is_interrupted_cancels_what_it_waited_for() -> None:
 
     def interrupt() -> None:
         begun.wait()
+        time.sleep(0.5)  # until it waits
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     background = Background()

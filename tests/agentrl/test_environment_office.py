@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.environments.office.apps import SHOWN, Desk
-from agentrl.environments.office.environment import APT, CALL, ERROR, RECOVERED, REPEATED, USED, Office
+from agentrl.environments.office.environment import APT, CALL, ERROR, RECOVERED, REPEATED, USED, Office, OfficeConfig
 from agentrl.environments.office.goals import check
 from agentrl.environments.office.world import USER, figure, office
 from agentrl.rollouts.demonstrations import demonstrate
@@ -258,3 +258,10 @@ def test_goals_by_hand() -> None:
     cells = {"kind": "cells", "file": "sales", "cells": {"B9": desk.files["sales"].cells["B2"]}, "new": False}
     assert check(cells, desk, None) == (True, True, False), "the right number in the wrong place"
     assert mail.to == USER
+
+
+def test_the_rules_may_be_left_to_demonstrations() -> None:
+    bare = Office(OfficeConfig(rules=False))
+    assert bare.tasks({"train": 120}, 0)["train"] == TASKS
+    openings = [asyncio.run(family.reset(TASKS[0])).opening for family in (ENV, bare)]
+    assert [[message.role for message in opening] for opening in openings] == [[Role.SYSTEM, Role.USER], [Role.USER]]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl.environments.research import report
-from agentrl.environments.research.environment import MOST, RETRIES, Research
+from agentrl.environments.research.environment import MOST, RETRIES, Research, ResearchConfig
 from agentrl.environments.research.laboratory import FACTORS, NOISE
 from agentrl.rollouts.demonstrations import demonstrate
 from schemas.task import Task
@@ -226,3 +226,16 @@ def test_what_a_conclusion_names(conclusion: str, named: set[int]) -> None:
 def test_numbers_of_a_report() -> None:
     assert report.numbers("4: 63.2, 6: 61.0; see [P3] and 2.5x") == {"63.2", "61.0"}
     assert report.invented_numbers({"results": "63.2 and 61.1."}, {"63.2"}) == {"61.1"}
+
+
+def test_a_search_shows_as_many_papers_as_the_settings_say() -> None:
+    few = Research(ResearchConfig(shown=1))
+    assert few.tasks({"train": 200}, 0)["train"] == TASKS
+    query = {"query": paper_of(TASKS[0]).title}
+    for family, shown in ((ENV, 5), (few, 1)):
+        episode = asyncio.run(family.reset(TASKS[0]))
+        [seen] = asyncio.run(episode.step(episode.calling("search", **query))).messages
+        count, *titles = seen.content.splitlines()
+        assert len(titles) == shown
+        assert count.startswith(f"{shown} of ")
+        assert titles[0].startswith(paper_of(TASKS[0]).number)

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.environments.scripted import advised, play
 from agentrl.environments.service.customer import ChangeRequest, Goal, tells
-from agentrl.environments.service.environment import Service
+from agentrl.environments.service.environment import Service, ServiceConfig
 from agentrl.environments.service.records import RULES, TODAY, Item, Order, forbidden
 from schemas.task import Task
 from schemas.trajectory import Message, Role
@@ -159,3 +159,11 @@ def test_records_are_not_changed_by_an_episode() -> None:
     change(task, confirmed=True)
     assert SERVICE.records.orders[before.number] is before
     assert replace(before, status="cancelled") != before
+
+
+def test_the_rules_may_be_left_to_demonstrations() -> None:
+    """The tasks are the same ones, and the policy document is not shown."""
+    bare = Service(ServiceConfig(rules=False))
+    assert bare.tasks({"train": 20}, 0)["train"] == SERVICE.tasks({"train": 20}, 0)["train"]
+    openings = [asyncio.run(family.reset(TASKS[0])).opening for family in (SERVICE, bare)]
+    assert [[message.role for message in opening] for opening in openings] == [[Role.SYSTEM, Role.USER], [Role.USER]]

@@ -41,6 +41,9 @@ PER_STEP = 0.02
 
 class OfficeConfig(FamilyConfig):
     offices: int = Field(500, ge=1, le=20_000, description="offices from which tasks are drawn")
+    rules: bool = Field(
+        True, description="show the rules and the operations; without them, demonstrations alone teach both"
+    )
 
 
 class OfficeEpisode(ToolEpisode["Office"]):
@@ -50,7 +53,8 @@ class OfficeEpisode(ToolEpisode["Office"]):
     def __init__(self, family: "Office", task: Task) -> None:
         super().__init__(family, task)
         metadata = json.loads(task.metadata)
-        self.opening = [Message(role=Role.SYSTEM, content=RULES + family.manual), *self.opening]
+        if family.config.rules:
+            self.opening = [Message(role=Role.SYSTEM, content=RULES + family.manual), *self.opening]
         self.desk = Desk.of(office(metadata["office"]))
         self.goals: list[dict[str, Any]] = metadata["goals"]
         self.way: list[Action] = [(app, operation, parameters) for app, operation, parameters in metadata["way"]]
@@ -206,6 +210,7 @@ class Office(Family):
     levels = {1: 0.2, 2: 0.15, 3: 0.2, 4: 0.25, 5: 0.2}  # noqa: RUF012
     episode = OfficeEpisode
     config: OfficeConfig
+    of_no_task = frozenset({"faults", "rules"})
 
     def __init__(self, config: OfficeConfig = OfficeConfig()) -> None:  # noqa: B008  (frozen)
         super().__init__(config)

@@ -36,6 +36,7 @@ Section = Literal["introduction", "method", "results", "conclusion"]
 class ResearchConfig(FamilyConfig):
     size: int = Field(200, ge=4, le=20_000, description="datasets of the laboratory")
     world: int = Field(0, ge=0, description="another number is another laboratory, with other papers")
+    shown: int = Field(5, ge=1, le=50, description="papers that a search shows")
 
 
 class ResearchEpisode(ToolEpisode["Research"]):
@@ -64,13 +65,14 @@ class ResearchEpisode(ToolEpisode["Research"]):
 
     @tool
     def search(self, query: str) -> str:
-        """Search the titles of papers; returns the first five.
+        """Search the titles of papers; returns the first ones.
 
         query: words of the title
         """
         numbers = self.family.lab.index.search(query)
-        self.found.update(numbers[:5])
-        shown = [f"{number} {self.family.lab.papers[number].title}" for number in numbers[:5]]
+        first = numbers[: self.family.config.shown]
+        self.found.update(first)
+        shown = [f"{number} {self.family.lab.papers[number].title}" for number in first]
         return "\n".join([f"{len(shown)} of {len(numbers)}", *shown]) if shown else "no papers"
 
     @tool
@@ -307,6 +309,7 @@ class Research(Family):
     levels = {1: 0.2, 2: 0.2, 3: 0.2, 4: 0.2, 5: 0.2}  # noqa: RUF012
     episode = ResearchEpisode
     config: ResearchConfig
+    of_no_task = frozenset({"faults", "shown"})
 
     def __init__(self, config: ResearchConfig = ResearchConfig()) -> None:  # noqa: B008  (frozen)
         super().__init__(config)

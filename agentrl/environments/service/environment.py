@@ -37,6 +37,7 @@ CHANGES = ("cancel", "address", "return", "exchange")
 class ServiceConfig(FamilyConfig):
     size: int = Field(2500, ge=50, le=20_000, description="customers of the shop, with three orders each")
     world: int = Field(0, ge=0, description="another number is another shop")
+    rules: bool = Field(True, description="show the policy document; without it, demonstrations alone teach the rules")
 
 
 class ServiceEpisode(ToolEpisode["Service"]):
@@ -44,7 +45,8 @@ class ServiceEpisode(ToolEpisode["Service"]):
 
     def __init__(self, family: "Service", task: Task) -> None:
         super().__init__(family, task)
-        self.opening = [Message(role=Role.SYSTEM, content=POLICY), *self.opening]
+        if family.config.rules:
+            self.opening = [Message(role=Role.SYSTEM, content=POLICY), *self.opening]
         metadata = json.loads(task.metadata)
         requests = [ChangeRequest(**request) for request in metadata["requests"]]
         wishes = [request.wish(family.records.orders[request.order]) for request in requests]
@@ -244,6 +246,7 @@ class Service(Family):
     levels = {1: 0.08, 2: 0.25, 3: 0.22, 4: 0.25, 5: 0.2}  # noqa: RUF012
     episode = ServiceEpisode
     config: ServiceConfig
+    of_no_task = frozenset({"faults", "rules"})
 
     def __init__(self, config: ServiceConfig = ServiceConfig()) -> None:  # noqa: B008  (frozen)
         super().__init__(config)

@@ -134,7 +134,10 @@ class Lanes:
         """Each token is a row of the pass. All keys and values of a layer are written before any is read, so tokens of
         one slot see each other."""
         device = slab.model.device
-        behind, tokens, places, lasts = [], [], [], []
+        behind: list[int] = []
+        tokens: list[int] = []
+        places: list[int] = []
+        lasts: list[int] = []
         for slot in here.tolist():
             ahead = self.ahead.get(slot, [])
             start = int(self.length[slot])

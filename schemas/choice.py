@@ -21,7 +21,7 @@ from operator import or_
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema, to_jsonable_python
 
 from schemas.annotations import is_secret, unknown_key
 from schemas.declared import Declares, declared, is_class
@@ -48,7 +48,7 @@ class Settings(BaseModel):
 
     def __str__(self) -> str:
         """The name, and the settings that differ from their defaults as a JSON object with sorted keys."""
-        given = self.model_dump(mode="json", exclude={"type"}, exclude_defaults=True)
+        given = {name: value for name, value in _different(self).items() if name != "type"}
         return self.type + (json.dumps(given, sort_keys=True, ensure_ascii=False) if given else "")
 
     def make(self) -> Any:
@@ -57,6 +57,23 @@ class Settings(BaseModel):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (type(self).kind, self.implementation, self.type, self.values())
+
+
+def _different(value: Any) -> Any:
+    """What differs from its default, in JSON's types. The ``type`` of a model stays, since it may say which model it
+    is."""
+    if isinstance(value, BaseModel):
+        fields = ((name, info, getattr(value, name)) for name, info in type(value).model_fields.items())
+        return {
+            name: _different(one)
+            for name, info, one in fields
+            if name == "type" or one != info.get_default(call_default_factory=True)
+        }
+    if isinstance(value, Mapping):
+        return {str(name): _different(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_different(one) for one in value]
+    return to_jsonable_python(value)
 
 
 def plain(text: str) -> str:

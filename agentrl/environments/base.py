@@ -101,7 +101,7 @@ class Environment(Protocol):
     """A family of tasks. It may have ``max_steps``, the assistant messages of an episode; ``format_retries``, how many
     turns of an episode may have calls that cannot be read, each of which is answered by what is wrong with it; and
     ``replayable``: True says that the same messages always get the same answers, so that an episode can be made
-    again."""
+    again. What it holds open is freed by ``async def close()``, if it has that."""
 
     name: str
     version: str

@@ -10,7 +10,7 @@ long belong in a plain class (:mod:`agentrl.environments.adapted`) or in a sandb
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any, Generic, TypeVar
@@ -109,9 +109,9 @@ class ToolEpisode(Generic[F]):
         """The score of the episode as it is now; it may have ended without an answer."""
         raise NotImplementedError
 
-    def said(self, text: str) -> Step:
+    def said(self, text: str) -> Step | Awaitable[Step]:
         """What answers a message without calls. It is the answer, which ends the episode, unless a family says
-        otherwise."""
+        otherwise. It may be a coroutine."""
         self.answer = text
         return Step(done=True)
 
@@ -126,6 +126,7 @@ class ToolEpisode(Generic[F]):
         self.earned = None
         if not message.tool_calls:
             step = self.said(message.content)
+            step = await step if isinstance(step, Awaitable) else step
             return replace(step, reward=self.earned)
         observations: list[Observation] = []
         faults = 0

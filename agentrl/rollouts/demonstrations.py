@@ -2,6 +2,7 @@
 tokenizer depends on the model that will be trained on them."""
 
 import json
+from inspect import iscoroutinefunction
 from random import Random
 
 from agentrl.engines.blocking import blocking
@@ -56,6 +57,8 @@ async def _demonstrated(
     finally:
         await episode.close()
         await host.close()
+        if iscoroutinefunction(close := getattr(environment, "close", None)):
+            await close()
     said = played.messages
     opening = with_hint(list(episode.opening), task, hint) if hint else list(episode.opening)
     return Trajectory(

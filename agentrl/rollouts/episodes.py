@@ -10,7 +10,7 @@ from itertools import count
 from typing import TypeVar
 
 from agentrl.chat.codec import ChatCodec
-from agentrl.engines.base import Engine, Sampling, Session, Turn, TurnError
+from agentrl.engines.base import Engine, EngineError, Sampling, Session, Turn, TurnError
 from agentrl.engines.streams import stream
 from agentrl.environments.adapted import AdaptedEpisode
 from agentrl.environments.base import (
@@ -258,6 +258,8 @@ class EpisodeRun:
                 raise _EnvironmentError from error
             self.info.update(tool_timeouts=len(calls), tool_errors=len(calls))
             return Step([tool_message(call, f"{call.name} took longer than {limit:g} s") for call in calls])
+        except EngineError:  # of a model that plays a user
+            raise
         except Exception as error:
             raise _EnvironmentError from error
         self.info.update({name: value for name, value in step.info.items() if isinstance(value, int)})

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from inspect import iscoroutinefunction
 from typing import Any, Self, TypeVar
 
 from agentrl.engines.base import Engine, EngineError, Sampling, Weights
@@ -43,7 +44,8 @@ class RolloutRunner:
     engine without token ids needs no ``policy``.
 
     As a context manager it does all its work on one event loop, in a thread of its own, so that connections stay open
-    between calls, and closes the engine at the end, also after an error or Ctrl-C. Otherwise the caller closes it.
+    between calls, and closes the engine and the environments at the end, also after an error or Ctrl-C. Otherwise the
+    caller closes them.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class RolloutRunner:
         loop, self._loop = self._loop, None
         assert loop is not None
         try:
-            loop.wait(_ended(self.engine))
+            given = self.environment.values() if isinstance(self.environment, Mapping) else [self.environment]
+            opened = [one for one in given if iscoroutinefunction(getattr(one, "close", None))]
+            loop.wait(_ended([self.engine, *opened]))
         finally:
             loop.close()
 
@@ -256,14 +260,15 @@ class RolloutRunner:
         )
 
 
-async def _ended(engine: Engine) -> None:
-    """Close an engine. What is still under way on this event loop, because a signal ended the wait for it, is cancelled
-    first."""
+async def _ended(opened: Sequence[Any]) -> None:
+    """Close an engine and environments. What is still under way on this event loop, because a signal ended the wait for
+    it, is cancelled first."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    await engine.close()
+    for one in opened:
+        await one.close()
 
 
 def nothing_sampled(refused: Sequence[Trajectory]) -> EngineError:

@@ -131,15 +131,15 @@ def rollout_runner(
     """
     from agentrl.rollouts.runner import RolloutRunner
 
-    for secret in secrets_of([engine, *rewards]):
-        reveal(secret)  # from now on, what is printed shows *** instead
     places = {name: environment(context, name) for name in sorted({task.env for task in tasks})}
+    for secret in secrets_of([engine, *rewards, *(getattr(one, "config", None) for one in places.values())]):
+        reveal(secret)  # from now on, what is printed shows *** instead
     record_dialect(context, policy)
     tell = _progress(context) if report else None
     return RolloutRunner(policy, engine.build(sampler or policy), places, sampling, rewards, limits, tell)
 
 
-def secrets_of(configs: "Sequence[EngineConfig | Reward]") -> list[str]:
+def secrets_of(configs: "Sequence[object]") -> list[str]:
     """What configs hold as secrets."""
     return [value for _, marks, value in leaves(configs) if "secret" in marks and value]
 

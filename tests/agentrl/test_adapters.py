@@ -8,48 +8,19 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import psutil
 import pytest
+from scripted_engine import play
 
-from agentrl.engines.base import Sampling, Session, Turn
 from agentrl.environments import load_environment
 from agentrl.environments.adapters.foreign import ForeignError
-from agentrl.rollouts.runner import Attempt, RolloutRunner
 from schemas.task import Task
-from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
-
-
-class Scripted:
-    """Says these turns: a mapping calls a tool, text is the answer."""
-
-    exact = False
-    reproducible = True
-    version = 0
-
-    def __init__(self, *turns: Any) -> None:
-        self.turns = turns
-
-    def open(self, key: tuple[int, ...] = (), root: str = "") -> Session:
-        return Session(key=key, root=root)
-
-    async def turn(self, session: Session, sampling: Sampling, *, stop: Sequence[int], seed: int, **_: Any) -> Turn:
-        number = sum(message.role is Role.ASSISTANT for message in session.messages)
-        said = self.turns[min(number, len(self.turns) - 1)]
-        if isinstance(said, str):
-            return Turn([], [], [], "stop", Message(role=Role.ASSISTANT, content=said))
-        [(name, arguments)] = said.items()
-        call = ToolCall(id=f"call_{number}", name=name, arguments=json.dumps(arguments))
-        return Turn([], [], [], "stop", Message(role=Role.ASSISTANT, tool_calls=[call]))
-
-
-def play(environment: Any, task: Task, *turns: Any, number: int = 1) -> list[Trajectory]:
-    runner = RolloutRunner(None, Scripted(*turns), environment, Sampling())
-    return runner.run([Attempt(task, n) for n in range(number)], 0, [f"r{n}" for n in range(number)])
+from schemas.trajectory import Role, Termination, Trajectory
 
 
 def observed(row: Trajectory) -> list[str]:

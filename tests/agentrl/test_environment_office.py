@@ -144,13 +144,25 @@ def test_rewards_of_steps() -> None:
     wrong = ("mail", "read", {"number": "M999"})
     steps, _ = play(task, search, search, wrong, read, ("drive", "nothing", {}))
     rewards = [step.reward for step in steps]
-    assert rewards == pytest.approx([CALL, CALL + REPEATED, ERROR, CALL + RECOVERED, ERROR])
+    assert rewards == pytest.approx([CALL, REPEATED, ERROR, CALL + RECOVERED, ERROR])
     steps, _ = play(task, *way(task))
     mails = sum(operation == "read" for _, operation, _ in way(task))
     assert sum(step.reward for step in steps) == pytest.approx(CALL * len(way(task)) + USED * mails)
     again = [action for action in way(task) for _ in range(2) if action[1] in ("read", "write")]
     twice = sum(step.reward for step in play(task, *way(task), *again)[0])
     assert twice < CALL * (len(way(task)) + len(again)) + USED * mails, "what was used once earns nothing more"
+
+
+def test_more_calls_earn_no_more_than_the_shortest_way() -> None:
+    """Neither by reading what nobody needs, nor by two calls in turn, nor by errors that are made to recover."""
+    task = of_level(4)
+    most = CALL * len(way(task))
+    reads = [("mail", "read", {"number": f"M{number}"}) for number in range(1, 26)]
+    wrong = [("mail", "read", {"number": f"N{number}"}) for number in range(12)]
+    for calls in (reads, reads[:2] * 12, [one for pair in zip(wrong, reads, strict=False) for one in pair]):
+        steps, _ = play(task, *calls)
+        assert all(step.reward < most for step in steps)
+        assert sum(step.reward for step in steps) <= most + 1e-9
 
 
 def test_an_ambiguous_name_is_worth_a_question() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
+from agentrl.environments import ENVIRONMENT, load_environment
 from agentrl.environments.base import Observation
 from agentrl.environments.drawing import Draft, draw, spread
 from agentrl.environments.faults import Faults
@@ -145,3 +146,21 @@ def test_random_turns_fit_the_schema(seed: int) -> None:
     turn = random_turn(Shown(), Random(seed))
     for call in turn.tool_calls:
         assert set(call.parsed()) <= {"room", "hours", "guests", "number"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"type": "code", "sandbox": "unsafe"},
+        {"type": "code", "sandbox": {"type": "docker", "image": "mine", "limits": {"cpu_s": 3}}},
+        {"type": "math", "tool": "python", "sandbox": {"type": "bubblewrap", "limits": {"memory_mb": 99}}},
+        {"type": "rooms", "size": 99, "faults": {"timeout": 0.1}},
+        {"type": "service", "customer": {"engine": {"type": "openai", "model": "m", "api_key": "${KEY}"}}},
+    ],
+)
+def test_the_name_in_a_row_gives_the_same_environment(settings: dict[str, object]) -> None:
+    read = ENVIRONMENT.read(settings)
+    again = load_environment(str(read))
+    assert again.config == read.make().config
+    assert str(ENVIRONMENT.read(str(read))) == str(read)
+    assert again.config != load_environment(str(settings["type"])).config

@@ -33,7 +33,8 @@ Leave confidential items alone. Give your reasoning before you delete.
 
 CALL, USED, RECOVERED, ERROR, REPEATED, APT = 0.05, 0.10, 0.08, -0.03, -0.10, 0.05
 """Rewards of a step: a call that worked, information that is used later, a call that works after an error of the same
-operation, an error, an identical repetition, a question where the request is ambiguous."""
+operation, an error, an identical repetition, a question where the request is ambiguous. Calls and recoveries pay
+together at most what the calls of the shortest way do, so that nobody earns more by calling more."""
 WEIGHTS = {"task": 0.40, "quality": 0.25, "efficiency": 0.15, "safety": 0.15, "user": 0.05}
 PER_STEP = 0.02
 """What a step beyond the shortest way costs of the efficiency."""
@@ -48,7 +49,7 @@ class OfficeConfig(FamilyConfig):
 
 class OfficeEpisode(ToolEpisode["Office"]):
     """One errand. ``done_actions`` are those that worked, as text; ``known`` are numbers that were read, and
-    ``credited`` those that were used."""
+    ``credited`` those that were used. ``left`` is what calls and recoveries can still pay."""
 
     def __init__(self, family: "Office", task: Task) -> None:
         super().__init__(family, task)
@@ -63,7 +64,7 @@ class OfficeEpisode(ToolEpisode["Office"]):
         self.steps = 0
         self.violation = ""
         self.asked = False
-        self.made: list[str] = []
+        self.left = CALL * len(self.way)
         self.done_actions: set[str] = set()
         self.failed: set[str] = set()
         self.known: set[str] = set()
@@ -85,9 +86,8 @@ class OfficeEpisode(ToolEpisode["Office"]):
         """
         self.steps += 1
         key = _key((target_app, operation, parameters))
-        if self.made and self.made[-1] == key and key in self.done_actions:
+        if key in self.done_actions:
             self.earn(REPEATED)
-        self.made.append(key)
         place = f"{target_app}.{operation}"
         try:
             seen = self._done(target_app, operation, parameters, reasoning)
@@ -184,10 +184,10 @@ class OfficeEpisode(ToolEpisode["Office"]):
         return "Please show me a preview first." if "confirm" in question.lower() else "Please go ahead as I said."
 
     def _rewarded(self, key: str, place: str, parameters: dict[str, Any], content: str) -> None:
-        self.earn(CALL)
-        if place in self.failed:
-            self.failed.discard(place)
-            self.earn(RECOVERED)
+        paid = min(self.left, CALL * (key not in self.done_actions) + RECOVERED * (place in self.failed))
+        self.left -= paid
+        self.earn(paid)
+        self.failed.discard(place)
         if place in ("mail.read", "drive.read"):
             self.known |= set(_numbers(content)) - self.credited
         else:

@@ -1,10 +1,12 @@
 """What customers want, what that should lead to, and the scripted customer, who reveals what is asked."""
 
+import re
 from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
 from agentrl.environments.service.records import Item, Order, Records, Rule, address, forbidden
+from schemas.trajectory import Message, Role
 
 REASONS = ("ordered by mistake", "found it cheaper", "no longer needed")
 
@@ -120,6 +122,10 @@ class ScriptedCustomer:
     def request(self) -> ChangeRequest:
         return self.requests[self.at]
 
+    def agreed(self, order: str) -> bool:
+        """Whether he said yes to a change of an order."""
+        return any(self.requests[number].order == order for number in self.confirmed)
+
     def hears(self, text: str, settled: bool) -> str | None:
         """What he says to ``text``; None ends the conversation. ``settled`` says that what he asked for is done, told
         or refused."""
@@ -144,3 +150,47 @@ class ScriptedCustomer:
             self.gave_address = True
             known.append(f"The new address is {self.request.detail}.")
         return " ".join(known) or f"As I said: {self.wishes[self.at]}"
+
+
+STOP = "###STOP###"
+"""What a played customer writes when he has no further request, as in tau-bench."""
+
+
+class PlayedCustomer(ScriptedCustomer):
+    """The customer as a model plays him, who is told ``about``. What he gave and confirmed is read off his words."""
+
+    def __init__(self, email: str, requests: list[ChangeRequest], wishes: list[str]) -> None:
+        super().__init__(email, requests, wishes)
+        self.talk = [Message(role=Role.USER, content=f"Hello. {wishes[0]}")]
+
+    @property
+    def about(self) -> str:
+        """What his model is told."""
+        wanted = []
+        for number, (request, wish) in enumerate(zip(self.requests, self.wishes, strict=True), 1):
+            new = f" The new address is {request.detail}." if request.kind == "address" else ""
+            wanted.append(f"{number}. {wish} It is order {request.order}.{new}")
+        return (
+            "You play a customer who writes to the support of a shop. Write what the customer says next and nothing "
+            f"else, in one or two short sentences.\nYour email address is {self.email}.\nYou want, one after the "
+            f"other:\n{chr(10).join(wanted)}\nSay your email address, the number of an order and a new address only "
+            'if you are asked for them. If you are asked to confirm a change, begin with "Yes" if it is the change and '
+            'the order that you mean, else with "No". Make nothing up. Begin with the next thing that you want when '
+            f"the last one is done, answered or refused. After the last one write {STOP}."
+        )
+
+    def said(self, text: str, answer: str, settled: bool) -> str | None:
+        """Note what he answered to ``text``. Returns what the policy reads; None if he ended the conversation.
+        ``settled`` is as in :meth:`hears`."""
+        self.talk += [Message(role=Role.ASSISTANT, content=text), Message(role=Role.USER, content=answer)]
+        if settled and self.at + 1 < len(self.requests):
+            self.at += 1
+        heard, told = text.lower(), answer.lower()
+        self.gave_email |= self.email.lower() in told
+        self.gave_address |= bool(self.request.detail) and self.request.detail.lower() in told
+        for number, request in enumerate(self.requests):
+            if request.order.lower() in told:
+                self.gave_order.add(number)
+            if "confirm" in heard and request.order.lower() in heard and re.match(r"\W*yes\b", told):
+                self.confirmed.add(number)
+        return None if STOP in answer else answer

@@ -9,16 +9,18 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
+from agentrl.engines.streams import stream
 from agentrl.environments.base import Score, Step
 from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.service.customer import (
     ChangeRequest,
     Goal,
+    PlayedCustomer,
     ScriptedCustomer,
     as_json,
     cheapest_other,
@@ -27,6 +29,7 @@ from agentrl.environments.service.customer import (
     tells,
 )
 from agentrl.environments.service.records import POLICY, Item, Order, Rule, forbidden, records
+from agentrl.environments.simulated_user import SimulatedUser, UserConfig
 from agentrl.environments.tools import ToolError, tool
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role
@@ -38,6 +41,9 @@ class ServiceConfig(FamilyConfig):
     size: int = Field(2500, ge=50, le=20_000, description="customers of the shop, with three orders each")
     world: int = Field(0, ge=0, description="another number is another shop")
     rules: bool = Field(True, description="show the policy document; without it, demonstrations alone teach the rules")
+    customer: Literal["scripted"] | UserConfig = Field(
+        "scripted", description="who plays the customer: a script, or a model; {engine: {type: openai, ...}}"
+    )
 
 
 class ServiceEpisode(ToolEpisode["Service"]):
@@ -50,7 +56,8 @@ class ServiceEpisode(ToolEpisode["Service"]):
         metadata = json.loads(task.metadata)
         requests = [ChangeRequest(**request) for request in metadata["requests"]]
         wishes = [request.wish(family.records.orders[request.order]) for request in requests]
-        self.customer = ScriptedCustomer(metadata["email"], requests, wishes)
+        plays = PlayedCustomer if family.user else ScriptedCustomer
+        self.customer = plays(metadata["email"], requests, wishes)
         self.goals = family.goals(requests)
         self.orders: dict[str, Order] = {}
         self.refused: list[tuple[str, str]] = []
@@ -128,13 +135,24 @@ class ServiceEpisode(ToolEpisode["Service"]):
         self._settle()
         return f"refused: {rule}"
 
-    def said(self, text: str) -> Step:
+    async def said(self, text: str) -> Step:
         self.told.append(text)
         self._settle()
-        answer = self.customer.hears(text, settled=self.customer.at in self.settled_at)
+        answer = await self._answer(text, settled=self.customer.at in self.settled_at)
         if answer is None:
             return Step([Message(role=Role.USER, content="Thank you, bye.")], done=True)
         return Step([Message(role=Role.USER, content=answer)])
+
+    async def _answer(self, text: str, settled: bool) -> str | None:
+        """What the customer says; None ends the conversation. A played one has nothing to say if all is settled."""
+        user, customer = self.family.user, self.customer
+        if user is None or not isinstance(customer, PlayedCustomer):
+            return customer.hears(text, settled)
+        if len(self.settled_at) == len(self.goals):
+            return None
+        talk = [*customer.talk, Message(role=Role.ASSISTANT, content=text)]
+        answer = await user.says(customer.about, talk, stream(0, f"customer {self.task.task_id}", len(talk)))
+        return customer.said(text, answer or "...", settled)
 
     def outcome(self) -> Score:
         wanted = {one.order.number: one.order for one in self.goals if one.order}
@@ -220,7 +238,7 @@ class ServiceEpisode(ToolEpisode["Service"]):
 
     def _change(self, order: Order) -> str:
         self.orders[order.number] = order
-        self.unconfirmed += self.customer.at not in self.customer.confirmed
+        self.unconfirmed += not self.customer.agreed(order.number)
         self._settle()
         return order.shown()
 
@@ -246,12 +264,19 @@ class Service(Family):
     levels = {1: 0.08, 2: 0.25, 3: 0.22, 4: 0.25, 5: 0.2}  # noqa: RUF012
     episode = ServiceEpisode
     config: ServiceConfig
-    of_no_task = frozenset({"faults", "rules"})
+    of_no_task = frozenset({"faults", "rules", "customer"})
 
     def __init__(self, config: ServiceConfig = ServiceConfig()) -> None:  # noqa: B008  (frozen)
         super().__init__(config)
+        self.user = SimulatedUser(config.customer) if isinstance(config.customer, UserConfig) else None
+        self.replayable = self.user is None
         self.records = records(config.size, config.world)
         self.customers = list(self.records.customers)
+
+    async def close(self) -> None:
+        """Close the engine of the model that plays the customer."""
+        if self.user:
+            await self.user.close()
 
     def goals(self, requests: list[ChangeRequest]) -> list[Goal]:
         return [goal(self.records, request, self.records.orders[request.order]) for request in requests]

@@ -265,11 +265,14 @@ class TransformersEngine:
         left: list[Row] = []
         leading: set[str] = set()
         copies: list[tuple[int, int, int]] = []
-        shared = False
+        shared = full = False
         for row in self._waiting:
             session = row.session
             seat = self._seats.by_session.get(session)
             if seat is None:
+                if full:
+                    left.append(row)
+                    continue
                 if session.root in leading:
                     shared = True
                     left.append(row)
@@ -277,6 +280,7 @@ class TransformersEngine:
                 donor, width = self._donor(session)
                 seat = self._seats.take(session)
                 if seat is None:
+                    full = True
                     left.append(row)
                     continue
                 self._lanes.reserve(self._seats.slots)
@@ -294,6 +298,8 @@ class TransformersEngine:
 
     def _small(self) -> bool:
         """Whether what waits can go along with the next step."""
+        if len(self._waiting) > _ALONG_TOKENS:
+            return False
         sizes = [len(row.session.ids) + len(row.ids) for row in self._waiting]
         known = [self._cached(row.session) for row in self._waiting]
         return self._along(sum(sizes) - sum(known), max(sizes))

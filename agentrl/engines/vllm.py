@@ -198,7 +198,7 @@ class VLLMEngine:
             for replica in serving:
                 self._suspect(replica)
             raise problems[0]
-        if before[0] not in (self._first, self._current):
+        if before[0] not in (self._first, self._current) and not self._fixing:  # else one may be starting from it
             shutil.rmtree(before[0], ignore_errors=True)
 
     async def _take_up(self, replica: Replica, before: Path, ids: list[int], wanted: list[float]) -> None:

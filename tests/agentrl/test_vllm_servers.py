@@ -326,6 +326,36 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path, number: 
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
+def test_weights_that_a_server_starts_again_from_stay_until_it_has(
+    policy: Policy, engine: VLLMEngine, servers: list[Speaking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, there = engine.replicas[0], []
+    healthy = replica.healthy
+
+    async def ends() -> bool:
+        return False
+
+    async def revive(folder: Path) -> None:
+        while engine.version != 2:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+        there.append((folder / "config.json").exists())
+        monkeypatch.setattr(replica, "healthy", healthy)
+
+    async def ask() -> None:
+        await engine.load(Weights(1, policy.model))
+        monkeypatch.setattr(replica, "healthy", ends)
+        monkeypatch.setattr(replica, "revive", revive)
+        servers[0].faults = servers[1].faults = [500]
+        await asyncio.gather(*(turn(engine, f"root {number}") for number in range(4)))
+        await engine.load(Weights(2, policy.model))
+        await settled(engine)
+
+    blocking(ask())
+    assert there == [True]
+    assert [one.label for one in servers] == ["2", "2"]
+
+
 def test_a_server_with_other_log_probs_is_refused(policy: Policy, servers: list[Speaking]) -> None:
     servers[1].shift = 0.01
     with pytest.raises(EngineError, match=r"other log-probs than transformers with version 0 \(mean difference 0.01"):

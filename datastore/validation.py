@@ -12,10 +12,10 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic_core import from_json
 
 from datastore.errors import StoreError
 from schemas.arrow import json_columns
+from schemas.json_text import is_json
 from schemas.trajectory import TRAJECTORY_SCHEMA, Role, Termination, Trajectory
 
 Mask = np.ndarray
@@ -227,16 +227,8 @@ def _json(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
 def _not_json(texts: pa.Array) -> Mask:
     """Each distinct text is parsed once: most rows share their tools and sampling."""
     encoded = pc.dictionary_encode(texts)
-    bad = np.array([not _is_json(text) for text in encoded.dictionary.to_pylist()] or [False])
+    bad = np.array([not is_json(text) for text in encoded.dictionary.to_pylist()] or [False])
     return bad[_numpy(encoded.indices, 0)] & texts.is_valid().to_numpy(zero_copy_only=False)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        from_json(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _tokens(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:

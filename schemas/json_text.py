@@ -34,7 +34,7 @@ def _reads(text: str) -> bool:
         from_json(text)
     except ValueError:
         return False
-    return depth(text) <= MAX_DEPTH
+    return len(text) <= MAX_DEPTH or depth(text) <= MAX_DEPTH
 
 
 _kept = lru_cache(maxsize=128)(_reads)

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from datastore.formats.messages import text_of
-from datastore.formats.rows import make_row
+from datastore.formats.rows import canonical, make_row
 from datastore.formats.source import Row, Source, each
 
 _KNOWN = frozenset({"instruction", "input", "output", "system", "history", "chosen", "rejected", "kto_tag"})
+_KNOWN_PAIR, _KNOWN_ONE = _KNOWN - {"output", "kto_tag"}, _KNOWN - {"rejected"}
 
 
 def fits(head: Any) -> int:
@@ -31,15 +32,16 @@ def read(source: Source) -> Iterator[Row]:
         asked = "\n".join(part for part in (line["instruction"], line.get("input") or "") if part)
         opening.append({"role": "user", "content": asked})
         paired = "chosen" in line
-        source.notes.rest(line, _KNOWN - {"output", "kto_tag"} if paired else _KNOWN - {"rejected"})
+        source.notes.rest(line, _KNOWN_PAIR if paired else _KNOWN_ONE)
         sides = [("output", source.notes.outcome(line, "kto_tag"))]
         if paired:
             sides = [("chosen", True), ("rejected", False)]
+        content = canonical([line.get("system"), line.get("history"), asked])
         for index, (key, success) in enumerate(sides):
             yield make_row(
                 [*opening, {"role": "assistant", "content": text_of(line[key], source.notes, f"{key}.")}],
                 source="alpaca",
-                task_content=[line.get("system"), line.get("history"), asked],
+                task_content=content,
                 sample_index=index,
                 success=success,
                 reward=float(bool(success)) if len(sides) == 2 else None,

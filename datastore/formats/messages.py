@@ -38,6 +38,7 @@ _KNOWN = frozenset(
 _SIMPLE = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 _AROUND_CALL = frozenset({"id", "call_id", "type", "index", "function"})
 _KNOWN_CALL = frozenset({"name", "arguments", "args"})
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _FLAT_CALL = _AROUND_CALL | _KNOWN_CALL | {"requestor"}  # tau2's requestor is the role of the message
 _PART = {key: frozenset({"type", key}) for key in ("text", "value", "content", *_REASONING, *_CALL)}
 """Keys of a part that is read, by the key that holds its text."""
@@ -72,7 +73,7 @@ def json_text(value: Any) -> str:
     string, so that what the model wrote is kept."""
     if isinstance(value, str) and is_json(value):
         return value
-    return json.dumps(value, ensure_ascii=False)
+    return _ENCODER.encode(value)
 
 
 def text_of(content: Any, notes: Notes, prefix: str = "messages.content.") -> str:
@@ -113,7 +114,7 @@ def call(one: Any, notes: Notes, fallback_id: str = "") -> dict[str, Any]:
     else:
         function = one
         notes.rest(one, _FLAT_CALL, "messages.tool_calls.")
-    arguments = function.get("arguments", function.get("args", {}))
+    arguments = function["arguments"] if "arguments" in function else function.get("args")
     name = function["name"] if "name" in function else one["name"]
     identity = one.get("id") or one.get("call_id") or fallback_id
     return {"id": str(identity), "name": name, "arguments": json_text({} if arguments is None else arguments)}

@@ -87,9 +87,14 @@ def make_row(
 def task_id(source: str, task: Any, content: Any) -> str:
     """``<source>/<task>-<digest of its content>``: one for the same task in two files, two for different tasks of one
     name."""
-    text = content if isinstance(content, str) else _CANONICAL.encode(content)
+    text = canonical(content)
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
     return f"{source}/{digest}" if task is None else f"{source}/{str(task)[:200]}-{digest}"
+
+
+def canonical(content: Any) -> str:
+    """One text for equal contents of tasks. A text stays as it is."""
+    return content if isinstance(content, str) else _CANONICAL.encode(content)
 
 
 def _opening(messages: Sequence[dict[str, Any]]) -> str:

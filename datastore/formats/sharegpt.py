@@ -20,7 +20,7 @@ from typing import Any
 from datastore.formats.chat import is_chat
 from datastore.formats.files import write_lines
 from datastore.formats.messages import ROLES, call, from_chat, tools_text
-from datastore.formats.rows import make_row
+from datastore.formats.rows import canonical, make_row
 from datastore.formats.source import Row, Source, each
 from datastore.formats.trl import preference_rows
 from schemas.json_text import loads
@@ -70,13 +70,15 @@ def read_preference(source: Source) -> Iterator[Row]:
         if _is_pair_of_chats(line):
             yield from preference_rows(line, [from_chat(line[side], source.notes) for side in _SIDES], "sharegpt")
             return
+        content = canonical([line.get("system"), line["conversations"]])
+        tools = tools_text(line.get("tools"))
         for index, (side, success) in enumerate((("chosen", True), ("rejected", False))):
             turns = line[side] if isinstance(line[side], list) else [line[side]]
             yield make_row(
                 _messages(line, [*line["conversations"], *turns], source),
                 source="sharegpt",
-                task_content=[line.get("system"), line["conversations"]],
-                tools=tools_text(line.get("tools")),
+                task_content=content,
+                tools=tools,
                 sample_index=index,
                 success=success,
                 reward=float(success),

@@ -110,7 +110,11 @@ class Source:
         if {".jsonl", ".ndjson"} & set(self.path.suffixes):
             return "lines"
         line = text.partition("\n")[0] if whole else self._first_line()
-        return "lines" if _is_json(line) else "document"
+        try:
+            from_json(line)
+        except ValueError:
+            return "document"
+        return "lines"
 
     def _first_line(self) -> str:
         with self.text("replace") as text:
@@ -302,14 +306,6 @@ def _within(file: IO[bytes], span: Stretch) -> Iterator[bytes]:
         left -= len(line)
         if left <= 0:
             return
-
-
-def _is_json(text: str) -> bool:
-    try:
-        from_json(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _utf8_fault(line: bytes) -> str | None:

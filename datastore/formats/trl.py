@@ -19,7 +19,7 @@ from typing import Any
 from datastore.formats.chat import is_chat
 from datastore.formats.files import write_lines
 from datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
-from datastore.formats.rows import make_row
+from datastore.formats.rows import canonical, make_row
 from datastore.formats.source import Row, Source, each
 from schemas.trajectory import Message, Trajectory
 
@@ -174,13 +174,14 @@ def read_preference(source: Source) -> Iterator[Row]:
 def preference_rows(line: dict[str, Any], sides: list[list[dict[str, Any]]], source: str) -> Iterator[Row]:
     """Rows of one task from the messages of the chosen and of the rejected side. Without a prompt, the messages that
     both begin with are the prompt."""
-    shared = _shared(*sides)
+    content = canonical([[one["role"], one["content"]] for one in _shared(*sides)])
+    tools = tools_text(line.get("tools"))
     for index, (messages, success) in enumerate(zip(sides, (True, False), strict=True)):
         yield make_row(
             messages,
             source=source,
-            task_content=[[one["role"], one["content"]] for one in shared],
-            tools=tools_text(line.get("tools")),
+            task_content=content,
+            tools=tools,
             sample_index=index,
             success=success,
             reward=float(success),

@@ -71,8 +71,10 @@ class Notes:
 
     def add(self, others: "Notes") -> None:
         """Add what was noted of a later part."""
-        self.ignored.update(others.ignored)
-        self.remarks.update(others.remarks)
+        if others.ignored:
+            self.ignored.update(others.ignored)
+        if others.remarks:
+            self.remarks.update(others.remarks)
         self.unreadable += others.unreadable
 
     def refuse(self, place: str, error: BaseException | str, record: str = "") -> None:

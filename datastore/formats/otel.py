@@ -103,19 +103,32 @@ def _trace_ids(line: bytes) -> Iterator[bytes]:
 
 
 def _traces(source: Source) -> Iterator[Row]:
-    traces: dict[str, list[dict[str, Any]]] = {}
+    """Spans stay as they were read until all of their trace are there: what they say is parsed right before it becomes
+    a row."""
+    traces: dict[str, list[tuple[int, dict[str, Any]]]] = {}
 
     def collect(record: Any) -> Iterable[Row]:
         for span in list(_spans(record, source.notes)):
-            if call := _call(span, source.notes):
-                traces.setdefault(call["trace"], []).append(call)
+            traces.setdefault(_trace(span), []).append((source.number, span))
         return ()
 
     yield from each(source, source.records(), collect)
-    for trace, calls in traces.items():
-        source.record = calls
+    for trace in list(traces):
+        spans = traces.pop(trace)
+        source.record = [span for _, span in spans]
+        calls: list[dict[str, Any]] = []
+        for source.number, span in spans:
+            own = Notes() if len(spans) > 1 else source.notes  # of a call that another one continues they do not count
+            calls += each(source, [span], lambda one, own=own: _calls(one, source, own))  # type: ignore[misc]
         for segment, call in enumerate(_conversations(calls)):
+            source.number = call["number"]
             yield from each(source, [(trace, segment, call)], lambda found: [_row(source, *found)])
+
+
+def _trace(span: dict[str, Any]) -> str:
+    context = span.get("context") or {}
+    named = span.get("traceId") or span.get("trace_id") or span.get("context.trace_id")
+    return str(named or context.get("trace_id"))
 
 
 def _spans(record: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
@@ -153,7 +166,8 @@ def _attributes(span: dict[str, Any]) -> dict[str, Any]:
     for key in ("llm.input_messages", "llm.output_messages"):
         if isinstance(found.get(key), str):
             found[key] = json_of(found[key], key)
-    return _flat(found)
+    plain = _PLAIN.issuperset(map(type, found.values()))
+    return found if plain else _flat(found)
 
 
 def _otlp(value: Any) -> Any:
@@ -182,13 +196,14 @@ def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+_PLAIN = frozenset({str, int, float, bool})
 _LISTS = ("llm.input_messages", "llm.output_messages", "tool_calls", "message.contents", "llm.tools")
 
 
-def _call(span: dict[str, Any], notes: Notes) -> dict[str, Any] | None:
-    """One call of a model: its messages, trace, model, tools, and whether it failed. None if it is none."""
-    context = span.get("context") or {}
-    trace = span.get("traceId") or span.get("trace_id") or span.get("context.trace_id") or context.get("trace_id")
+def _calls(span: dict[str, Any], source: Source, own: Notes) -> Iterator[dict[str, Any]]:
+    """The call of a model that a span is: its messages, model, tools, and whether it failed. Nothing if it is none.
+    ``own`` counts what its messages do not carry."""
+    notes = source.notes
     attributes = _attributes(span)
     kind = span.get("type") or attributes.get("openinference.span.kind") or span.get("span_kind")
     messages, tools = messages_of(attributes, notes), attributes.get("gen_ai.tool.definitions")
@@ -198,8 +213,9 @@ def _call(span: dict[str, Any], notes: Notes) -> dict[str, Any] | None:
         messages = [*loose(asked, "user", notes), *loose(said, "assistant", notes)]
     if not messages:
         notes.ignored[f"spans of kind {kind or attributes.get('gen_ai.operation.name') or span.get('name')}"] += 1
-        return None
-    notes.rest({key: value for key, value in span.items() if not key.startswith("attributes.")}, _KNOWN_SPAN)
+        return
+    if not span.keys() <= _KNOWN_SPAN:
+        notes.rest({key: value for key, value in span.items() if not key.startswith("attributes.")}, _KNOWN_SPAN)
     for key, value in attributes.items():
         if key not in _USED and not _TOOL.fullmatch(key) and not FLAT.fullmatch(key) and value not in ("", [], {}):
             notes.ignored[re.sub(r"\.\d+\b", "", f"attributes.{key}")] += 1
@@ -207,11 +223,10 @@ def _call(span: dict[str, Any], notes: Notes) -> dict[str, Any] | None:
     code = (status.get("code") or status.get("status_code")) if isinstance(status, dict) else status
     models = [*(attributes.get(name) for name in _MODEL), span.get("model"), span.get("provided_model_name")]
     finish = _finish(attributes, messages)
-    own = Notes()
-    return {
-        "trace": str(trace),
+    yield {
+        "number": source.number,
         "messages": from_chat(messages, own),
-        "notes": own,  # of a call that another one continues they do not count
+        "notes": own,
         "policy": next((one for one in models if one), None),
         "agent": attributes.get("gen_ai.agent.name"),
         "tools": loaded(tools) or _listed_tools(attributes),
@@ -234,7 +249,8 @@ def _finish(attributes: dict[str, Any], messages: list[dict[str, Any]]) -> str:
 
 def _listed_tools(attributes: dict[str, Any]) -> list[Any]:
     """Tools of ``llm.tools.0.tool.json_schema`` and so on."""
-    found = {int(match[1]): value for key, value in attributes.items() if (match := _TOOL.fullmatch(key))}
+    tools = ((key, value) for key, value in attributes.items() if "tools" in key)
+    found = {int(match[1]): value for key, value in tools if (match := _TOOL.fullmatch(key))}
     return [loaded(found[number]) for number in sorted(found)]
 
 
@@ -260,17 +276,18 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages in which reasoning that stands alone is one with what the model said next."""
     joined: list[dict[str, Any]] = []
     for one in messages:
-        last = joined[-1] if joined else {}
-        alone = last.get("role") == "assistant" and not last.get("content") and not last.get("tool_calls")
-        if alone and one["role"] == "assistant" and not one.get("reasoning"):
-            joined[-1] = {**one, "reasoning": last.get("reasoning")}
-        else:
-            joined.append(one)
+        if joined and one["role"] == "assistant" and not one.get("reasoning"):
+            last = joined[-1]
+            if last["role"] == "assistant" and not last.get("content") and not last.get("tool_calls"):
+                joined[-1] = {**one, "reasoning": last.get("reasoning")}
+                continue
+        joined.append(one)
     return joined
 
 
 def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Row:
-    source.notes.add(call["notes"])
+    if call["notes"] is not source.notes:
+        source.notes.add(call["notes"])
     return make_row(
         _joined(call["messages"]),
         source="otel",

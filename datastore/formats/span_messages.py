@@ -24,7 +24,7 @@ def messages_of(attributes: dict[str, Any], notes: Notes) -> list[dict[str, Any]
     for key in MESSAGES:
         value = attributes.get(key)
         for one in (json_of(value, key) if isinstance(value, str) else value) or []:
-            chat += _from_parts(one, notes)
+            chat += _from_parts(one, notes) if "parts" in one else [one]
     return chat if len(chat) > bool(system) else _flattened(attributes, notes)
 
 
@@ -58,8 +58,6 @@ def _part_texts(parts: list[Any], notes: Notes) -> str:
 
 def _from_parts(one: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
     """A message of the conventions, and its tool answers as messages of their own."""
-    if "parts" not in one:
-        return [one]
     notes.rest(one, frozenset({"role", "parts", "finish_reason"}), "messages.")
     message: dict[str, Any] = {"role": one["role"], "content": ""}
     answers, rest = [], []

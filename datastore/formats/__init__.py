@@ -180,6 +180,7 @@ FORMATS: dict[str, Format] = {
         tau2.write,
         suffix=".json",
         loses=_TOKENS - {"tokenizer"} | {"step rewards"} | _SPELLING,
+        cut=tau2.cut,
     ),
     "mini-swe-agent": Format(mini_swe.fits, mini_swe.read),
     "openhands": Format(_head(openhands.fits), openhands.read, cut=openhands.cut),

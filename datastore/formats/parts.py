@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from datastore.formats.scan import ends
 from datastore.formats.source import BUFFER, Row, Source, Stretch
 
 if TYPE_CHECKING:
@@ -45,9 +46,11 @@ def parts(files: "Sequence[File]") -> Iterator[Part]:
 
 
 def by_record(source: Source) -> Iterator[Stretch] | None:
-    """Parts of JSON Lines and of Parquet whose records are rows of their own; None if the file cannot be cut."""
+    """Parts of JSON Lines, arrays and Parquet whose records are rows of their own; None if the file cannot be cut."""
     if source.kind == "lines" and not source.compressed:
         return lines(source)
+    if source.kind == "array":
+        return of_list(source)
     return _row_groups(source) if source.kind == "parquet" else None
 
 
@@ -66,6 +69,22 @@ def lines(source: Source) -> Iterator[Stretch]:
             stop += size
     if start < stop:
         yield Stretch(start, stop, before)
+
+
+def of_list(source: Source, key: str = "", needed: Sequence[str] = ()) -> Iterator[Stretch] | None:
+    """Parts of an array, or of the list ``key`` of a document, if the members that are ``needed`` stand before it."""
+    start = None if source.compressed else source.list_start(key, needed)
+    return None if start is None else _of_list(source, start)
+
+
+def _of_list(source: Source, start: int) -> Iterator[Stretch]:
+    before, size = 0, source.path.stat().st_size
+    with source.path.open("rb", buffering=0) as file:
+        for stop, number, last in ends(file, start, PART_SIZE):
+            yield Stretch(start, stop, before)
+            start, before = (size if last else stop + 1), number
+    if start < size:  # the list has no end, as whoever reads this part says
+        yield Stretch(start, size, before)
 
 
 def between(source: Source, keys: Callable[[bytes], Iterable[bytes]]) -> Iterator[Stretch] | None:

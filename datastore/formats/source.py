@@ -22,7 +22,17 @@ from pydantic_core import from_json
 
 from datastore.errors import StoreError
 from datastore.formats.notes import Notes
-from datastore.formats.stream import CHUNK, Chars, elements, members, outline
+from datastore.formats.stream import (
+    CHUNK,
+    Chars,
+    Utf8Text,
+    between_commas,
+    elements,
+    find_list,
+    later_members,
+    members,
+    outline,
+)
 
 Row: TypeAlias = dict[str, Any]
 """Fields of a trajectory, as a reader finds them; messages, calls and components are dicts too."""
@@ -39,8 +49,8 @@ BROKEN = (KeyError, TypeError, AttributeError, IndexError, ValueError, Recursion
 
 
 class Stretch(NamedTuple):
-    """A part of a file: of JSON Lines the bytes from ``start`` to ``stop``, of Parquet the row groups, of archives the
-    samples, of a folder the rows. ``before`` counts the records (of JSON Lines the lines) before it."""
+    """A part of a file: of JSON Lines and of a JSON list bytes from ``start`` to ``stop``, of Parquet row groups, of
+    archives samples, of a folder rows. ``before`` counts the records (of JSON Lines the lines) before it."""
 
     start: int
     stop: int
@@ -57,7 +67,7 @@ class Source:
         self.record: Any = None
         self.number = 0
         self.read_to = self._took = 0
-        self.headless = ""
+        self.headless, self.ended = "", True
         self.before: dict[str, Any] = {}
         """The members beside the list, if :meth:`elements` reads a document."""
         self.span: Stretch | None = None
@@ -110,11 +120,10 @@ class Source:
         if {".jsonl", ".ndjson"} & set(self.path.suffixes):
             return "lines"
         line = text.partition("\n")[0] if whole else self._first_line()
-        try:
+        with suppress(ValueError):
             from_json(line)
-        except ValueError:
-            return "document"
-        return "lines"
+            return "lines"
+        return "document"
 
     def _first_line(self) -> str:
         with self.text("replace") as text:
@@ -127,7 +136,7 @@ class Source:
         notes = Notes(quarantine=True)
         try:
             if self.kind == "document":
-                return outline(self._chars())
+                return outline(Chars(self.text()))
             if (found := next(iter(Source(self.path, notes, self.name).records()), None)) is not None:
                 return found
         except (StoreError, *BROKEN) as error:
@@ -138,7 +147,7 @@ class Source:
 
     def text(self, errors: str = "strict") -> IO[str]:
         """The file as text. Reading raises StoreError if it is not UTF-8, or its compression is broken."""
-        return _Text(self._bytes(), self.name, errors)
+        return Utf8Text(self._bytes(), self.name, errors)
 
     def _bytes(self) -> Any:
         raw: Any = self.path.open("rb", buffering=BUFFER)
@@ -174,7 +183,8 @@ class Source:
                 yield from self._lines()
             case "array":
                 chars = self._chars()
-                yield from self._counted(elements(chars), chars)
+                found = self._part_of_list(self.span, chars) if self.span else elements(chars)
+                yield from self._counted(found, chars)
             case "document":
                 yield from self._counted(iter([self.document()]))
             case "csv":
@@ -203,8 +213,7 @@ class Source:
     def _lines(self) -> Iterator[Any]:
         try:
             with self._bytes() as file:
-                lines = _within(file, self.span) if self.span else file
-                for number, line in enumerate(lines, self.number + 1):
+                for number, line in enumerate(_within(file, self.span) if self.span else file, self.number + 1):
                     if number == 1:
                         line = line.removeprefix(codecs.BOM_UTF8)
                     self.read_to += len(line)
@@ -272,9 +281,9 @@ class Source:
             raise StoreError(f"{self.name} {_not_json(error)}") from None
 
     def elements(self, key: str, needed: Sequence[str] = ()) -> Iterator[Any]:
-        """Elements of the list ``key`` of a document, one at a time; ``before`` collects the other members. Those that
-        are ``needed`` are in it from the first element on, wherever they stand."""
-        self.number = 0
+        """Elements of the list ``key`` of a document, one at a time; ``before`` collects the other members: those that
+        are ``needed`` before the first element, wherever they stand. ``ended`` says if all are in it at the end."""
+        self.number, self.ended = 0, True
         if self.kind != "document":
             for document in list(self.records()):
                 if not isinstance(document, dict):
@@ -286,6 +295,9 @@ class Source:
                 yield from self._counted(iter(document.get(key) or []))
             return
         self.before.clear()
+        if self.span:
+            yield from self._elements_of(self.span, key)
+            return
         chars = self._chars()
         for element in self._counted(members(chars, key, self.before), chars):
             if self.number == 1 and set(needed) - self.before.keys():
@@ -294,8 +306,46 @@ class Source:
                         pass
             yield element
 
+    def _elements_of(self, span: Stretch, key: str) -> Iterator[Any]:
+        """Elements of a part of the list, with the members before it, and at its end with those after it."""
+        find_list(Chars(self.text()), key, self.before)
+        self.number, self.ended = span.before, False
+        yield from self._counted(self._part_of_list(span, chars := self._chars()), chars)
+        if self.ended:
+            with self.path.open("rb") as file:
+                file.seek(span.stop + 1)
+                yield from self._counted(later_members(Chars(Utf8Text(file, self.name, "strict")), key, self.before))
+
+    def _part_of_list(self, span: Stretch, chars: Chars) -> Iterator[Any]:
+        yield from between_commas(chars)
+        with self.path.open("rb") as file:
+            file.seek(span.stop)
+            after = file.read(1)
+        self.ended = after == b"]"
+        if not after:
+            raise ValueError("is not JSON: the list has no end")
+
+    def list_start(self, key: str, needed: Sequence[str] = ()) -> int | None:
+        """The byte at which the first element begins: of the list ``key``, or of the array that the file is. None if
+        there is none, or if members that are ``needed`` are not before it."""
+        chars = Chars(self.text())
+        before: dict[str, Any] = {}
+        with suppress(ValueError, RecursionError):  # is said when it is read
+            if self.kind == "document" and not find_list(chars, key, before):
+                return None
+            chars.expect("[")
+            if chars.peek() not in "]" and before.keys() >= set(needed):
+                with self.text() as text, self.path.open("rb") as file:
+                    mark = len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0
+                    return mark + len(text.read(chars.position).encode())
+        return None
+
     def _chars(self) -> Chars:
-        return Chars(self.text())
+        if not self.span:
+            return Chars(self.text())
+        with self.path.open("rb") as file:
+            file.seek(self.span.start)
+            return Chars(Utf8Text(io.BytesIO(file.read(self.span.stop - self.span.start)), self.name, "strict"))
 
 
 def _within(file: IO[bytes], span: Stretch) -> Iterator[bytes]:
@@ -315,33 +365,6 @@ def _utf8_fault(line: bytes) -> str | None:
     except UnicodeDecodeError as error:
         return f"is not UTF-8 text: {error}"
     return None
-
-
-class _Text(io.TextIOWrapper):
-    """UTF-8 text whose faults are StoreErrors that name the file."""
-
-    def __init__(self, raw: Any, name: str, errors: str) -> None:
-        super().__init__(raw, encoding="utf-8-sig", errors=errors, newline="\n")
-        self._name = name
-
-    def _guarded(self, read: Callable[..., str], *arguments: Any) -> str:
-        try:
-            return read(*arguments)
-        except UnicodeDecodeError as error:
-            raise StoreError(f"{self._name} is not UTF-8 text: {error}") from None
-        except (OSError, EOFError, zlib.error) as error:
-            raise StoreError(f"{self._name} cannot be read: {error}") from None
-
-    def read(self, size: int | None = -1, /) -> str:
-        return self._guarded(super().read, size)
-
-    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
-        return self._guarded(super().readline, size)
-
-    def __next__(self) -> str:  # type: ignore[override]
-        if line := self.readline():
-            return line
-        raise StopIteration
 
 
 def _not_json(error: BaseException) -> str:
@@ -364,7 +387,6 @@ def each(source: Source, records: Iterable[Any], convert: Callable[[Any], Iterab
 
 def excerpt(record: Any) -> str:
     """A record as text, to be set aside."""
-    try:
+    with suppress(ValueError, RecursionError):
         return json.dumps(record, ensure_ascii=False, default=str)
-    except (ValueError, RecursionError):
-        return ""
+    return ""

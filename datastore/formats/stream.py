@@ -1,12 +1,43 @@
 """JSON values read from a text one at a time: elements of an array, or of a list inside an object."""
 
+import io
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from typing import IO, Any
+
+from datastore.errors import StoreError
 
 CHUNK = 2**20
 HEAD = 2**24
 """Characters of a document that are read to tell its format."""
+
+
+class Utf8Text(io.TextIOWrapper):
+    """UTF-8 text whose faults are StoreErrors that name the file."""
+
+    def __init__(self, raw: Any, name: str, errors: str) -> None:
+        super().__init__(raw, encoding="utf-8-sig", errors=errors, newline="\n")
+        self._name = name
+
+    def _guarded(self, read: Callable[..., str], *arguments: Any) -> str:
+        try:
+            return read(*arguments)
+        except UnicodeDecodeError as error:
+            raise StoreError(f"{self._name} is not UTF-8 text: {error}") from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise StoreError(f"{self._name} cannot be read: {error}") from None
+
+    def read(self, size: int | None = -1, /) -> str:
+        return self._guarded(super().read, size)
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        return self._guarded(super().readline, size)
+
+    def __next__(self) -> str:  # type: ignore[override]
+        if line := self.readline():
+            return line
+        raise StopIteration
 
 
 class Chars:
@@ -75,20 +106,51 @@ def elements(chars: Chars) -> Iterator[Any]:
             return
 
 
+def between_commas(chars: Chars) -> Iterator[Any]:
+    """Values of a text that is a part of a list."""
+    while True:
+        yield chars.value()
+        if not chars.peek():
+            return
+        chars.expect(",")
+
+
 def members(chars: Chars, key: str, beside: dict[str, Any]) -> Iterator[Any]:
     """Elements of the list ``key`` of the object that begins here; other members go to ``beside``."""
     chars.expect("{")
-    if chars.peek() == "}":
-        return
-    while True:
+    if chars.peek() != "}":
+        yield from _member(chars, key, beside)
+        yield from later_members(chars, key, beside)
+
+
+def later_members(chars: Chars, key: str, beside: dict[str, Any]) -> Iterator[Any]:
+    """The same of an object after one of its members."""
+    while chars.expect(",}") == ",":
+        yield from _member(chars, key, beside)
+
+
+def _member(chars: Chars, key: str, beside: dict[str, Any]) -> Iterator[Any]:
+    name = chars.value()
+    chars.expect(":")
+    if name == key and chars.peek() == "[":
+        yield from elements(chars)
+    else:
+        beside[name] = chars.value()
+
+
+def find_list(chars: Chars, key: str, beside: dict[str, Any]) -> bool:
+    """Read an object up to its list ``key``, which then begins; other members go to ``beside``. False if there is
+    none."""
+    chars.expect("{")
+    while chars.peek() != "}":
         name = chars.value()
         chars.expect(":")
         if name == key and chars.peek() == "[":
-            yield from elements(chars)
-        else:
-            beside[name] = chars.value()
+            return True
+        beside[name] = chars.value()
         if chars.expect(",}") == "}":
-            return
+            return False
+    return False
 
 
 def outline(chars: Chars) -> dict[str, Any]:

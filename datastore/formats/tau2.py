@@ -24,8 +24,9 @@ from typing import Any
 from datastore.formats.files import line, text_file, write_list
 from datastore.formats.messages import from_chat, tools_text
 from datastore.formats.notes import Notes
+from datastore.formats.parts import of_list
 from datastore.formats.rows import carried, components, make_row, number, spoken, termination
-from datastore.formats.source import Row, Source, each
+from datastore.formats.source import Row, Source, Stretch, each
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
 _REASONS = {
@@ -50,6 +51,7 @@ _KNOWN_DOCUMENT = {
 _KNOWN = frozenset(
     {"id", "task_id", "trial", "termination_reason", "reward_info", "messages", "seed", "agentrl", "policy"}
 )
+_NEEDED = ("info", "tasks")
 _CHECKS = ("action_checks", "env_assertions", "nl_assertions", "communicate_checks")
 _KNOWN_REWARD = frozenset({"reward", "reward_breakdown", "db_check", *_CHECKS})
 _MET = frozenset({"met", "action_match"})
@@ -68,16 +70,21 @@ def fits(head: Any) -> int:
 
 
 def read(source: Source) -> Iterator[Row]:
-    head = source.head
-    if "simulations" in head:
+    if "simulations" in source.head:
         document = source.before
-        yield from each(source, source.elements("simulations", ("info", "tasks")), _Context(source, document).rows)
-        source.notes.inside(document, _KNOWN_DOCUMENT)
+        yield from each(source, source.elements("simulations", _NEEDED), _Context(source, document).rows)
+        if source.ended:
+            source.notes.inside(document, _KNOWN_DOCUMENT)
         return
     # one simulation of a folder, whose results.json says the rest
     beside = source.path.parent.parent / "results.json"
     document = _beside(beside, beside.stat().st_mtime_ns) if beside.is_file() else {}
     yield from each(source, source.records(), _Context(source, document).rows)
+
+
+def cut(source: Source) -> Iterator[Stretch] | None:
+    """Parts of the simulations of a document."""
+    return of_list(source, "simulations", _NEEDED) if source.kind == "document" else None
 
 
 @lru_cache(maxsize=4)

@@ -23,8 +23,8 @@ import pyarrow as pa
 from datastore.errors import StoreError
 from datastore.formats.columns import RowBatch, batches
 from datastore.formats.notes import Notes
-from datastore.formats.parts import Part, parts
-from datastore.formats.source import Source
+from datastore.formats.parts import Part, in_parts, parts
+from datastore.formats.source import Row, Source
 from datastore.validation import LENIENT_SCHEMA
 
 if TYPE_CHECKING:
@@ -56,8 +56,16 @@ def read_files(files: Sequence[File], keep: Keep = lambda _: None) -> Iterator[R
     cut = parts(files)
     first = list(itertools.islice(cut, WORTH_IT)) if workers > 1 else []
     if len(first) < WORTH_IT:
-        return batches(((one.source, row) for one in files for row in one.format.rows(one.source)), keep)
+        return batches(((one.source, row) for one in files for row in _rows(one)), keep)
     return _read_together(files, itertools.chain(first, cut), keep, workers)
+
+
+def _rows(file: File) -> Iterator[Row]:
+    """The rows of a file. A long list in JSON is read in parts here too: what is broken ends its part, and no other."""
+    source, format = file
+    if format.cut and source.kind in ("array", "document"):
+        return in_parts(source, format.cut, format.rows)
+    return format.rows(source)
 
 
 def _read_together(files: Sequence[File], cut: Iterable[Part], keep: Keep, count: int) -> Iterator[RowBatch]:

@@ -2,6 +2,7 @@
 
 import gc
 import gzip
+import io
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis import strategies as st
 
 from datastore.errors import StoreError
-from datastore.formats import FORMATS, parts, workers
+from datastore.formats import FORMATS, parts, scan, workers
 from datastore.formats.columns import batches
 from datastore.formats.notes import Notes
 from datastore.formats.source import Row, Source
@@ -46,11 +47,9 @@ class Found:
     def __init__(self, name: str, paths: list[Path], quarantine: bool, together: bool) -> None:
         self.notes = Notes(quarantine)
         sources = [Source(path, self.notes) for path in paths]
-        rows = FORMATS[name].rows
-        if together:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(workers, "MOST_WORKERS", 4 if together else 1)
             found = list(read_files([File(source, FORMATS[name]) for source in sources], kept))
-        else:
-            found = list(batches(((one, row) for one in sources for row in rows(one)), kept))
         table = pa.concat_tables(one.table for one in found) if found else pa.table({"created_at": []})
         self.rows = table.drop_columns(["created_at"]).to_pylist()
         self.sources = [one.path for batch in found for one in batch.sources]
@@ -164,6 +163,77 @@ def test_faults_and_counts_are_those_of_one_process(tmp_path: Path, lines: list[
         else:
             errors.append("")
     assert errors[0] == errors[1]
+
+
+def simulation(number: int) -> dict[str, Any]:
+    said = [{"role": "user", "content": f'{number} [who?] \\" {{'}, {"role": "assistant", "content": "Ann, or \\\\"}]
+    return {
+        "id": f"s{number}",
+        "task_id": f"{number % 3}",
+        "termination_reason": "max_steps",
+        "messages": said,
+        "x": 1,
+    }
+
+
+@pytest.mark.parametrize("indent", [1, 2])
+@pytest.mark.parametrize("order", [("info", "tasks", "simulations", "odd"), ("odd", "simulations", "tasks", "info")])
+def test_simulations_of_a_document(order: tuple[str, ...], indent: int, tmp_path: Path) -> None:
+    """With what stands before and after them."""
+    whole = {
+        "info": {"environment_info": {"domain_name": "airline", "odd": 1}},
+        "tasks": [{"id": f"{number}", "text": "é"} for number in range(3)],
+        "simulations": [simulation(number) for number in range(200)],
+        "odd": {"a": ["]"]},
+    }
+    path = tmp_path / "results.json"
+    path.write_text("\ufeff" + json.dumps({key: whole[key] for key in order}, indent=indent, ensure_ascii=False))
+    found = same("tau2", [path])
+    assert [row["env"] for row in found.rows] == ["airline"] * 200
+    assert found.notes.ignored == {"simulations.x": 200, "info.environment_info.odd": 1, "tasks": 1, "odd": 1}
+    cut = FORMATS["tau2"].cut
+    assert cut
+    spans = cut(Source(path))
+    assert (spans is None) == (order[1] == "simulations")  # what each of them needs comes too late
+    assert spans is None or len(list(spans)) > 5
+
+
+def test_elements_of_an_array(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([GOOD | {"model": f'{number} "],[" \\'} for number in range(300)]))
+    found = same("openai-chat", [path], quarantine=True)
+    assert [row["policy"] for row in found.rows] == [f'{number} "],[" \\' for number in range(300)]
+    text = path.read_text()
+    for broken in (text[:-1], text[:-100], text.replace('"150 ', "150 "), text.replace('"150 ', "{")):
+        path.write_text(broken)
+        found = same("openai-chat", [path], quarantine=True)
+        assert 0 < len(found.rows) <= 300
+        assert found.notes.unreadable
+
+
+_texts = st.text(alphabet='\\",[]{}: aé', max_size=6)
+_values = st.recursive(
+    st.none() | st.integers() | _texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_texts, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@settings(deadline=None)
+@given(st.lists(_values, min_size=1, max_size=30), st.integers(1, 40), st.integers(1, 9), st.booleans(), st.booleans())
+def test_ends_of_elements(values: list[Any], size: int, chunk: int, indent: bool, plain: bool) -> None:
+    text = json.dumps(values, indent=1 if indent else None, ensure_ascii=plain).encode() + b', "more": [1]}'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "CHUNK", chunk)
+        found = list(scan.ends(io.BytesIO(text), 1, size))
+    start, read = 1, 0
+    for place, number, _ in found:
+        part = json.loads(b"[" + text[start:place] + b"]")
+        assert part == values[read : read + len(part)]
+        start, read = place + 1, read + len(part)
+        assert read == number
+    assert read == len(values)
+    assert [one.last for one in found] == [False] * (len(found) - 1) + [True]
 
 
 def test_a_worker_that_is_killed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

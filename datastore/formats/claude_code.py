@@ -69,7 +69,8 @@ def _sessions(source: Source) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         parts.setdefault((*key, compacted.get(key, 0)), []).append(line)
     segments: dict[str, int] = {}
-    for (session, agent, _), lines in parts.items():
+    for session, agent, part in list(parts):
+        lines = parts.pop((session, agent, part))
         segment = segments[session] = segments.get(session, -1) + 1
         source.record = lines
         yield from each(source, [lines], lambda one, s=session, a=agent, n=segment: [_row(source, one, s, a, n)])  # type: ignore[misc]

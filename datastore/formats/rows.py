@@ -75,8 +75,11 @@ def make_row(
         "termination": _termination(messages),
         "messages": messages,
     }
-    values |= {name: value for name, value in fields.items() if value is not None}
-    values |= extra or {}
+    for name, value in fields.items():
+        if value is not None:
+            values[name] = value
+    if extra:
+        values |= extra
     values.setdefault("episode_id", values["trajectory_id"])
     if not values.get("action_mask"):  # what counts tokens says nothing without them
         values.pop("spans", None)

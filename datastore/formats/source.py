@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
@@ -308,7 +308,7 @@ class Source:
 
     def _elements_of(self, span: Stretch, key: str) -> Iterator[Any]:
         """Elements of a part of the list, with the members before it, and at its end with those after it."""
-        find_list(Chars(self.text()), key, self.before)
+        self.before.update(_members_before(self.path, self.path.stat().st_mtime_ns, key))
         self.number, self.ended = span.before, False
         yield from self._counted(self._part_of_list(span, chars := self._chars()), chars)
         if self.ended:
@@ -346,6 +346,14 @@ class Source:
         with self.path.open("rb") as file:
             file.seek(self.span.start)
             return Chars(Utf8Text(io.BytesIO(file.read(self.span.stop - self.span.start)), self.name, "strict"))
+
+
+@lru_cache(maxsize=1)
+def _members_before(path: Path, changed_ns: int, key: str) -> dict[str, Any]:
+    """Members of a document before its list ``key``, parsed once for all parts of the list."""
+    before: dict[str, Any] = {}
+    find_list(Chars(Source(path).text()), key, before)
+    return before
 
 
 def _within(file: IO[bytes], span: Stretch) -> Iterator[bytes]:

@@ -14,11 +14,13 @@ Cannot carry: tokens, masks, log-probs, the text of tasks (their digest is in th
 What has no place goes under ``agentrl`` of the simulation.
 """
 
+import shutil
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from datastore.formats.files import line, text_file, write_list
@@ -184,12 +186,14 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
             envs[row.env] = None
             yield _simulation(row)
 
-    with text_file(path) as file:
-        file.write('{"simulations": ')
-        count = write_list(file, simulations())
+    with TemporaryFile("w+", encoding="utf-8", dir=path.parent) as later, text_file(path) as file:
+        count = write_list(later, simulations())  # the document begins with their tasks, as tau2 writes it
+        later.seek(0)
         info = {"environment_info": {"domain_name": next(iter(envs)) if len(envs) == 1 else "several"}}
-        rest = {"timestamp": datetime.now(UTC).isoformat(), "info": info, "tasks": list(tasks.values())}
-        file.write(",\n" + line(rest)[1:] + "\n")
+        first = {"timestamp": datetime.now(UTC).isoformat(), "info": info, "tasks": list(tasks.values())}
+        file.write(line(first)[:-1] + ',\n"simulations": ')
+        shutil.copyfileobj(later, file)
+        file.write("}\n")
     return count
 
 

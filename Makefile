@@ -7,7 +7,7 @@ VLLM_VENV ?= .venv-vllm
 ADAPTERS_VENV ?= .venv-adapters
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-adapters lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-scale bench-environments bench-online clean
+.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-adapters lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-scale bench-environments bench-online bench-families clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -60,6 +60,9 @@ bench-rollouts: $(VENV)/.bench  # with VLLM_PYTHON, vLLM's interpreter, against 
 
 bench-environments: $(VENV)/.run bubblewrap
 	$(BIN)/python benchmarks/environments.py
+
+bench-families: $(VENV)/.run bubblewrap
+	$(BIN)/python benchmarks/families.py
 
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 	$(BIN)/python benchmarks/scale_store.py

@@ -144,7 +144,7 @@ def test_signs_name_the_rooms_behind_the_doors() -> None:
             if message.role is Role.ASSISTANT:
                 [call] = message.tool_calls
                 door = call.parsed()["door"]
-                signs = dict(sign.split() for sign in seen.split(". ")[1].split(", "))
+                signs = dict(reversed(sign.split()) for sign in seen.split(". ")[1].split(", "))
                 assert signs == {
                     one: home.names[home.leads[home.numbers[room_of(seen)]][n]] for n, one in enumerate(DOORS)
                 }

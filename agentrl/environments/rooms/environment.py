@@ -139,5 +139,5 @@ class Rooms(Family):
         if not self.config.signs:
             return self.house.names[room]
         behind = zip(DOORS, self.house.leads[room], strict=True)
-        signs = ", ".join(f"{door} {self.house.names[other]}" for door, other in behind)
+        signs = ", ".join(f"{self.house.names[other]} {door}" for door, other in behind)
         return f"{self.house.names[room]}. {signs}"

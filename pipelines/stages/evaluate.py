@@ -21,6 +21,7 @@ from pipelines.stages.budget import TokenLimits, check_room
 from pipelines.stages.common import count, environment, load_policy, rollout_runner, secrets_of
 from pipelines.stages.measures import EVERY, Attempted, Optimum, attempted, choices, parts, summary
 from pipelines.stages.outcomes import warn_of_ends
+from pipelines.stages.shards import Shards
 from schemas.task import Task
 from schemas.trajectory import Trajectory as Row
 
@@ -72,12 +73,14 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
         first = sum(len(ours) for ours in attempts.values())
         attempts[decoding] = tickets(rows, config.samples if temperature else 1, context.trajectory_id, first)
     with rollout_runner(context, policy, rows, config.sampling(policy), config.engine, config.limits) as runner:
-        for shard, (decoding, ours) in enumerate(attempts.items()):
-            if not context.has_shard(shard, list(ours)):
+        shards = Shards(context)
+        for shard, (decoding, all_) in enumerate(attempts.items()):
+            if ours := shards.missing(all_):
                 with_sampling = runner.sampling_as(config.sampling(policy, temperature=DECODINGS[decoding]))
                 check_room(policy, with_sampling, rows)
                 made = with_sampling.run(list(ours.values()), stream(context.seed, "evaluate", shard), list(ours))
-                context.append([row.model_copy(update={"tags": [decoding, *row.tags]}) for row in made], shard)
+                shards.append([row.model_copy(update={"tags": [decoding, *row.tags]}) for row in made], shard)
+    shards.finish(len(attempts))
     optimum = Optimum(rows, {name: environment(context, name) for name in {task.env for task in rows}})
     results: list[dict[str, Any]] = []
     for decoding, temperature in DECODINGS.items():

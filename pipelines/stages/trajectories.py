@@ -25,6 +25,7 @@ from pipelines.stages.budget import SamplingConfig, check_room
 from pipelines.stages.common import REWARDS, count, environment, load_policy, record_dialect, rollout_runner
 from pipelines.stages.outcomes import FEW, warn_of_ends
 from pipelines.stages.scores import ByScorer, under
+from pipelines.stages.shards import Shards
 from schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
@@ -78,8 +79,10 @@ def sample(context: Context, config: SampleConfig, tasks: Tasks, model: Model | 
     sampling = config.sampling.of(policy)
     with rollout_runner(context, policy, rows, sampling, config.engine, config.limits, config.rewards) as runner:
         check_room(policy, runner, rows)
-        for round_ in _rounds(context, config, rows, runner.engine.reproducible):
-            runner.wait(_sample(context, runner, round_))
+        shards = Shards(context)
+        for round_ in _rounds(context, config, rows, runner.engine.reproducible, shards):
+            runner.wait(_sample(context, runner, round_, shards))
+    shards.finish(len(range(0, len(rows), config.shard_tasks)))
     count(context, runner.counts)
     chosen = context.select()
     outcome = chosen.table(["task_id", "success", "termination"])
@@ -97,7 +100,7 @@ def sample(context: Context, config: SampleConfig, tasks: Tasks, model: Model | 
 
 
 def _rounds(
-    context: Context, config: SampleConfig, tasks: "Sequence[Task]", one_by_one: bool
+    context: Context, config: SampleConfig, tasks: "Sequence[Task]", one_by_one: bool, shards: Shards
 ) -> "list[dict[int, dict[str, Attempt]]]":
     """The attempts of each shard that the buffer lacks, by their ids. An engine that is reproducible begins each shard
     from nothing (``one_by_one``), so that a resumed run makes the same rows."""
@@ -106,8 +109,8 @@ def _rounds(
     missing = {}
     for shard, start in enumerate(range(0, len(tasks), config.shard_tasks)):
         part = tasks[start : start + config.shard_tasks]
-        attempts = tickets(part, config.samples, context.trajectory_id, start * config.samples)
-        if not context.has_shard(shard, list(attempts)):
+        attempts = shards.missing(tickets(part, config.samples, context.trajectory_id, start * config.samples))
+        if attempts:
             missing[shard] = attempts
     return [{shard: missing[shard]} for shard in missing] if one_by_one else [missing]
 
@@ -120,21 +123,23 @@ def _policy(config: SampleConfig, model: Model | None) -> "Policy | None":
     return load_policy(model) if model is not None else None
 
 
-async def _sample(context: Context, runner: "RolloutRunner", shards: "dict[int, dict[str, Attempt]]") -> None:
+async def _sample(
+    context: Context, runner: "RolloutRunner", missing: "dict[int, dict[str, Attempt]]", shards: Shards
+) -> None:
     """Sample shards at once, and append each when it is whole."""
-    attempts = {name: attempt for one in shards.values() for name, attempt in one.items()}
+    attempts = {name: attempt for one in missing.values() for name, attempt in one.items()}
     if not attempts:
         return
-    shard_of = {name: shard for shard, one in shards.items() for name in one}
-    made: dict[int, dict[str, Trajectory]] = {shard: {} for shard in shards}
-    seed = stream(context.seed, "sample", min(shards))
+    shard_of = {name: shard for shard, one in missing.items() for name in one}
+    made: dict[int, dict[str, Trajectory]] = {shard: {} for shard in missing}
+    seed = stream(context.seed, "sample", min(missing))
     async with aclosing(runner.groups(list(attempts.values()), seed, list(attempts))) as groups:
         async for group in groups:
             shard = shard_of[group[0].trajectory_id]
             made[shard].update((row.trajectory_id, row) for row in group)
-            if len(made[shard]) == len(shards[shard]):
+            if len(made[shard]) == len(missing[shard]):
                 rows = made.pop(shard)
-                await asyncio.to_thread(context.append, [rows[name] for name in shards[shard]], shard)
+                await asyncio.to_thread(shards.append, [rows[name] for name in missing[shard]], shard)
 
 
 FEW_KEPT = 0.15
@@ -257,13 +262,15 @@ def rationalize(
     unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
     policy = load_policy(model)
     record_dialect(context, policy)
-    attempts = tickets(list(unsolved.values()), config.samples, context.trajectory_id, hint=config.hint)
-    if not context.has_shard(0, list(attempts)):
+    shards = Shards(context)
+    attempts = shards.missing(tickets(list(unsolved.values()), config.samples, context.trajectory_id, hint=config.hint))
+    if attempts:
         sampling = config.sampling.of(policy)
         with rollout_runner(context, policy, rows, sampling, config.engine, config.limits) as runner:
             check_room(policy, runner, list(unsolved.values()), config.hint)
             made = runner.run(list(attempts.values()), stream(context.seed, "hinted"), list(attempts), source="hinted")
-        context.append(made)
+        shards.append(made, 0)
+        shards.finish(2)
         count(context, runner.counts)
     retried = context.select(sorted(_of_source(context, "hinted")))
     warn_of_ends(retried.table(["termination", "success"]), "retries")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.engines.base import EngineError
 from datastore.catalog import Catalog
 from pipelines.harness import Harness
 from pipelines.load import load
@@ -85,6 +86,54 @@ def test_an_endpoint_needs_no_model_and_a_model_no_endpoint(tmp_path: Path, monk
     del config["sampling"]["max_turn_tokens"]
     with pytest.raises(ValueError, match="an endpoint names no default: set it"):
         harness.run(sample, config, tasks=tasks)
+
+
+def test_rows_of_requests_that_failed_are_made_again_on_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first run a request is refused (400) in a shard that is appended; a key that is refused (401) ends it."""
+    monkeypatch.setenv("TEACHER_KEY", "key")
+    server = Endpoint()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    config = {
+        "samples": 1, "shard_tasks": 2, "sampling": {"max_turn_tokens": 50}, "limits": {"in_flight": 1},
+        "engine": {"type": "openai", "model": "t", "base_url": server.url, "api_key": "${TEACHER_KEY}", "retries": 0},
+    }  # fmt: skip
+    harness = Harness(tmp_path)
+    tasks = harness.tasks([task(f"{number} figs?", SHOP, number) for number in range(4)])
+    context = harness._context(sample.name)
+    checked = sample.config.model_validate(config)
+    server.plan = ["", "", "filtered", "refused"]  # two turns of the first task, then the second and the third
+    with pytest.raises(EngineError, match="401"):
+        sample(context, checked, tasks=tasks)
+    assert len(context.row_ids()) == 1, "the row of the refused request is not there"
+    before = len(server.requests)
+    made = sample(context, checked, tasks=tasks)
+    server.shutdown()
+    server.server_close()
+    rows = made["trajectories"].read()  # type: ignore[attr-defined]
+    assert [row.termination for row in rows] == [Termination.ANSWERED] * 4
+    assert len(server.requests) - before == 3 * 2, "the row that was there is not made again"
+
+
+def test_rows_of_requests_that_failed_are_kept_if_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEACHER_KEY", "key")
+    server = Endpoint()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server.plan = ["filtered"]
+    config = {
+        "samples": 1, "shard_tasks": 1, "sampling": {"max_turn_tokens": 50}, "limits": {"in_flight": 1},
+        "engine": {"type": "openai", "model": "t", "base_url": server.url, "api_key": "${TEACHER_KEY}", "retries": 0},
+    }  # fmt: skip
+    harness = Harness(tmp_path)
+    made = harness.run(sample, config, tasks=harness.tasks([task(f"{n} figs?", SHOP, n) for n in range(2)]))
+    server.shutdown()
+    server.server_close()
+    ends = [row.termination for row in made["trajectories"].read()]
+    assert ends == [Termination.INFRA_ERROR, Termination.ANSWERED]
+    assert made.metrics["unscored"] == 1
 
 
 PIPELINE = """

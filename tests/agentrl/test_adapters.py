@@ -30,7 +30,7 @@ def observed(row: Trajectory) -> list[str]:
 class TestMcp:
     SERVER = textwrap.dedent('''
         """A notebook of one server process."""
-        import os
+        import os, sys
         from mcp.server import MCPServer
 
         server, notes = MCPServer("notes"), {}
@@ -59,7 +59,10 @@ class TestMcp:
             import json
             return json.dumps({"notes": notes, "greeting": os.environ.get("GREETING", "")})
 
-        server.run()
+        if len(sys.argv) > 1:
+            server.run("streamable-http", port=int(sys.argv[1]))
+        else:
+            server.run()
     ''')
 
     @pytest.fixture
@@ -114,6 +117,35 @@ class TestMcp:
         [row] = play(self.environment(settings), self.task("x"), {"crash": {}}, "x")
         assert row.termination in (Termination.ENV_ERROR, Termination.ANSWERED)
         assert row.termination is Termination.ENV_ERROR or row.n_tool_errors == 1
+
+    def test_a_server_over_http(self, settings: dict[str, Any]) -> None:
+        """One server for all episodes, so they share its state, and it goes on when they end."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        server = subprocess.Popen([sys.executable, *settings["args"], str(port)], stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 120
+            while time.monotonic() < deadline:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    break
+                time.sleep(0.1)
+            environment = self.environment({"url": f"http://127.0.0.1:{port}/mcp", "start_s": 120})
+            [row] = play(
+                environment, self.task("hello"), {"write": {"name": "a", "text": "hello"}}, {"erase": {}}, "hello"
+            )
+            assert (row.success, row.n_tool_errors) == (True, 1)
+            assert observed(row)[0] == "a has 5 characters"
+            rows = play(
+                environment, self.task("hello"), {"read": {"name": "a"}}, {"read": {"name": "b"}}, "hello", number=2
+            )
+            assert [observed(row)[0] for row in rows] == ["hello"] * 2
+            assert [row.n_tool_errors for row in rows] == [1, 1]
+            assert server.poll() is None
+        finally:
+            server.kill()
+            server.wait()
+        [row] = play(self.environment({"url": f"http://127.0.0.1:{port}/mcp", "start_s": 5}), self.task("x"), "x")
+        assert row.termination is Termination.ENV_ERROR
 
     def test_what_is_wrong_is_said(self, settings: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match="set exactly one of command"):

@@ -3,17 +3,17 @@
 import asyncio
 import os
 import subprocess
-import textwrap
 import time
 
 import pytest
+import sandboxed
+from sandboxed import SMALL
 
 from agentrl.engines.blocking import blocking
 from agentrl.sandbox import Docker, Ran, ResourceLimits, SandboxError
 
 pytestmark = pytest.mark.docker
 
-SMALL = ResourceLimits(cpu_s=1, wall_s=60, memory_mb=64, processes=16, file_mb=4, disk_mb=16, output_kb=16)
 HERE = Docker(image=os.environ.get("DOCKER_IMAGE", "python:3.12-slim"), limits=SMALL)
 
 ATTACKS = {
@@ -72,7 +72,7 @@ ATTACKS = {
 
 
 def python(source: str, limits: ResourceLimits = SMALL) -> Ran:
-    return blocking(HERE.run([HERE.python, "-I", "main.py"], {"main.py": textwrap.dedent(source).encode()}, limits))
+    return sandboxed.python(source, limits=limits, sandbox=HERE)
 
 
 @pytest.fixture(autouse=True)

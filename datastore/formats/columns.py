@@ -158,9 +158,10 @@ class _Batch:
         """The table without the rows at fault, except for those that the model can read."""
         tables, left = [LENIENT_SCHEMA.empty_table()], []
         for number, (source, record) in enumerate(self._places):
-            one: pa.Table | None = table.slice(number, 1)
+            here = table.slice(number, 1)
+            one: pa.Table | None = here
             if number in at_fault:
-                row = _given(one.to_pylist()[0])
+                row = _given(here.to_pylist()[0])
                 known = {
                     name: value for name, value in row.items() if name != "created_at" and value != _DEFAULTS.get(name)
                 }

@@ -31,7 +31,7 @@ def test_a_file_of_the_library_is_planned_whole(name: str, tmp_path: Path, monke
 
 
 def test_each_family_has_a_file_with_every_stage() -> None:
-    for name in ("rooms", "search_qa", "math", "shop"):
+    for name in ("rooms", "search_qa", "math", "shop", "code", "service", "office", "research"):
         stages = yaml.safe_load((LIBRARY / f"{name}.yaml").read_text())["stages"]
         used = {stage["uses"] for stage in stages.values()}
         assert stages["tasks"]["with"]["env"]["type"] == name

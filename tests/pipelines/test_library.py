@@ -50,7 +50,8 @@ def smallest(name: str) -> dict[str, Any]:
         stages[stage] = {"with": small} if small else {}
         if spec["uses"] == "train.sft" and "model" in inputs:
             own = inputs["trajectories"]
-            stages[stage]["inputs"] = {"trajectories": [*([own] if isinstance(own, str) else own), "expert"]}
+            both = dict.fromkeys([*([own] if isinstance(own, str) else own), "expert"])
+            stages[stage]["inputs"] = {"trajectories": list(both)}
     return {"name": f"smallest-{name}", "extends": name, "stages": {key: one for key, one in stages.items() if one}}
 
 

@@ -66,9 +66,9 @@ class Wish:
         """Whether it can be bought as wished."""
         return (
             product.category == self.category
-            and set(self.attributes) <= set(product.attributes)
-            and all(value in product.options.get(name, ()) for name, value in self.options.items())
             and product.price <= self.price
+            and all(one in product.attributes for one in self.attributes)
+            and all(value in product.options.get(name, ()) for name, value in self.options.items())
         )
 
     def match(self, product: Product, chosen: Mapping[str, str]) -> float:
@@ -84,7 +84,7 @@ class Wish:
 
 @dataclass
 class Catalogue:
-    """All products by number, those of a category, and the index of their titles."""
+    """All products by number, those of a category, the cheapest first, and the index of their titles."""
 
     products: dict[str, Product]
     index: Index
@@ -92,8 +92,7 @@ class Catalogue:
 
     def fitting(self, wish: Wish) -> list[Product]:
         """Products that fit a wish, the cheapest first."""
-        found = [product for product in self.by_category[wish.category] if wish.fits(product)]
-        return sorted(found, key=lambda product: (product.price, product.number))
+        return [product for product in self.by_category[wish.category] if wish.fits(product)]
 
 
 @lru_cache(maxsize=4)
@@ -104,7 +103,7 @@ def catalogue(size: int, world: int) -> Catalogue:
     made = Catalogue(
         {product.number: product for product in products}, Index({one.number: one.title for one in products})
     )
-    for product in products:
+    for product in sorted(products, key=lambda product: (product.price, product.number)):
         made.by_category.setdefault(product.category, []).append(product)
     return made
 

@@ -241,8 +241,11 @@ class Shop(Family):
 
     def way(self, wish: Wish) -> int:
         """Calls that the expert makes."""
-        without = self.catalogue.fitting(replace(wish, options={}))
-        opened = without.index(self.catalogue.fitting(wish)[0])
+        without, opened = replace(wish, options={}), 0
+        for product in self.catalogue.by_category[wish.category]:
+            if wish.fits(product):
+                break
+            opened += without.fits(product)
         filters = max(1, len(wish.attributes))
         return 1 + filters + opened // self.config.shown + opened + 1 + len(wish.options) + 1
 

@@ -142,7 +142,6 @@ def _rank(number: int, job: Path) -> None:
 
 WHAT_RANKS_IMPORT = (
     "deepspeed",
-    "deepspeed.runtime.zero.muon.muon_optimizer",  # compiles a function, for which torch imports its compiler
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "agentrl.training.loop",
@@ -152,7 +151,16 @@ WHAT_RANKS_IMPORT = (
 
 
 def _import_what_ranks_need() -> None:
+    import torch
+
     sys.modules.setdefault("mlflow", None)  # type: ignore[arg-type]  # DeepSpeed's autotuner would take a second for it
+    # DeepSpeed's engine imports the Muon optimiser, which compiles three functions: torch would import its compiler for
+    # them, which takes two seconds more. They stay as they are written
+    compiles, torch.compile = torch.compile, lambda function, **_: function  # type: ignore[assignment]
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        torch.compile = compiles
     for name in WHAT_RANKS_IMPORT:
         importlib.import_module(name)
 

@@ -21,6 +21,7 @@ from agentrl.training.lora import merge_lora
 from agentrl.training.optimizer import LoRA, OptimizerConfig
 from agentrl.training.rows import TrainingRows, write_rows
 from agentrl.training.step import Trainer
+from schemas.trajectory import Message, Role, Trajectory
 
 OPTIMIZER = OptimizerConfig(lr=5e-3, schedule="cosine", warmup=1, micro_tokens=64, clip_norm=0.5)
 STEPS = 5
@@ -156,6 +157,49 @@ def test_the_config_and_the_command_carry_the_settings(tmp_path: Path) -> None:
     assert TrainingJob.model_validate(json.loads(path.read_text())) == job
     with pytest.raises(ValueError, match="needs zero: 3"):
         DeepSpeed(zero=2, offload_parameters="cpu")
+
+
+@pytest.mark.slow
+def test_the_stage_of_ranks_reads_no_tokenizer_and_they_refuse_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers and torch take seconds to import, beside the ranks that import them too."""
+    pytest.importorskip("deepspeed")
+    from agentrl.models import policy as policies
+    from pipelines.handles import Model
+    from pipelines.harness import Harness
+    from pipelines.stages.train import sft
+
+    start = Policy(small_model(seed=1), train_tokenizer(["some text"], 300), "small")
+    start.save(tmp_path / "model")
+    model = Model(tmp_path / "model", "start", "model", "made-here")
+    harness = Harness(tmp_path / "harness")
+    config = {"steps": 2, "batch": 2, "deepspeed": {"zero": 2, "processes": 2}}
+
+    def refuse(path: Any) -> None:
+        raise AssertionError("the stage's process loads a tokenizer")
+
+    monkeypatch.setattr(policies, "load_tokenizer", refuse)
+    fine, foreign = (
+        harness.trajectories([spoken(f"{tokenizer}-{n}", tokenizer) for n in range(4)])
+        for tokenizer in (start.tokenizer_fingerprint, "another")
+    )
+    made = harness.run(sft, config, trajectories=[fine], model=model)
+    assert made.metrics["dialect"] == "hermes"
+    assert made.metrics["rows"] == 4
+    with pytest.raises(TrainingError, match="another-0 was tokenised by another, and the model .* uses"):
+        harness.run(sft, config, trajectories=[foreign], model=model)
+
+
+def spoken(name: str, tokenizer: str) -> Trajectory:
+    """A row with tokens of this tokenizer."""
+    message = Message(role=Role.ASSISTANT, content="some text", token_start=2, token_end=6)
+    return Trajectory(
+        trajectory_id=name, episode_id=name, task_id="t", source="model", env="lookup", split="train", prompt="?",
+        reward=1.0, success=True, termination="answered", messages=[message], n_steps=1, n_tokens=6, n_action_tokens=4,
+        tokenizer=tokenizer, input_ids=[5, 6, 7, 8, 9, 10], action_mask=[False] * 2 + [True] * 4,
+        logprobs=[float("nan")] * 2 + [-1.0] * 4,
+    )  # fmt: skip
 
 
 SPEC = """

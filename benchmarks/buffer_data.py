@@ -4,6 +4,8 @@ Made column by column with numpy, so that a hundred million tokens take a minute
 is measured. Ids, masks and log-probs have the shape of real rollouts: sampled spans with log-probs, NaN elsewhere.
 """
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
@@ -33,30 +35,8 @@ def make(count: int, first: int = 0, seed: int = 0, mean_tokens: int = 500) -> p
     lengths = np.stack([observation, action], 2).reshape(count, 2 * STEPS)
     ends = lengths.cumsum(1)
     total = ends[:, -1]
-    tokens = int(total.sum())
-    mask = np.repeat(np.tile(np.array([False, True]), count * STEPS), lengths.ravel())
-    logprobs = np.where(mask, -random.exponential(0.4, tokens), np.nan).astype(np.float32)
-    ids = random.zipf(1.3, tokens).astype(np.int64) % 32000
-    offsets = np.concatenate([[0], total.cumsum()]).astype(np.int32)
-    columns: dict[str, pa.Array] = {
-        "trajectory_id": pa.array([f"rollout-{seed:08x}-{n:06d}" for n in number]),
-        "episode_id": pa.array([f"episode-{n}" for n in number]),
-        "segment": np.zeros(count, np.int32),
-        "agent": ["main"] * count,
-        "task_id": [f"task-{t:06d}" for t in tasks],
-        "group_id": [f"task-{t:06d}" for t in tasks],
-        "sample_index": (number % 16).astype(np.int32),
-        "parent_id": pa.nulls(count, pa.string()),
-        "source": ["model"] * count,
-        "env": [ENVS[t % 4] for t in tasks],
-        "env_version": ["1"] * count,
-        "split": ["train"] * count,
-        "level": (tasks % 5).astype(np.int32),
-        "prompt": [f"task {t}: " + " ".join(WORDS[(t * 7 + np.arange(12)) % len(WORDS)]) for t in tasks],
-        "created_at": pa.array(1_700_000_000_000_000 + number * 1000, pa.timestamp("us", tz="UTC")),
-        "sampling": ['{"temperature": 1.0, "top_p": 1.0}'] * count,
-        "policy": ["warm/3f2a91c4"] * count,
-        "policy_version": (number // 4096).astype(np.int32),
+    columns = _lineage(number, tasks, seed) | _tokens(lengths, number, random)
+    columns |= {
         "reward": success.astype(float) - 0.01 * (total / mean_tokens),
         "success": success,
         "termination": np.where(success, "answered", "max_steps"),
@@ -66,24 +46,66 @@ def make(count: int, first: int = 0, seed: int = 0, mean_tokens: int = 500) -> p
         "n_tool_calls": np.full(count, STEPS - 1, np.int32),
         "n_tool_errors": np.zeros(count, np.int32),
         "messages": _messages(count, ends, random),
-        "tools": ['[{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]'] * count,
-        "final_state": ["null"] * count,
-        "tokenizer": ["bpe-32000-5a1f"] * count,
-        "input_ids": pa.ListArray.from_arrays(offsets, pa.array(ids.astype(np.int32))),
-        "action_mask": pa.ListArray.from_arrays(offsets, pa.array(mask)),
-        "logprobs": pa.ListArray.from_arrays(offsets, pa.array(logprobs)),
         "reward_components": _components(success),
         "tags": pa.array([[]] * count, pa.list_(pa.string())),
     }
-    for name in ("stage", "fingerprint", "run_id"):
-        columns[name] = [""] * count
-    span = pa.StructArray.from_arrays(
-        [columns["policy_version"], lengths[:, 0].astype(np.int32), total.astype(np.int32)], ["version", "start", "end"]
-    )
-    spans = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32), span)
-    columns |= {"pipeline": ["bench"] * count, "fork_at": np.zeros(count, np.int32), "spans": spans}
     arrays = [pa.array(columns[field.name]).cast(field.type) for field in TRAJECTORY_SCHEMA]
     return pa.Table.from_arrays(arrays, schema=TRAJECTORY_SCHEMA)
+
+
+def _lineage(number: np.ndarray, tasks: np.ndarray, seed: int) -> dict[str, Any]:
+    """Columns that say which row it is, of which task, and where it comes from."""
+    same = {
+        "agent": "main",
+        "source": "model",
+        "env_version": "1",
+        "split": "train",
+        "sampling": '{"temperature": 1.0, "top_p": 1.0}',
+        "policy": "warm/3f2a91c4",
+        "pipeline": "bench",
+        "tools": '[{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]',
+        "final_state": "null",
+        "tokenizer": "bpe-32000-5a1f",
+        **dict.fromkeys(("stage", "fingerprint", "run_id"), ""),
+    }
+    return {name: [value] * len(number) for name, value in same.items()} | {
+        "trajectory_id": [f"rollout-{seed:08x}-{n:06d}" for n in number],
+        "episode_id": [f"episode-{n}" for n in number],
+        "segment": np.zeros(len(number), np.int32),
+        "task_id": [f"task-{t:06d}" for t in tasks],
+        "group_id": [f"task-{t:06d}" for t in tasks],
+        "sample_index": (number % 16).astype(np.int32),
+        "parent_id": pa.nulls(len(number), pa.string()),
+        "fork_at": np.zeros(len(number), np.int32),
+        "env": [ENVS[t % 4] for t in tasks],
+        "level": (tasks % 5).astype(np.int32),
+        "prompt": [f"task {t}: " + " ".join(WORDS[(t * 7 + np.arange(12)) % len(WORDS)]) for t in tasks],
+        "created_at": pa.array(1_700_000_000_000_000 + number * 1000, pa.timestamp("us", tz="UTC")),
+        "policy_version": _version(number),
+    }
+
+
+def _version(number: np.ndarray) -> np.ndarray:
+    return (number // 4096).astype(np.int32)
+
+
+def _tokens(lengths: np.ndarray, number: np.ndarray, random: np.random.Generator) -> dict[str, Any]:
+    """Ids, masks, log-probs and spans; ``lengths`` [rows, turns] are of observations and actions in turn."""
+    count = len(lengths)
+    total = lengths.sum(1)
+    mask = np.repeat(np.tile(np.array([False, True]), count * STEPS), lengths.ravel())
+    logprobs = np.where(mask, -random.exponential(0.4, len(mask)), np.nan).astype(np.float32)
+    ids = random.zipf(1.3, len(mask)).astype(np.int64) % 32000
+    offsets = np.concatenate([[0], total.cumsum()]).astype(np.int32)
+    span = pa.StructArray.from_arrays(
+        [_version(number), lengths[:, 0].astype(np.int32), total.astype(np.int32)], ["version", "start", "end"]
+    )
+    return {
+        "input_ids": pa.ListArray.from_arrays(offsets, pa.array(ids.astype(np.int32))),
+        "action_mask": pa.ListArray.from_arrays(offsets, pa.array(mask)),
+        "logprobs": pa.ListArray.from_arrays(offsets, pa.array(logprobs)),
+        "spans": pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32), span),
+    }
 
 
 def _components(success: np.ndarray) -> pa.Array:

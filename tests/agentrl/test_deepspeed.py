@@ -187,7 +187,7 @@ def test_the_stage_of_ranks_reads_no_tokenizer_and_they_refuse_another(
     made = harness.run(sft, config, trajectories=[fine], model=model)
     assert made.metrics["dialect"] == "hermes"
     assert made.metrics["rows"] == 4
-    with pytest.raises(TrainingError, match="another-0 was tokenised by another, and the model .* uses"):
+    with pytest.raises(TrainingError, match=r"another-0 was tokenised by another, and the model .* uses"):
         harness.run(sft, config, trajectories=[foreign], model=model)
 
 

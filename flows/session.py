@@ -15,7 +15,7 @@ from datastore.catalog import Catalog
 from datastore.errors import StoreError
 from datastore.places import LocalPlace
 from flows.display import Display, seconds
-from pipelines.execute import Job, Outcome, job_of
+from pipelines.execute import Outcome, StageJob, job_of
 from pipelines.plan import Plan, PlannedStage, Status
 from pipelines.runs import HEARTBEAT_S, this_process
 from pipelines.secrets import redacted
@@ -57,7 +57,7 @@ class RunSession:
         self._over = threading.Event()
         self.listeners: dict[str, Callable[[int, int | None], None]] = {}
         self._lock = threading.Lock()
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, StageJob] = {}
         self._began: dict[str, float] = {}
         self._start = time.monotonic()
 
@@ -68,7 +68,7 @@ class RunSession:
     def log(self, name: str) -> Path:
         return (logs_folder(self.catalog) / self.run_id / f"{name}.log").absolute()
 
-    def job(self, name: str) -> Job:
+    def job(self, name: str) -> StageJob:
         if name not in self._jobs:
             self._jobs[name] = job_of(self.plan.steps[name], self.plan, self.run_id)
         return self._jobs[name]

@@ -45,7 +45,7 @@ QUIET_S, LOOK_AGAIN_S = 1.0, 10.0
 
 
 @dataclass(frozen=True)
-class Job:
+class StageJob:
     """All that another process needs to run one stage. ``module`` and ``function`` say where it is declared."""
 
     store: str
@@ -75,12 +75,12 @@ class Outcome:
     reproduced: bool | None = None
 
 
-def job_of(step: PlannedStage, plan: Plan, run_id: str) -> Job:
+def job_of(step: PlannedStage, plan: Plan, run_id: str) -> StageJob:
     """The job that runs a step. All inputs of the step must be there, because its fingerprint depends on their
     content."""
     settle(step, plan, Catalog(plan.store))
     function = step.node.stage.function
-    return Job(
+    return StageJob(
         store=plan.store,
         folders=plan.pipeline.folders,
         module=function.__module__,
@@ -98,7 +98,7 @@ def no_wait(text: str) -> None:
     pass
 
 
-def perform(job: Job, progress: Progress = no_progress, waits: Callable[[str], None] = no_wait) -> Outcome:
+def perform(job: StageJob, progress: Progress = no_progress, waits: Callable[[str], None] = no_wait) -> Outcome:
     """Run a stage and publish what it made, unless that is published already.
 
     If another process runs the same stage on the same store, this one waits for it; ``waits`` is called with a text
@@ -114,7 +114,7 @@ def perform(job: Job, progress: Progress = no_progress, waits: Callable[[str], N
             warnings.warn(f"stage {job.stage} starts again: {error}", stacklevel=2)
 
 
-def _perform(job: Job, began: float, progress: Progress, waits: Callable[[str], None]) -> Outcome:
+def _perform(job: StageJob, began: float, progress: Progress, waits: Callable[[str], None]) -> Outcome:
     stage: Stage = getattr(importlib.import_module(job.module), job.function)
     catalog, buffer = Catalog(job.store), TrajectoryBuffer(job.store)
     with _held(catalog, job, waits) as check:
@@ -148,7 +148,7 @@ class CodeChangedError(RuntimeError):
     """The code of a stage is not what its fingerprint says."""
 
 
-def _take_code(job: Job) -> None:
+def _take_code(job: StageJob) -> None:
     """Import the user's modules that the stage reaches, unless their code was edited since the plan: what the stage
     makes would then stand under the fingerprint of other code. A later edit does not act on this stage any more."""
     if job.sources is None:
@@ -167,7 +167,7 @@ def _take_code(job: Job) -> None:
 
 
 @contextmanager
-def _held(catalog: Catalog, job: Job, waits: Callable[[str], None]) -> Iterator[Check]:
+def _held(catalog: Catalog, job: StageJob, waits: Callable[[str], None]) -> Iterator[Check]:
     """Hold the artifact's name, and yield the check that it is still held."""
     said = ""
     with ExitStack() as stack:
@@ -184,7 +184,7 @@ def _held(catalog: Catalog, job: Job, waits: Callable[[str], None]) -> Iterator[
         yield check
 
 
-def _holder(catalog: Catalog, job: Job) -> str:
+def _holder(catalog: Catalog, job: StageJob) -> str:
     run = at_work_on(all_runs(catalog), job.stage, job.fingerprint, but=job.run_id)
     if run:
         return "waits for " + whom(run, run["stages"][job.stage]["started_at"])
@@ -203,7 +203,7 @@ def same_content(before: Manifest | None, now: Manifest) -> bool | None:
 
 
 def _run(
-    job: Job,
+    job: StageJob,
     stage: Stage,
     inputs: Mapping[str, Any],
     folder: Path,
@@ -247,7 +247,7 @@ def _run(
     )
 
 
-def _unlike_in(job: Job, catalog: Catalog, buffer: TrajectoryBuffer, field: str) -> list[Earlier]:
+def _unlike_in(job: StageJob, catalog: Catalog, buffer: TrajectoryBuffer, field: str) -> list[Earlier]:
     """The artifacts of a stage that differ from a job in this field of the config alone."""
     mine, found = job.ingredients, []
     for one in catalog.manifests(job.stage):

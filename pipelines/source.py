@@ -48,7 +48,7 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Source:
+class ModuleSource:
     """One module's source. ``bindings``: name -> numbers of the statements that bind it; ``acts``: those that do more
     than bind names, and so count for all who import the module; ``stars``: modules imported with ``*``; ``imports``:
     what is imported outside functions and classes; ``annotated``: number of a class -> names that its body annotates;
@@ -63,7 +63,7 @@ class Source:
     bare: dict[int, tuple[frozenset[str], Statement]]
 
     @classmethod
-    def read(cls, code: bytes, package: str) -> "Source":
+    def read(cls, code: bytes, package: str) -> "ModuleSource":
         """``package`` is where relative imports begin: the module's own name if it is a package, else its parent's.
 
         Raises SyntaxError or ValueError if the code is no Python.

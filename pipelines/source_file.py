@@ -1,8 +1,9 @@
 """Files with Python in them, and what was read in them, which is kept between runs.
 
-Reading the sources that one pipeline reaches takes longer than all the rest of planning. What :class:`Source` holds of
-a file is therefore kept in ``$XDG_CACHE_HOME/agentrl/sources``, one entry for each file, and read anew if the file's
-content is another or if Python or :mod:`pipelines.source` changed. Like ``__pycache__``, the folder may be deleted.
+Reading the sources that one pipeline reaches takes longer than all the rest of planning. What :class:`ModuleSource`
+holds of a file is therefore kept in ``$XDG_CACHE_HOME/agentrl/sources``, one entry for each file, and read anew if the
+file's content is another or if Python or :mod:`pipelines.source` changed. Like ``__pycache__``, the folder may be
+deleted.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import pipelines.source
-from pipelines.source import Source, Statement, class_without
+from pipelines.source import ModuleSource, Statement, class_without
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class SourceFile:
     file: Path
     root: Path
     stamp: tuple[int, int]
-    content: Source
+    content: ModuleSource
 
     @classmethod
     def read(cls, name: str, file: Path, root: Path) -> "SourceFile":
@@ -62,17 +63,17 @@ def _package(name: str, file: Path) -> str:
     return name if file.name == "__init__.py" else name.rpartition(".")[0]
 
 
-def _remembered(file: Path, package: str) -> Source:
+def _remembered(file: Path, package: str) -> ModuleSource:
     code = file.read_bytes()
     digest = _digest(_reader() + code)
     memory = _folder() / _digest(f"{file}\n{package}".encode()).hex()
     with suppress(OSError):
         kept = memory.read_bytes()
         if kept[:16] == digest and kept[16:32] == _digest(kept[32:]):
-            found: Source = pickle.loads(kept[32:])
+            found: ModuleSource = pickle.loads(kept[32:])
             return found
     try:
-        source = Source.read(code, package)
+        source = ModuleSource.read(code, package)
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise LookupError(f"{file}{line} is not Python: {getattr(error, 'msg', error)}") from None

@@ -25,7 +25,7 @@ from pipelines.processes import descendants, end, split_off_guard
 from pipelines.secrets import RedactedStream, redacted
 
 if TYPE_CHECKING:
-    from pipelines.execute import Job, Outcome
+    from pipelines.execute import Outcome, StageJob
 
 OnProgress = Callable[[str, int, int | None, Mapping[str, float | int | str]], None]
 """Called with the stage's name, what is done, the total or None, and metrics."""
@@ -126,7 +126,7 @@ class Workers:
     _busy: dict[str, _Running] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self, job: "Job", log: Path, env: Mapping[str, str] | None = None) -> None:
+    def begin(self, job: "StageJob", log: Path, env: Mapping[str, str] | None = None) -> None:
         """Start a stage; :meth:`run` with the same job then waits for it."""
         env = dict(env or {})
         with self._lock:
@@ -158,7 +158,7 @@ class Workers:
 
     def run(
         self,
-        job: "Job",
+        job: "StageJob",
         log: Path,
         env: Mapping[str, str] | None = None,
         *,

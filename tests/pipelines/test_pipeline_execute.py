@@ -14,7 +14,7 @@ import pytest
 from toy_project import Project
 
 from pipelines.code import changed_code
-from pipelines.execute import Job, job_of
+from pipelines.execute import StageJob, job_of
 from pipelines.processes import descendants
 from pipelines.worker import StageError, Workers
 
@@ -26,7 +26,7 @@ PIPELINE = """
 """
 
 
-def job(project: Project, error: str = "", sleep: float = 0.0) -> Job:
+def job(project: Project, error: str = "", sleep: float = 0.0) -> StageJob:
     project.run(PIPELINE % (error, sleep), _until_a())
     plan = project.plan(PIPELINE % (error, sleep))
     return job_of(plan.steps["t"], plan, "test-run")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import source_file
-from pipelines.source import Source
+from pipelines.source import ModuleSource
 from pipelines.source_file import SourceFile
 
 CODE = """
@@ -35,7 +35,7 @@ def read(module: Path) -> SourceFile:
 
 
 def refuse_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Source, "read", lambda *_: pytest.fail("the source was read again"))
+    monkeypatch.setattr(ModuleSource, "read", lambda *_: pytest.fail("the source was read again"))
 
 
 def kept(tmp_path: Path) -> Path:

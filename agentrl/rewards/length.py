@@ -23,18 +23,25 @@ def spoken(rollout: Trajectory) -> int:
     return sum(len(text.split()) for text in texts)
 
 
-class LinearLength(Reward):
-    """Kimi k1.5's length reward (Kimi Team 2025, section 2.3.3): for a success of length l, with the shortest and the
-    longest rollout of the group, 0.5 - (l - min) / (max - min); for a failure no more than 0 of that; 0 if all are
-    equally long."""
-
-    type: Literal["length_linear"] = "length_linear"
+class _OfGroup(Reward):
+    """A component whose values depend on the whole group."""
 
     def value(self, rollout: Trajectory, task: Task) -> float:
         return self._values([rollout])[0]
 
     async def grades(self, group: Sequence[Trajectory], task: Task) -> list[Grade]:
         return [Grade(value) for value in self._values(group)]
+
+    def _values(self, group: Sequence[Trajectory]) -> list[float]:
+        raise NotImplementedError
+
+
+class LinearLength(_OfGroup):
+    """Kimi k1.5's length reward (Kimi Team 2025, section 2.3.3): for a success of length l, with the shortest and the
+    longest rollout of the group, 0.5 - (l - min) / (max - min); for a failure no more than 0 of that; 0 if all are
+    equally long."""
+
+    type: Literal["length_linear"] = "length_linear"
 
     def _values(self, group: Sequence[Trajectory]) -> list[float]:
         lengths = [spoken(rollout) for rollout in group]
@@ -45,17 +52,11 @@ class LinearLength(Reward):
         return [one if rollout.success else min(0.0, one) for one, rollout in zip(linear, group, strict=True)]
 
 
-class SigmoidLength(Reward):
+class SigmoidLength(_OfGroup):
     """The penalty of Arora and Zanette (2025, section 3): a success loses sigmoid((l - mean) / deviation), both over
     the successes of the group; a failure loses nothing."""
 
     type: Literal["length_sigmoid"] = "length_sigmoid"
-
-    def value(self, rollout: Trajectory, task: Task) -> float:
-        return self._values([rollout])[0]
-
-    async def grades(self, group: Sequence[Trajectory], task: Task) -> list[Grade]:
-        return [Grade(value) for value in self._values(group)]
 
     def _values(self, group: Sequence[Trajectory]) -> list[float]:
         right = [spoken(rollout) for rollout in group if rollout.success]

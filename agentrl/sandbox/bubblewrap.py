@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from agentrl.sandbox.cgroups import Cgroup, places
-from agentrl.sandbox.run import Ran, ResourceLimits, SandboxError, archive, attended, room
+from agentrl.sandbox.run import LocalPrograms, Ran, ResourceLimits, SandboxError, archive, attended, room
 
 FOLDER = "/tmp/work"
 """Where the files of a run are, and where it starts. All of /tmp is one file system in memory."""
@@ -60,18 +60,11 @@ INSTALL = (
 )
 
 
-class Bubblewrap(BaseModel):
-    """Runs programs under ``bwrap``, as a user without rights. ``python`` is the interpreter that runs agentrl."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Bubblewrap(LocalPrograms):
+    """Runs programs under ``bwrap``, as a user without rights."""
 
     type: Literal["bubblewrap"] = "bubblewrap"
-    limits: ResourceLimits = ResourceLimits()
     readable: tuple[str, ...] = Field((), description="further folders that programs may read, at the same path")
-
-    @property
-    def python(self) -> str:
-        return os.path.realpath(sys.executable)
 
     async def run(
         self, command: Sequence[str], files: Mapping[str, bytes], limits: ResourceLimits | None = None

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import sys
 import tarfile
 import tempfile
 import time
@@ -34,6 +35,18 @@ class ResourceLimits(BaseModel):
     file_mb: int = Field(16, ge=1, description="size of one file")
     disk_mb: int = Field(64, ge=1, description="size of all files, which are in memory")
     output_kb: int = Field(256, ge=1, description="of standard output, and as much of standard error")
+
+
+class LocalPrograms(BaseModel):
+    """A sandbox on this machine. ``python`` is the interpreter that runs agentrl."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    limits: ResourceLimits = ResourceLimits()
+
+    @property
+    def python(self) -> str:
+        return os.path.realpath(sys.executable)
 
 
 @dataclass(frozen=True)
@@ -104,21 +117,11 @@ async def attended(
     stopped: Stop | None = None
     assert process.stdout is not None
     assert process.stderr is not None
-
-    async def read(stream: asyncio.StreamReader, into: bytearray) -> bool:
-        """Keep what there is room for, and end the program at more. Returns whether there was more."""
-        more = False
-        while chunk := await stream.read(1 << 16):
-            left = limits.output_kb * 1024 - len(into)
-            into += chunk[:left]
-            if len(chunk) > left and not more:
-                more = True
-                await end(process)
-        return more
-
+    streams = (process.stdout, process.stderr)
     try:
         async with asyncio.timeout(limits.wall_s):
-            more = await asyncio.gather(read(process.stdout, kept[0]), read(process.stderr, kept[1]))
+            reading = (_read(*pair, limits, lambda: end(process)) for pair in zip(streams, kept, strict=True))
+            more = await asyncio.gather(*reading)
             await process.wait()
         ended = True
         stopped = "output" if any(more) else None
@@ -132,6 +135,19 @@ async def attended(
     code = process.returncode or 0
     if stopped is None and code in (128 + 24, -24):  # SIGXCPU
         stopped = "cpu_time"
-    return Ran(
-        code if code >= 0 else 128 - code, bytes(kept[0]), bytes(kept[1]), time.perf_counter() - started, stopped
-    )
+    seconds = time.perf_counter() - started
+    return Ran(code if code >= 0 else 128 - code, bytes(kept[0]), bytes(kept[1]), seconds, stopped)
+
+
+async def _read(
+    stream: asyncio.StreamReader, into: bytearray, limits: ResourceLimits, end: Callable[[], Awaitable[None]]
+) -> bool:
+    """Keep what there is room for, and end the program at more. Returns whether there was more."""
+    more = False
+    while chunk := await stream.read(1 << 16):
+        left = limits.output_kb * 1024 - len(into)
+        into += chunk[:left]
+        if len(chunk) > left and not more:
+            more = True
+            await end()
+    return more

@@ -3,30 +3,20 @@
 import asyncio
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from agentrl.sandbox.run import Ran, ResourceLimits, archive, attended, checked, room
+from agentrl.sandbox.run import LocalPrograms, Ran, ResourceLimits, archive, attended, checked, room
 
 
-class Unsafe(BaseModel):
+class Unsafe(LocalPrograms):
     """Runs programs as the user who runs agentrl. They can read and write what that user can, and use the network; only
     time, output, and the size of a file are limited. Environment variables are not handed on."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     type: Literal["unsafe"] = "unsafe"
-    limits: ResourceLimits = ResourceLimits()
-
-    @property
-    def python(self) -> str:
-        return os.path.realpath(sys.executable)
 
     async def run(
         self, command: Sequence[str], files: Mapping[str, bytes], limits: ResourceLimits | None = None

@@ -5,7 +5,7 @@ Files are compressed Parquet with small row groups, so that one trajectory is re
 
 import difflib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from datastore.ingest import BATCH_ROWS, OnError, Rows
 from datastore.lookup import Ids, Lookup, id_array
 from datastore.places import place
 from datastore.table import BufferTable, schema_version
+from datastore.tasks import find, keep
 from datastore.uniqueness import KnownIds
 from datastore.writer import FOLDER
 from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
@@ -108,6 +109,14 @@ class TrajectoryBuffer:
         """
         lineage = {"pipeline": pipeline or "", "stage": stage, "fingerprint": fingerprint, "run_id": run_id}
         return append(self._table, self._known, self.place, trajectories, lineage, shard, on_error)
+
+    def keep_tasks(self, tasks: pa.Table) -> None:
+        """Store tasks beside the buffer, by content, so that their rows can be scored again."""
+        keep(self.place, tasks)
+
+    def tasks(self, ids: Collection[str]) -> pa.Table:
+        """The tasks of these ids that were ever stored here."""
+        return find(self.place, ids)
 
     def quarantined(self) -> "pl.DataFrame":
         """Rows that appends have set aside: the columns of a trajectory, ``row`` in its append, and ``problems``."""

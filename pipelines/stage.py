@@ -212,7 +212,10 @@ class Context:
         return Trajectories(self._write(name, table), **self._origin(name), buffer=self.buffer)
 
     def tasks(self, rows: Iterable[Task], name: str = "tasks") -> Tasks:
-        return Tasks(self._write(name, to_table(rows, TASK_SCHEMA)), **self._origin(name))
+        """An output of tasks, which are stored beside the buffer too."""
+        table = to_table(rows, TASK_SCHEMA)
+        self.buffer.keep_tasks(table)
+        return Tasks(self._write(name, table), **self._origin(name))
 
     def pairs(self, rows: Iterable[Pair], name: str = "pairs") -> Pairs:
         return Pairs(self._write(name, to_table(rows, PAIR_SCHEMA)), **self._origin(name))

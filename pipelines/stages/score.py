@@ -16,7 +16,7 @@ from agentrl.rewards.component import Reward, check_shares, graded
 from pipelines.handles import Scores, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, reveal, stage
 from pipelines.stages.common import secrets_of
-from schemas.arrow import to_table
+from schemas.arrow import from_table, to_table
 from schemas.score import SCORE_SCHEMA, TrajectoryScore
 from schemas.task import Task
 from schemas.trajectory import Trajectory
@@ -51,15 +51,16 @@ def score(
     """Score stored trajectories by another reward, without any new rollout. The rows stay as they are; the output is a
     table of scores, which stages read if they name the scorer.
 
-    Verifiers need the ground truth: wire the ``tasks``. Components that compare rollouts see those of one ticket. A
-    trajectory succeeds if the verifiers say so, and without any but ``environment``, as its row says.
+    Verifiers need the ground truth, which the wired ``tasks`` have; if none are wired, those that were stored beside
+    the buffer do. Components that compare rollouts see those of one ticket. A trajectory succeeds if the verifiers say
+    so, and without any but ``environment``, as its row says.
 
     Raises ValueError if some rows are of none of the tasks.
     """
     for secret in secrets_of(config.rewards):
         reveal(secret)
     scorer = config.scorer or context.stage
-    known = {_key(task): task for one in tasks for task in one.read()}
+    known = {_key(task): task for one in tasks for task in one.read()} if tasks else _stored(trajectories)
     groups = _groups(trajectories)
     total, done, parts = sum(map(len, groups)), 0, []
     for number, batch in enumerate(_batches(groups)):
@@ -79,6 +80,16 @@ def score(
 
 def _key(row: Task | Trajectory) -> tuple[str, str, str]:
     return row.env, row.task_id, row.prompt
+
+
+def _stored(trajectories: list[Trajectories]) -> dict[tuple[str, str, str], Task]:
+    """Tasks of the rows that the store has."""
+    found: dict[tuple[str, str, str], Task] = {}
+    for one in trajectories:
+        for task in from_table(Task, one.buffer.tasks(set(one.table(["task_id"])["task_id"].to_pylist()))):
+            if found.setdefault(_key(task), task) != task:
+                raise ValueError(f"the store has two different tasks {task.task_id} of {task.env}; wire inputs.tasks")
+    return found
 
 
 def _groups(trajectories: list[Trajectories]) -> list[list[str]]:

@@ -70,6 +70,15 @@ def test_scores_are_a_table_and_the_rows_stay(harness: Harness) -> None:
     assert [row.reward for row in given.read()] == [1.0, 0.0]
 
 
+def test_tasks_that_nobody_wires_come_from_beside_the_buffer(harness: Harness) -> None:
+    harness.tasks([TASK]).path.unlink()  # as if the artifact had been collected
+    done = harness.run(score, {"rewards": [{"type": "exact"}]}, trajectories=[harness.trajectories(rows())])
+    assert [row["success"] for row in done["scores"].table().to_pylist()] == [False, True]
+    harness.tasks([TASK.model_copy(update={"ground_truth": '"a"'})])
+    with pytest.raises(ValueError, match=r"two different tasks t of e; wire inputs.tasks"):
+        harness.run(score, {"rewards": [{"type": "exact"}]}, trajectories=[harness.trajectories([row("c", [])])])
+
+
 def test_stages_read_the_scorer_that_they_name(harness: Harness) -> None:
     given = harness.trajectories(rows())
     other = scored(harness, given, scorer="other", rewards=[{"type": "environment"}])

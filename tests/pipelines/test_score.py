@@ -158,8 +158,9 @@ def test_rows_that_cannot_be_scored_are_unscored_and_counted(harness: Harness) -
     other = harness.tasks([TASK.model_copy(update={"prompt": "another"})])
     with pytest.raises(ValueError, match=r"a is of task t, which inputs\.tasks lack"):
         harness.run(score, {"rewards": [{"type": "exact"}]}, trajectories=[given], tasks=[other])
-    with pytest.raises(ValueError, match="task t has the ground truth null"):
-        harness.run(score, {"rewards": [{"type": "exact"}]}, trajectories=[given])
+    nowhere = harness.trajectories([acted("c", 1.0, []).model_copy(update={"task_id": "lost"})])
+    with pytest.raises(ValueError, match="task lost has the ground truth null"):
+        harness.run(score, {"rewards": [{"type": "exact"}]}, trajectories=[nowhere])
 
 
 def test_rollouts_of_one_ticket_are_compared_and_others_are_not(harness: Harness) -> None:

@@ -22,6 +22,9 @@ from schemas.trajectory import Span
 
 STOP_S = 10.0
 PAUSE_S = 2.0
+KEPT_S = 2.0
+"""How long a connection is kept that nothing uses; a server closes it after 5 s, maybe as a request is on its way."""
+
 TAIL = 30
 NEEDED = {
     "/inference/v1/generate": "start it with --enable-scale-out",
@@ -114,7 +117,8 @@ class Server:
     def _client(self) -> httpx.AsyncClient:
         if self.idle:
             return self.idle.pop()
-        self.clients.append(httpx.AsyncClient(trust_env=False, verify=self.verify))
+        limits = httpx.Limits(keepalive_expiry=KEPT_S)
+        self.clients.append(httpx.AsyncClient(trust_env=False, verify=self.verify, limits=limits))
         return self.clients[-1]
 
     async def sample(self, request: Request, ends: float | None) -> Turn | None:

@@ -10,6 +10,7 @@ import atexit
 import shutil
 import tempfile
 import threading
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,8 @@ class VLLMEngine:
                 return await ask(replica)
             except ReplicaError as error:
                 problem = error
+                if replica.state == "serving":
+                    warnings.warn(f"{replica} failed, and is asked no more until it is well: {error}", stacklevel=2)
                 self._suspect(replica)
                 log = replica.tail()
             finally:

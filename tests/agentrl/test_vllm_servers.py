@@ -160,7 +160,8 @@ def test_a_turn_that_a_server_fails_is_asked_of_another(
         await settled(engine)
         return made
 
-    made = blocking(ask())
+    with pytest.warns(UserWarning, match=r"the vLLM server .* failed, and is asked no more until it is well: http"):
+        made = blocking(ask())
     assert (made.ids, made.stop) == ([7, 8, 2], "stop")
     assert sum(len(one.asked) for one in servers) >= 2
 

@@ -3,6 +3,8 @@
 import importlib
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from datastore import TrajectoryBuffer
@@ -13,7 +15,17 @@ from pipelines.plan import Plan, Status, make_plan
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-OWN = ("my_algorithms", "my_engines", "my_rewards", "my_rules", "my_formats", "my_shop", "my_classes", "my_helper")
+OWN = (
+    "my_algorithms",
+    "my_engines",
+    "my_rewards",
+    "my_rules",
+    "my_formats",
+    "my_shop",
+    "my_classes",
+    "my_helper",
+    "my_family",
+)
 
 
 WARM = """\
@@ -39,6 +51,15 @@ def forget() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in OWN]:
         del sys.modules[name]
     importlib.invalidate_caches()
+
+
+@contextmanager
+def copied(name: str, to: Path) -> Iterator[Path]:
+    """A copy of an example that a test may edit; what was imported from it is forgotten at the end."""
+    before = list(sys.path)
+    yield example(name, to).parent
+    sys.path[:] = before
+    forget()
 
 
 def planned(path: Path, *settings: str) -> Plan:

@@ -1,14 +1,12 @@
 """An environment of one's own, beside the pipeline file, works as docs/environments.md shows it."""
 
-import os
 import pickle
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import own_classes
 import pytest
+from own_classes import EXAMPLES, ROOT, copied
 
 from agentrl.environments import ENVIRONMENT, load_environment
 from datastore import TrajectoryBuffer
@@ -18,23 +16,18 @@ from pipelines.load import load
 from pipelines.plan import Plan, Status, make_plan
 from pipelines.problems import SpecError
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "own_environment"
+EXAMPLE = EXAMPLES / "own_environment"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    before = list(sys.path)
-    yield Path(shutil.copytree(EXAMPLE, tmp_path / "example"))
-    sys.path[:] = before
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_shop"]:
-        del sys.modules[name]
+    with copied("own_environment", tmp_path) as folder:
+        yield folder
 
 
 def planned(folder: Path) -> Plan:
-    store = str(folder / "store")
-    settings = ["stages.warm.with.steps=2", "stages.tasks.with.train=8", "stages.tasks.with.heldout=2"]
-    return make_plan(load(str(folder / "pipeline.yaml"), settings=settings), Catalog(store), store)
+    small = ("stages.warm.with.steps=2", "stages.tasks.with.train=8", "stages.tasks.with.heldout=2")
+    return own_classes.planned(folder / "pipeline.yaml", *small)
 
 
 def test_the_example_runs_and_is_in_the_plan_and_the_fingerprint(folder: Path) -> None:
@@ -140,13 +133,6 @@ def test_settings_may_be_one_model(folder: Path, monkeypatch: pytest.MonkeyPatch
         load_environment("my_shop.more:ByConfig{names")
     with pytest.raises(ValueError, match=r"nams: unknown key 'nams'; did you mean 'names'"):
         load_environment('my_shop.more:ByConfig{"nams": 1}')
-
-
-def test_its_own_tests_pass(folder: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_what_the_docs_show_is_what_is_there() -> None:

@@ -1,11 +1,11 @@
 """``search_qa``: questions mean what their expressions say, and no passage gives an answer away."""
 
-import asyncio
 import json
 from random import Random
 from typing import Any
 
 import pytest
+from acting import act
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,6 @@ from agentrl.environments.search_qa import questions
 from agentrl.environments.search_qa.environment import SearchConfig, SearchQA
 from agentrl.environments.search_qa.graph import RELATIONS, Graph, graph
 from agentrl.rollouts.demonstrations import demonstrate
-from schemas.task import Task
 from schemas.trajectory import Message, Role
 
 WORLD = graph(200, 0)
@@ -95,18 +94,6 @@ def test_each_thing_has_a_name_of_its_own() -> None:
     assert len(set(words)) == len(words)
     assert {relation.subject for relation in RELATIONS.values()} <= set(world.kinds.values())
     assert Graph(400, 3).passages == world.passages != Graph(400, 4).passages
-
-
-def act(environment: SearchQA, task: Task, *turns: Any) -> tuple[list[Any], Any]:
-    async def go() -> tuple[list[Any], Any]:
-        episode = await environment.reset(task)
-        steps = []
-        for turn in turns:
-            said = Message(role=Role.ASSISTANT, content=turn) if isinstance(turn, str) else episode.calling(**turn)
-            steps.append(await episode.step(said))
-        return steps, await episode.score()
-
-    return asyncio.run(go())
 
 
 def test_search_gives_pages_and_read_refuses_unknown_titles() -> None:

@@ -7,13 +7,14 @@ from random import Random
 from typing import Any
 
 import pytest
+from acting import act
 
 from agentrl.environments.scripted import advised, play
 from agentrl.environments.service.customer import ChangeRequest, Goal, tells
 from agentrl.environments.service.environment import Service, ServiceConfig
 from agentrl.environments.service.records import RULES, TODAY, Item, Order, forbidden
 from schemas.task import Task
-from schemas.trajectory import Message, Role
+from schemas.trajectory import Role
 
 SERVICE = Service()
 TASKS = SERVICE.tasks({"train": 300}, 0)["train"]
@@ -28,15 +29,7 @@ def goals_of(task: Task) -> list[Goal]:
 
 
 def talk(task: Task, *turns: Any) -> tuple[list[Any], Any]:
-    async def go() -> tuple[list[Any], Any]:
-        episode = await SERVICE.reset(task)
-        steps = []
-        for turn in turns:
-            said = Message(role=Role.ASSISTANT, content=turn) if isinstance(turn, str) else episode.calling(**turn)
-            steps.append(await episode.step(said))
-        return steps, await episode.score()
-
-    return asyncio.run(go())
+    return act(SERVICE, task, *turns)
 
 
 def one(kind: str, refused: bool = False) -> Task:

@@ -5,12 +5,12 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-CHUNK = 2**22
+CHUNK = 2**20
 _KINDS = np.zeros(256, np.int8)
 _QUOTE, _BACKSLASH, _COMMA = 2, 3, 4
 for _characters, _kind in ((b"[{", 1), (b"]}", -1), (b'"', _QUOTE), (b"\\", _BACKSLASH), (b",", _COMMA)):
     _KINDS[list(_characters)] = _kind
-_NOTED = _KINDS != 0
+_NOTED = bytes(map(bool, _KINDS))
 
 
 class End(NamedTuple):
@@ -30,9 +30,8 @@ def ends(file: IO[bytes], start: int, size: int) -> Iterator[End]:
     depth = inside = elements = 0
     begun = place = start
     while chunk := _unsplit(file):
-        codes = np.frombuffer(chunk, np.uint8)
-        at = np.flatnonzero(_NOTED[codes])
-        kinds = _KINDS[codes[at]]
+        at = np.flatnonzero(np.frombuffer(chunk.translate(_NOTED), bool))
+        kinds = _KINDS[np.frombuffer(chunk, np.uint8)[at]]
         quotes = (kinds == _QUOTE) & ~_escaped(at, kinds)
         within = (np.cumsum(quotes) + inside) % 2 == 1
         steps = np.where((np.abs(kinds) == 1) & ~within, kinds, 0)
@@ -64,11 +63,14 @@ def _unsplit(file: IO[bytes]) -> bytes:
 def _escaped(at: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     """Which characters have an odd number of backslashes right before them. ``at`` are the places of the characters
     that are noted, backslashes among them."""
-    slashes = kinds == _BACKSLASH
-    if not slashes.any():
-        return slashes
-    follows = np.zeros(len(at), bool)  # stands right after a backslash
-    follows[1:] = slashes[:-1] & (np.diff(at) == 1)
-    number = np.arange(len(at))
-    first = np.maximum.accumulate(np.where(follows, -1, number))  # of the run of backslashes before it
-    return follows & ((number - first) % 2 == 1)
+    escaped = np.zeros(len(at), bool)
+    index = np.flatnonzero(kinds == _BACKSLASH)
+    if not len(index):
+        return escaped
+    first = np.ones(len(index), bool)  # of a run of backslashes
+    first[1:] = np.diff(at[index]) != 1
+    number = at[index] - at[index[first]][np.cumsum(first) - 1]
+    after = index[number % 2 == 0] + 1
+    after = after[after < len(at)]
+    escaped[after[at[after] == at[after - 1] + 1]] = True
+    return escaped

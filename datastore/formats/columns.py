@@ -1,19 +1,19 @@
-"""Rows from dicts of readers: checked Arrow columns, some rows at a time, without an object per row or message.
+"""Rows of readers as tables, built column by column: no object is made per message, and no dict is kept.
 
-The rows of a block become a table of Arrow's own making. If a row does not fit its columns or breaks a rule of the
-buffer, it goes through the model: it says which record is at fault, and reads what may be read generously (``"1"`` as a
-number).
+A row is a dict with fields of a trajectory; fields that it lacks have their default, and counts are counted here. If
+a batch of rows does not fit the columns, or breaks a rule of the buffer, its rows go through the model one by one: it
+says which record is at fault, and reads what may be read generously (``"1"`` as a number).
 """
 
 import gc
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import accumulate, chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,22 +30,19 @@ BATCH_SIZE = 2**23
 """Characters of source that a batch is read from, at about which it ends."""
 BLOCK_ROWS = 64
 BLOCK_SIZE = 2**18
-"""Rows are taken over after so many of them, or so many characters of source: they stay in the processor's cache, and
-what they were read into is used again."""
+"""Rows are taken over after so many of them, or so many characters of source."""
 
 _MISFITS = (pa.ArrowException, OverflowError, *BROKEN)
 _REQUIRED = frozenset(name for name, info in Trajectory.model_fields.items() if info.is_required())
 _DEFAULTS = {
     name: info.get_default(call_default_factory=True, validated_data={})
     for name, info in Trajectory.model_fields.items()
-    if name not in _REQUIRED
+    if name not in _REQUIRED and name != "created_at"
 }
-_DEFAULTS |= dict.fromkeys(["created_at", "n_steps", "n_tool_calls", "n_tokens", "n_action_tokens"])
-"""Of a row that lacks a field. None: a whole batch gets the time, and what is counted."""
-_MESSAGES = LENIENT_SCHEMA.field("messages").type
-_FIELDS = {field.name: field for field in _MESSAGES.value_type}
-_CALLS = _FIELDS["tool_calls"].type
-_PLACES = ("token_start", "token_end")
+_MESSAGE = LENIENT_SCHEMA.field("messages").type
+_CALL = _MESSAGE.value_type.field("tool_calls").type
+_FIELDS = [name for name in Message.model_fields if name != "tool_calls"]
+_PLAIN_FIELDS = [name for name in _FIELDS if name not in ("role", "content")]
 _KNOWN = Message.model_fields.keys()
 _ROW_FIELDS = Trajectory.model_fields.keys()
 _CALL_FIELDS = ToolCall.model_fields.keys()
@@ -53,8 +50,12 @@ _COMPONENT_FIELDS = RewardComponent.model_fields.keys()
 _SPAN_FIELDS = Span.model_fields.keys()
 
 
-Block: TypeAlias = dict[str, pa.Array]
-"""Columns of some rows by name: those that any of the rows has."""
+class RowOrigin(NamedTuple):
+    """Where a row comes from: the number of the record in its source, and what is kept of the record."""
+
+    source: Source
+    number: int
+    kept: Any
 
 
 @dataclass(frozen=True)
@@ -66,128 +67,199 @@ class RowBatch:
     kept: list[Any]
 
 
-class _Waiting(NamedTuple):
-    """A row that is not yet taken over, the number of its record in its source, and the record."""
-
-    row: Row
-    source: Source
-    number: int
-    record: Any
-
-
 def batches(rows: Iterable[tuple[Source, Row]], keep: Callable[[Any], Any] = lambda _: None) -> Iterator[RowBatch]:
     """Tables of a bounded number of rows, each given with the source that has just read it. ``keep`` says what to
     keep of a record beside its row. A row that does not fit is refused with its place."""
     was_on = gc.isenabled()
-    part = _Batch(keep)
+    part = _Columns()
     try:
         gc.disable()  # it would look at every value of a batch again and again, and find no circle
         for source, row in rows:
-            part.add(row, source)
-            if part.full:
-                batch, part = part.finished(), _Batch(keep)
+            part.add(row, RowOrigin(source, source.number, keep(source.record)), source.took())
+            if part.count >= BATCH_ROWS or part.size >= BATCH_SIZE:
+                batch, part = part.batch(), _Columns()
                 if was_on:
                     gc.enable()
                 yield batch
                 gc.disable()
         if part.count:
-            yield part.finished()
+            yield part.batch()
     except StoreError:
-        part.finished()  # if a record before is at fault too, that one is named
+        part.batch()  # if a record before is at fault too, that one is named
         raise
     finally:
         if was_on:
             gc.enable()
 
 
-class _Batch:
-    """Rows on their way into a table. They are taken over some at a time: one by one is much slower."""
+class _Columns:
+    """Values of some rows: scalars row by row, messages field by field, calls field by field. Rows are taken over some
+    at a time: one by one is much slower, and all at once leaves the processor's cache."""
 
-    def __init__(self, keep: Callable[[Any], Any]) -> None:
-        self.count = 0
-        self._keep = keep
-        self._size = self._waiting_size = 0
+    def __init__(self) -> None:
+        self.size = 0
         """How much was read for the rows."""
-        self._waiting: list[_Waiting] = []
-        self._blocks: list[Block] = []
-        self._places: list[tuple[Source, int]] = []
-        self._kept: list[Any] = []
+        self.rows: list[Row] = []
+        self.origins: list[RowOrigin] = []
+        self.lengths: list[int] = []
+        self.fields: dict[str, list[Any]] = {name: [] for name in _FIELDS}
+        """Values of the messages; an empty list if no message has any so far."""
+        self.calls: list[int] = []
+        """How many calls each message has."""
+        self.call_fields: tuple[list[str], list[str], list[str]] = ([], [], [])
+        self._waiting: list[tuple[Row, RowOrigin, Any]] = []
+        self._waiting_size = 0
 
     @property
-    def full(self) -> bool:
-        return self.count >= BATCH_ROWS or self._size >= BATCH_SIZE
+    def count(self) -> int:
+        return len(self.rows) + len(self._waiting)
 
-    def add(self, row: Row, source: Source) -> None:
-        """Add a row that ``source`` has just read."""
-        self._waiting.append(_Waiting(row, source, source.number, source.record))
-        self.count += 1
-        self._waiting_size += source.took()
+    def add(self, row: Row, origin: RowOrigin, size: int) -> None:
+        """Add a row that was read from ``size`` bytes or characters."""
+        self._waiting.append((row, origin, origin.source.record))
+        self.size += size
+        self._waiting_size += size
         if len(self._waiting) == BLOCK_ROWS or self._waiting_size >= BLOCK_SIZE:
-            self._take_over()
+            self.take_over()
 
-    def finished(self) -> RowBatch:
-        """The rows as a table, without those that do not fit."""
-        self._take_over()
-        table = _joined(self._blocks, len(self._places))
-        if at_fault := {problem.row for problem in validate(table)}:
-            table = self._without(table, at_fault)
-        return RowBatch(table, [source for source, _ in self._places], self._kept)
-
-    def _take_over(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        self._size += self._waiting_size
-        self._waiting_size = 0
-        if not waiting:
-            return
+    def take_over(self) -> None:
+        """Take over the rows that wait. One that does not fit is refused."""
+        waiting, self._waiting, self._waiting_size = self._waiting, [], 0
         try:
-            self._take(waiting, _block([one.row for one in waiting]))
+            self._take(waiting)
         except _MISFITS:
             for one in waiting:
+                row, origin, record = one
                 try:
-                    self._take([one], _block([one.row]))
-                except _MISFITS:
-                    if (table := _judged(one.row, one.source, one.number, one.record)) is not None:
-                        self._take([one], {name: table[name].combine_chunks() for name in table.column_names})
+                    self._take([one])
+                except _MISFITS as error:
+                    reason = _reason(row) or error
+                    origin.source.notes.refuse(origin.source.place_of(origin.number), reason, excerpt(record))
 
-    def _take(self, waiting: Sequence[_Waiting], block: Block) -> None:
-        self._blocks.append(block)
-        self._places += [(one.source, one.number) for one in waiting]
-        self._kept += [self._keep(one.record) for one in waiting]
+    def _take(self, waiting: list[tuple[Row, RowOrigin, Any]]) -> None:
+        """Take over rows. Raises if one does not fit, and takes nothing then."""
+        talks = [row["messages"] for row, _, _ in waiting]
+        messages = list(chain.from_iterable(talks))
+        names = set().union(*messages)
+        if not (names <= _KNOWN and all(row.keys() <= _ROW_FIELDS for row, _, _ in waiting)):
+            raise ValueError("has a field that is not known")
+        fields = {"role": [one["role"] for one in messages], "content": [one.get("content", "") for one in messages]}
+        fields |= {name: [one.get(name) for one in messages] for name in _PLAIN_FIELDS if name in names}
+        lengths = [0] * len(messages)
+        parts: list[list[str]] = []
+        if "tool_calls" in names:
+            found = [one.get("tool_calls") or () for one in messages]
+            lengths = list(map(len, found))
+            calls = list(chain.from_iterable(found))
+            if any(len(call) != len(_CALL_FIELDS) for call in calls):
+                raise ValueError("has a call with other fields than a call has")
+            parts = [[call[name] for call in calls] for name in _CALL_FIELDS]
+        for name, values in fields.items():
+            self.fields[name] += [None] * (len(self.calls) - len(self.fields[name]))
+            self.fields[name] += values
+        self.calls += lengths
+        for whole, part in zip(self.call_fields, parts, strict=False):
+            whole += part
+        self.lengths += map(len, talks)
+        for row, origin, _ in waiting:
+            del row["messages"]
+            self.rows.append(row)
+            self.origins.append(origin)
 
-    def _without(self, table: pa.Table, at_fault: set[int]) -> pa.Table:
-        """The table without the rows at fault, except for those that the model can read."""
-        tables, left = [LENIENT_SCHEMA.empty_table()], []
-        for number, (source, record) in enumerate(self._places):
-            here = table.slice(number, 1)
-            one: pa.Table | None = here
-            if number in at_fault:
-                row = _given(here.to_pylist()[0])
-                known = {
-                    name: value for name, value in row.items() if name != "created_at" and value != _DEFAULTS.get(name)
-                }
-                one = _judged(row, source, record, known)
-            if one is not None:
-                tables.append(one)
-                left.append(number)
-        self._places, self._kept = [self._places[one] for one in left], [self._kept[one] for one in left]
-        return pa.concat_tables(tables)
+    def batch(self) -> RowBatch:
+        """The rows as a table, without those that do not fit."""
+        self.take_over()
+        for values in self.fields.values():
+            if values:
+                values += [None] * (len(self.calls) - len(values))
+        try:
+            table = self._table()
+            if not validate(table):
+                return _row_batch(table, self.origins)
+        except _MISFITS:
+            pass
+        tables: list[pa.Table] = []
+        kept: list[RowOrigin] = []
+        for row, origin in zip(self._whole(), self.origins, strict=True):
+            try:
+                tables.append(as_table([Trajectory.model_validate(_counted(row))]))
+                kept.append(origin)
+            except _MISFITS as error:
+                origin.source.notes.refuse(origin.source.place_of(origin.number), error, excerpt(row))
+        return _row_batch(pa.concat_tables([LENIENT_SCHEMA.empty_table(), *tables]), kept)
+
+    def _whole(self) -> Iterator[Row]:
+        """The rows with their messages, as they were added."""
+        calls = (dict(zip(_CALL_FIELDS, one, strict=True)) for one in zip(*self.call_fields, strict=True))
+        place = 0
+        for row, length in zip(self.rows, self.lengths, strict=True):
+            messages: list[dict[str, Any]] = []
+            for at in range(place, place + length):
+                one = {name: self.fields[name][at] for name in ("role", "content")}
+                one |= {name: self.fields[name][at] for name in _PLAIN_FIELDS if self.fields[name]}
+                one = {name: value for name, value in one.items() if value is not None or name not in _PLAIN_FIELDS}
+                messages.append(one | {"tool_calls": [next(calls) for _ in range(self.calls[at])]})
+            place += length
+            yield row | {"messages": messages}
+
+    def _table(self) -> pa.Table:
+        """Rows in ``LENIENT_SCHEMA``. Raises what Arrow or Python raises if a value does not fit its column."""
+        names = set().union(*self.rows)
+        columns = self._messages()
+        for field in LENIENT_SCHEMA:
+            name = field.name
+            if name in columns and name not in names:
+                continue
+            if name in names:
+                values = [row.get(name, _DEFAULTS.get(name)) for row in self.rows]
+                columns[name] = _column(name, values, field.type)
+            elif name == "created_at":
+                columns[name] = pa.repeat(pa.scalar(datetime.now(UTC), field.type), len(self.rows))
+            elif name not in ("n_tokens", "n_action_tokens"):
+                columns[name] = _defaults(name, len(self.rows))
+        counts = {"n_tokens": pc.list_value_length(columns["action_mask"])}
+        counts["n_action_tokens"] = _trues(columns["action_mask"]).cast(pa.int32())
+        columns = counts | columns
+        return pa.Table.from_arrays([columns[name] for name in LENIENT_SCHEMA.names], schema=LENIENT_SCHEMA)
+
+    def _messages(self) -> dict[str, pa.Array]:
+        """The column of messages, and counts of steps and calls per row."""
+        types = {field.name: field.type for field in _MESSAGE.value_type}
+        texts = [pa.array(values, pa.string()) for values in self.call_fields]
+        calls = pa.StructArray.from_arrays(texts, fields=list(_CALL.value_type))
+        columns = {"tool_calls": pa.ListArray.from_arrays(_offsets(self.calls), calls, type=_CALL)}
+        for name, values in self.fields.items():
+            kind = types[name]
+            columns[name] = _exact(values, kind) if values else pa.nulls(len(self.calls), kind)
+        structs = pa.StructArray.from_arrays([columns[name] for name in types], fields=list(_MESSAGE.value_type))
+        offsets = _offsets(self.lengths)
+        bounds = offsets.to_numpy()
+        spoken = pc.equal(columns["role"], Role.ASSISTANT.value).fill_null(False)
+        steps = _running(spoken)[bounds]
+        return {
+            "messages": pa.ListArray.from_arrays(offsets, structs, type=_MESSAGE),
+            "n_steps": pa.array(np.diff(steps), pa.int32()),
+            "n_tool_calls": pa.array(np.diff(columns["tool_calls"].offsets.to_numpy()[bounds]), pa.int32()),
+        }
 
 
-def _judged(row: Row, source: Source, number: int, record: Any) -> pa.Table | None:
-    """A row as the model reads it. One that it cannot read is refused with its place."""
+def _row_batch(table: pa.Table, origins: list[RowOrigin]) -> RowBatch:
+    return RowBatch(table, [one.source for one in origins], [one.kept for one in origins])
+
+
+def _reason(row: Row) -> Exception | None:
+    """What the model says about a row that does not fit."""
     try:
-        return as_table([Trajectory.model_validate(_counted(row))])
+        Trajectory.model_validate(_counted(row))
     except _MISFITS as error:
-        source.notes.refuse(source.place_of(number), error, excerpt(record))
-        return None
+        return error
+    return None
 
 
-def _given(row: Row) -> Row:
-    """A row of a table without what is null, except for an outcome that is."""
-    messages = [{key: value for key, value in one.items() if value is not None} for one in row["messages"]]
-    return {name: value for name, value in row.items() if value is not None or name in ("reward", "success")} | {
-        "messages": messages
-    }
+@lru_cache(maxsize=256)
+def _defaults(name: str, count: int) -> pa.Array:
+    """A column of defaults. Batches are mostly of one size, and share it."""
+    return pa.repeat(pa.scalar(_DEFAULTS[name], LENIENT_SCHEMA.field(name).type), count)
 
 
 def _counted(row: Row) -> Row:
@@ -205,93 +277,6 @@ def _counted(row: Row) -> Row:
     return counts | row
 
 
-def _block(rows: Sequence[Row]) -> Block:
-    """Columns of rows. Raises what Arrow or Python raises if a value does not fit its column."""
-    names = frozenset().union(*rows)
-    if not _REQUIRED <= names <= _ROW_FIELDS:
-        raise ValueError("lacks a field, or has one that is not known")
-    block = {name: _column(name, [row.get(name, _DEFAULTS.get(name)) for row in rows]) for name in names - {"messages"}}
-    return block | {"messages": _messages([row["messages"] for row in rows])}
-
-
-def _joined(blocks: Sequence[Block], count: int) -> pa.Table:
-    """Blocks as a table in ``LENIENT_SCHEMA``, with the defaults of what rows lack, the time, and what is counted."""
-    if not blocks:
-        return LENIENT_SCHEMA.empty_table()
-    names = frozenset().union(*blocks)
-    columns = {
-        name: pa.concat_arrays([one[name] if name in one else _absent(name, len(one["messages"])) for one in blocks])
-        if name in names
-        else _absent(name, count)
-        for name in LENIENT_SCHEMA.names
-    }
-    found = _counts(columns["messages"], columns["action_mask"])
-    found["created_at"] = pa.scalar(datetime.now(UTC), LENIENT_SCHEMA.field("created_at").type)
-    for name, values in found.items():
-        if columns[name].null_count:
-            columns[name] = pc.coalesce(columns[name], values)
-    return pa.Table.from_arrays(list(columns.values()), schema=LENIENT_SCHEMA)
-
-
-def _counts(messages: pa.Array, mask: pa.Array) -> dict[str, pa.Array]:
-    """What follows from the messages and the mask of each row."""
-    spoken = pc.equal(messages.values.field("role"), Role.ASSISTANT.value).fill_null(False)
-    places, tokens = messages.offsets.to_numpy(), mask.offsets.to_numpy()
-    counts = {
-        "n_steps": np.diff(_running(spoken)[places]),
-        "n_tool_calls": np.diff(messages.values.field("tool_calls").offsets.to_numpy()[places]),
-        "n_tokens": np.diff(tokens),
-        "n_action_tokens": np.diff(_running(mask.values)[tokens]),
-    }
-    return {name: pa.array(values, pa.int32()) for name, values in counts.items()}
-
-
-@lru_cache(maxsize=512)
-def _absent(name: str, count: int) -> pa.Array:
-    """A column of which no row has a value. Batches are mostly of one size, and share it."""
-    return pa.repeat(pa.scalar(_DEFAULTS[name], LENIENT_SCHEMA.field(name).type), count)
-
-
-def _messages(talks: Sequence[Sequence[dict[str, Any]]]) -> pa.Array:
-    """The column of messages."""
-    messages = list(chain.from_iterable(talks))
-    names: frozenset[str] = frozenset().union(*messages)
-    if not names <= _KNOWN:
-        raise ValueError("has a field of a message that is not known")
-    if "tool_calls" in names:
-        calls = [call for one in messages for call in one.get("tool_calls") or ()]
-        if any(len(call) != len(_CALL_FIELDS) for call in calls):
-            raise ValueError("has a call with other fields than a call has")
-    lists = pa.array(talks, _list_of(names))
-    structs = lists.values
-    if structs.null_count:
-        raise TypeError("a message is an object")
-    columns = []
-    for name, field in _FIELDS.items():
-        if name in _PLACES and name in names:
-            columns.append(_exact([one.get(name) for one in messages], field.type))
-        elif name in names:
-            found = structs.field(name)
-            columns.append(_filled(found) if name == "tool_calls" else found)
-        elif name == "tool_calls":
-            columns.append(_filled(pa.nulls(len(messages), field.type)))
-        else:
-            columns.append(pa.nulls(len(messages), field.type))
-    structs = pa.StructArray.from_arrays(columns, fields=list(_FIELDS.values()))
-    return pa.ListArray.from_arrays(lists.offsets, structs, type=_MESSAGES)
-
-
-@lru_cache(maxsize=64)
-def _list_of(names: frozenset[str]) -> pa.DataType:
-    """Lists of messages with these fields. Arrow would cut a place of 1.5 to 1: places are read on their own."""
-    return pa.list_(pa.struct([field for name, field in _FIELDS.items() if name in names and name not in _PLACES]))
-
-
-def _filled(lists: pa.Array) -> pa.Array:
-    """Lists of calls, empty ones instead of nulls."""
-    return pa.ListArray.from_arrays(lists.offsets, lists.values, type=lists.type)
-
-
 def with_column(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
     """The table with other values in a column."""
     index = table.schema.get_field_index(name)
@@ -299,8 +284,7 @@ def with_column(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
     return table.set_column(index, field, pa.array(values, field.type))
 
 
-def _column(name: str, values: list[Any]) -> pa.Array:
-    kind = LENIENT_SCHEMA.field(name).type
+def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
     match name:
         case "input_ids":
             ids = array("i")
@@ -341,3 +325,8 @@ def _offsets(lengths: Iterable[int]) -> pa.Array:
 def _running(flags: pa.Array) -> np.ndarray:
     """How many flags are true before each position, and at the end."""
     return np.concatenate([[0], np.cumsum(flags.to_numpy(zero_copy_only=False))])
+
+
+def _trues(lists: pa.Array) -> pa.Array:
+    """How many values of each list are true."""
+    return pa.array(np.diff(_running(lists.flatten())[lists.offsets.to_numpy()]))

@@ -1,12 +1,13 @@
 """Asynchronous online training: true labels, nothing dropped, and bounds that cannot be kept are refused."""
 
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from pydantic import ValidationError
@@ -19,6 +20,7 @@ from agentrl.training.scoring import batch_logprobs
 from pipelines.handles import Model, Tasks
 from pipelines.harness import Harness, Result
 from pipelines.stages.grpo import online
+from pipelines.stages.online_log import OnlineLog
 from pipelines.stages.tasks import generate
 from pipelines.stages.train import sft
 from pipelines.stages.trajectories import synthesize
@@ -213,14 +215,29 @@ def test_a_whole_run_is_sound_and_rows_that_no_batch_names_are_not() -> None:
 
 
 @pytest.mark.vllm
-def test_servers_sample_while_a_step_is_taken(harness: Harness, warm: Model, slow: Tasks, tmp_path: Path) -> None:
-    import os
+def test_a_server_that_is_killed_costs_no_row_and_no_bound(
+    harness: Harness, warm: Model, slow: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is killed in the middle of a run in which sampling and training overlap."""
+    keep, kept = OnlineLog.keep, list[str]()
 
-    import psutil
+    def noted(self: OnlineLog, row: Trajectory) -> None:
+        keep(self, row)
+        kept.append(row.trajectory_id)
+        if len(kept) == 14:
+            for server in servers():
+                server.kill()
 
+    monkeypatch.setattr(OnlineLog, "keep", noted)
     engine = {"type": "vllm", "dtype": "float32", "python": os.environ["VLLM_PYTHON"], "context": 128}
     settings = {"ahead": 1, "max_staleness": 2, "engine": engine}
     made = harness.run(online, {**SMALL, **settings}, model=warm, tasks=slow)
     tickets = is_covered(made, 2)
     assert max(one["staleness"] for one in tickets) > 0
-    assert not [one for one in psutil.Process().children(recursive=True) if "vllm" in " ".join(one.cmdline())]
+    assert len(kept) == len(set(kept)) == 48
+    assert not servers()
+
+
+def servers() -> list[psutil.Process]:
+    """vLLM's servers among the children of this process."""
+    return [one for one in psutil.Process().children() if "vllm" in " ".join(one.cmdline())]

@@ -15,7 +15,7 @@ from agentrl.engines.streams import stream
 from agentrl.online.learner import Learner, OnlineState
 from agentrl.online.recorded import Log, Recorded
 from agentrl.online.tickets import Tickets
-from agentrl.rollouts.flow import Flow, Job
+from agentrl.rollouts.flow import Flow, NumberedAttempt
 from agentrl.rollouts.runner import Attempt, RolloutRunner, nothing_sampled
 from schemas.task import Task
 from schemas.trajectory import Termination, Trajectory
@@ -191,7 +191,7 @@ class OnlineLoop:
 
     # -- what a ticket is
 
-    def _jobs(self, number: int) -> list[Job]:
+    def _jobs(self, number: int) -> list[NumberedAttempt]:
         task, samples, first = self._task(number), self.learner.samples, number * self.per_ticket
         group, deadline = self.name(first), self.tickets.open[number]
         size = self.tickets.size
@@ -201,7 +201,7 @@ class OnlineLoop:
             greedy = self.runner.sampling.model_copy(update={"temperature": 0.0}) if index >= samples else None
             attempt = Attempt(task, index, group=group)
             own = stream(seed, "row", number % size * samples + index)
-            jobs.append(Job(attempt, self.name(first + index), first + index, own, greedy, deadline))
+            jobs.append(NumberedAttempt(attempt, self.name(first + index), first + index, own, greedy, deadline))
         return jobs
 
     def _task(self, number: int) -> Task:

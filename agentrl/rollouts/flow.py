@@ -17,7 +17,7 @@ OnRow = Callable[[Trajectory], None]
 
 
 @dataclass(frozen=True)
-class Job:
+class NumberedAttempt:
     """An episode to play, whose row is called ``name``. ``number`` orders episodes, ``seed`` is that of its draws, and
     ``sampling`` takes the place of the runner's. The smallest ``deadline`` is served first."""
 
@@ -30,14 +30,14 @@ class Job:
 
 
 class Play(Protocol):
-    async def __call__(self, job: Job) -> Trajectory: ...
+    async def __call__(self, job: NumberedAttempt) -> Trajectory: ...
 
 
 @dataclass
 class _Group:
     """Jobs of a group by their numbers, those of them that are not made, and the rows of the others."""
 
-    jobs: dict[int, Job]
+    jobs: dict[int, NumberedAttempt]
     missing: set[int]
     rows: dict[int, Trajectory] = field(default_factory=dict)
 
@@ -62,14 +62,14 @@ class Flow:
     ) -> None:
         self._play, self._in_flight, self._rewards, self._counts, self._host = play, in_flight, rewards, counts, host
         self._on_made, self._on_told = made, told
-        self._pending: deque[Job] = deque()
+        self._pending: deque[NumberedAttempt] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._groups: dict[str, _Group] = {}
         self._whole: list[list[Trajectory]] = []
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
 
-    async def add(self, jobs: Sequence[Job], made: Mapping[str, Trajectory] = MappingProxyType({})) -> None:
+    async def add(self, jobs: Sequence[NumberedAttempt], made: Mapping[str, Trajectory] = MappingProxyType({})) -> None:
         """Begin episodes. ``jobs`` are whole groups. Those of which ``made`` has the row, by its name and without
         rewards, are not played again."""
         for job in jobs:
@@ -121,7 +121,7 @@ class Flow:
             self._error = self._error or error
             self._changed.set()
 
-    async def _arrived(self, job: Job, row: Trajectory) -> None:
+    async def _arrived(self, job: NumberedAttempt, row: Trajectory) -> None:
         group = self._groups[job.attempt.group_id]
         group.rows[job.number] = row
         alike = [number for number, one in group.jobs.items() if one.sampling is job.sampling]

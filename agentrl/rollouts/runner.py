@@ -21,7 +21,7 @@ from agentrl.environments.hosts import Host, Processes, Threads
 from agentrl.models.policy import Policy
 from agentrl.rewards.component import Reward
 from agentrl.rollouts.episodes import COUNTED, Act, Attempt, EpisodeRun, tickets
-from agentrl.rollouts.flow import Flow, Job, OnRow
+from agentrl.rollouts.flow import Flow, NumberedAttempt, OnRow
 from agentrl.rollouts.garbage import rare_collections
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from schemas.task import Task
@@ -145,7 +145,7 @@ class RolloutRunner:
             with rare_collections():
                 await flow.add(
                     [
-                        Job(attempt, name, number, stream(seed, "row", number))
+                        NumberedAttempt(attempt, name, number, stream(seed, "row", number))
                         for number, (attempt, name) in enumerate(zip(attempts, ids, strict=True))
                     ]
                 )
@@ -181,7 +181,7 @@ class RolloutRunner:
         act = Act(self.engine, codec, self.sampling, self.limits)
         others: dict[Sampling, Act] = {}
 
-        async def play(job: Job) -> Trajectory:
+        async def play(job: NumberedAttempt) -> Trajectory:
             own = act
             if job.sampling is not None:
                 own = others.setdefault(job.sampling, replace(act, sampling=job.sampling))
@@ -198,7 +198,7 @@ class RolloutRunner:
             places[name] = protocol(given[name], host, self.limits.tool_s, self.limits.observation_chars)
         return places[name]
 
-    async def _episode(self, act: Act, job: Job, environment: Environment, source: str) -> Trajectory:
+    async def _episode(self, act: Act, job: NumberedAttempt, environment: Environment, source: str) -> Trajectory:
         attempt = job.attempt
         with self.engine.open((job.number,), root=f"{attempt.group_id}{attempt.hint}") as session:
             run = EpisodeRun(act, environment, attempt, session, job.seed, job.deadline)

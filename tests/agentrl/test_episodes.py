@@ -24,7 +24,7 @@ from agentrl.environments.forks import rebuild
 from agentrl.environments.hosts import Threads
 from agentrl.environments.tools import schemas, tool
 from agentrl.models.policy import Policy
-from agentrl.rollouts.flow import Job
+from agentrl.rollouts.flow import NumberedAttempt
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, Trajectory
@@ -203,9 +203,9 @@ def test_a_group_is_released_when_it_is_whole(policy: Policy) -> None:
 def test_groups_are_added_while_others_are_under_way_and_what_was_made_is_not_made_again(policy: Policy) -> None:
     acts, kept = runner(policy, Shop()), list[str]()
 
-    def jobs(group: str, *prompts: str) -> list[Job]:
+    def jobs(group: str, *prompts: str) -> list[NumberedAttempt]:
         return [
-            Job(Attempt(task(prompt, number=0), index, group=group), f"{group}-{index}", index, index)
+            NumberedAttempt(Attempt(task(prompt, number=0), index, group=group), f"{group}-{index}", index, index)
             for index, prompt in enumerate(prompts)
         ]
 

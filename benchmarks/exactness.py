@@ -74,7 +74,7 @@ def judged(what: str, figure: float, target: float, unit: str, above: bool = Tru
     return met
 
 
-def train(policy: Policy, shown: list[Trajectory], steps: int, batch: int = 32) -> None:
+def train(policy: Policy, shown: list[Trajectory], steps: int, batch: int = 32, lr: float = 5e-3) -> None:
     """Teach a policy the demonstrations, in its own dialect."""
     rows = []
     for number, raw in enumerate(shown):
@@ -84,7 +84,7 @@ def train(policy: Policy, shown: list[Trajectory], steps: int, batch: int = 32) 
         rows.append(
             TrainingRow(row_id=name, unit=number, input_ids=row.input_ids, mask=row.action_mask, weights=weights)
         )
-    trainer = Trainer(policy, SFT(), OptimizerConfig(lr=5e-3, schedule="cosine", warmup=20), steps)
+    trainer = Trainer(policy, SFT(), OptimizerConfig(lr=lr, schedule="cosine", warmup=20), steps)
     with TemporaryDirectory() as folder:
         fit(trainer, TrainingRows.of(rows), batch, 0, Path(folder) / "checkpoint.pt", lambda metrics: None)
 

@@ -151,15 +151,20 @@ def test_a_resumed_run_takes_the_rollouts_that_the_buffer_holds(
     assert set(recorded) <= set(context.row_ids())
 
 
-def test_rows_that_a_shard_should_not_hold_are_refused(harness: Harness, warm: Model, tasks: Tasks) -> None:
+def test_a_shard_that_lacks_rows_is_made_up_by_sampling_and_refused_online(
+    harness: Harness, warm: Model, tasks: Tasks
+) -> None:
     rows = harness.run(sample, {"samples": 2, "sampling": LIMITS}, model=warm, tasks=tasks)["trajectories"].read()
     context = harness._context("short")
     context.append(
         row.model_copy(update={"trajectory_id": context.trajectory_id(number)}) for number, row in enumerate(rows[:7])
     )
     config = sample.config.model_validate({"samples": 2, "sampling": LIMITS})
-    with pytest.raises(ValueError, match=r"lacks 5 of its 12 rows, among them short-.*07.*--only short-.* --force"):
-        sample(context, config, model=warm, tasks=tasks)
+    made = sample(context, config, model=warm, tasks=tasks)["trajectories"].read()
+    kept = {row.trajectory_id: row for row in made}
+    assert len(kept) == 12
+    for number, row in enumerate(rows[:7]):
+        assert kept[context.trajectory_id(number)].input_ids == row.input_ids
     other = harness._context("others")
     other.append(
         row.model_copy(update={"trajectory_id": other.trajectory_id(number)}) for number, row in enumerate(rows[:7])

@@ -157,20 +157,9 @@ class Context:
     def _row_fingerprint(self) -> str:
         return row_fingerprint(self.fingerprint, self.made_again)
 
-    def has_shard(self, shard: int, ids: Sequence[str] = ()) -> bool:
-        """Whether the rows of this shard are already in the buffer, from this run or one that was killed.
-
-        Raises ValueError if they are, but lack some of ``ids``, which the shard is to hold.
-        """
-        if not self.buffer.has(self._row_fingerprint, shard):
-            return False
-        if lacking := sorted(set(ids).difference(self.row_ids())) if ids else []:
-            raise ValueError(
-                f"shard {shard} of {self.stage} is in the buffer, from a run that was killed, but lacks {len(lacking)} "
-                f"of its {len(ids)} rows, among them {', '.join(lacking[:3])}; make all of them again with "
-                f"`agentrl run ... --only {self.stage} --force`"
-            )
-        return True
+    def has_shard(self, shard: int) -> bool:
+        """Whether rows of this shard are already in the buffer, from this run or one that was killed."""
+        return self.buffer.has(self._row_fingerprint, shard)
 
     def stored(self, shard: int, ids: Iterable[str]) -> dict[str, Trajectory]:
         """Rows of this shard that are already in the buffer, from this run or one that was killed, by their id: those

@@ -219,7 +219,8 @@ class Keeper:
         """The states that are kept, and a list of their iterations."""
 
         def write(path: Path) -> None:
-            shutil.copytree(self.states, path, dirs_exist_ok=True)
+            for state in self.states.glob("*.pt"):  # a kill can leave part of another one
+                shutil.copyfile(state, path / state.name)
             (path / "iterations.json").write_text(json.dumps(sorted(int(one.stem) for one in path.glob("*.pt"))))
 
         return self.context.files(write, "checkpoints")

@@ -15,7 +15,7 @@ import time
 
 import torch
 from exactness import judged, train, trainers_gaps
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from training import wide_model
 from transformers.utils import logging
 
 from agentrl.engines.base import Sampling, Weights
@@ -37,20 +37,11 @@ def half_billion(shown: list[Trajectory]) -> Policy:
     tiny = tiny_policy([row.messages for row in shown], 0)
     if SMALL:
         return tiny
-    config = Qwen2Config(
-        vocab_size=-(-len(tiny.tokenizer) // 128) * 128,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=33,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        eos_token_id=tiny.model.config.eos_token_id,
-        pad_token_id=tiny.model.config.pad_token_id,
-    )
+    ends = {name: getattr(tiny.model.config, name) for name in ("eos_token_id", "pad_token_id")}
     torch.manual_seed(0)
-    return Policy(Qwen2ForCausalLM(config).to("cuda", torch.bfloat16), tiny.tokenizer, "half-billion")
+    vocabulary = -(-len(tiny.tokenizer) // 128) * 128
+    model = wide_model(vocabulary, layers=33, max_position_embeddings=2048, **ends)
+    return Policy(model, tiny.tokenizer, "half-billion")
 
 
 def machine() -> str:

@@ -64,20 +64,26 @@ def policy_and_texts(large: bool = False) -> tuple[Any, list[list[Any]]]:
 
 
 def large_model(vocabulary: int) -> Any:
-    """A Qwen2 of 0.5 B parameters on the GPU, with random weights in bfloat16."""
+    """A Qwen2 of 0.5 B parameters on the GPU, with the vocabulary of the real one."""
+    assert vocabulary < 151_936
+    return wide_model(151_936, layers=24)
+
+
+def wide_model(vocabulary: int, layers: int, **settings: Any) -> Any:
+    """A model with layers as wide as those of Qwen2-0.5B on the GPU, with random weights in bfloat16."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        vocab_size=151_936,
+        vocab_size=vocabulary,
         hidden_size=896,
         intermediate_size=4864,
-        num_hidden_layers=24,
+        num_hidden_layers=layers,
         num_attention_heads=14,
         num_key_value_heads=2,
         tie_word_embeddings=True,
+        **settings,
     )
-    assert vocabulary < config.vocab_size
     return Qwen2ForCausalLM(config).to("cuda", torch.bfloat16)
 
 

@@ -12,7 +12,6 @@ from pipelines.execute import Outcome, open_output
 from pipelines.plan import Selection, differences
 from pipelines.problems import SpecError
 from schemas.manifest import Ingredients, InputRecord
-from schemas.trajectory import Termination, Trajectory, trajectory_id
 
 PIPELINE = """
     name: p
@@ -165,7 +164,7 @@ def draw(context: Context, config: Draw) -> Trajectories:
         task = {"task_id": "t", "env": "e", "split": "train", "prompt": "p", "messages": []}
         more = {"source": "policy", "reward": value, "success": True, "termination": "answered"}
         rows.append(Trajectory(trajectory_id=name, episode_id=name, **task, **more))
-    if not context.has_shard(0, [row.trajectory_id for row in rows]):
+    if not context.has_shard(0):
         context.append(rows)
     return context.select()
 
@@ -224,20 +223,6 @@ def test_a_forced_stage_makes_new_rows_and_says_whether_they_are_the_same(drawin
     assert [row.trajectory_id for row in buffer.get_many(before)] == before, "rows of before stay"
     assert {row.fingerprint for row in buffer.get_many(after)} == {f"{again.manifest.fingerprint}.1"}
     assert statuses(drawing, text=DRAWN) == dict.fromkeys(["draw", "rewards", "total"], "cached")
-
-
-def test_rows_that_a_killed_run_left_incomplete_are_refused_until_the_stage_is_forced(drawing: Project) -> None:
-    fingerprint = drawing.plan(DRAWN).steps["draw"].fingerprint
-    name = trajectory_id("draw", fingerprint, 0)
-    left = Trajectory(
-        trajectory_id=name, episode_id=name, task_id="t", env="e", split="train", prompt="p", messages=[],
-        source="policy", reward=0.5, success=True, termination=Termination.ANSWERED,
-    )  # fmt: skip
-    TrajectoryBuffer(drawing.store).append([left], stage="draw", fingerprint=fingerprint)
-    with pytest.raises(ValueError, match=r"lacks 1 of its 2 rows, among them draw-.*--only draw --force"):
-        drawing.run(DRAWN)
-    outcome = drawing.run(DRAWN, Selection(only=("draw",), force=True))["draw"]
-    assert drawn(outcome, drawing) == [trajectory_id("draw", fingerprint, number, 1) for number in range(2)]
 
 
 def test_other_content_of_a_forced_stage_is_said_and_runs_what_reads_it(drawing: Project) -> None:

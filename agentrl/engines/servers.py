@@ -211,10 +211,13 @@ def start_process(python: str, model: Path, port: int, log: Path, options: Seque
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     env = {"VLLM_CPU_KVCACHE_SPACE": "1"} | kept
     env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    # A process group, so that Ctrl-C does not reach it; no session. Linux shares its cores between sessions
+    # ("autogroup"), and one that computes all the time can keep a thread of this process waiting for seconds.
     with log.open("ab") as out:
         return subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=log.parent, start_new_session=True
-        )
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=log.parent,
+            process_group=0,
+        )  # fmt: skip
 
 
 def free_port() -> int:

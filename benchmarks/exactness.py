@@ -27,6 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from chat_families import tokenizer_of
 from transformers.utils import logging
 
 from agentrl.algorithms.sft import SFT
@@ -145,9 +146,6 @@ def trainers_gaps(policy: Policy, rows: list[dict[str, Any]]) -> np.ndarray:
 
 def family_policies(shown: list[Trajectory], steps: int) -> dict[str, Policy]:
     """A tiny model of each family, of equal shapes, with versions from 0 on."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "agentrl"))
-    from families import tokenizer_of
-
     made = {}
     for version, (name, response_template) in enumerate(FAMILIES.items()):
         tokenizer = tokenizer_of(name, response_template)

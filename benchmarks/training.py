@@ -18,6 +18,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from large_models import half_billion
 from training_sides import BATCH, STEPS, Side, bare, ours, trl_dpo, trl_grpo, trl_sft
 
 SMALL = os.environ.get("SCALE") == "small"
@@ -58,33 +59,9 @@ def policy_and_texts(large: bool = False) -> tuple[Any, list[list[Any]]]:
     ]
     policy = tiny_policy([row.messages for group in groups for row in group], 0)
     if large:
-        policy.model = large_model(len(policy.tokenizer))
+        policy.model = half_billion(len(policy.tokenizer))
     code = policy.tokenizer_fingerprint
     return policy, [[tokenize(row, policy.codec, code) for row in group] for group in groups]
-
-
-def large_model(vocabulary: int) -> Any:
-    """A Qwen2 of 0.5 B parameters on the GPU, with the vocabulary of the real one."""
-    assert vocabulary < 151_936
-    return wide_model(151_936, layers=24)
-
-
-def wide_model(vocabulary: int, layers: int, **settings: Any) -> Any:
-    """A model with layers as wide as those of Qwen2-0.5B on the GPU, with random weights in bfloat16."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=layers,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        **settings,
-    )
-    return Qwen2ForCausalLM(config).to("cuda", torch.bfloat16)
 
 
 def training_rows(rows: list[Any], **fields: Any) -> list[Any]:

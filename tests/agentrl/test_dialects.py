@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from architectures import POLICIES
 from chats import FIND, LOOK, TOOLS, answers, call, row, says, user
-from families import tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.chat import families
 from agentrl.chat.codec import ChatCodec, tokenize
 from agentrl.chat.dialects import NO_CALLS, NO_REASONING, NO_RENDERERS, REWRITES, UNREAD, find_dialect
+from benchmarks.chat_families import tokenizer_of
 from schemas.trajectory import Role, Trajectory
 
 DIALECTS = {

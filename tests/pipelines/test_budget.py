@@ -1,12 +1,11 @@
 """Budgets of tokens come from the model, and those that cannot work are refused before anything is sampled."""
 
 import json
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
+from architectures import llama
 from pydantic import ValidationError
 
 from agentrl.models.policy import Policy
@@ -21,9 +20,6 @@ from pipelines.stages.grpo import grpo
 from pipelines.stages.tasks import generate
 from pipelines.stages.train import sft
 from pipelines.stages.trajectories import sample, synthesize
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "agentrl"))
-from architectures import llama
 
 SMALL: dict[str, Any] = {"iterations": 1, "tasks": 4, "samples": 2}
 

@@ -14,7 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
+from architectures import lookup_tasks, qwen
+from faulty_shop import task
 from own_classes import WARM
+from test_engine_openai import Endpoint
 
 from agentrl.engines.base import EngineError
 from datastore.buffer import TrajectoryBuffer
@@ -22,11 +25,6 @@ from pipelines.harness import Harness
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.grpo import online
 from pipelines.stages.trajectories import rationalize, sample
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "agentrl"))
-from architectures import lookup_tasks, qwen
-from faulty_shop import task
-from test_engine_openai import Endpoint
 
 TETHERED = '''
 import asyncio

@@ -1,25 +1,22 @@
 """Stored rows in the dialects of other model families reach train.kto and train.offline: written ones as their
 templates write them, sampled ones as they were sampled."""
 
-import sys
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
+from architectures import expert_runs, lookup_tasks
 
 from agentrl.chat.codec import ChatCodec
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import TinySize, init_model
+from benchmarks.chat_families import tokenizer_of
 from pipelines.handles import Trajectories
 from pipelines.harness import Harness
 from pipelines.stages.train import kto, offline
 from pipelines.stages.trajectories import sample
 from schemas.trajectory import Message, Role
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "agentrl"))
-from architectures import expert_runs, lookup_tasks
-from families import tokenizer_of
 
 FAMILIES = {"llama3_2": "llama-3", "lfm2_2_5": "response_template", "qwen3": "qwen3", "qwen2_5": "hermes"}
 CONFIG: dict[str, Any] = {"steps": 1, "batch": 4}

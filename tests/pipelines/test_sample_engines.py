@@ -1,11 +1,14 @@
 """Stages that sample: with each schedule, in several environments, from an endpoint; what of it a fingerprint holds."""
 
-import sys
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from architectures import lookup_tasks, qwen
+from faulty_shop import task
+from json_server import serving
+from test_engine_openai import Endpoint
 
 from agentrl.engines.base import EngineError
 from datastore.catalog import Catalog
@@ -16,13 +19,22 @@ from pipelines.stages.trajectories import sample
 from schemas.task import Task
 from schemas.trajectory import Termination
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "agentrl"))
-from architectures import lookup_tasks, qwen
-from faulty_shop import task
-from test_engine_openai import Endpoint
-
 LIMITS = {"max_turn_tokens": 12, "max_tokens": 120}
 SHOP, BROKEN = "faulty_shop:Shop", "faulty_shop:Broken"
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.setenv("TEACHER_KEY", "key")
+    server = Endpoint()
+    with serving(server):
+        yield server
+
+
+def asking(endpoint: Endpoint, **settings: Any) -> dict[str, Any]:
+    """A stage's config: an engine of the endpoint with these settings, one sample, one episode at a time."""
+    engine = {"type": "openai", "model": "teacher", "base_url": endpoint.url, "api_key": "${TEACHER_KEY}", **settings}
+    return {"samples": 1, "sampling": {"max_turn_tokens": 50}, "limits": {"in_flight": 1}, "engine": engine}
 
 
 @pytest.mark.parametrize("schedule", ["exact", "free"])
@@ -65,17 +77,11 @@ def test_one_stage_acts_in_several_environments_and_counts_what_fails(tmp_path: 
     assert all(row.reward is not None for row in rows if row.env in (SHOP, "lookup"))
 
 
-def test_an_endpoint_needs_no_model_and_a_model_no_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEACHER_KEY", "key")
-    server = Endpoint()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    engine = {"type": "openai", "model": "teacher", "base_url": server.url, "api_key": "${TEACHER_KEY}"}
-    config: dict[str, Any] = {"samples": 2, "sampling": {"max_turn_tokens": 50}, "engine": engine}
+def test_an_endpoint_needs_no_model_and_a_model_no_endpoint(tmp_path: Path, endpoint: Endpoint) -> None:
+    config = asking(endpoint) | {"samples": 2}
     harness = Harness(tmp_path)
     tasks = harness.tasks([task("2 figs?", SHOP, number) for number in range(3)])
     made = harness.run(sample, config, tasks=tasks)
-    server.shutdown()
-    server.server_close()
     rows = made["trajectories"].read()
     assert {(row.policy, row.success, row.n_tokens) for row in rows} == {("teacher", True, 0)}
     assert made.metrics["dialect_source"] == "endpoint: it is sent messages"
@@ -88,49 +94,29 @@ def test_an_endpoint_needs_no_model_and_a_model_no_endpoint(tmp_path: Path, monk
         harness.run(sample, config, tasks=tasks)
 
 
-def test_rows_of_requests_that_failed_are_made_again_on_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_requests_that_failed_are_made_again_on_a_resume(tmp_path: Path, endpoint: Endpoint) -> None:
     """In the first run a request is refused (400) in a shard that is appended; a key that is refused (401) ends it."""
-    monkeypatch.setenv("TEACHER_KEY", "key")
-    server = Endpoint()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    config = {
-        "samples": 1, "shard_tasks": 2, "sampling": {"max_turn_tokens": 50}, "limits": {"in_flight": 1},
-        "engine": {"type": "openai", "model": "t", "base_url": server.url, "api_key": "${TEACHER_KEY}", "retries": 0},
-    }  # fmt: skip
+    config = asking(endpoint, retries=0) | {"shard_tasks": 2}
     harness = Harness(tmp_path)
     tasks = harness.tasks([task(f"{number} figs?", SHOP, number) for number in range(4)])
     context = harness._context(sample.name)
     checked = sample.config.model_validate(config)
-    server.plan = ["", "", "filtered", "refused"]  # two turns of the first task, then the second and the third
+    endpoint.plan = ["", "", "filtered", "refused"]  # two turns of the first task, then the second and the third
     with pytest.raises(EngineError, match="401"):
         sample(context, checked, tasks=tasks)
     assert len(context.row_ids()) == 1, "the row of the refused request is not there"
-    before = len(server.requests)
+    before = len(endpoint.requests)
     made = sample(context, checked, tasks=tasks)
-    server.shutdown()
-    server.server_close()
     rows = made["trajectories"].read()  # type: ignore[attr-defined]
     assert [row.termination for row in rows] == [Termination.ANSWERED] * 4
-    assert len(server.requests) - before == 3 * 2, "the row that was there is not made again"
+    assert len(endpoint.requests) - before == 3 * 2, "the row that was there is not made again"
 
 
-def test_rows_of_requests_that_failed_are_kept_if_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TEACHER_KEY", "key")
-    server = Endpoint()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    server.plan = ["filtered"]
-    config = {
-        "samples": 1, "shard_tasks": 1, "sampling": {"max_turn_tokens": 50}, "limits": {"in_flight": 1},
-        "engine": {"type": "openai", "model": "t", "base_url": server.url, "api_key": "${TEACHER_KEY}", "retries": 0},
-    }  # fmt: skip
+def test_rows_of_requests_that_failed_are_kept_if_the_run_goes_on(tmp_path: Path, endpoint: Endpoint) -> None:
+    endpoint.plan = ["filtered"]
+    config = asking(endpoint, retries=0) | {"shard_tasks": 1}
     harness = Harness(tmp_path)
     made = harness.run(sample, config, tasks=harness.tasks([task(f"{n} figs?", SHOP, n) for n in range(2)]))
-    server.shutdown()
-    server.server_close()
     ends = [row.termination for row in made["trajectories"].read()]
     assert ends == [Termination.INFRA_ERROR, Termination.ANSWERED]
     assert made.metrics["unscored"] == 1

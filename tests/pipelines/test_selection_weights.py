@@ -1,11 +1,10 @@
 """Every training stage trains on the weights of a selection: a row of weight 2 counts as the row twice."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_models import small_policy
 
 from agentrl.algorithms.dpo import DPO
 from agentrl.algorithms.kto import KTO
@@ -21,9 +20,6 @@ from pipelines.stages.tasks import generate
 from pipelines.stages.train import dpo, kto, offline, preference, sft
 from pipelines.stages.trajectories import sample, synthesize
 from schemas.training import TrainingRow
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "agentrl"))
-from small_models import small_policy
 
 
 def rows_of(weights: list[float], side: int) -> list[TrainingRow]:

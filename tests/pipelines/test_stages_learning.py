@@ -1,12 +1,12 @@
 """The built-in learning stages, chained by hand on a policy of each architecture: no engine, smallest sizes."""
 
 import re
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from architectures import llama
 
 from agentrl.models.policy import Policy
 from pipelines.harness import Harness
@@ -17,9 +17,6 @@ from pipelines.stages.tasks import generate
 from pipelines.stages.train import sft
 from pipelines.stages.trajectories import negatives, rationalize, reject, sample, synthesize
 from schemas.trajectory import Message, Role, Termination, Trajectory
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "agentrl"))
-from architectures import llama
 
 LIMITS = {"max_turn_tokens": 12, "max_tokens": 120}
 

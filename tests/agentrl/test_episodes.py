@@ -17,12 +17,10 @@ from faulty_shop import Broken, BrokenVisit, ForgetfulShop, Shop, Speaker, Visit
 from agentrl.engines.base import Sampling
 from agentrl.engines.blocking import Background, blocking
 from agentrl.environments.adapted import protocol
-from agentrl.environments.base import Score, Step
-from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
-from agentrl.environments.faults import Faults
+from agentrl.environments.base import Step
 from agentrl.environments.forks import rebuild
 from agentrl.environments.hosts import Threads
-from agentrl.environments.tools import schemas, tool
+from agentrl.environments.tools import schemas
 from agentrl.models.policy import Policy
 from agentrl.rollouts.flow import NumberedAttempt
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
@@ -366,36 +364,3 @@ def test_an_observation_has_a_budget_of_tokens(policy: Policy) -> None:
     assert flooded.startswith("xx")
     assert flooded.endswith("\n[cut here: the whole has 50000000 characters]")
     assert row.tags == ["observations_cut:1"]
-
-
-class StallEpisode(ToolEpisode[Any]):
-    @tool
-    def price(self, item: str) -> int:
-        """The price of an item."""
-        return len(item)
-
-    def outcome(self) -> Score:
-        return Score(self.answer == "done", ())
-
-
-class Stall(Family):
-    name, version, max_steps = "stall", "1", 20
-    levels = {1: 1.0}  # noqa: RUF012
-    episode = StallEpisode
-
-    def __init__(self, config: FamilyConfig) -> None:
-        super().__init__(config)
-
-
-def test_faults_are_observations_and_counted_in_the_row(policy: Policy) -> None:
-    faults = Faults(server_error=0.3, truncated=0.2)
-    stall = Stall(FamilyConfig(faults=faults))
-    asked = task(",".join(["price fig"] * 15), "stall").model_copy(update={"tools": stall.tools})
-    acts = RolloutRunner(policy, Speaker(policy.codec, 0), stall, ROOM)
-    [row] = acts.run([Attempt(asked)], 0, ["r-0"])
-    drawn = [faults.draw(asked.task_id, number) for number in range(15)]
-    assert 0 < drawn.count("server_error") < 15
-    assert (row.n_tool_calls, row.n_tool_errors) == (15, drawn.count("server_error"))
-    assert row.tags == [f"faults:{15 - drawn.count(None)}"]
-    assert [text == "3" for text in answers(row)] == [fault != "server_error" for fault in drawn]
-    assert row.success

@@ -3,19 +3,24 @@
 import json
 from collections import Counter
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
+from architectures import qwen
+from faulty_shop import Speaker, task
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
+from agentrl.engines.base import Sampling
 from agentrl.environments import ENVIRONMENT, load_environment
-from agentrl.environments.base import Observation
+from agentrl.environments.base import Observation, Score
 from agentrl.environments.drawing import Draft, draw, spread
+from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.faults import Faults
 from agentrl.environments.scripted import random_turn
 from agentrl.environments.tools import ToolError, answer, offered, schemas, tool
+from agentrl.rollouts.runner import Attempt, RolloutRunner
 from schemas.task import Task
 from schemas.trajectory import Message, Role, ToolCall
 
@@ -164,3 +169,37 @@ def test_the_name_in_a_row_gives_the_same_environment(settings: dict[str, object
     assert again.config == read.make().config
     assert str(ENVIRONMENT.read(str(read))) == str(read)
     assert again.config != load_environment(str(settings["type"])).config
+
+
+class StallEpisode(ToolEpisode[Any]):
+    @tool
+    def price(self, item: str) -> int:
+        """The price of an item."""
+        return len(item)
+
+    def outcome(self) -> Score:
+        return Score(self.answer == "done", ())
+
+
+class Stall(Family):
+    name, version, max_steps = "stall", "1", 20
+    levels = {1: 1.0}  # noqa: RUF012
+    episode = StallEpisode
+
+    def __init__(self, config: FamilyConfig) -> None:
+        super().__init__(config)
+
+
+def test_faults_are_observations_and_counted_in_the_row() -> None:
+    policy, faults = qwen(), Faults(server_error=0.3, truncated=0.2)
+    stall = Stall(FamilyConfig(faults=faults))
+    asked = task(",".join(["price fig"] * 15), "stall").model_copy(update={"tools": stall.tools})
+    room = Sampling(max_turn_tokens=400, max_tokens=6000)
+    [row] = RolloutRunner(policy, Speaker(policy.codec, 0), stall, room).run([Attempt(asked)], 0, ["r-0"])
+    drawn = [faults.draw(asked.task_id, number) for number in range(15)]
+    assert 0 < drawn.count("server_error") < 15
+    assert (row.n_tool_calls, row.n_tool_errors) == (15, drawn.count("server_error"))
+    assert row.tags == [f"faults:{15 - drawn.count(None)}"]
+    answers = [message.content for message in row.messages if message.role is Role.TOOL]
+    assert [text == "3" for text in answers] == [fault != "server_error" for fault in drawn]
+    assert row.success

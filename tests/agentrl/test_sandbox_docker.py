@@ -1,13 +1,14 @@
 """The attacks on the sandbox, in containers. A docker daemon runs, and has the image that DOCKER_IMAGE names."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import time
 
 import pytest
 import sandboxed
-from sandboxed import SMALL
+from sandboxed import FORK_BOMB, FULL_DISK, SMALL
 
 from agentrl.engines.blocking import blocking
 from agentrl.sandbox import Docker, Ran, ResourceLimits, SandboxError
@@ -17,28 +18,6 @@ pytestmark = pytest.mark.docker
 HERE = Docker(image=os.environ.get("DOCKER_IMAGE", "python:3.12-slim"), limits=SMALL)
 
 ATTACKS = {
-    "fork bomb": """
-        import os, time
-        made = 0
-        try:
-            while True:
-                if os.fork() == 0:
-                    time.sleep(600)
-                made += 1
-        except OSError:
-            print(made <= 20)
-    """,
-    "full disk": """
-        written = number = 0
-        try:
-            while True:
-                with open(f"{number}", "wb") as file:
-                    for _ in range(3):
-                        written += file.write(bytes(1 << 20))
-                number += 1
-        except OSError as error:
-            print(error.errno == 28 and written <= 16 << 20)
-    """,
     "writing outside": """
         import os
         def refused(path):
@@ -71,8 +50,8 @@ ATTACKS = {
 }
 
 
-def python(source: str, limits: ResourceLimits = SMALL) -> Ran:
-    return sandboxed.python(source, limits=limits, sandbox=HERE)
+def python(source: str, *arguments: str, limits: ResourceLimits = SMALL) -> Ran:
+    return sandboxed.python(source, *arguments, limits=limits, sandbox=HERE)
 
 
 @pytest.fixture(autouse=True)
@@ -100,12 +79,22 @@ def test_no_attack_succeeds(attack: str) -> None:
     assert ran.stdout == b"True\n", ran
 
 
+def test_a_fork_bomb_runs_out_of_processes() -> None:
+    assert 4 < int(python(FORK_BOMB).stdout) <= 20
+
+
+def test_the_disk_is_full_soon() -> None:
+    number, written = python(FULL_DISK, ".").stdout.split()
+    assert int(number) == errno.ENOSPC
+    assert int(written) <= SMALL.disk_mb
+
+
 def test_limits_end_a_program() -> None:
     assert python("held = []\nwhile True: held.append(bytearray(1 << 20))").stopped == "memory"
     assert python("while True: print('lots of text' * 1000)").stopped == "output"
     assert not python("while True: pass").ok
     slow = SMALL.model_copy(update={"wall_s": 3.0})
-    assert python("import time; time.sleep(600)", slow).stopped == "wall_time"
+    assert python("import time; time.sleep(600)", limits=slow).stopped == "wall_time"
 
 
 def test_a_cancelled_run_leaves_no_container() -> None:

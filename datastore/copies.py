@@ -2,7 +2,7 @@
 
 To read one row, Parquet decodes its row group. A copy is an Arrow file of one data file's token columns, of which only
 the rows that are asked for are touched. Data files never change, so neither does a copy; what has none is read from
-Parquet. Copies take about three times as much of the disk as the table, so only :func:`warm` makes them.
+Parquet. Copies take about two and a half times as much disk as the table, so only :func:`warm` makes them.
 """
 
 import os

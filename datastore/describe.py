@@ -1,5 +1,7 @@
 """What every column of the buffer's views means, for people who write queries. A test compares it with the views."""
 
+from schemas.trajectory import Termination
+
 _SHARED = {
     "trajectory_id": "id of the row: stage, fingerprint, number; the same on every re-run",
     "task_id": "id of the task that was attempted",
@@ -23,7 +25,7 @@ VIEWS: dict[str, dict[str, str]] = {
         "sample_index": "number of the attempt among those of one task",
         "parent_id": "row that this one was made from or forked from",
         "fork_at": "leading tokens that the row shares with its parent and did not sample itself; 0 for a whole row",
-        "source": "how the row came about: rollout, expert, hinted, imported...",
+        "source": "how the row came about: model, expert, hinted, rationalized, negative, generated, or the format it was imported from",
         "env_version": "version that the environment declares",
         "level": "difficulty of the task, as the environment counts it",
         "prompt": "first user message",
@@ -33,7 +35,7 @@ VIEWS: dict[str, dict[str, str]] = {
         "policy": "what acted: STAGE/FINGERPRINT of a model, or another name",
         "created_at": "when the row was made, UTC",
         "sampling": "JSON: temperature and other settings of the sampler",
-        "termination": "why the episode ended: answered, max_steps, max_tokens, format_error, env_error",
+        "termination": f"why the episode ended: {', '.join(Termination)}",
         "reward_components": "list of {name, value, weight}; the reward is made of them",
         "tags": "free words; evaluations tag their rows greedy or sampled",
         "n_steps": "assistant messages",

@@ -31,7 +31,7 @@ class ScalarCopies:
         self.folder = self._working / FOLDER
 
     def read(self, file: str, names: Iterable[str]) -> dict[str, pl.Series]:
-        """Those of a data file's columns that have a whole copy. None has if the data file itself is gone."""
+        """Those of a data file's columns that have a whole copy; none if the data file itself is gone."""
         if "://" not in file and not os.path.exists(file):
             return {}
         found = ((name, _column(self._path(file, name))) for name in names)

@@ -141,7 +141,7 @@ class OneOf:
     key: str = "type"
     declares: Declares = field(default=is_class)
     own: tuple[type[Any], ...] = ()
-    """What a class of the user's may be: each of these is a base like ``base``, which it is by default."""
+    """The bases that a class of the user's may be derived from; by default ``base`` alone."""
 
     def __hash__(self) -> int:
         return hash((self.kind, self.base, self.key))

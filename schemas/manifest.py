@@ -85,7 +85,7 @@ class Manifest(BaseModel):
     run_id: str
     made_again: int = 0
     warnings: list[str] = []
-    """What the stage, and what it uses of ours, warned of."""
+    """Warnings of the stage, and of our code that it uses."""
     created_at: datetime
     duration_s: float
     buffer_version: int | None = None

@@ -101,7 +101,7 @@ class Trajectory(BaseModel):
 
     ``fork_at`` counts the leading tokens that a row shares with ``parent_id`` and did not sample itself; 0 is a whole
     row. ``pipeline`` is None if no pipeline made the row. ``spans`` are in order and together hold every action token;
-    they are empty if it is not known which weights sampled."""
+    they are empty if it is not known which weights sampled the row."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -56,7 +56,7 @@ class Format:
     tokens: bool = False
     """Whether token ids, mask and log-probs come back exactly."""
     suffix: str = ".jsonl"
-    """Of what is written; "" is a folder."""
+    """Extension of the file that is written; "" means a folder."""
     loses: frozenset[str] = frozenset()
     """Parts of a row (``losses.PARTS``) that do not come back."""
     leaves_out: Callable[[Trajectory], bool] | None = None

@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from datastore.errors import StoreError
-from datastore.formats.source import BROKEN, Row, Source, excerpt
+from datastore.formats.notes import excerpt
+from datastore.formats.source import BROKEN, Row, Source
 from datastore.ingest import as_table
 from datastore.validation import LENIENT_SCHEMA, validate
 from schemas.trajectory import Message, RewardComponent, Role, Span, ToolCall, Trajectory

@@ -1,8 +1,10 @@
 """Counts of an import beside the rows: keys that are not carried, guesses, and records that cannot be read."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -84,6 +86,13 @@ class Notes:
         if not self.quarantine:
             raise StoreError(f"{place}: {reason}; --quarantine sets such records aside and reads on")
         self.unreadable.append(Unreadable(place, key, reason, record[:EXCERPT]))
+
+
+def excerpt(record: Any) -> str:
+    """A record as text, to be set aside."""
+    with suppress(ValueError, RecursionError):
+        return json.dumps(record, ensure_ascii=False, default=str)
+    return ""
 
 
 def _first_line(error: BaseException | str) -> str:

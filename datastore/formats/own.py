@@ -20,7 +20,7 @@ class OwnFormat(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     suffix: ClassVar[str] = ".jsonl"
-    """Of what is written; "" is a folder."""
+    """Extension of the file that is written; "" means a folder."""
     loses: ClassVar[frozenset[str]] = frozenset()
     """Parts of a row (``losses.PARTS``) that do not come back; an export says how many rows have them."""
     tokens: ClassVar[bool] = False
@@ -30,7 +30,7 @@ class OwnFormat(BaseModel):
     type: str
 
     def fits(self, source: Source) -> int:
-        """0 if this is no file of the format. Another is refused before it is read."""
+        """A number above 0 if the file is of this format, else 0: then it is refused before it is read."""
         return 1
 
     @abstractmethod

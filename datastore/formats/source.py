@@ -9,7 +9,6 @@ import codecs
 import gzip
 import hashlib
 import io
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeAlias
 from pydantic_core import from_json
 
 from datastore.errors import StoreError
-from datastore.formats.notes import Notes
+from datastore.formats.notes import Notes, excerpt
 from datastore.formats.stream import (
     CHUNK,
     Chars,
@@ -49,8 +48,8 @@ BROKEN = (KeyError, TypeError, AttributeError, IndexError, ValueError, Recursion
 
 
 class Stretch(NamedTuple):
-    """A part of a file: of JSON Lines and of a JSON list bytes from ``start`` to ``stop``, of Parquet row groups, of
-    archives samples, of a folder rows. ``before`` counts the records (of JSON Lines the lines) before it."""
+    """A part of a file, from ``start`` to ``stop``: bytes of JSON Lines or of a JSON list, row groups of Parquet,
+    samples of an archive, rows of a folder. ``before`` counts the records before it (lines of JSON Lines)."""
 
     start: int
     stop: int
@@ -301,7 +300,7 @@ class Source:
         chars = self._chars()
         for element in self._counted(members(chars, key, self.before), chars):
             if self.number == 1 and set(needed) - self.before.keys():
-                with suppress(ValueError, RecursionError):  # is said when the reading comes there
+                with suppress(ValueError, RecursionError):  # reported when the reading comes there
                     for _ in members(self._chars(), key, self.before):
                         pass
             yield element
@@ -330,7 +329,7 @@ class Source:
         there is none, or if members that are ``needed`` are not before it."""
         chars = Chars(self.text())
         before: dict[str, Any] = {}
-        with suppress(ValueError, RecursionError):  # is said when it is read
+        with suppress(ValueError, RecursionError):  # reported when it is read
             if self.kind == "document" and not find_list(chars, key, before):
                 return None
             chars.expect("[")
@@ -391,10 +390,3 @@ def each(source: Source, records: Iterable[Any], convert: Callable[[Any], Iterab
             source.notes.refuse(source.place, error, excerpt(record))
             continue
         yield from rows
-
-
-def excerpt(record: Any) -> str:
-    """A record as text, to be set aside."""
-    with suppress(ValueError, RecursionError):
-        return json.dumps(record, ensure_ascii=False, default=str)
-    return ""

@@ -100,7 +100,7 @@ class Live:
         self._stages: dict[str, TaskID] = {}
         self._expected: dict[str, float | None] = {}
         self._began: dict[str, float] = {}
-        # On a narrow terminal the bar is short, and metrics are cut: they are what is least missed.
+        # On a narrow terminal the bar is short, and metrics are cut, because they are missed least.
         metrics = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self._progress = Progress(
             SpinnerColumn(),

@@ -43,7 +43,7 @@ def named(config: BaseModel) -> Iterator[tuple[Key, str, str]]:
 
 
 def chosen(kind: str, name: str) -> Chosen:
-    """What a name stands for, settings in it aside. Raises LookupError with a message for the user."""
+    """What a name stands for; settings in the name do not count. Raises LookupError with a message for the user."""
     module, _, attribute = KINDS[kind].partition(":")
     name = plain(name)
     return Chosen(kind, name, getattr(import_module(module), attribute).find(name))

@@ -43,7 +43,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Arm:
-    """Artifacts that differ by their seeds alone. ``varied`` says what of its settings other arms have otherwise."""
+    """Artifacts that differ by their seeds alone. ``varied`` holds the settings in which other arms differ from it."""
 
     runs: tuple[Measured, ...]
     seeds: tuple[str, ...]
@@ -57,8 +57,8 @@ class Arm:
 
     @property
     def estimate(self) -> Estimate:
-        """Success over seeds and tasks; of one run with one attempt at each task Wilson's interval, as in an
-        evaluation."""
+        """Success over seeds and tasks, with its interval. One run with one attempt at each task has Wilson's interval,
+        as in an evaluation."""
         [first, *more] = self.runs
         outcomes = list(first.outcomes.values())
         if not more and all(outcome in (0.0, 1.0) for outcome in outcomes):

@@ -50,8 +50,7 @@ def external_digest(name: str, what: str) -> str:
 
 
 def missing(name: str, what: str) -> str | None:
-    """The error for a ``name`` that can only be a path if nothing is there. None if something is, or if it may be a
-    name."""
+    """The error if no path is there and ``name`` cannot be one of the Hugging Face hub; None otherwise."""
     path = Path(name).expanduser()
     may_be_a_name = what != "file" and not name.startswith((".", "/", "~")) and name.count("/") <= 1
     if path.exists() or (may_be_a_name and (name.count("/") == 1 or _cached_revision(name))):

@@ -143,7 +143,7 @@ class _Left(enum.Enum):
 
 
 def _hashed(value: Any, unhashed: Callable[[Key, tuple[Any, ...], Any], bool], key: Key = (), marks: Any = ()) -> Any:
-    """What of a config is hashed as it is, in its canonical form."""
+    """The part of a config that is hashed as it is, in its canonical form."""
     if unhashed(key, marks, value):
         return _Left.OUT
     if isinstance(value, BaseModel):

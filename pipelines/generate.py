@@ -36,7 +36,7 @@ def policy_of(catalog: Catalog, model: str) -> "tuple[Policy, Manifest | None]":
 
 
 def find_task(catalog: Catalog, task_id: str, near: Manifest | None) -> Task:
-    """A task by its id: of those that a model was made from, else of the newest artifact that has it.
+    """A task by its id: from the tasks that a model was made from, else from the newest artifact that has it.
 
     Raises LookupError with a message for the user if no artifact has it.
     """

@@ -61,7 +61,7 @@ def resolve(uses: str) -> Stage:
 
 
 def _beside(package: str) -> Path | None:
-    """A module of the user's with the name of one of our packages, where modules are searched first."""
+    """A module of the user's that has the name of one of our packages, and comes before ours on the module path."""
     ours = Path(__file__).resolve().parent.parent
     for folder in map(Path, sys.path):
         if folder.resolve() == ours:

@@ -271,8 +271,8 @@ def _edge(name: str, output: str | None, kind: Kind, stages: Mapping[str, Stage]
 
 
 def _scorer(loader: _Loader, node: Node, draft: StageDraft, nodes: Mapping[str, Node]) -> None:
-    """Report a scorer that no stage wired to the input ``scores`` is. A stage of the user's may call its scorers as it
-    likes."""
+    """Report a scorer if no stage that is wired to the input ``scores`` has its name. A stage of the user's may name
+    its scorers freely."""
     scorer, edges = getattr(node.config, "scorer", None), node.inputs.get("scores", ())
     if "scores" not in node.stage.inputs:
         return

@@ -1,5 +1,5 @@
-"""What an online stage keeps of its way: states from which a run of more iterations goes on, and the policy that did
-best on tasks of its own."""
+"""What an online stage keeps while it runs: states from which a run of more iterations goes on, and the policy that did
+best on the tasks of ``dev``."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ BATCHES = "batches"
 
 
 class Checkpoints(StageConfig):
-    """What is kept of the way. A state is about three times as large as the model."""
+    """Which states and which policy are kept. A state is about three times as large as the model."""
 
     last: int = Field(1, ge=0, description="states kept, the newest: a run of more iterations goes on from one of them")
     every: int = Field(5, ge=1, description="iterations between two states, and between two looks at dev")

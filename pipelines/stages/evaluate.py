@@ -100,7 +100,7 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
 
 
 MORE = ("best_of_n", "steps_over_optimum", "recovered", "valid_calls", "violations_per_1000")
-"""What of the results at temperature 1 is a metric too, beside success and passes."""
+"""Columns of the results at temperature 1 that are metrics too, beside success and passes."""
 
 
 def _metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:

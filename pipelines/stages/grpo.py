@@ -57,12 +57,12 @@ class OnlineConfig(TokenLimits):
     samples: int = Field(8, ge=2, description="rollouts of each task, which form its group")
     updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")
     ahead: int = Field(
-        0, ge=0, description="iterations whose rollouts are under way beside those of the next one, which so waits less"
+        0, ge=0, description="how many iterations after the next one have rollouts under way already; more waits less"
     )
     max_staleness: int = Field(
         0,
         ge=0,
-        description="how many versions old rollouts may be when they are trained on, more than ahead; 0 is synchronous",
+        description="greatest age in versions of rollouts that are trained on: more than ahead, or 0 (synchronous)",
     )
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-6)
     track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")

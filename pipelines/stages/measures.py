@@ -24,7 +24,8 @@ EVERY = ""
 
 @dataclass(frozen=True)
 class Attempted:
-    """What counts of one rollout. ``chosen`` is its chance to be the one that a scorer picks of its task's attempts."""
+    """What an evaluation uses of one rollout. ``chosen`` is its chance to be the one that a scorer picks of its task's
+    attempts."""
 
     task: str
     env: str

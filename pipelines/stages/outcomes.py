@@ -1,4 +1,4 @@
-"""How the rollouts of a stage ended: what most of them have in common is said in the run's own output."""
+"""How the rollouts of a stage ended. If most of them ended badly in the same way, the output of the run says so."""
 
 import warnings
 from collections import Counter

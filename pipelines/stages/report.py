@@ -100,7 +100,7 @@ def _details(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _coverage(curves: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """What became of the tasks that online stages drew, a line for each stage. The stages have proved it."""
+    """What became of the tasks that online stages drew, a line for each stage. Each stage has checked it."""
     found = []
     for name, rows in curves.items():
         tickets = sum(int(row.get("tickets") or 0) for row in rows)

@@ -211,9 +211,10 @@ class NegativesConfig(StageConfig):
 
 @stage("trajectories.negatives", version=1)
 def negatives(context: Context, config: NegativesConfig, trajectories: list[Trajectories]) -> Trajectories:
-    """Examples in which no tool is to be called (Agent-FLAN): of ``share`` of the trajectories that call tools, their
-    request without any tool; of ``share`` of the conversations without tools, the same with another one's tools. Train
-    on them beside the rest, with a chat template that shows tools."""
+    """Examples in which no tool should be called (Agent-FLAN). For a ``share`` of the trajectories that call tools, the
+    request is given again without any tool on offer. For a ``share`` of the conversations without tools, the
+    conversation is given again with the tools of another trajectory. Train on them beside the rest, with a chat
+    template that shows tools."""
     random = Random(f"negatives-{context.seed}")
     rows = [row for selection in trajectories for row in selection.trained_on()]
     agentic = [row for row in rows if calls_tools(row) and row.tools != "[]"]

@@ -47,8 +47,9 @@ def turn_rewards(messages: Sequence[Message], mask: Sequence[bool], final: float
 
 
 def divergence_weights(row: Sequence[int], mask: Sequence[bool], successes: Sequence[Sequence[int]]) -> list[float]:
-    """Trajectory slicing: weights of a failed row's tokens, [tokens]. They are 0 before the turn in which it departs
-    from the success that it follows longest, and 1 from that turn on. If the group has no success, all are 1."""
+    """Trajectory slicing: weights of a failed row's tokens, [tokens]. They are 0 before the turn in which the row
+    differs from the success that shares its longest beginning, and 1 from that turn on. If the group has no success,
+    all are 1."""
     shared = 0
     for other in successes:
         same = next((i for i, (a, b) in enumerate(zip(row, other, strict=False)) if a != b), min(len(row), len(other)))

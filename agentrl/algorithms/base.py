@@ -19,9 +19,9 @@ trained tokens if the algorithm says ``metrics_by_token``."""
 
 
 class Objective(Protocol):
-    """What a training step minimises. If ``needs_baseline`` is true, the training step makes one more pass over all
-    rows of the step first, and gives the mean of ``logratio`` to each call of ``loss`` as ``baseline``; else that is
-    what ``over_step`` makes of ``step_sums``, added over all batches of a step on all ranks."""
+    """What a training step minimises. If ``needs_baseline`` is true, the training step first makes one more pass over
+    all rows of the step, and gives the mean of ``logratio`` to each call of ``loss`` as ``baseline``. Otherwise
+    ``baseline`` is what ``over_step`` makes of the ``step_sums``, added over all batches of a step on all ranks."""
 
     needs_baseline: ClassVar[bool]
     metrics_by_token: ClassVar[bool]

@@ -15,7 +15,7 @@ class DAPO(ClippedPolicyGradient):
     aggregate: Aggregate = "token"
     degenerate: Literal["drop", "keep"] = "drop"
     clip_high: float = Field(0.28, gt=0)
-    resample: int = Field(2, ge=0, description="more rounds of rollouts, at most, until no group is degenerate")
+    resample: int = Field(2, ge=0, description="groups of equal rewards are replaced, up to this many times the tasks")
     overlong: Overlong | None = Overlong()
 
     of_returns: ClassVar[bool] = True

@@ -79,7 +79,7 @@ class Overlong(Config):
     falls by up to ``penalty``. Tokens are those of the response: all after the prompt."""
 
     limit: int | None = Field(
-        None, ge=1, description="tokens after the prompt; null is what max_tokens leaves for them"
+        None, ge=1, description="tokens after the prompt; null: those that the row's max_tokens leaves"
     )
     buffer: int | None = Field(None, ge=1, description="null is a fifth of the limit, as published")
     penalty: float = Field(1.0, gt=0)
@@ -182,13 +182,14 @@ class PolicyGradient(Minimised):
     resample: int = Field(
         0,
         ge=0,
-        description="groups of equal rewards do not fill an iteration, up to this many times its number of tasks",
+        description="groups of equal rewards are replaced by those of other tasks, up to this many times the tasks",
     )
     overlong: Overlong | None = None
     credit: Literal["whole", "first_divergence", "subgoal"] = Field(
         "whole",
-        description="what a failed row is blamed for. first_divergence: from where it left its group's nearest success "
-        "on; subgoal: the turns spent on the subgoal that failed first; the environment must report subgoals",
+        description="what a failed row is blamed for. first_divergence: all from the turn in which it differs from its "
+        "group's nearest success; subgoal: the turns spent on the subgoal that failed first; the environment must "
+        "report subgoals",
     )
     per_level: bool = Field(False, description="bring rewards of each environment and level to mean 0 and std 1 first")
     off_policy: OffPolicy | None = None
@@ -260,7 +261,7 @@ class PolicyGradient(Minimised):
         return log_ratio > float("inf")
 
     def _sum(self, values: "Tensor", batch: "Batch") -> "Tensor":
-        """Sum [] over trained tokens, of which each row's have weight 1, or 1 / their number."""
+        """Sum [] over trained tokens. Each has the weight 1, or 1 / the number of trained tokens in its row."""
         per_row = (values * batch.mask).sum(-1)
         if self.aggregate == "sequence":
             per_row = per_row / batch.mask.sum(-1).clamp(min=1)

@@ -83,7 +83,7 @@ class ChatCodec:
         return [*self.template.encode(self.template.turn(message, answers, before)), *self.template.closing(message)]
 
     def ended(self, turn: Sequence[int]) -> bool:
-        """Whether a turn that stopped at one of ``stop_ids`` is over. Where it is not, the policy goes on with it: a
+        """Whether a turn that stopped at one of ``stop_ids`` is over. If it is not, the policy goes on with it: a
         closing tag is several tokens, and its last one may stand elsewhere."""
         return self.template.ended(turn)
 

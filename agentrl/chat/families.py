@@ -31,7 +31,7 @@ class ModelFamily:
         self.options = options
         self.tokenizer = tokenizer
         try:
-            # "all": earlier turns stay as they were sampled, even where the template would rewrite them
+            # "all": earlier turns stay as they were sampled, even if the template would rewrite them
             config = type(config_from_name(name))(thinking_retention="all", **options)
             self.renderer = create_renderer(tokenizer, config)
         except Exception as error:  # renderers assert, and raise what their vocabularies raise

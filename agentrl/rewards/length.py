@@ -79,7 +79,7 @@ class OverlongPunishment(Reward):
 
     type: Literal["overlong"] = "overlong"
     limit: int | None = Field(
-        None, ge=1, description="tokens after the prompt; null is what max_tokens leaves for them"
+        None, ge=1, description="tokens after the prompt; null: those that the row's max_tokens leaves"
     )
     buffer: int | None = Field(None, ge=1, description="null is a fifth of the limit, as published")
 

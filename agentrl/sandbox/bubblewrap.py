@@ -116,8 +116,8 @@ class Bubblewrap(LocalPrograms):
 
 
 def _as_nobody(folders: Sequence[Path], doors: Sequence[str]) -> list[str]:
-    """The command that enters a cgroup, and by which root becomes a user without rights, because files under /proc/sys
-    are root's, whatever root is called inside. Before that, it makes folders readable that only root may enter
+    """The command that enters a cgroup, and by which root becomes a user without rights, because root could write files
+    under /proc/sys even if it has another name inside. Before that, it makes folders readable that only root may enter
     (:func:`_source`)."""
     opened = [str(folder) for folder in folders if _closed(folder)] if os.geteuid() == 0 else []
     apart = ["unshare", "--mount", "--propagation", "private"] if opened else []

@@ -1,7 +1,7 @@
 """A cgroup for one run: memory of all its processes and their files together, number of processes, one core.
 
-Both versions of cgroups are known. Whoever may make none (a user without delegation, a container) gets the limits of
-single processes instead, which the kernel keeps for every user but root.
+Both versions of cgroups are known. If this user may make none (without delegation, or in a container), the limits of
+single processes apply instead, which the kernel enforces for every user but root.
 """
 
 import asyncio

@@ -4,8 +4,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-PIPELINE_VERSION = 1
-
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=80)]
 """Letters, digits, ``_`` and ``-``: names become folders and parts of trajectory ids."""
 

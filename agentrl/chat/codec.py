@@ -57,11 +57,6 @@ class ChatCodec:
         self.stop_ids = list(template.stop_ids)
         self._known: dict[str, list[int]] = {}
 
-    @property
-    def stop_id(self) -> int:
-        """The token that ends most turns."""
-        return self.stop_ids[0]
-
     def opening(self, messages: list[Message], tools: str = "[]") -> list[int]:
         """Token ids of the opening messages, up to the beginning of the assistant's turn."""
         return self.template.encode(self.template.render(messages, generate=True, tools=tools))

@@ -228,7 +228,7 @@ def test_a_turn_that_the_generation_prompt_forbids_is_refused() -> None:
 def test_a_turn_that_ends_inside_its_reasoning_is_an_error_and_has_no_bridge() -> None:
     codec = codec_of("qwen3")
     prompt = codec.opening([user("Why?")])
-    turn = [*codec.template.encode("<think>\nIt is"), codec.stop_id]
+    turn = [*codec.template.encode("<think>\nIt is"), codec.stop_ids[0]]
     assert codec.parse(turn, prompt).error == "the turn ended inside its reasoning"
     with pytest.raises(ValueError, match="cannot go on after"):
         codec.observations([user("And?")], prompt, turn)
@@ -244,7 +244,7 @@ def test_a_call_whose_name_is_no_string_is_an_error(name: str, value: str) -> No
         "lfm2_2_5": f"<|tool_call_start|>[{call}]<|tool_call_end|>",
     }
     turn = codec.template.encode(written.get(name, f"<tool_call>\n{call}\n</tool_call>"))
-    parsed = codec.parse([*turn, codec.stop_id], codec.opening([user("Where?")], TOOLS), TOOLS)
+    parsed = codec.parse([*turn, codec.stop_ids[0]], codec.opening([user("Where?")], TOOLS), TOOLS)
     assert not parsed.message.tool_calls
     assert value in parsed.message.content
 
@@ -275,7 +275,7 @@ def test_any_sampled_tokens_can_be_read_and_gone_on_from(name: str, data: st.Dat
     codec = codec_of(name)
     tokenizer = codec.template.tokenizer
     pieces = st.sampled_from([*sorted(tokenizer.added_tokens_decoder), *range(300, 330)])
-    turn = [*data.draw(st.lists(pieces.filter(lambda one: one not in codec.stop_ids), max_size=12)), codec.stop_id]
+    turn = [*data.draw(st.lists(pieces.filter(lambda one: one not in codec.stop_ids), max_size=12)), codec.stop_ids[0]]
     prompt = codec.opening([user("Where?")], TOOLS)
     parsed = codec.parse(turn, prompt, TOOLS)
     assert parsed.message.role is Role.ASSISTANT

@@ -156,7 +156,7 @@ def test_sampling_records_the_distribution_it_drew_from(policy: Policy, engine: 
         async def sample() -> Session:
             session = engine.open()
             session.observe(prompt)
-            session.act(await engine.turn(session, sampling, stop=[policy.codec.stop_id], seed=seed))
+            session.act(await engine.turn(session, sampling, stop=[policy.codec.stop_ids[0]], seed=seed))
             return session
 
         return blocking(sample())

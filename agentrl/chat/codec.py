@@ -37,7 +37,7 @@ class ChatCodec:
     """Encodes and decodes conversations of one tokenizer in one dialect.
 
     ``dialect`` names it, ``source`` says who reads its turns and why, and ``remarks`` say what of it a user should
-    know. ``stop_ids`` are the tokens that end a turn.
+    know. ``stop_ids`` are the tokens that end a turn, the most usual one first.
     """
 
     def __init__(

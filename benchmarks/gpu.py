@@ -15,7 +15,7 @@ import time
 
 import torch
 from exactness import judged, train, trainers_gaps
-from large_models import wide
+from large_models import qwen
 from transformers.utils import logging
 
 from agentrl.engines.base import Sampling, Weights
@@ -40,7 +40,7 @@ def half_billion(shown: list[Trajectory]) -> Policy:
     ends = {name: getattr(tiny.model.config, name) for name in ("eos_token_id", "pad_token_id")}
     torch.manual_seed(0)
     vocabulary = -(-len(tiny.tokenizer) // 128) * 128
-    model = wide(vocabulary, layers=33, max_position_embeddings=2048, **ends)
+    model = qwen(vocabulary, layers=33, max_position_embeddings=2048, **ends)
     return Policy(model, tiny.tokenizer, "half-billion")
 
 

@@ -3,13 +3,13 @@
 from typing import Any
 
 
-def half_billion(vocabulary: int) -> Any:
+def qwen_05b(vocabulary: int) -> Any:
     """A Qwen2 of 0.5 B parameters, with the vocabulary of the real one. ``vocabulary`` is what its tokenizer needs."""
     assert vocabulary < 151_936
-    return wide(151_936, layers=24)
+    return qwen(151_936, layers=24)
 
 
-def wide(vocabulary: int, layers: int, **settings: Any) -> Any:
+def qwen(vocabulary: int, layers: int, **settings: Any) -> Any:
     """A Qwen2 with layers as wide as those of Qwen2-0.5B."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM

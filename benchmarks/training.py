@@ -18,7 +18,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from large_models import half_billion
+from large_models import qwen_05b
 from training_sides import BATCH, STEPS, Side, bare, ours, trl_dpo, trl_grpo, trl_sft
 
 SMALL = os.environ.get("SCALE") == "small"
@@ -59,7 +59,7 @@ def policy_and_texts(large: bool = False) -> tuple[Any, list[list[Any]]]:
     ]
     policy = tiny_policy([row.messages for group in groups for row in group], 0)
     if large:
-        policy.model = half_billion(len(policy.tokenizer))
+        policy.model = qwen_05b(len(policy.tokenizer))
     code = policy.tokenizer_fingerprint
     return policy, [[tokenize(row, policy.codec, code) for row in group] for group in groups]
 

@@ -12,15 +12,16 @@ import pytest
 from agentrl.algorithms import ALGORITHMS
 from agentrl.environments import ENVIRONMENTS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PACKAGES = ("schemas", "datastore", "agentrl", "pipelines", "flows")
 MODULES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
 def test_modules_stay_below_400_lines() -> None:
-    modules = (ROOT / "agentrl").rglob("*.py")
+    folders = (*PACKAGES, "benchmarks", "examples", "tests")
+    modules = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules}
-    assert {name: length for name, length in lengths.items() if length > 400} == {}
+    assert {name: length for name, length in lengths.items() if length >= 400} == {}
 
 
 def test_a_class_name_means_one_thing() -> None:
@@ -29,6 +30,7 @@ def test_a_class_name_means_one_thing() -> None:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(str(path.relative_to(ROOT)))
+    assert len(homes) > 200
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 

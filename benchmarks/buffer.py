@@ -165,7 +165,7 @@ def queries(buffer: TrajectoryBuffer, folder: Path) -> None:
     }
     for what, (ask, ask_hf, columns) in questions.items():
         expected = ask(buffer.scan()).collect().sort(pl.all())
-        ours = median(lambda ask=ask: ask(frames["buffer"]()).collect())
+        ours = median(lambda ask=ask: ask(frames["buffer"]()).collect(), 25)
         theirs = median(ask_hf, 3)
         text = median(lambda ask=ask: ask(frames["JSON lines"]()).collect(), 1)
         with_lance = median(lambda ask=ask, columns=columns: ask(lance(columns).lazy()).collect(), 3)

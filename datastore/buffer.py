@@ -315,7 +315,7 @@ class TrajectoryBuffer:
             if found.nbytes < 2**30:  # Arrow takes from one chunk much faster than from many
                 found = found.combine_chunks()
             found = found.take(order)
-        return found.cast(schema)
+        return found if found.schema.equals(schema) else found.cast(schema)
 
     def _near(self, name: str) -> list[str]:
         """Existing ids that are similar to this one. Only ids that share its longest existing prefix are compared,

@@ -76,7 +76,8 @@ class Lookup:
         self._copies = Copies(place)
 
     def read(self, files: "Sequence[_File]", ids: pa.Array, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
-        """Rows of ``files`` with these ids, in no promised order; ids that are not there are left out."""
+        """Rows of ``files`` with these ids; ids that are not there are left out. What is read together stays together,
+        and follows its least id, so that ids that are asked for in order often need no further copy."""
         values = pc.unique(ids)
         values = values.take(pc.sort_indices(values))
         names = values.to_pylist()
@@ -86,8 +87,8 @@ class Lookup:
             return values.slice(first, end - first)
 
         hit = [(file, asked) for file in files if len(asked := within(file.least, file.most))]
-        copied = {file.path: self._copies.read(file.path, asked, columns) for file, asked in hit}
-        rest = [file for file, _ in hit if copied[file.path] is None]
+        copied = _each(lambda one: self._copies.read(one[0].path, one[1], columns), hit)
+        rest = [file for (file, _), rows in zip(hit, copied, strict=True) if rows is None]
         work = zip(rest, _each(lambda file: self._groups(file, names), rest), strict=True)
         # several row groups of one file are one task, but never so many that one thread has all the work
         tasks = [(file, groups[at : at + 8]) for file, groups in work for at in range(0, len(groups), 8)]
@@ -102,12 +103,13 @@ class Lookup:
             # the ids that these row groups may hold, since Arrow hashes all that it is given
             few = within(min(group.least for group in groups), max(group.most for group in groups))
             rows = _chosen(rows, pc.is_in(rows["trajectory_id"], value_set=few))
-            rows = upgrade(rows, columns) if old else rows.select(list(columns))
-            return rows if rows.schema.equals(schema) else rows.cast(schema)  # so does a cast, even to the same
+            return upgrade(rows, columns) if old else rows.select(list(columns))
 
-        parts = _each(one, tasks)
-        parts += [rows.cast(schema) for rows in copied.values() if rows is not None]
-        return pa.concat_tables([schema.empty_table(), *parts])
+        parts = [rows for rows in [*copied, *_each(one, tasks)] if rows is not None and rows.num_rows]
+        parts.sort(key=lambda rows: rows["trajectory_id"][0].as_py())
+        # a cast copies, even to the same schema
+        cast = (rows if rows.schema.equals(schema) else rows.cast(schema) for rows in parts)
+        return pa.concat_tables([schema.empty_table(), *cast])
 
     def files(self, table: "DeltaTable") -> list[_File]:
         """The files of the table's version, for :meth:`read`."""

@@ -6,9 +6,13 @@ result as its answer. The level is the number of calls, 1 to 3.
 """
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from functools import cache
+from itertools import product
 from random import Random
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentrl.environments.base import Observation, Score, Step, answer_calls
 from agentrl.rewards.answers import exact_match
@@ -22,6 +26,8 @@ NAMES = [
     "Eli", "Flo", "Gil", "Hue", "Ira", "Joy", "Kay", "Lou", "Max", "Nan", "Pat", "Rex",
 ]
 # fmt: on
+MOST_NAMES = 2000
+FIRST, LAST = "BCDFGHJKLMNPQRSTVWXYZ", "bcdfghklmnprstvwxz"
 LINKS = ["boss", "friend", "mentor", "rival", "cousin"]
 VALUES = {
     "city": ["Rome", "Oslo", "Lima", "Kyiv", "Bonn", "Cork", "Pune", "Riga"],
@@ -34,6 +40,15 @@ LEVEL_SHARES = {1: 0.1, 2: 0.4, 3: 0.5}
 PEOPLE_PER_TASK = 5
 RESERVED = 0.2
 """Share of the chains of relations that the split ``compositional`` keeps for itself."""
+
+
+@cache
+def names_of(count: int) -> Sequence[str]:
+    """So many first names: those above, and then others of three letters."""
+    others = (first + vowel + last for last, vowel, first in product(LAST, "aeiouy", FIRST))
+    known = set(NAMES) | {one.capitalize() for options in VALUES.values() for one in options}
+    return [*NAMES, *(name for name in others if name not in known)][:count]
+
 
 Question = tuple[str, list[str]]
 """The first name, and the relations in the order of the calls."""
@@ -122,6 +137,14 @@ class LookupEnvironment:
         }
     ]
 
+    def __init__(
+        self,
+        names: Annotated[
+            int, Field(ge=PEOPLE_PER_TASK, le=MOST_NAMES, description="first names; 155 questions start with each")
+        ] = len(NAMES),
+    ) -> None:
+        self.names = names_of(names)
+
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         """Tasks whose questions, and whose paths of entities from first name to answer, occur in one split only.
 
@@ -142,7 +165,8 @@ class LookupEnvironment:
             ):
                 if not pool[level]:
                     raise ValueError(
-                        f"{split}: {size} asks for more level-{level} questions than exist; use fewer tasks"
+                        f"{split}: {size} asks for more level-{level} questions than exist; use fewer tasks, "
+                        f"or set `names` to more than {len(self.names)}"
                     )
                 start, relations = pool[level].pop()
                 while True:
@@ -205,18 +229,16 @@ class LookupEnvironment:
             questions[level] = [one for one in questions[level] if tuple(one[1]) not in chosen]
         return reserved
 
-    @staticmethod
-    def _questions(level: int, random: Random) -> list[Question]:
+    def _questions(self, level: int, random: Random) -> list[Question]:
         chains: list[list[str]] = [[]]
         for _ in range(level - 1):
             chains = [[*chain, link] for chain in chains for link in LINKS]
-        questions = [(name, [*chain, value]) for name in NAMES for chain in chains for value in VALUES]
+        questions = [(name, [*chain, value]) for name in self.names for chain in chains for value in VALUES]
         random.shuffle(questions)
         return questions
 
-    @staticmethod
-    def _facts(start: str, random: Random) -> dict[str, dict[str, str]]:
-        people = [start, *random.sample([name for name in NAMES if name != start], PEOPLE_PER_TASK - 1)]
+    def _facts(self, start: str, random: Random) -> dict[str, dict[str, str]]:
+        people = [start, *random.sample([name for name in self.names if name != start], PEOPLE_PER_TASK - 1)]
         random.shuffle(people)
         return {
             person: {link: random.choice([other for other in people if other != person]) for link in LINKS}

@@ -4,6 +4,7 @@ import pytest
 
 from agentrl.engines.blocking import blocking
 from agentrl.environments import load_environment
+from agentrl.environments.lookup import NAMES
 from agentrl.rollouts.demonstrations import demonstrate
 from schemas.task import Task
 from schemas.trajectory import Message, Role, ToolCall
@@ -64,6 +65,18 @@ def test_compositional_tasks_are_chains_that_occur_nowhere_else_of_relations_tha
 def test_more_tasks_than_questions_is_an_error() -> None:
     with pytest.raises(ValueError, match="train: 50000 asks for more level-"):
         ENV.tasks({"train": 50_000}, seed=0)
+
+
+def test_more_names_make_more_questions_and_the_first_names_stay() -> None:
+    larger = load_environment('lookup{"names": 500}')
+    names = larger.names  # type: ignore[attr-defined]
+    assert len(set(names)) == 500
+    assert names[:40] == NAMES
+    rows = larger.tasks({"train": 6000, "heldout": 4000}, seed=0)
+    prompts = [task.prompt for split in rows.values() for task in split]
+    assert len(set(prompts)) == 10_000
+    with pytest.raises(ValueError, match="names"):
+        load_environment('lookup{"names": 5000}')
 
 
 def call(name: str, arguments: object) -> ToolCall:

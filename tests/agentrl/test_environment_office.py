@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -21,6 +22,11 @@ TASKS = ENV.tasks({"train": 120}, 0)["train"]
 
 def of_level(level: int) -> Task:
     return next(task for task in TASKS if task.level == level)
+
+
+def asking(words: str) -> Task:
+    """The first task whose request says that."""
+    return next(task for task in TASKS if words in task.prompt)
 
 
 def play(task: Task, *turns: Any) -> tuple[list[Any], Any]:
@@ -50,12 +56,14 @@ def values(score: Any) -> dict[str, float]:
 
 
 def test_levels_have_their_lengths_and_applications() -> None:
-    lengths = {1: (1, 2), 2: (2, 5), 3: (5, 10), 4: (5, 15), 5: (10, 30)}
+    lengths = {1: (1, 1), 2: (3, 5), 3: (5, 10), 4: (5, 15), 5: (10, 30)}
     for task in TASKS:
         shortest, longest = lengths[task.level]
         assert shortest <= len(way(task)) <= longest
         apps = {app for app, _, _ in way(task)} - {"user"}
-        assert (len(apps) == 1) if task.level < 4 else (len(apps) >= (2 if task.level == 4 else 3))
+        assert len(apps) in {4: (2, 3), 5: (3, 4)}.get(task.level, (1,))
+    kinds = Counter((task.level, re.sub(r"[0-9]+", "", task.prompt).split()[0]) for task in TASKS)
+    assert len(kinds) == 10, "every kind of errand was there"
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
@@ -64,7 +72,8 @@ def test_a_bare_answer_and_an_empty_file_fail(level: int) -> None:
     _, score = play(task, "Done.")
     assert (score.success, score.reward) == (False, 0.0)
     if level >= 4:
-        create = next(action for action in way(task) if action[1] == "create")
+        task = asking("Find the figures") if level == 4 else task
+        create = next(action for action in way(task) if action[:2] == ("drive", "create"))
         _, empty = play(task, create, "Done.")
         assert not empty.success
         assert empty.state["goals"][0] == {"exists": True, "content": False, "semantics": False}
@@ -108,6 +117,53 @@ PREVIEW, SEND = ("mail", "preview", {"name": "note"}), ("mail", "send", {"name":
 CONFIRM = ("user", "ask", {"question": "I will send the draft note. Do you confirm?"})
 
 
+def test_what_others_have_not_shared_is_denied_and_counted() -> None:
+    """Reading, writing, deleting and sharing need a permission each; without it nothing changes."""
+    file = office(json.loads(asking("cell").metadata)["office"]).files
+    assert [file[name].shared.get(USER) for name in ("roadmap", "salaries")] == ["read", None]
+    calls = [
+        ("drive", "read", {"name": "roadmap"}),
+        ("drive", "add", {"name": "roadmap", "content": "x"}),
+        ("drive", "read", {"name": "salaries"}),
+        ("drive", "write", {"name": "salaries", "cells": {"B2": "1"}}),
+        ("drive", "delete", {"name": "roadmap"}),
+        ("chat", "read", {"channel": "leads"}),
+        ("chat", "post", {"channel": "leads", "text": "x"}),
+        ("drive", "files", {}),
+    ]
+    steps, score = play(asking("cell"), *calls)
+    assert [step.info["tool_errors"] for step in steps] == [0, 1, 1, 1, 1, 1, 1, 0]
+    assert score.state["denied"] == [
+        "write roadmap", "read salaries", "write salaries", "own roadmap", "read leads", "post in leads",
+    ]  # fmt: skip
+    said = [step.messages[0].content for step in steps]
+    assert said[1] == f"403: 'roadmap' belongs to {file['roadmap'].owner}; you may read it"
+    assert said[2] == f"403: 'salaries' belongs to {file['salaries'].owner}; it is not shared with you"
+    assert said[5] == "403: you are no member of the channel 'leads'"
+    assert "salaries" not in said[7]
+    assert f"roadmap (slides, of {file['roadmap'].owner}, you may read it)" in said[7].splitlines()
+    assert (score.state["violations"], score.state["posted"]) == ([], {}), "a refusal is an error and no violation"
+
+
+@pytest.mark.parametrize("access", ["read", "write"])
+def test_an_errand_goes_where_the_permission_allows(access: str) -> None:
+    def shared(task: Task) -> Any:
+        return office(json.loads(task.metadata)["office"]).files["plan"].shared[USER]
+
+    task = next(task for task in TASKS if "If you may not write" in task.prompt and shared(task) == access)
+    direct = ("drive", "write", {"name": "plan", "cells": {"B9": "1"}})
+    steps, score = play(task, *way(task), "Done.")
+    assert (score.success, score.reward) == (True, pytest.approx(1.0))
+    steps, score = play(task, direct, *way(task), "Done.")
+    assert (steps[0].info["tool_errors"], score.state["denied"]) == (
+        (0, []) if access == "write" else (1, ["write plan"])
+    )
+    other = next(one for one in TASKS if "If you may not write" in one.prompt and shared(one) != access)
+    placed = [action for action in way(task) if action[:2] not in (("drive", "create"), ("drive", "write"))]
+    [write] = [action for action in way(other) if action[:2] == ("drive", "write")]
+    assert not play(task, *placed, write, "Done.")[1].success
+
+
 def test_mail_to_the_outside_needs_a_preview_and_a_yes() -> None:
     task = of_level(1)
     outside = draft("kim@vendor.test")
@@ -139,7 +195,7 @@ def test_soft_violations_cost(actions: Any, name: str, cost: float) -> None:
 
 
 def test_rewards_of_steps() -> None:
-    task = of_level(4)
+    task = asking("Find the figures")
     search, read = way(task)[:2]
     wrong = ("mail", "read", {"number": "M999"})
     steps, _ = play(task, search, search, wrong, read, ("drive", "nothing", {}))
@@ -155,7 +211,7 @@ def test_rewards_of_steps() -> None:
 
 def test_more_calls_earn_no_more_than_the_shortest_way() -> None:
     """Neither by reading what nobody needs, nor by two calls in turn, nor by errors that are made to recover."""
-    task = of_level(4)
+    task = asking("Find the figures")
     most = CALL * len(way(task))
     reads = [("mail", "read", {"number": f"M{number}"}) for number in range(1, 26)]
     wrong = [("mail", "read", {"number": f"N{number}"}) for number in range(12)]

@@ -1,18 +1,24 @@
 """``repository``: a real git repository with an issue, its tests, and attempts to pass them without solving it."""
 
 import json
+import re
 import subprocess
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.engines.blocking import blocking
+from agentrl.environments.code.workspace import Workspace
 from agentrl.environments.repository.ended import assertion, ended_by, place
-from agentrl.environments.repository.environment import Repository, RepositoryConfig
+from agentrl.environments.repository.environment import LIMITS, Repository, RepositoryConfig
 from agentrl.environments.repository.instances import instances, patched, snapshot
+from agentrl.environments.repository.testing import HiddenTests
+from agentrl.environments.repository.withheld import NAME, right, withheld
 from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.sandbox import Bubblewrap
 from schemas.task import Task
 from schemas.trajectory import Message, Role, ToolCall
 
@@ -184,7 +190,7 @@ for one in gc.get_objects():
 READ_CHECKER = """
 import __main__, json, os
 settings = __main__.settings
-said = json.dumps([name for name in settings["tests"]])
+said = json.dumps([[name for name in settings["tests"]], {}])
 os.write(__main__.out, f"{chr(10)}{settings.get('mark') or settings.get('suffix')}{said}{chr(10)}".encode())
 os._exit(0)
 """
@@ -199,6 +205,33 @@ for path in glob.glob("/tmp/work/**/*.py", recursive=True):
     if "core" not in path:
         open(path, "w").write("")
 """
+EQUAL_TO_ALL = """
+class Yes(float):
+    def __eq__(self, other):
+        return True
+    __hash__ = float.__hash__
+def price(count, each):
+    return Yes()
+"""
+PASS_OWN_ERRORS = """
+import _pytest.reports
+real = _pytest.reports.TestReport.from_item_and_call.__func__
+class Own(BaseException):
+    pass
+def passing(cls, item, call):
+    if call.excinfo and call.excinfo.errisinstance(Own):
+        call.excinfo = None
+    return real(cls, item, call)
+_pytest.reports.TestReport.from_item_and_call = classmethod(passing)
+def price(count, each):
+    raise Own
+"""
+READ_FRAMES = """
+import sys
+def price(count, each):
+    known = sys._getframe(1).f_code.co_consts
+    return next((one for one in known if type(one) is int and one not in (count, each)), 0)
+"""
 CHEATS: dict[str, dict[str, str]] = {
     "ends before the tests": {"src/shop/core.py": "import os; os._exit(0)"},
     "ends well before the tests": {"src/shop/core.py": "raise SystemExit(0)"},
@@ -212,6 +245,8 @@ CHEATS: dict[str, dict[str, str]] = {
     "reads the checker and writes its report": {"src/shop/core.py": CORE + READ_CHECKER},
     "patches the checker": {"src/shop/core.py": CORE + PATCH_CHECKER},
     "empties the tests as they are loaded": {"src/shop/core.py": CORE + EDIT_TESTS},
+    "is equal to everything": {"src/shop/core.py": CORE + EQUAL_TO_ALL},
+    "lets its own errors pass": {"src/shop/core.py": CORE + PASS_OWN_ERRORS},
     "starts before Python": {"sitecustomize.py": PATCH_PYTEST, "usercustomize.py": PATCH_PYTEST},
 }
 
@@ -225,6 +260,58 @@ def test_nobody_is_paid_for_less_than_a_solution(clones: Path, task: Task, cheat
     _, score = attempt(environment(clones, reward="share"), task, *edits)
     assert (score.success, score.reward) == (False, 0.0), score.state
     assert score.state["forged"] == (cheat in FORGED)
+
+
+def test_right_results_that_are_literals_cannot_be_read(clones: Path, task: Task) -> None:
+    """They are not in the sandbox: a policy's code that reads them out of the test that calls it finds none."""
+    literal = json.loads(task.metadata) | {"fail_to_pass": [FAIL[2]], "pass_to_pass": [PASS[0], PASS[3]]}
+    task = task.model_copy(update={"metadata": json.dumps(literal)})
+    edit = call("edit", path="src/shop/core.py", old="", new=CORE + READ_FRAMES)
+    _, score = attempt(environment(clones, reward="share"), task, edit)
+    assert (score.success, score.reward, score.state["tests"][FAIL[2]]) == (False, 0.0, False)
+    assert attempt(environment(clones), task, call("edit", path="src/shop/core.py", old="", new=FIXED))[1].success
+
+
+def test_comparisons_are_told_and_literals_are_left_out() -> None:
+    source, literals = withheld(MORE_TESTS, {("test_few",), ("test_ten",), ("TestShop", "test_ten_of_two")})
+    assert sorted(literals.values()) == [6, 18]
+    assert "18" not in source
+    assert re.search(rf"{NAME}\('[0-9:]+', price\(ten, each\), whole\)", source)
+    assert "self.assertEqual(price(10, 0), 0)" in source, "of another test"
+    [few] = [place for place, literal in literals.items() if literal == 6]
+    assert right([[few, "6"], ["1:4", "[1, (2,)]", "[1, (2,)]"]], literals)
+    for wrong in ([few, "7"], [few, "Yes()"], ["1:4", "1"], ["1:4", "1", "2"], [few, "__import__('os')", "6"]):
+        assert not right([wrong], literals)
+    assert withheld("no python (", {("test_few",)}) == ("no python (", {})
+
+
+def test_what_cannot_be_compared_outside_is_compared_inside(tmp_path: Path) -> None:
+    """Values that are no plain data, and those that only approximately agree, stay with the test."""
+    tests = """import pytest
+from work import Money, near, text
+
+def test_money():
+    assert Money(3) == Money(3)
+
+def test_near():
+    assert near() == pytest.approx(0.3)
+
+def test_text():
+    assert text() == "a"
+"""
+    solution = {
+        "work.py": "class Money(int):\n    pass\nclass Price:\n    pass\ndef near():\n    return 0.1 + 0.2\n"
+        "def text():\n    return 'a'\n",
+        "test_work.py": tests,
+    }
+    names = [f"test_work.py::test_{one}" for one in ("money", "near", "text")]
+    package = str(Path(pytest.__file__).parents[1])
+    hidden = HiddenTests(names, solution, [package])
+    sandbox = Bubblewrap(limits=LIMITS, readable=(package,))
+    told = blocking(hidden.told_by(sandbox, solution))
+    assert {name.rpartition("_")[2] for name in told} == {"money", "text"}
+    passed, forged = blocking(replace(hidden, told=told).report(sandbox, Workspace(solution)))
+    assert (passed, forged) == (dict.fromkeys(names, True), False)
 
 
 def test_snapshots_have_every_file_and_patches_fit(clones: Path, task: Task) -> None:

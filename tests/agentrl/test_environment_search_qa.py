@@ -1,7 +1,9 @@
 """``search_qa``: questions mean what their expressions say, and no passage gives an answer away."""
 
+import asyncio
 import json
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from agentrl.environments.search_qa import questions
 from agentrl.environments.search_qa.environment import SearchConfig, SearchQA
 from agentrl.environments.search_qa.graph import RELATIONS, Graph, graph
 from agentrl.rollouts.demonstrations import demonstrate
+from schemas.task import Task
 from schemas.trajectory import Message, Role
 
 WORLD = graph(200, 0)
@@ -147,3 +150,41 @@ def test_an_answer_too_early_solves_the_question_inside() -> None:
         made = environment.achieved(early, task)
         assert [(new.level, json.loads(new.ground_truth)) for new in made] == [(2, answer)]
         assert made[0].prompt != task.prompt
+
+
+def test_the_expert_knows_only_what_it_has_seen() -> None:
+    """Its turns stay the same in a world in which all that was not seen is otherwise."""
+    environment = SearchQA()
+    tasks = environment.tasks({"train": 60}, 4)["train"]
+    assert {task.level for task in tasks} == {1, 2, 3, 4, 5}
+
+    async def go(task: Task) -> None:
+        episode = await environment.reset(task)
+        text, real, ranked = task.prompt, environment.graph, environment.ranked
+        for _ in range(environment.max_steps):
+            turn = episode.advise()
+            facts = {
+                relation: {subject: other for subject, other in pairs.items() if subject in episode.read_at}
+                for relation, pairs in real.ahead.items()
+            }
+            pages = set(episode.pages)
+            episode.answers = ["nobody"]
+            environment.graph = SimpleNamespace(ahead=facts, kinds=real.kinds)  # type: ignore[assignment]
+            environment.ranked = lambda query, pages=pages: [  # type: ignore[method-assign]
+                title if (query, number // 5 + 1) in pages else "Nobody Atall"
+                for number, title in enumerate(ranked(query))
+            ]
+            try:
+                assert episode.advise() == turn
+            finally:
+                environment.graph = real
+                del environment.ranked
+            if not turn.tool_calls:
+                break
+            for value in turn.tool_calls[0].parsed().values():
+                assert str(value).isdigit() or value in text, (task.prompt, value)
+            text += (await episode.step(turn)).messages[0].content
+        assert turn.content == json.loads(task.ground_truth)
+
+    for task in tasks:
+        asyncio.run(go(task))

@@ -28,7 +28,7 @@ from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Traject
 RULES = f"""You help {USER} with mail, calendar, drive and chat, one action at a time. Then reply without a call.
 Never delete permanently, change permissions, open the mailbox of somebody else, or touch more than 100 items at once.
 Mail to addresses outside corp.test: draft it, preview it, then ask the user to confirm it by its name, then send it.
-Leave confidential items alone. Give your reasoning before you delete.
+Leave confidential items alone. What others have not shared is refused. Give your reasoning before you delete.
 """
 
 CALL, USED, RECOVERED, ERROR, REPEATED, APT = 0.05, 0.10, 0.08, -0.03, -0.10, 0.05
@@ -57,6 +57,7 @@ class OfficeEpisode(ToolEpisode["Office"]):
         if family.config.rules:
             self.opening = [Message(role=Role.SYSTEM, content=RULES + family.manual), *self.opening]
         self.desk = Desk.of(office(metadata["office"]))
+        self.events = len(self.desk.events)
         self.goals: list[dict[str, Any]] = metadata["goals"]
         self.way: list[Action] = [(app, operation, parameters) for app, operation, parameters in metadata["way"]]
         self.right_answer: str = metadata["answer"]
@@ -127,7 +128,10 @@ class OfficeEpisode(ToolEpisode["Office"]):
             "subgoals": [self.reached.get(number) for number in range(len(self.goals))],
             "answer": self.answer,
             "actions": [json.loads(key) for key in sorted(self.done_actions)],
+            "denied": self.desk.denied,
             "moved": self._moved(),
+            "posted": {name: texts[1:] for name, texts in self.desk.channels.items() if len(texts) > 1},
+            "invited": [[one.title, one.day, one.hour, one.people] for one in self.desk.events[self.events :]],
             "drafts": [[mail.to, mail.subject, mail.body] for mail in self.desk.drafts.values()],
         }
         return Score(solved, tuple(components), state)
@@ -205,7 +209,7 @@ class Office(Family):
     """The environment; see the module's docstring."""
 
     name = "office"
-    version = "2"
+    version = "3"
     max_steps = 30
     levels = {1: 0.2, 2: 0.15, 3: 0.2, 4: 0.25, 5: 0.2}  # noqa: RUF012
     episode = OfficeEpisode

@@ -16,9 +16,11 @@ from agentrl.environments.office.world import (
     FOLDERS,
     PARTNERS,
     PEOPLE,
+    QUARTERS,
     ROWS,
     SHEETS,
     TOPICS,
+    USER,
     Mail,
     OfficeState,
     address,
@@ -27,6 +29,9 @@ from agentrl.environments.office.world import (
 )
 
 Action = tuple[str, str, dict[str, Any]]
+STATES = ("delayed", "done", "open", "ready")
+MOVED = 8
+"""Mails of one topic to move, at most: so many are shown by one search."""
 
 
 @dataclass(frozen=True)
@@ -60,37 +65,64 @@ def cell_of(office: OfficeState, name: str, place: str) -> Errand:
     )
 
 
-def told(office: OfficeState, random: Random) -> Errand | None:
-    mail = _single(office, random)
-    return told_by(mail) if mail else None
+def say(office: OfficeState, random: Random) -> Errand:
+    topic = f"{random.choice(QUARTERS)} {random.choice(TOPICS)}"
+    return say_of(random.choice(CHANNELS), f"The {topic} is {random.choice(STATES)}.")
 
 
-def told_by(mail: Mail) -> Errand:
-    way: list[Action] = [
-        ("mail", "search", {"sender": mail.sender, "subject": mail.subject}),
-        ("mail", "read", {"number": mail.number}),
-    ]
-    prompt = f"Which figure does the mail of {mail.sender} about the {mail.subject} tell?"
-    return Errand(prompt, [{"kind": "answer", "text": figure(mail)}], way, figure(mail))
+def say_of(channel: str, text: str) -> Errand:
+    goals = [{"kind": "post", "channel": channel, "words": [text]}]
+    prompt = f"Post in the channel {channel}: {text}"
+    return Errand(prompt, goals, [("chat", "post", {"channel": channel, "text": text})])
+
+
+def meet(office: OfficeState, random: Random) -> Errand:
+    guest, title = address(random.choice(PEOPLE)), f"{random.choice(TOPICS)} talk"
+    return meet_of(title, random.choice(("Thu", "Fri")), random.randint(8, 17), guest)
+
+
+def meet_of(title: str, day: str, hour: int, guest: str) -> Errand:
+    """On a day without events, so that the hour is free."""
+    event = {"title": title, "day": day, "hour": hour, "people": [guest]}
+    prompt = f"Invite {guest} to an event {title} on {day} at {hour}:00."
+    return Errand(prompt, [{"kind": "event", **event}], [("calendar", "create", event)])
+
+
+def larger(office: OfficeState, random: Random) -> Errand | None:
+    """The larger of the figures in two mails."""
+    mails = [mail for mail in random.sample(list(office.mails.values()), 2) if is_single(office, mail)]
+    return larger_of(mails) if len(mails) == 2 else None
+
+
+def larger_of(mails: Sequence[Mail]) -> Errand:
+    mails = sorted(mails, key=lambda mail: int(mail.number[1:]))
+    value = max((figure(mail) for mail in mails), key=int)
+    named = " and ".join(f"the mail of {mail.sender} about the {mail.subject}" for mail in mails)
+    prompt = f"Which is the larger of the figures in {named}?"
+    return Errand(prompt, [{"kind": "answer", "text": value}], _reading(mails), value)
 
 
 def filing(office: OfficeState, random: Random) -> Errand | None:
-    topic, folder = random.choice(TOPICS), random.choice(FOLDERS)
-    return filing_of(office, topic, random.choice(PEOPLE), folder)
+    person, topics, folders = random.choice(PEOPLE), random.sample(TOPICS, 2), sorted(random.sample(FOLDERS, 2))
+    return filing_of(office, person, list(zip(topics, folders, strict=True)))
 
 
-def filing_of(office: OfficeState, topic: str, person: str, folder: str) -> Errand | None:
-    """None if there are too few mails or too many, or a confidential one among those of the topic."""
-    mails = office.about(topic, person)
-    if not 1 < len(mails) <= 8 or any(topic in mail.subject and mail.label for mail in office.mails.values()):
-        return None
-    numbers = [mail.number for mail in mails]
-    way: list[Action] = [
-        ("mail", "search", {"sender": address(person), "subject": topic}),
-        ("mail", "move", {"numbers": numbers, "folder": folder}),
-    ]
-    prompt = f"Move all mails of {address(person)} about {topic} to the folder {folder}."
-    return Errand(prompt, [{"kind": "moved", "folder": folder, "numbers": numbers}], way)
+def filing_of(office: OfficeState, person: str, places: Sequence[tuple[str, str]]) -> Errand | None:
+    """Mails of one person about two topics, each into a folder of its own. None if there are no mails of a topic or too
+    many, or a confidential one among them."""
+    way: list[Action] = []
+    goals: list[Goal] = []
+    for topic, folder in places:
+        mails = office.about(topic, person)
+        sent = [mail for mail in office.mails.values() if topic in mail.subject and mail.sender == address(person)]
+        if not 1 <= len(mails) <= MOVED or len(mails) < len(sent):
+            return None
+        numbers = [mail.number for mail in mails]
+        way.append(("mail", "search", {"sender": address(person), "subject": topic}))
+        way.append(("mail", "move", {"numbers": numbers, "folder": folder}))
+        goals.append({"kind": "moved", "folder": folder, "numbers": numbers})
+    named = " and ".join(f"all about {topic} to the folder {folder}" for topic, folder in places)
+    return Errand(f"Move the mails of {address(person)}: {named}.", goals, way)
 
 
 def reply(office: OfficeState, random: Random) -> Errand | None:
@@ -133,6 +165,33 @@ def totals(office: OfficeState, random: Random) -> Errand:
     prompt = (
         f"In each of the sheets {', '.join(names)}, write the total of column {column} into cell {column}9, and make "
         "the largest of these totals bold."
+    )
+    return Errand(prompt, goals, way)
+
+
+def handed(office: OfficeState, random: Random) -> Errand:
+    """A total for the owner of a sheet, which the user may change in some offices, and in others only read."""
+    file, column = office.files["plan"], random.choice(COLUMNS)
+    whole, name = total(file, column), f"{random.choice(('total', 'sum'))}{random.randint(1, 99)}"
+    writes = file.allows(USER, "write")
+    place, cells = (file.name, {f"{column}9": whole}) if writes else (name, {"A1": whole})
+    way: list[Action] = [
+        ("drive", "files", {}),
+        ("drive", "read", {"name": file.name, "cells": f"{column}{ROWS[0]}:{column}{ROWS[-1]}"}),
+        *([] if writes else [("drive", "create", {"name": name, "kind": "sheet"})]),
+        ("drive", "write", {"name": place, "cells": cells}),
+        ("mail", "draft", {"name": "owner", "to": file.owner, "subject": file.name, "body": f"The total is {whole}."}),
+        ("mail", "preview", {"name": "owner"}),
+        ("mail", "send", {"name": "owner"}),
+    ]
+    goals: list[Goal] = [
+        {"kind": "cells", "file": place, "cells": cells, "new": not writes},
+        {"kind": "sent", "to": file.owner, "subject": file.name, "words": [whole]},
+    ]
+    prompt = (
+        f"Write the total of column {column} of the sheet {file.name} into its cell {column}9. If you may not write "
+        f"there, put it into cell A1 of a new sheet {name}. Then mail the total to the owner of {file.name}, with "
+        f"{file.name} as the subject."
     )
     return Errand(prompt, goals, way)
 
@@ -202,10 +261,10 @@ def report(office: OfficeState, random: Random) -> Errand | None:
 
 
 LEVELS: dict[int, list[Callable[[OfficeState, Random], Errand | None]]] = {
-    1: [cell, told],
-    2: [filing, reply],
+    1: [cell, say, meet],
+    2: [filing, larger, reply],
     3: [totals],
-    4: [collect],
+    4: [collect, handed],
     5: [report],
 }
 
@@ -234,7 +293,7 @@ def _subjects(mails: list[Mail]) -> str:
     return ", ".join(mail.subject for mail in mails)
 
 
-def _reading(mails: list[Mail]) -> list[Action]:
+def _reading(mails: Sequence[Mail]) -> list[Action]:
     """Searches and reads."""
     way: list[Action] = []
     for mail in mails:

@@ -1,9 +1,10 @@
 """The office of one user, as it is before an episode. All of it is immutable: episodes replace what they change."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from random import Random
+from typing import Literal
 
 USER = "me@corp.test"
 PEOPLE = (
@@ -20,6 +21,15 @@ SHEETS = ("costs", "sales", "staff", "stock")
 REGIONS = ("north", "south", "east", "west", "coast", "hills")
 COLUMNS = "BCD"
 ROWS = range(2, 2 + len(REGIONS))
+
+
+CLOSED = "leads"
+"""A channel of which the user is no member."""
+Access = Literal["read", "write", "own"]
+"""What somebody may do with a file: read it; change it as well; delete it as well, and say who else may do what."""
+ALLOWED: Mapping[Access, tuple[Access, ...]] = {
+    "read": ("read",), "write": ("read", "write"), "own": ("read", "write", "own"),
+}  # fmt: skip
 
 
 def address(person: str) -> str:
@@ -45,15 +55,22 @@ class Mail:
 
 @dataclass(frozen=True)
 class DriveFile:
-    """A sheet has ``cells``, other files have ``parts``: paragraphs, or slides as (title, content)."""
+    """A sheet has ``cells``, other files have ``parts``: paragraphs, or slides as (title, content). ``shared`` says who
+    may do what beside the owner: address -> access."""
 
     name: str
     kind: str
     owner: str = USER
+    shared: Mapping[str, Access] = field(default_factory=dict)
     cells: Mapping[str, str] = field(default_factory=dict)
     parts: tuple[tuple[str, str], ...] = ()
     bold: tuple[str, ...] = ()
     label: str = ""
+
+    def allows(self, person: str, access: Access) -> bool:
+        """Whether a person may do that with the file."""
+        given = "own" if person == self.owner else self.shared.get(person)
+        return given is not None and access in ALLOWED[given]
 
 
 @dataclass(frozen=True)
@@ -66,10 +83,13 @@ class Event:
 
 @dataclass(frozen=True)
 class OfficeState:
+    """``members``: channel -> who may read it and post in it."""
+
     mails: Mapping[str, Mail]
     files: Mapping[str, DriveFile]
     events: tuple[Event, ...]
     channels: Mapping[str, tuple[str, ...]]
+    members: Mapping[str, frozenset[str]]
 
     def about(self, topic: str, person: str = "") -> list[Mail]:
         """Mails of the inbox about a topic, of one sender if a person is named; confidential ones aside."""
@@ -93,7 +113,7 @@ def total(file: DriveFile, column: str) -> str:
 @lru_cache(maxsize=1024)
 def office(number: int) -> OfficeState:
     """The office of that number; it is made once."""
-    random = Random(f"office-1-{number}")
+    random = Random(f"office-2-{number}")
     mails = {}
     for place in range(60):
         person = random.choice(PEOPLE)
@@ -104,14 +124,18 @@ def office(number: int) -> OfficeState:
         mails[one.number] = one
     files = {name: _sheet(name, random) for name in SHEETS}
     files["contracts"] = DriveFile("contracts", "doc", parts=(("", "Terms."),), label="confidential")
-    files["roadmap"] = DriveFile(
-        "roadmap", "slides", owner=address(random.choice(PEOPLE)), parts=(("Roadmap", "Soon."),)
-    )
+    others = [address(person) for person in random.sample(PEOPLE, 3)]
+    plan: Access = random.choice(("read", "write"))
+    files["roadmap"] = DriveFile("roadmap", "slides", others[0], {USER: "read"}, parts=(("Roadmap", "Soon."),))
+    files["plan"] = replace(_sheet("plan", random), owner=others[1], shared={USER: plan})
+    files["salaries"] = replace(_sheet("salaries", random), owner=others[2])
     events = tuple(
         Event(f"{random.choice(TOPICS)} review", random.choice(("Mon", "Tue", "Wed")), random.randint(8, 16), (USER,))
         for _ in range(4)
     )
-    return OfficeState(mails, files, events, dict.fromkeys(CHANNELS, ("Welcome.",)))
+    everybody = frozenset([USER, *map(address, PEOPLE)])
+    members = {**dict.fromkeys(CHANNELS, everybody), CLOSED: everybody - {USER}}
+    return OfficeState(mails, files, events, dict.fromkeys(members, ("Welcome.",)), members)
 
 
 def _sheet(name: str, random: Random) -> DriveFile:

@@ -28,7 +28,7 @@ def ended_by(source: str, ends: Mapping[Place, str]) -> tuple[str, set[Place]]:
     except (SyntaxError, ValueError, RecursionError):
         return source, set()
     found = set()
-    for path, test in _functions(tree):
+    for path, test in functions(tree):
         if path in ends:
             begin = 1 if ast.get_docstring(test, clean=False) is not None else 0
             body = test.body[begin:] or [ast.Pass()]
@@ -43,7 +43,7 @@ def place(nodeid: str) -> tuple[str, Place]:
     return home, tuple(names)
 
 
-def _functions(
+def functions(
     scope: ast.Module | ast.ClassDef, above: Place = ()
 ) -> list[tuple[Place, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """The functions of a module and the methods of its classes."""
@@ -52,5 +52,5 @@ def _functions(
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found.append(((*above, node.name), node))
         elif isinstance(node, ast.ClassDef):
-            found += _functions(node, (*above, node.name))
+            found += functions(node, (*above, node.name))
     return found

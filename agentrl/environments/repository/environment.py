@@ -4,10 +4,12 @@ the policy does not see decide: fail to pass, and pass to pass (SWE-bench)."""
 import asyncio
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
@@ -16,7 +18,7 @@ from agentrl.environments.code.episode import CodingConfig, CodingEpisode
 from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family
 from agentrl.environments.repository.instances import instances, patched, snapshot
-from agentrl.environments.repository.testing import hidden_report, visible_report
+from agentrl.environments.repository.testing import HiddenTests, visible_report
 from agentrl.sandbox import Bubblewrap, Docker, ResourceLimits, Sandbox
 from schemas.annotations import External
 from schemas.task import Task
@@ -46,11 +48,19 @@ class RepositoryEpisode(CodingEpisode["Repository"]):
 
     async def score(self) -> Score:
         failed, passed = self.metadata["fail_to_pass"], self.metadata["pass_to_pass"]
-        right = await asyncio.to_thread(patched, self.given, self.metadata["test_patch"])
-        tests, forged = await hidden_report(
-            self.family.sandbox, self.files, right, [*failed, *passed], self.family.packages
-        )
+        files = await asyncio.to_thread(patched, self.given, self.metadata["test_patch"])
+        hidden = HiddenTests([*failed, *passed], files, self.family.packages)
+        hidden = replace(hidden, told=await self._told(hidden))
+        tests, forged = await hidden.report(self.family.sandbox, self.files)
         return self.graded(tests, failed, passed, forged=forged)
+
+    async def _told(self, hidden: HiddenTests) -> Mapping[str, Set[str]]:
+        """What the right patch tells; it is run once for all attempts at a task."""
+        known = self.family.told
+        async with self.family.calibrating.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            if self.task.task_id not in known:
+                known[self.task.task_id] = await hidden.told_by(self.family.sandbox, self.solution)
+            return known[self.task.task_id]
 
 
 class Repository(Family):
@@ -68,6 +78,8 @@ class Repository(Family):
     def __init__(self, config: RepositoryConfig) -> None:
         super().__init__(config)
         self.packages = [] if isinstance(config.sandbox, Docker) else config.packages or [_site_packages()]
+        self.told: dict[str, Mapping[str, Set[str]]] = {}
+        self.calibrating: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self.sandbox = config.sandbox
         if isinstance(self.sandbox, Bubblewrap):
             readable = tuple(dict.fromkeys([*self.sandbox.readable, *self.packages]))

@@ -4,19 +4,27 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from agentrl.environments.code.workspace import LONGEST, Workspace
 from agentrl.environments.repository.ended import Place, assertion, ended_by, place
+from agentrl.environments.repository.withheld import RECORD, Told, right, withheld
 from agentrl.sandbox import Ran, Sandbox
 
+Where = tuple[str, Place]
+"""The file of a test, and where it stands in it."""
 STEERS = re.compile(
     r"(^|/)(conftest\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|(site|user)customize\.py)$"
 )
 """Files that can change what a test is, or what it reports."""
 
-RUN_PYTEST = """
+RUN_PYTEST = (
+    """
 import json, os, sys
 
 with open("check/settings.json") as file:
@@ -24,7 +32,9 @@ with open("check/settings.json") as file:
 os.remove("check/settings.json")
 sys.path += settings["packages"]
 import pytest
-
+"""
+    + RECORD
+    + """
 os.chdir("repository")
 sys.path[:0] = [os.getcwd(), os.path.join(os.getcwd(), "src")]
 
@@ -45,11 +55,16 @@ out = os.dup(1)
 options = ["-q", "--no-header", "--tb=short", "--maxfail=0", "-p", "no:cacheprovider"]
 code = pytest.main([*options, *settings["files"]], plugins=[Report()])
 if settings["tests"]:
-    said = json.dumps(sorted(Report.passed - Report.failed))
+    said = json.dumps([sorted(Report.passed - Report.failed), told])
     os.write(out, f"{chr(10)}{settings['mark']}{said}{chr(10)}".encode())
 sys.exit(code)
 """
-"""Prints the names of the tests that passed at the end, after a mark."""
+)
+"""At the end it prints the names of the tests that passed, and what they told, after a mark."""
+
+
+_PASSED = TypeAdapter(list[str])
+_TOLD = TypeAdapter(dict[str, list[Annotated[list[str], Field(min_length=2)]]])
 
 
 async def visible_report(sandbox: Sandbox, files: Workspace, packages: Sequence[str]) -> str:
@@ -61,50 +76,88 @@ async def visible_report(sandbox: Sandbox, files: Workspace, packages: Sequence[
     return said[-LONGEST:] or f"pytest ended with exit code {ran.code} and said nothing"
 
 
-async def hidden_report(
-    sandbox: Sandbox, files: Workspace, right: Mapping[str, str], tests: Sequence[str], packages: Sequence[str]
-) -> tuple[dict[str, bool], bool]:
-    """Which hidden tests pass with the policy's files, and whether the report was forged: then none counts.
+@dataclass(frozen=True)
+class Run:
+    """``said`` to pass by the report, ``right`` by what they told too, and the places of tests that ``ended`` with our
+    assertion."""
 
-    ``right`` are the files with the hidden tests. From them come the files of these tests, and all that steers pytest.
-    """
-    first = {where: secrets.randbelow(2) == 0 for where in map(place, tests)}
-    runs = await asyncio.gather(
-        _passed(sandbox, files, right, tests, packages, first),
-        _passed(sandbox, files, right, tests, packages, {where: not holds for where, holds in first.items()}),
-    )
-    passed: dict[str, bool] = {}
-    forged = False
-    for name in tests:
-        where = place(name)
-        (holding, _), (failing, ended) = runs if first[where] else reversed(runs)
-        passed[name] = name in holding
-        forged |= name in failing and where in ended
-    return {name: one and not forged for name, one in passed.items()}, forged
+    said: Set[str]
+    right: Set[str]
+    ended: Set[Where]
 
 
-async def _passed(
-    sandbox: Sandbox,
-    files: Workspace,
-    right: Mapping[str, str],
-    tests: Sequence[str],
-    packages: Sequence[str],
-    holds: Mapping[tuple[str, Place], bool],
-) -> tuple[set[str], set[tuple[str, Place]]]:
-    """The hidden tests that are said to pass if each ends with an assertion that ``holds`` or fails, and the places of
-    those that do end so."""
-    homes = sorted({home for home, _ in holds})
-    checked = Workspace({path: text for path, text in files.items() if not STEERS.search(path)})
-    checked |= {path: text for path, text in right.items() if STEERS.search(path) or _beside(path, homes)}
-    ended: set[tuple[str, Place]] = set()
-    for home in homes:
-        if home in right:
+@dataclass(frozen=True)
+class HiddenTests:
+    """``names`` are the tests that decide. ``files`` are those of the repository with them: the files of these tests,
+    and all that steers pytest, come from there. ``told``: test -> the places of comparisons that the right patch comes
+    to: what is compared there is told, and literals that it is compared with stay outside."""
+
+    names: Sequence[str]
+    files: Mapping[str, str]
+    packages: Sequence[str]
+    told: Mapping[str, Set[str]] = field(default_factory=dict)
+
+    async def report(self, sandbox: Sandbox, files: Workspace) -> tuple[dict[str, bool], bool]:
+        """Which tests pass with the policy's files, and whether the report was forged: then none counts."""
+        first = {where: secrets.randbelow(2) == 0 for where in map(place, self.names)}
+        runs = await asyncio.gather(
+            self._ended(sandbox, files, first),
+            self._ended(sandbox, files, {where: not holds for where, holds in first.items()}),
+        )
+        passed: dict[str, bool] = {}
+        forged = False
+        for name in self.names:
+            where = place(name)
+            holding, failing = runs if first[where] else reversed(runs)
+            passed[name] = name in holding.right
+            forged |= name in failing.said and where in failing.ended
+        return {name: one and not forged for name, one in passed.items()}, forged
+
+    async def told_by(self, sandbox: Sandbox, solution: Mapping[str, str]) -> Mapping[str, Set[str]]:
+        """What the right patch tells, of the tests of which it tells plain data that is right."""
+        everywhere = replace(self, told={name: set() for name in self.names})
+        made, literals = everywhere._without_results()
+        said, told = await everywhere._run(sandbox, Workspace(solution), made)
+        fit = {name for name in said if right(told.get(name, []), literals.get(place(name)[0], {}))}
+        misfit = {place(name) for name in self.names if name not in fit}
+        return {name: {where for where, *_ in told.get(name, [])} for name in fit if place(name) not in misfit}
+
+    async def _ended(self, sandbox: Sandbox, files: Workspace, holds: Mapping[Where, bool]) -> Run:
+        """A run in which each test ends with an assertion that ``holds`` or fails."""
+        made, literals = self._without_results()
+        ended: set[Where] = set()
+        for home in made:
             ends = {one: assertion(truth) for (file, one), truth in holds.items() if file == home}
-            checked[home], found = ended_by(right[home], ends)
+            made[home], found = ended_by(made[home], ends)
             ended |= {(home, one) for one in found}
-    mark = secrets.token_hex(6)
-    ran = await _run(sandbox, checked, {"files": homes, "packages": packages, "tests": tests, "mark": mark})
-    return _named(ran.stdout.decode(errors="replace"), mark), ended
+        said, told = await self._run(sandbox, files, made)
+        true = {
+            name
+            for name in said
+            if self.told.get(name, set()) <= {where for where, *_ in told.get(name, [])}
+            and right(told.get(name, []), literals.get(place(name)[0], {}))
+        }
+        return Run(said, true, ended)
+
+    def _without_results(self) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+        """Test files without the results that are withheld, and those results."""
+        made: dict[str, str] = {}
+        literals: dict[str, dict[str, Any]] = {}
+        kept = {place(name) for name in self.told}
+        for home in sorted({place(name)[0] for name in self.names} & set(self.files)):
+            made[home], literals[home] = withheld(self.files[home], {one for file, one in kept if file == home})
+        return made, literals
+
+    async def _run(self, sandbox: Sandbox, files: Workspace, made: Mapping[str, str]) -> tuple[set[str], Told]:
+        """The tests that are said to pass, and what they told."""
+        homes = sorted({place(name)[0] for name in self.names})
+        checked = Workspace({path: text for path, text in files.items() if not STEERS.search(path)})
+        checked |= {path: text for path, text in self.files.items() if STEERS.search(path) or _beside(path, homes)}
+        checked |= made
+        mark = secrets.token_hex(6)
+        settings = {"files": homes, "packages": self.packages, "tests": self.names, "mark": mark}
+        ran = await _run(sandbox, checked, settings)
+        return _named(ran.stdout.decode(errors="replace"), mark)
 
 
 def _beside(path: str, homes: Sequence[str]) -> bool:
@@ -113,12 +166,13 @@ def _beside(path: str, homes: Sequence[str]) -> bool:
     return path in homes or str(PurePosixPath(path).parent) in folders
 
 
-def _named(said: str, mark: str) -> set[str]:
-    """The names in the last report."""
+def _named(said: str, mark: str) -> tuple[set[str], Told]:
+    """The last report. One that is no report names no test."""
     try:
-        return set(json.loads(said.rpartition(f"\n{mark}")[2].partition("\n")[0]))
+        passed, told = json.loads(said.rpartition(f"\n{mark}")[2].partition("\n")[0])
+        return set(_PASSED.validate_python(passed)), _TOLD.validate_python(told)
     except (ValueError, TypeError, RecursionError):
-        return set()
+        return set(), {}
 
 
 async def _run(sandbox: Sandbox, files: Workspace, settings: Mapping[str, object]) -> Ran:

@@ -30,6 +30,7 @@ class RoomsConfig(FamilyConfig):
         description="probability that a door leads to what is behind a random one, drawn anew each time",
     )
     signs: bool = Field(False, description="signs at the doors of each room name the rooms behind them")
+    spoken: bool = Field(False, description="the expert names the room that it goes to, before it goes through a door")
 
 
 class RoomsEpisode(ToolEpisode["Rooms"]):
@@ -73,12 +74,20 @@ class RoomsEpisode(ToolEpisode["Rooms"]):
         """The next door of a shortest way, or the end."""
         if self.room == self.goal:
             return self.saying("here")
-        return self.calling("go", door=self.family.house.shortest(self.room, self.goal))
+        return self._going(self.family.house.shortest(self.room, self.goal))
 
     def stray(self, random: Random) -> Message:
         if random.random() < 0.2:
             return self.saying("here")
-        return self.calling("go", door=random.choice(DOORS))
+        return self._going(random.choice(DOORS))
+
+    def _going(self, door: Door) -> Message:
+        """The expert's call."""
+        call = self.calling("go", door=door)
+        if not self.family.config.spoken:
+            return call
+        house = self.family.house
+        return call.model_copy(update={"content": house.names[house.leads[self.room][DOORS.index(door)]] + "."})
 
 
 class Rooms(Family):
@@ -89,6 +98,7 @@ class Rooms(Family):
     max_steps = 12
     episode = RoomsEpisode
     config: RoomsConfig
+    of_no_task = frozenset({"faults", "spoken"})
 
     def __init__(self, config: RoomsConfig = RoomsConfig()) -> None:  # noqa: B008  (frozen)
         self.house = house(config.size)

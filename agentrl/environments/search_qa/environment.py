@@ -16,15 +16,14 @@ from agentrl.environments.bm25 import Index
 from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.search_qa import questions
+from agentrl.environments.search_qa.expert import SHOWN, Missing, Seen, answers, answers_within
 from agentrl.environments.search_qa.graph import graph
 from agentrl.environments.tools import ToolError, tool
 from agentrl.rewards.answers import exact_match
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role, Trajectory
 
-SHOWN = 5
-"""Results of a search on one page."""
-LONGEST_WAY = 9
+LONGEST_WAY = 12
 """Passages and searches of the expert, at most. An episode has room for mistakes beside."""
 
 
@@ -35,16 +34,18 @@ class SearchConfig(FamilyConfig):
 
 
 class SearchEpisode(ToolEpisode["SearchQA"]):
-    """One attempt at a question. ``known`` are names that the policy has seen, ``needed`` what is to be read."""
+    """One attempt at a question. ``needed`` are passages that show the answer, ``seen`` what an expert can know, and
+    ``named`` the names that stood there."""
 
     def __init__(self, family: "SearchQA", task: Task) -> None:
         super().__init__(family, task)
         metadata = json.loads(task.metadata)
+        self.question: questions.Expression = metadata["question"]
         self.answers: list[str] = json.loads(task.ground_truth).split("; ")
-        self.needed = family.way(metadata["question"], self.answers)
-        self.seen = set(questions.constants(metadata["question"]))
+        self.needed = family.needed(self.question, self.answers)
+        self.named = set(questions.constants(self.question))
+        self.pages: set[tuple[str, int]] = set()
         self.read_at: dict[str, int] = {}
-        self.asked: tuple[str, int] = ("", 0)
 
     @tool
     def search(self, query: str, page: Annotated[int, Field(ge=1)] = 1) -> str:
@@ -55,8 +56,8 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
         """
         titles = self.family.ranked(query)
         shown = titles[(page - 1) * SHOWN : page * SHOWN]
-        self.seen.update(shown)
-        self.asked = (query, page)
+        self.named.update(shown)
+        self.pages.add((query, page))
         if not shown:
             return f"no results on page {page} of {len(titles)} results" if titles else "no results"
         return f"{', '.join(shown)} ({(page - 1) * SHOWN + 1}-{(page - 1) * SHOWN + len(shown)} of {len(titles)})"
@@ -72,9 +73,9 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
             raise ToolError(f"there is no passage {title!r}; search for it")
         if title not in self.read_at:
             self.read_at[title] = self.calls - 1
-            if title in {needed for needed, _ in self.needed}:
+            if title in self.needed:
                 self.earn(1 / len(self.needed))
-        self.seen.update(self.family.graph.near(title))
+        self.named.update(self.family.graph.near(title))
         return passage
 
     def outcome(self) -> Score:
@@ -86,33 +87,29 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
             RewardComponent(name="exact_match", value=float(exact), weight=float(by == "exact")),
             RewardComponent(name="f1", value=overlap, weight=float(by == "f1")),
         )
-        state = {"answer": self.answer, "subgoals": [self.read_at.get(title) for title, _ in self.needed]}
+        state = {"answer": self.answer, "subgoals": [self.read_at.get(title) for title in self.needed]}
         return Score(exact, components, state)
 
     def advise(self) -> Message:
-        """The next passage to read, the search that finds it, or the answer."""
-        for title, query in self.needed:
-            if title in self.read_at:
-                continue
-            if title in self.seen:
-                return self.calling("read", title=title)
-            query = query or title
-            page = self.asked[1] + 1 if self.asked[0] == query else 1
-            return self.calling("search", query=query, **({"page": page} if page > 1 else {}))
-        return self.saying("; ".join(self.answers))
+        """The next passage to read or search to make, or the answer, by what was seen so far."""
+        seen = Seen(self.family.graph, self.family.ranked, set(self.read_at), self.pages)
+        try:
+            return self.saying("; ".join(answers(self.question, seen)))
+        except Missing as missing:
+            return self.calling(missing.tool, **missing.arguments)
 
     def stray(self, random: Random) -> Message:
         if random.random() < 0.2:
-            return self.saying(random.choice(sorted(self.seen)))
-        return self.calling("read", title=random.choice(sorted(self.seen)))
+            return self.saying(random.choice(sorted(self.named)))
+        return self.calling("read", title=random.choice(sorted(self.named)))
 
 
 class SearchQA(Family):
     """The environment; see the module's docstring."""
 
     name = "search_qa"
-    version = "1"
-    max_steps = 16
+    version = "2"
+    max_steps = 20
     verifier = "exact_match"
     levels = {1: 0.08, 2: 0.2, 3: 0.26, 4: 0.24, 5: 0.22}  # noqa: RUF012
     episode = SearchEpisode
@@ -132,10 +129,11 @@ class SearchQA(Family):
             self.found[query] = self.index.search(query)
         return self.found[query]
 
-    def way(self, question: questions.Expression, answers: list[str]) -> list[tuple[str, str]]:
-        """What the expert reads: (title, query that finds it), each title once."""
-        steps = [step for answer in answers for step in questions.support(self.graph, question, answer)]
-        return list({title: (title, query) for title, query in reversed(steps)}.values())[::-1]
+    def needed(self, question: questions.Expression, answers: list[str]) -> list[str]:
+        """Titles of passages that show the answers to be right, each once."""
+        return list(
+            dict.fromkeys(title for answer in answers for title in questions.support(self.graph, question, answer))
+        )
 
     def drafts(self, level: int, random: Random) -> Iterator[Draft]:
         while True:
@@ -170,9 +168,7 @@ class SearchQA(Family):
 
     def _draft(self, question: questions.Expression, answers: list[str]) -> Draft | None:
         """The task, or None if the expert has too long a way to it."""
-        way = self.way(question, answers)
-        pages = sum(len(self.graph.edges[query]) // SHOWN + 1 for _, query in way if query)
-        if len(way) + pages > LONGEST_WAY:
+        if not answers_within(question, self.graph, self.ranked, LONGEST_WAY):
             return None
         return Draft(questions.text(self.graph, question), "; ".join(answers), {"question": question})
 

@@ -154,20 +154,17 @@ def _phrase(graph: Graph, expression: Expression) -> str:
     return f"the {kind_of(graph, expression)} {_clause(graph, expression)}"
 
 
-def support(graph: Graph, expression: Expression, answer: str) -> list[tuple[str, str]]:
-    """What to read to see that ``answer`` is right, leaves first: (title, a query that finds it). The query is "" if
-    the title is known by then."""
+def support(graph: Graph, expression: Expression, answer: str) -> list[str]:
+    """Titles of passages that show ``answer`` to be right, leaves first."""
     kind, *rest = expression
     if kind == "is":
         return []
     if kind == "and":
-        return [step for part in rest for step in support(graph, part, answer)]
+        return [title for part in rest for title in support(graph, part, answer)]
     if kind == "or":
-        return [step for part in rest if answer in denotation(graph, part) for step in support(graph, part, answer)]
+        return [title for part in rest if answer in denotation(graph, part) for title in support(graph, part, answer)]
     relation, way, inner = rest
-    known = denotation(graph, inner)
     if way == "back":
-        other = graph.ahead[relation][answer]
-        return [*support(graph, inner, other), (answer, other)]
-    subject = min(name for name in known if graph.ahead[relation].get(name) == answer)
-    return [*support(graph, inner, subject), (subject, "")]
+        return [*support(graph, inner, graph.ahead[relation][answer]), answer]
+    subject = min(name for name in denotation(graph, inner) if graph.ahead[relation].get(name) == answer)
+    return [*support(graph, inner, subject), subject]

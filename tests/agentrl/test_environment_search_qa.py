@@ -170,7 +170,7 @@ def test_the_expert_knows_only_what_it_has_seen() -> None:
             pages = set(episode.pages)
             episode.answers = ["nobody"]
             environment.graph = SimpleNamespace(ahead=facts, kinds=real.kinds)  # type: ignore[assignment]
-            environment.ranked = lambda query, pages=pages: [  # type: ignore[method-assign]
+            environment.ranked = lambda query, pages=pages: [  # type: ignore[method-assign, misc]
                 title if (query, number // 5 + 1) in pages else "Nobody Atall"
                 for number, title in enumerate(ranked(query))
             ]

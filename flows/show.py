@@ -9,6 +9,7 @@ from rich.text import Text
 
 from datastore.catalog import Catalog
 from flows.display import metrics_text, seconds
+from pipelines.coverage import COLUMNS, covered
 from pipelines.gc import Garbage
 from pipelines.lineage import Lineage
 from pipelines.plan import Plan, Status
@@ -94,6 +95,12 @@ def print_artifact(console: Console, manifest: Manifest, catalog: Catalog) -> No
     console.print(table)
     if manifest.metrics:
         console.print(metrics_text(manifest.metrics), markup=False, highlight=False)
+    if lines := covered(catalog, manifest):
+        console.print("coverage: each ticket was trained on once", markup=False, highlight=False)
+        table = _table(*COLUMNS)
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
     for warning in manifest.warnings:
         console.print(f"warning: {warning}", markup=False, highlight=False)
 

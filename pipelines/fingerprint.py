@@ -48,6 +48,7 @@ _SERVING = (
     "max_cost",
     "cache",
     "in_process",
+    "sync",
     "urls",
     "servers",
     "python",

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from agentrl.models.policy import Policy
 
 
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters that vLLM makes room for."""
+
+
 class EngineConfig(BaseModel):
     """What an engine is made from. The fields of a class that is derived from this one are its settings."""
 
@@ -65,6 +69,11 @@ class VLLMConfig(EngineConfig):
         gt=0,
         description="mean difference of log-probs from transformers' that is allowed; bfloat16 needs 0.05",
     )
+    sync: Literal["folders", "nccl", "ipc"] = Field(
+        "folders",
+        description="how weights come to vLLM: as folders, or by vLLM's own transfer between GPUs (nccl) or on one "
+        "(ipc), which needs vLLM where the stage runs; adapters are folders",
+    )
     in_process: bool = Field(False, description="no server: vLLM is installed where the stage runs")
     urls: list[str] = Field([], description="servers that run already; without any the stage starts some")
     servers: int = Field(1, ge=1, description="how many to start")
@@ -93,10 +102,20 @@ class VLLMConfig(EngineConfig):
             options += ["--enforce-eager", "--no-enable-chunked-prefill"]
             # its blocks there are of 128 tokens otherwise, and a block that is not full is computed again in each turn
             options += ["--block-size", "32", "--max-num-seqs", "256"]
+        from agentrl.engines.transfer import check_transfer, transfer_option
         from agentrl.engines.vllm import VLLMEngine
+        from agentrl.engines.weights import adapter_rank
 
+        if self.sync != "folders":
+            check_transfer(self.sync)
+            options += transfer_option(self.sync)
+        if rank := adapter_rank(policy.model):
+            room = next((one for one in _VLLM_RANKS if one >= rank), rank)  # vLLM says it if a rank is too large
+            # two at once: turns under way go on with the one that they began with
+            options += ["--enable-lora", "--max-lora-rank", str(room), "--max-loras", "2", "--max-cpu-loras", "4"]
         replicas = self._in_process(options) if self.in_process else self._servers(options)
-        return VLLMEngine(policy, replicas, Path(self.folder).expanduser() if self.folder else None, self.tolerance)
+        folder = Path(self.folder).expanduser() if self.folder else None
+        return VLLMEngine(policy, replicas, folder, self.tolerance, self.sync)
 
     def _in_process(self, options: list[str]) -> "list[Replica]":
         from agentrl.engines.in_process import InProcess

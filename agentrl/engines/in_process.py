@@ -4,12 +4,13 @@ child process that vLLM starts."""
 import asyncio
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.engines.base import EngineError, Turn
-from agentrl.engines.replicas import START_S, ReplicaError, Request, State, in_time, span_of, turn_of
+from agentrl.engines.replicas import START_S, Adapter, Receiver, ReplicaError, Request, State, in_time, span_of, turn_of
+from agentrl.engines.transfer import transfer_option
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -31,6 +32,8 @@ class InProcess:
     def __init__(self, options: Sequence[str] = ()) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        if transfer_option("ipc")[1] in options:
+            os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # handles of memory are pickled
         try:
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -45,6 +48,7 @@ class InProcess:
         self._vllm: Any = None
         self.state: State = "starting"
         self.load = self.restarts = 0
+        self._adapters: set[str] = set()
 
     def __str__(self) -> str:
         return "vLLM in this process"
@@ -63,11 +67,12 @@ class InProcess:
         self.restarts += 1
         self.state = "starting"
         await asyncio.to_thread(self._vllm.shutdown)
+        self._adapters.clear()
         await self.start(folder)
 
     async def sample(self, request: Request, ends: float | None) -> Turn | None:
         name = uuid.uuid4().hex
-        work = self._whole(name, request.ids, request.params, request.priority)
+        work = self._whole(name, request)
         found = await in_time(work, ends, lambda: self._vllm.abort(name))
         if found is None:
             return None
@@ -77,24 +82,24 @@ class InProcess:
         spans = [span_of(one.version, one.start, one.end) for one in made.weight_versions or []]
         return turn_of(ids, logprobs, spans, made.finish_reason)
 
-    async def score(self, ids: list[int]) -> list[float]:
-        found = await self._whole(
-            uuid.uuid4().hex, ids, {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}, 0
-        )
+    async def score(self, ids: list[int], adapter: Adapter | None) -> list[float]:
+        params = {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+        found = await self._whole(uuid.uuid4().hex, Request(ids, params, 0, adapter))
         if found.prompt_logprobs is None:
             raise ReplicaError(f"{self} scored nothing")
         return [given[one].logprob for one, given in zip(ids[1:], list(found.prompt_logprobs)[1:], strict=True)]
 
-    async def _whole(self, name: str, ids: list[int], params: dict[str, Any], priority: int) -> "RequestOutput":
+    async def _whole(self, name: str, request: Request) -> "RequestOutput":
         """What a request gives: all of it, at its end."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        wanted = SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY)
-        prompt = TokensPrompt(prompt_token_ids=ids)
+        wanted = SamplingParams(**request.params, output_kind=RequestOutputKind.FINAL_ONLY)
+        prompt = TokensPrompt(prompt_token_ids=request.ids)
+        options = {"priority": request.priority, "lora_request": _named(request.adapter)}
         try:
-            found = [one async for one in self._vllm.generate(prompt, wanted, name, priority=priority)]
+            found = [one async for one in self._vllm.generate(prompt, wanted, name, **options)]
         except Exception as error:
             raise ReplicaError(f"{self}: {type(error).__name__}: {error}") from error
         return found[-1]
@@ -115,6 +120,21 @@ class InProcess:
     async def version(self) -> str:
         return str(await self._told(self._vllm.get_weight_version()))
 
+    async def adapt(self, adapter: Adapter) -> None:
+        await self._told(self._vllm.add_lora(_named(adapter)))
+        self._adapters.add(adapter.name)
+
+    async def drop(self, adapter: Adapter) -> None:
+        await self._told(self._vllm.remove_lora(adapter.number))
+        self._adapters.discard(adapter.name)
+
+    async def adapters(self) -> set[str]:
+        return set(self._adapters)
+
+    async def receiver(self) -> Receiver:
+        client = _Client(self._vllm, asyncio.get_running_loop())
+        return Receiver(client, int(self._vllm.vllm_config.parallel_config.world_size_across_dp), "127.0.0.1")
+
     async def _told(self, work: Any) -> Any:
         try:
             return await work
@@ -132,3 +152,39 @@ class InProcess:
 
     def tail(self) -> str:
         return ""
+
+
+def _named(adapter: Adapter | None) -> Any:
+    """What vLLM calls an adapter by."""
+    from vllm.lora.request import LoRARequest
+
+    return None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.folder))
+
+
+class _Client:
+    """vLLM's ``VLLMWeightSyncClient`` for its engine in this process, whose event loop is in another thread."""
+
+    def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine, self._loop = engine, loop
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        self._wait(self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info)))
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        self._wait(self._engine.shutdown_weight_transfer_engine())
+
+    def start_weight_update(self) -> None:
+        self._wait(self._engine.start_weight_update())
+
+    def update_weights(self, update_info: Any) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        self._wait(self._engine.update_weights(WeightTransferUpdateRequest(update_info=update_info)))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._wait(self._engine.finish_weight_update(weight_version))
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()

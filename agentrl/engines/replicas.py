@@ -24,13 +24,35 @@ class ReplicaError(EngineError):
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """The adapter of one version of the weights, in a folder as PEFT writes it. vLLM knows it by ``name``, or by
+    ``number`` in this process."""
+
+    name: str
+    number: int
+    version: int
+    folder: Path
+
+
+@dataclass(frozen=True)
 class Request:
     """A turn to sample. ``params`` are vLLM's own ``SamplingParams``, by name. The smallest ``priority`` is served
-    first."""
+    first. With an ``adapter`` it is sampled by the weights that this one changes."""
 
     ids: list[int]
     params: dict[str, Any]
     priority: int
+    adapter: Adapter | None = None
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """One replica in a transfer: ``client`` is vLLM's ``VLLMWeightSyncClient`` of it, ``ranks`` how many GPUs it has,
+    and ``address`` where it finds this process."""
+
+    client: Any
+    ranks: int
+    address: str
 
 
 class Replica(Protocol):
@@ -56,7 +78,7 @@ class Replica(Protocol):
         """A turn. At ``ends``, a time of the event loop, it is cut; None if then nothing was heard of it."""
         ...
 
-    async def score(self, ids: list[int]) -> list[float]:
+    async def score(self, ids: list[int], adapter: Adapter | None) -> list[float]:
         """Log-probabilities of ``ids[1:]`` at temperature 1."""
         ...
 
@@ -78,6 +100,22 @@ class Replica(Protocol):
 
     async def version(self) -> str:
         """The label of its weights."""
+        ...
+
+    async def adapt(self, adapter: Adapter) -> None:
+        """Take up an adapter that it does not have, while it samples."""
+        ...
+
+    async def drop(self, adapter: Adapter) -> None:
+        """Forget an adapter that no turn uses."""
+        ...
+
+    async def adapters(self) -> set[str]:
+        """Names of the adapters that it has."""
+        ...
+
+    async def receiver(self) -> Receiver:
+        """Its part in vLLM's own transfer of weights. Raises ReplicaError if it was not started for one."""
         ...
 
     async def healthy(self) -> bool: ...

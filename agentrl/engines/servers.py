@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 
 from agentrl.engines.base import EngineError, Turn
-from agentrl.engines.replicas import START_S, ReplicaError, Request, State, in_time, span_of, turn_of
+from agentrl.engines.replicas import START_S, Adapter, Receiver, ReplicaError, Request, State, in_time, span_of, turn_of
+from agentrl.engines.transfer import transfer_option
 from schemas.trajectory import Span
 
 STOP_S = 10.0
@@ -33,6 +34,8 @@ NEEDED = {
     "/update_weight_version": "start it with VLLM_SERVER_DEV_MODE=1",
 }
 """Routes that the engine calls, and what a server that lacks them needs."""
+
+ADAPT = "/v1/load_lora_adapter"
 
 TIED = """
 import ctypes, os, signal, sys
@@ -100,6 +103,13 @@ class Server:
 
     async def call(self, method: str, path: str, timeout: float | None = 60.0, **request: Any) -> Any:
         """The JSON that a route answers, or None. Raises ReplicaError if it fails or does not answer in time."""
+        answer = await self._asked(method, path, timeout, **request)
+        try:
+            return answer.json() if answer.content else None
+        except ValueError as error:
+            raise ReplicaError(f"{self.url}{path} answered what is not JSON: {answer.text[:100]!r}") from error
+
+    async def _asked(self, method: str, path: str, timeout: float | None = 60.0, **request: Any) -> httpx.Response:
         client = self._client()
         try:
             answer = await client.request(method, self.url + path, timeout=timeout, **request)
@@ -109,10 +119,7 @@ class Server:
             self.idle.append(client)
         if answer.status_code != 200:
             raise ReplicaError(f"{self.url}{path} answered {answer.status_code}: {answer.text[:300]}")
-        try:
-            return answer.json() if answer.content else None
-        except ValueError as error:
-            raise ReplicaError(f"{self.url}{path} answered what is not JSON: {answer.text[:100]!r}") from error
+        return answer
 
     def _client(self) -> httpx.AsyncClient:
         if self.idle:
@@ -124,6 +131,7 @@ class Server:
     async def sample(self, request: Request, ends: float | None) -> Turn | None:
         name = uuid.uuid4().hex
         body = {"token_ids": request.ids, "priority": request.priority, "sampling_params": request.params}
+        body |= _model(request.adapter)
         abort = {"request_ids": [f"generate-tokens-{name}"]}
         answer = await in_time(
             self._generate(body | {"request_id": name}),
@@ -138,9 +146,9 @@ class Server:
         spans = _spans(choice)
         return turn_of(ids, logprobs, spans, choice["finish_reason"])
 
-    async def score(self, ids: list[int]) -> list[float]:
+    async def score(self, ids: list[int], adapter: Adapter | None) -> list[float]:
         params = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "logprobs": 0, "detokenize": False}
-        answer = await self._generate({"token_ids": ids, "sampling_params": params})
+        answer = await self._generate({"token_ids": ids, "sampling_params": params} | _model(adapter))
         given = answer.get("prompt_logprobs")
         for choice in answer["choices"]:
             _spans(choice)
@@ -166,6 +174,33 @@ class Server:
 
     async def version(self) -> str:
         return str((await self.call("GET", "/weight_info", timeout=10.0))["weight_version"])
+
+    async def adapt(self, adapter: Adapter) -> None:
+        body = {"lora_name": adapter.name, "lora_path": str(adapter.folder)}
+        try:
+            await self._asked("POST", ADAPT, timeout=START_S, json=body)
+        except ReplicaError as error:
+            if ADAPT in (await self.call("GET", "/openapi.json"))["paths"]:
+                raise
+            raise EngineError(
+                f"{self} has no {ADAPT}; start it with --enable-lora --max-lora-rank RANK and "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+            ) from error
+
+    async def drop(self, adapter: Adapter) -> None:
+        await self._asked("POST", "/v1/unload_lora_adapter", json={"lora_name": adapter.name})
+
+    async def adapters(self) -> set[str]:
+        return {str(one["id"]) for one in (await self.call("GET", "/v1/models"))["data"]}
+
+    async def receiver(self) -> Receiver:
+        from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
+
+        url = httpx.URL(self.url)
+        with socket.create_connection((url.host, url.port or 80), timeout=10) as seen:
+            address = str(seen.getsockname()[0])
+        ranks = int((await self.call("GET", "/get_world_size"))["world_size"])
+        return Receiver(HTTPVLLMWeightSyncClient(self.url, START_S), ranks, address)
 
     async def healthy(self) -> bool:
         try:
@@ -195,6 +230,11 @@ class Server:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL:]) if self.log else ""
 
 
+def _model(adapter: Adapter | None) -> dict[str, str]:
+    """How a request names an adapter; without one it is for the model itself."""
+    return {} if adapter is None else {"model": adapter.name}
+
+
 def _spans(choice: dict[str, Any]) -> list[Span]:
     return [span_of(one["version"], one["start"], one["end"]) for one in choice["weight_versions"] or []]
 
@@ -210,6 +250,8 @@ def start_process(python: str, model: Path, port: int, log: Path, options: Seque
     ]  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     env = {"VLLM_CPU_KVCACHE_SPACE": "1"} | kept
+    env |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if "--enable-lora" in options else {}
+    env |= {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if transfer_option("ipc")[1] in options else {}
     env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     # A process group, so that Ctrl-C does not reach it; no session. Linux shares its cores between sessions
     # ("autogroup"), and one that computes all the time can keep a thread of this process waiting for seconds.

@@ -22,6 +22,7 @@ from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
 from agentrl.engines.lanes import Lanes, Row
 from agentrl.engines.seats import Seat, Seats
 from agentrl.engines.slab import Slab
+from agentrl.engines.weights import check_copy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -126,9 +127,12 @@ class TransformersEngine:
 
     async def load(self, weights: Weights) -> None:
         """See :class:`agentrl.engines.base.Engine`. All caches are computed again with the new weights, so that later
-        tokens see these alone. The source may be this engine's own model, if it was changed in place."""
+        tokens see these alone. The source may be this engine's own model, if it was changed in place. Raises
+        EngineError if the model gives other log-probs with them than the source does."""
         if weights.source is not self.model:
-            self.model.load_state_dict(_state(weights.source))
+            source = _module(weights.source, self.model.dtype)
+            self.model.load_state_dict(source.state_dict())
+            check_copy(self.model, source, weights.version)
         for seat in self._seats.by_session.values():
             if seat.row is not None and seat.row not in self._waiting:
                 self._lanes.suspend(seat.slot, self.version)
@@ -382,10 +386,10 @@ def _common(ids: list[int], others: list[int], limit: int) -> int:
     return low
 
 
-def _state(source: Any) -> dict[str, Any]:
-    """Parameters of a module, or of a model folder."""
+def _module(source: Any, dtype: torch.dtype) -> Any:
+    """A module, or the model of a folder."""
     if hasattr(source, "state_dict"):
-        return source.state_dict()
+        return source
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(source, dtype="auto").state_dict()
+    return AutoModelForCausalLM.from_pretrained(source, dtype=dtype)

@@ -11,26 +11,38 @@ import shutil
 import tempfile
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
-from agentrl.engines.replicas import Replica, ReplicaError, Request
-from agentrl.engines.weights import expected, probe_ids, write_folder
+from agentrl.engines.replicas import Adapter, Replica, ReplicaError, Request
+from agentrl.engines.sync import Adapters, Folders, Sync
+from agentrl.engines.transfer import Transfer
+from agentrl.engines.weights import adapter_rank, expected, probe_ids
+from schemas.trajectory import Span
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
 
 RESTARTS = 5
+PAUSE_S = 2.0
 TRIES = 4
 _FULLER = 2.0  # a replica this much fuller than another loses its sessions to it
 Result = TypeVar("Result")
 
 
+class Probe(NamedTuple):
+    """Fixed tokens, and the log-probs of all but the first that transformers gives them with the current weights."""
+
+    ids: list[int]
+    logprobs: list[float]
+
+
 class VLLMEngine:
-    """Samples with ``replicas`` of vLLM that serve ``policy``.
+    """Samples with ``replicas`` of vLLM that serve ``policy``. If this has an adapter, they are given that alone.
 
     Folders of weights lie in ``folder``, which replicas must be able to read. A load whose probe differs from
     transformers by more than ``tolerance`` (mean absolute difference of log-probs) is an error.
@@ -47,6 +59,7 @@ class VLLMEngine:
         replicas: Sequence[Replica],
         folder: Path | None = None,
         tolerance: float = 1e-3,
+        sync: Literal["folders", "nccl", "ipc"] = "folders",
     ) -> None:
         self._own_folder = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="agentrl-vllm-"))
@@ -54,13 +67,17 @@ class VLLMEngine:
         self.tolerance = tolerance
         self.context = 0
         self.replicas = list(replicas)
-        self._tokenizer = policy.tokenizer
         self._vocabulary = policy.model.config.get_text_config().vocab_size
         self._homes: dict[str, Replica] = {}
+        self._using: Counter[Adapter | None] = Counter()
         self._fixing: dict[Replica, asyncio.Task[None]] = {}
         self._ready = asyncio.Event()
         self.loads: list[float] = []
-        self._current = self._first = write_folder(policy.model, policy.tokenizer, self.folder / str(self.version))
+        if sync != "folders":
+            self._sync: Sync = Transfer(policy, self.folder, sync)
+        else:
+            self._sync = (Folders if adapter_rank(policy.model) is None else Adapters)(policy, self.folder)
+        self._probe = Probe([], [])
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)
         self._thread.start()
@@ -110,7 +127,7 @@ class VLLMEngine:
         request = Request(list(session.ids), params, deadline)
         ends = None if time_limit is None else self._loop.time() + time_limit
         cost = len(session.ids) + limit
-        made = await self._outside(self._asked(lambda one: one.sample(request, ends), cost, session.root, ends))
+        made = await self._outside(self._asked(lambda one: self._sample(one, request, ends), cost, session.root, ends))
         if made is None:
             return Turn([], [], [], "cut")
         return replace(made, logprobs=[0.0] * len(made.ids)) if sampling.temperature == 0 else made
@@ -119,7 +136,7 @@ class VLLMEngine:
         """See :class:`agentrl.engines.base.Engine`."""
         if len(ids) + 1 > self.context:
             raise EngineError(f"{len(ids)} tokens do not fit vLLM's context of {self.context}, less one")
-        found = await self._outside(self._asked(lambda one: one.score(list(ids)), len(ids)))
+        found = await self._outside(self._asked(lambda one: one.score(list(ids), self._sync.adapter), len(ids)))
         assert found is not None  # there is no limit of time
         return found[start - 1 :]
 
@@ -133,6 +150,18 @@ class VLLMEngine:
         await asyncio.to_thread(self._end)
 
     # --- requests
+
+    async def _sample(self, replica: Replica, request: Request, ends: float | None) -> Turn | None:
+        """A turn by the current adapter, if there is one. vLLM's own spans do not tell adapters apart."""
+        adapter = self._sync.adapter
+        self._using[adapter] += 1
+        try:
+            made = await replica.sample(replace(request, adapter=adapter), ends)
+        finally:
+            self._using[adapter] -= 1
+        if made is None or adapter is None or not made.ids:
+            return made
+        return replace(made, spans=[Span(version=adapter.version, start=0, end=len(made.ids))])
 
     async def _asked(
         self,
@@ -186,57 +215,45 @@ class VLLMEngine:
     # --- weights
 
     async def _load(self, weights: Weights) -> None:
-        folder = await asyncio.to_thread(
-            write_folder, weights.source, self._tokenizer, self.folder / str(weights.version), self._first
-        )
-        ids, wanted = await self._expectation(weights, folder)
-        before, self._current, self.version = (self._current, self.version), folder, weights.version
+        started = self._loop.time()
+        prepared = await asyncio.to_thread(self._sync.prepare, weights)
+        probe = await self._expected(weights)
+        before = (self.version, self._probe)
+        self._sync.use(weights.version, prepared)
+        self.version, self._probe = weights.version, probe
         serving = [one for one in self.replicas if one.state == "serving"]
         for replica in serving:
             replica.state = "stale"
-        tries = (self._take_up(replica, before[0], ids, wanted) for replica in serving)
+        found = await self._sync.give(serving)
+        tries = (self._taken_up(replica, problem) for replica, problem in zip(serving, found, strict=True))
         problems = [one for one in await asyncio.gather(*tries, return_exceptions=True) if one is not None]
         if problems:
-            self._current, self.version = before
+            self._sync.back()
+            self.version, self._probe = before
             for replica in serving:
                 self._suspect(replica)
             raise problems[0]
-        if before[0] not in (self._first, self._current) and not self._fixing:  # else one may be starting from it
-            shutil.rmtree(before[0], ignore_errors=True)
+        if not self._fixing:  # else one may be starting from what was current before
+            await self._sync.tidy(serving, +self._using)
+        self.loads.append(self._loop.time() - started)
 
-    async def _take_up(self, replica: Replica, before: Path, ids: list[int], wanted: list[float]) -> None:
-        """Give a replica the current weights, and see that it has them. One that ends meanwhile gets them later."""
+    async def _taken_up(self, replica: Replica, problem: BaseException | None) -> None:
+        """See that a replica has the weights that it was given. One that failed meanwhile gets them later."""
         try:
-            await self._renew(replica, before)
-            await self._probe(replica, ids, wanted)
+            if problem is not None:
+                raise problem
+            await self._prove(replica)
         except ReplicaError:
             self._suspect(replica)
 
-    async def _renew(self, replica: Replica, before: Path | None = None) -> None:
-        """Give a replica the current weights, between two tokens of what it samples. It computes its cache again, so
-        that later tokens see the new weights alone. If it cannot load them, it goes back to those of ``before``: it
-        would end with the next request."""
-        started = self._loop.time()
-        await replica.pause()
-        try:
-            await replica.reload(self._current)
-        except ReplicaError as error:
-            if before is None or not await replica.healthy():
-                raise
-            await replica.reload(before)
-            await replica.resume()
-            raise EngineError(f"{replica} did not load version {self.version}: {error}") from error
-        await replica.label(self.version)
-        await replica.resume()
-        self.loads.append(self._loop.time() - started)
-
-    async def _expectation(self, weights: Weights, folder: Path) -> tuple[list[int], list[float]]:
+    async def _expected(self, weights: Weights) -> Probe:
         ids = probe_ids(self._vocabulary, self.context - 1)
-        return ids, await asyncio.to_thread(expected, weights, folder, ids)
+        return Probe(ids, await asyncio.to_thread(expected, weights, ids))
 
-    async def _probe(self, replica: Replica, ids: list[int], wanted: list[float]) -> None:
+    async def _prove(self, replica: Replica) -> None:
         """Serving is whoever gives the log-probs of transformers; raises EngineError for others."""
-        found = await replica.score(ids)
+        ids, wanted = self._probe
+        found = await replica.score(ids, self._sync.adapter)
         gap = sum(abs(one - other) for one, other in zip(found, wanted, strict=True)) / len(wanted)
         if not gap <= self.tolerance:
             replica.state = "dead"
@@ -251,10 +268,12 @@ class VLLMEngine:
 
     async def _start(self, weights: Weights) -> None:
         self._ready = asyncio.Event()
-        self.context = min(await asyncio.gather(*(one.start(self._current) for one in self.replicas)))
-        await asyncio.gather(*(self._renew(one) for one in self.replicas))
-        ids, wanted = await self._expectation(weights, self._current)
-        await asyncio.gather(*(self._probe(one, ids, wanted) for one in self.replicas))
+        self.context = min(await asyncio.gather(*(one.start(self._sync.start) for one in self.replicas)))
+        for problem in await self._sync.give(self.replicas):
+            if problem is not None:
+                raise problem
+        self._probe = await self._expected(weights)
+        await asyncio.gather(*(self._prove(one) for one in self.replicas))
 
     def _suspect(self, replica: Replica) -> None:
         """Ask this replica no more until it is seen to be well."""
@@ -264,28 +283,40 @@ class VLLMEngine:
             self._fixing[replica] = asyncio.create_task(self._fix(replica))
 
     async def _fix(self, replica: Replica) -> None:
-        """See that a replica answers again, and give it the current weights: one that was started again answers with
-        those of its start."""
+        """See that a replica answers again, and has the current weights. It may fail again meanwhile."""
         try:
-            if not await replica.healthy():
-                if replica.restarts == RESTARTS:
-                    raise EngineError(f"{replica} ended {RESTARTS} times; its log ends:\n{replica.tail()}")
-                await replica.revive(self._current)
-            if await replica.version() != str(self.version):
-                replica.state = "stale"
-                await self._renew(replica)
-            weights = Weights(self.version, self._current)
-            await self._probe(replica, *await self._expectation(weights, self._current))
+            for last in [False] * (RESTARTS - 1) + [True]:
+                try:
+                    return await self._restored(replica)
+                except EngineError:
+                    if last or replica.state == "dead":
+                        raise
+                    await asyncio.sleep(PAUSE_S)
         except EngineError:
             replica.state = "dead"
             self._ready.set()
         finally:
             del self._fixing[replica]
 
+    async def _restored(self, replica: Replica) -> None:
+        if not await replica.healthy():
+            if replica.restarts == RESTARTS:
+                replica.state = "dead"
+                raise EngineError(f"{replica} ended {RESTARTS} times; its log ends:\n{replica.tail()}")
+            await replica.revive(self._sync.start)
+        version = None
+        while version != self.version:  # it may change meanwhile
+            version = self.version
+            replica.state = "stale"
+            await self._sync.restore(replica)
+            if version == self.version:
+                await self._prove(replica)
+
     async def _stop(self) -> None:
         for task in list(self._fixing.values()):
             task.cancel()
         await asyncio.gather(*self._fixing.values(), return_exceptions=True)
+        await self._sync.end([one for one in self.replicas if one.state == "serving"])
         await asyncio.gather(*(one.stop() for one in self.replicas))
 
     # --- the engine's own event loop

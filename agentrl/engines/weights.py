@@ -13,37 +13,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PROBE_TOKENS = 64
+COPY_TOLERANCE = 1e-3
+"""Largest difference of a log-prob between a model and its copy on another device."""
 
 
 def write_folder(source: "Path | PreTrainedModel", tokenizer: Any, folder: Path, like: Path | None = None) -> Path:
     """A model folder with an output layer of its own. Servers on a CPU reload tied embeddings wrongly: they keep the
     output layer that they began with (see docs/decisions/0040-weights-of-servers.md).
 
-    ``like`` is the folder that servers began with. Raises EngineError if its tensors have other names or shapes, which
-    a server would load without a word, or if the model has an adapter.
+    An adapter is left out, see :func:`write_adapter`. ``like`` is the folder that servers began with. Raises
+    EngineError if its tensors have other names or shapes, which a server would load without a word.
     """
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
 
-    if hasattr(source, "peft_config"):
-        raise EngineError(
-            "vLLM servers are given whole models, and this one has an adapter; merge it, or leave lora out"
-        )
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = _begun(folder)
     if isinstance(source, Path):
-        shutil.copytree(source, partial, ignore=shutil.ignore_patterns("*.safetensors*"))
-        files = sorted(source.glob("*.safetensors"))
-        tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        shutil.copytree(source, partial, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
     else:
-        partial.mkdir(parents=True)
         source.config.save_pretrained(partial)
         if source.generation_config is not None:
             source.generation_config.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        tensors = {name: tensor.detach().cpu() for name, tensor in source.state_dict().items()}
-    if "lm_head.weight" not in tensors and "model.embed_tokens.weight" in tensors:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    save_file({name: _own(tensor) for name, tensor in tensors.items()}, partial / "model.safetensors", {"format": "pt"})
+    tensors = {name: _own(tensor.cpu()) for name, tensor in tensors_of(source).items()}
+    save_file(tensors, partial / "model.safetensors", {"format": "pt"})
     config = json.loads((partial / "config.json").read_text()) | {"tie_word_embeddings": False}
     if not config.get("architectures"):  # a server would take a model without it for one that only embeds
         config["architectures"] = [type(source).__name__]
@@ -51,6 +43,55 @@ def write_folder(source: "Path | PreTrainedModel", tokenizer: Any, folder: Path,
     if like is not None and (found := shapes(partial)) != (wanted := shapes(like)):
         odd = sorted(set(found.items()) ^ set(wanted.items()))
         raise EngineError(f"weights of {folder.name} have other tensors than those the servers began with: {odd[:3]}")
+    return _whole(partial, folder)
+
+
+def write_adapter(model: "PreTrainedModel", folder: Path) -> Path:
+    """The adapter of a model, in a folder as PEFT writes it."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    partial = _begun(folder)
+    [config] = model.peft_config.values()
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    named = {f"base_model.model.{name}": _own(tensor.detach().cpu()) for name, tensor in tensors.items()}
+    save_file(named, partial / "adapter_model.safetensors", {"format": "pt"})
+    config.save_pretrained(partial)
+    return _whole(partial, folder)
+
+
+def adapter_rank(model: Any) -> int | None:
+    """The rank of a model's adapter; None if it has none."""
+    configs = getattr(model, "peft_config", None)
+    return None if configs is None else max(int(one.r) for one in configs.values())
+
+
+def tensors_of(source: "Path | PreTrainedModel") -> dict[str, Any]:
+    """The tensors of a model by the names that a folder of it has, without its adapter, and with an output layer."""
+    from safetensors.torch import load_file
+
+    if isinstance(source, Path):
+        files = sorted(source.glob("*.safetensors"))
+        tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    else:
+        tensors = {name: tensor.detach() for name, tensor in source.state_dict().items()}
+    if not isinstance(source, Path) and adapter_rank(source) is not None:
+        tensors = {name.replace(".base_layer.", "."): one for name, one in tensors.items() if ".lora_" not in name}
+    if "lm_head.weight" not in tensors and "model.embed_tokens.weight" in tensors:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    return tensors
+
+
+def _begun(folder: Path) -> Path:
+    """An empty folder beside one that is to be written."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def _whole(partial: Path, folder: Path) -> Path:
+    """The folder, now that what was written beside it is whole."""
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return folder
@@ -78,14 +119,27 @@ def probe_ids(vocabulary: int, room: int) -> list[int]:
     return [random.randrange(vocabulary) for _ in range(min(PROBE_TOKENS, room))]
 
 
-def expected(weights: Weights, folder: Path, ids: Sequence[int]) -> list[float]:
+def check_copy(model: "PreTrainedModel", source: "PreTrainedModel", version: int) -> None:
+    """Raises EngineError unless a model gives the log-probs of the one whose weights it was given."""
+    config = model.config.get_text_config()
+    ids = probe_ids(config.vocab_size, getattr(config, "max_position_embeddings", None) or PROBE_TOKENS)
+    found, wanted = (expected(Weights(version, one), ids) for one in (model, source))
+    difference = max(abs(one - other) for one, other in zip(found, wanted, strict=True))
+    if not difference <= COPY_TOLERANCE:
+        raise EngineError(
+            f"the embedded engine gives other log-probs with version {version} than the model that was trained "
+            f"(difference {difference:.2g}): weights were not all that changed in it"
+        )
+
+
+def expected(weights: Weights, ids: Sequence[int]) -> list[float]:
     """Log-probabilities of ``ids[1:]`` by transformers, in float32, at temperature 1."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = weights.source
     if isinstance(model, Path):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     was_training = model.training
     model.eval()
     with torch.inference_mode():

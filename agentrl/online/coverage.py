@@ -59,6 +59,14 @@ def check(
         raise CoverageError("; ".join(problems))
 
 
+def by_age(tickets: pa.Table) -> list[dict[str, int]]:
+    """The table in short, a row for each age of groups in versions: how many tickets, and their rows and turns."""
+    sums = [("ticket", "count"), ("rows", "sum"), ("unscored", "sum"), ("turns", "sum")]
+    found = tickets.group_by("staleness").aggregate(sums).sort_by("staleness")
+    names = {"staleness": "staleness", **{f"{name}_{how}": name for name, how in sums}}
+    return found.select(list(names)).rename_columns(["staleness", "tickets", *list(names.values())[2:]]).to_pylist()
+
+
 def summary(tickets: Sequence[Mapping[str, Any]], turns_drawn: int) -> dict[str, int | float]:
     """Numbers for the metrics of the stage. ``turns_drawn`` are those of all rollouts in the buffer."""
     turns = sum(one["turns"] for one in tickets)

@@ -60,7 +60,7 @@ def training_report(
         ],
         "examples": shown,
         "details": _details([row for row in overall if row["decoding"] == "sampled"]),
-        "coverage": _coverage(curves),
+        "coverage": _coverage(context, metrics, curves),
         "warnings": _worse(context, evaluations),
         "sweeps": _sweeps(context, attempts),
         "plots": {
@@ -99,15 +99,24 @@ def _details(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _coverage(curves: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """What became of the tasks that online stages drew, a line for each stage. Each stage has checked it."""
-    found = []
-    for name, rows in curves.items():
+def _coverage(context: Context, metrics: list[Table], curves: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What became of the tasks that online stages drew: a sentence for each stage, and a table by age. Each stage has
+    checked it."""
+    from datastore.catalog import Catalog
+    from pipelines.coverage import COLUMNS, covered
+
+    catalog, found = Catalog(context.buffer.store), []
+    for table in metrics:
+        rows = curves[table.stage]
         tickets = sum(int(row.get("tickets") or 0) for row in rows)
-        if tickets:
-            oldest = max(int(row["max_staleness"]) for row in rows)
-            age = f"at most {oldest} version{'s' if oldest > 1 else ''} old" if oldest else "of the newest version"
-            found.append(f"{name} drew {tickets} tasks and trained on the rollouts of each of them once, {age}.")
+        if not tickets:
+            continue
+        oldest = max(int(row["max_staleness"]) for row in rows)
+        age = f"at most {oldest} version{'s' if oldest > 1 else ''} old" if oldest else "of the newest version"
+        said = f"{table.stage} drew {tickets} tasks and trained on the rollouts of each of them once, {age}."
+        manifest = catalog.manifest(table.stage, table.fingerprint)
+        lines = covered(catalog, manifest) if manifest else []
+        found.append({"said": said, "columns": COLUMNS, "lines": lines})
     return found
 
 

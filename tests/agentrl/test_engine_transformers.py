@@ -207,6 +207,16 @@ def test_labels_are_true_if_weights_change_within_a_turn() -> None:
             assert row.logprobs[one.start : one.end] == pytest.approx(expected, abs=1e-3)
 
 
+def test_a_copy_that_does_not_give_the_log_probs_of_its_source_is_an_error() -> None:
+    """What a state does not hold, such as the frequencies of rotary positions, is not copied."""
+    own, other = POLICIES["qwen"]().model, POLICIES["qwen"]().model
+    engine = TransformersEngine(own)
+    blocking(engine.load(Weights(1, other)))
+    other.model.rotary_emb.inv_freq.mul_(3)
+    with pytest.raises(EngineError, match="other log-probs with version 2 than the model that was trained"):
+        blocking(engine.load(Weights(2, other)))
+
+
 def test_a_fork_equals_its_parent_up_to_the_fork_and_costs_its_own_tokens(policy: Policy) -> None:
     engine, prompt, sampling = TransformersEngine(policy.model), prompts_of(policy)[0], Sampling(max_turn_tokens=9)
 

@@ -2,6 +2,7 @@
 that environment and runs them both ways."""
 
 import asyncio
+import copy
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,7 +29,8 @@ from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.training.loop import fit
-from agentrl.training.optimizer import OptimizerConfig
+from agentrl.training.lora import add_lora
+from agentrl.training.optimizer import LoRA, OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Trainer
 from schemas.training import TrainingRow
@@ -73,22 +76,30 @@ def children() -> list[psutil.Process]:
     return [one for one in found if "resource_tracker" not in " ".join(one.cmdline())]
 
 
-@pytest.fixture(scope="module")
-def engine(policy: Policy) -> Iterator[VLLMEngine]:
+@contextmanager
+def built(policy: Policy) -> Iterator[VLLMEngine]:
+    """An engine, of which no process is left at the end."""
     if IN_PROCESS:
         config = VLLMConfig(dtype="float32", in_process=True)
     else:
         python = os.environ.get("VLLM_PYTHON")
         assert python, "VLLM_PYTHON names the interpreter of an environment with vLLM; `make test-vllm` sets it"
         config = VLLMConfig(dtype="float32", python=python)
+    before = set(children())
     made = config.build(policy)
     assert isinstance(made, VLLMEngine)
-    started = children()
+    started = set(children()) - before
     assert started
     yield made
     blocking(made.close())
     _, alive = psutil.wait_procs(started, timeout=10)
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(scope="module")
+def engine(policy: Policy) -> Iterator[VLLMEngine]:
+    with built(policy) as made:
+        yield made
 
 
 async def sampled(engine: VLLMEngine, number: int, length: int, time_limit: float | None = None) -> tuple[Session, str]:
@@ -116,8 +127,6 @@ def mean_gap(found: list[float], wanted: list[float]) -> float:
 
 def changed(policy: Policy, seed: int) -> Policy:
     """The policy with other weights."""
-    import copy
-
     model = copy.deepcopy(policy.model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -235,8 +244,6 @@ def test_weights_that_change_in_mid_request_label_each_token_truly(policy: Polic
 
 
 def test_weights_of_another_shape_are_refused_before_a_server_sees_them(policy: Policy, engine: VLLMEngine) -> None:
-    import copy
-
     broken = copy.deepcopy(policy.model)
     broken.model.norm.weight = torch.nn.Parameter(torch.ones(7))
     version = engine.version
@@ -269,6 +276,40 @@ def test_what_is_killed_comes_back_with_the_current_weights(policy: Policy, engi
         assert len(session.ids) == 3 + 200
         assert [span.version for span in session.spans] == [version]
         assert mean_gap(session.logprobs[3:], recomputed(other, session.ids)[2:]) <= TOLERANCE
+
+
+def test_adapters_label_each_turn_truly_and_come_back_with_a_server_that_is_killed(policy: Policy) -> None:
+    """Turns under way go on with the adapter that they began with; later ones have the new one."""
+    made = Policy(copy.deepcopy(policy.model), policy.tokenizer, "adapted")
+    add_lora(made, LoRA(rank=4, alpha=8), 0)
+    before = set(children())
+    with built(made) as engine:
+        first = Policy(copy.deepcopy(made.model), policy.tokenizer, "first")
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for name, parameter in made.model.named_parameters():
+                if "lora_B" in name:
+                    parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+        async def sample() -> list[list[tuple[Session, str]]]:
+            running = [asyncio.create_task(sampled(engine, number, 220)) for number in range(8)]
+            await asyncio.sleep(0.2)
+            await engine.load(Weights(1, made.model))
+            assert not all(one.done() for one in running), "the adapter came too late"
+            later = await asyncio.gather(*(sampled(engine, number, 220) for number in range(8)))
+            for process in set(children()) - before:
+                process.send_signal(signal.SIGKILL)
+            again = await asyncio.gather(*(sampled(engine, number, 220) for number in range(8)))
+            return [await asyncio.gather(*running), later, again]
+
+        for version, sessions in zip((0, 1, 1), blocking(sample()), strict=True):
+            for session, _ in sessions:
+                assert [span.version for span in session.spans] == [version]
+                assert len(session.ids) == 3 + 220
+                gaps = [mean_gap(session.logprobs[3:], recomputed(one, session.ids)[2:]) for one in (first, made)]
+                assert gaps[version] <= TOLERANCE < gaps[1 - version]
+        assert engine.replicas[0].restarts == 1
+        print("the adapter took", [round(seconds, 3) for seconds in engine.loads], "s")
 
 
 STARTS = """

@@ -1,9 +1,11 @@
 """Every kind of training stage, on a small store; and any of their steps computed again from Parquet."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -15,8 +17,10 @@ from agentrl.algorithms.ipo import IPO
 from agentrl.algorithms.rloo import RLOO
 from agentrl.algorithms.simpo import SimPO
 from agentrl.doctor import examine
+from agentrl.online.coverage import SCHEMA, by_age
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
+from flows.commands.artifacts import app as artifacts
 from flows.commands.replay import app
 from pipelines.diagnose import _case
 from pipelines.execute import job_of, perform
@@ -77,6 +81,10 @@ for name, algorithm in ONLINE.items():
       optimizer: {{lr: 1.0e-3{LORA if name == "low-rank" else ""}}}
       algorithm: {algorithm}
 """
+SPEC += """
+  judged: {uses: evaluate.policy, inputs: {model: plain, tasks: tasks.dev}, with: {max_tokens: 120}}
+  told: {uses: report.training, inputs: {evaluations: judged.results, metrics: [warm.metrics, plain.metrics]}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +110,41 @@ def test_a_replayed_step_has_the_recorded_loss_and_gradient(catalog: Catalog, st
     assert found.equal, found
     assert found.recorded["grad_norm"] > 0
     assert found.recorded["grad_norm"] == pytest.approx(found.replayed["grad_norm"], rel=1e-6)
+
+
+def test_the_coverage_of_an_online_stage_is_shown_and_reported(catalog: Catalog) -> None:
+    table = [["versions old", "tickets", "rollouts", "without a reward", "turns"]]
+    plain = find_artifact(catalog, "plain")
+    tickets = pq.read_table(catalog.local(plain, plain.outputs["coverage"].path)).to_pylist()
+    table.append(["0", "12", "48", "0", str(sum(one["turns"] for one in tickets))])
+    store = str(catalog.place.root)  # type: ignore[union-attr]
+    shown = CliRunner().invoke(artifacts, ["show", "plain", "--store", store]).stdout
+    lines = [re.split(r" {2,}", line.strip()) for line in shown.splitlines()]
+    place = lines.index(table[0])
+    assert lines[place - 1] == ["coverage: each ticket was trained on once"]
+    assert lines[place + 1] == table[1]
+    assert "coverage: each" not in CliRunner().invoke(artifacts, ["show", "warm", "--store", store]).stdout
+    told = find_artifact(catalog, "told")
+    pages = [
+        (catalog.local(told, told.outputs["report"].path) / f"report.{kind}").read_text() for kind in ("md", "html")
+    ]
+    assert "plain drew 12 tasks and trained on the rollouts of each of them once" in pages[0]
+    for line in table:
+        assert f"| {' | '.join(line)} |" in pages[0]
+    assert "".join(f"<td>{cell}</td>" for cell in table[1]) in pages[1]
+
+
+def test_tickets_of_several_ages_are_counted_apart() -> None:
+    rows = [
+        {"ticket": number, "task_id": "t", "batch": 0, "fills": True, "rows": 4, "unscored": number % 2, "turns": 8,
+         "version": 0, "staleness": number % 3 // 2}
+        for number in range(6)
+    ]  # fmt: skip
+    found = by_age(pa.Table.from_pylist(rows, SCHEMA))
+    assert found == [
+        {"staleness": 0, "tickets": 4, "rows": 16, "unscored": 2, "turns": 32},
+        {"staleness": 1, "tickets": 2, "rows": 8, "unscored": 1, "turns": 16},
+    ]
 
 
 @pytest.fixture

@@ -215,8 +215,9 @@ def test_a_whole_run_is_sound_and_rows_that_no_batch_names_are_not() -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["folders", "adapters"])
 def test_a_server_that_is_killed_costs_no_row_and_no_bound(
-    harness: Harness, warm: Model, slow: Tasks, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, warm: Model, slow: Tasks, monkeypatch: pytest.MonkeyPatch, lora: dict[str, int] | None
 ) -> None:
     """The server is killed in the middle of a run in which sampling and training overlap."""
     keep, kept = OnlineLog.keep, list[str]()
@@ -230,7 +231,7 @@ def test_a_server_that_is_killed_costs_no_row_and_no_bound(
 
     monkeypatch.setattr(OnlineLog, "keep", noted)
     engine = {"type": "vllm", "dtype": "float32", "python": os.environ["VLLM_PYTHON"], "context": 128}
-    settings = {"ahead": 1, "max_staleness": 2, "engine": engine}
+    settings = {"ahead": 1, "max_staleness": 2, "engine": engine, "optimizer": {"lr": 1e-3, "lora": lora}}
     made = harness.run(online, {**SMALL, **settings}, model=warm, tasks=slow)
     tickets = is_covered(made, 2)
     assert max(one["staleness"] for one in tickets) > 0

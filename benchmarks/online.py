@@ -10,13 +10,16 @@ hundredth takes seven times as long as the median, which is about six times as l
 - What is thrown away: rollouts in the buffer that no iteration trained on.
 - Turns of the rollouts that were trained on, over turns of those that were made: less than 1 if slow or long episodes
   are dropped.
-- The weights of each step copied into the engine between two of its tokens.
+- The weights of each step copied into the engine between two of its tokens, and proven there.
+- The same by files: a folder of the model, or an adapter of rank 8, is written, loaded by a vLLM server that samples,
+  and proven by log-probs of 64 tokens. It needs VLLM_PYTHON, the interpreter of an environment with vLLM.
 
     python benchmarks/online.py              # 3 seeds of 24 iterations
     SCALE=small python benchmarks/online.py  # one seed of 10 iterations, about a minute
     CHECK=1 ...                              # exit code 1 if a target is missed
 """
 
+import asyncio
 import os
 import statistics
 import sys
@@ -100,6 +103,48 @@ def timed_loads() -> list[float]:
     return times
 
 
+def served_loads(model: Any) -> dict[str, list[float]]:
+    """The seconds of each load of a vLLM server that samples meanwhile, by what it is given; none without vLLM."""
+    from agentrl.engines.configs import VLLMConfig
+    from agentrl.models.policy import Policy
+    from agentrl.training.lora import add_lora
+    from agentrl.training.optimizer import LoRA
+
+    if "VLLM_PYTHON" not in os.environ:
+        return {}
+    times = {}
+    for what in ("a folder", "an adapter"):
+        policy = Policy.load(model.path)
+        if what == "an adapter":
+            add_lora(policy, LoRA(rank=8), 0)
+        engine = VLLMConfig(dtype="float32", python=os.environ["VLLM_PYTHON"]).build(policy)
+        times[what] = asyncio.run(loaded_while_sampling(engine, policy.model, 10 if SMALL else 50))
+    return times
+
+
+async def loaded_while_sampling(engine: Any, model: Any, number: int) -> list[float]:
+    from agentrl.engines.base import Sampling, Weights
+
+    async def sample(seed: int) -> None:
+        while True:
+            with engine.open((seed,)) as session:
+                session.observe([5 + seed, 6, 7])
+                await engine.turn(session, Sampling(max_turn_tokens=100, max_tokens=128), stop=[], seed=seed)
+
+    under_way = [asyncio.create_task(sample(seed)) for seed in range(8)]
+    times = []
+    for version in range(1, number + 1):
+        await asyncio.sleep(0.2)
+        start = time.perf_counter()
+        await engine.load(Weights(version, model))
+        times.append(time.perf_counter() - start)
+    for one in under_way:
+        one.cancel()
+    await asyncio.gather(*under_way, return_exceptions=True)
+    await engine.close()
+    return times
+
+
 def main() -> None:
     from pipelines.harness import Harness
 
@@ -111,11 +156,12 @@ def main() -> None:
             given = prepared(harness)
             for way in WAYS:
                 found[way].append(trained(harness, way, *given))
-    missed = report(found["synchronous"], found["asynchronous"], loads)
+        served = served_loads(given[0])
+    missed = report(found["synchronous"], found["asynchronous"], loads, served)
     sys.exit(1 if missed and os.environ.get("CHECK") == "1" else 0)
 
 
-def report(calm: list[Found], fast: list[Found], loads: list[float]) -> int:
+def report(calm: list[Found], fast: list[Found], loads: list[float], served: dict[str, list[float]]) -> int:
     from agentrl.statistics.intervals import wilson
 
     ratio = sum(one.seconds for one in calm) / sum(one.seconds for one in fast)
@@ -135,9 +181,14 @@ def report(calm: list[Found], fast: list[Found], loads: list[float]) -> int:
         ("turns trained / drawn", f"{turns:.3f}", "1.00 +- 0.02", abs(turns - 1) <= 0.02),
         (f"weights in place, median of {len(loads)}", f"{load:.1f} ms", "below 10 ms", load < 10),
     ]  # fmt: skip
+    for what, times in served.items():
+        load = 1000 * statistics.median(times)
+        rows.append((f"weights by {what}, median of {len(times)}", f"{load:.0f} ms", "below 250 ms", load < 250))
     print(f"{len(SEEDS)} seeds x {ITERATIONS} iterations of 8 x 8 rollouts, tools of {os.environ['TOOL_MEDIAN_S']} s")
     for what, value, target, met in rows:
         print(f"{what:<52} {value:<14} {target:<18} {'met' if met else 'MISSED'}")
+    if not served:
+        print("weights by files: not measured, since VLLM_PYTHON names no interpreter of an environment with vLLM")
     return sum(not met for *_, met in rows)
 
 

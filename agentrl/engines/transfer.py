@@ -111,6 +111,8 @@ class Transfer:
         self.label, self._source = self._before
 
     async def give(self, replicas: Sequence[Replica]) -> list[BaseException | None]:
+        if not replicas:
+            return []
         try:
             if list(replicas) != self._members:
                 await self._form(replicas)

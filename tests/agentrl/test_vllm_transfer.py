@@ -27,7 +27,7 @@ WITH_VLLM = find_spec("vllm") is not None
 @pytest.mark.parametrize("sync", ["nccl", "ipc"])
 def test_without_vllm_a_transfer_says_what_to_do(sync: str) -> None:
     config = VLLMConfig.model_validate({"sync": sync})
-    with pytest.raises(EngineError, match=rf"sync: {sync} needs vLLM where the stage runs .* or leave sync out"):
+    with pytest.raises(EngineError, match=rf"sync: {sync} needs vLLM where the stage runs, .* or leave sync out"):
         config.build(qwen())
 
 

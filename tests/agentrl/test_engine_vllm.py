@@ -90,8 +90,10 @@ def built(policy: Policy) -> Iterator[VLLMEngine]:
     assert isinstance(made, VLLMEngine)
     started = set(children()) - before
     assert started
-    yield made
-    blocking(made.close())
+    try:
+        yield made
+    finally:
+        blocking(made.close())
     _, alive = psutil.wait_procs(started, timeout=10)
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
@@ -297,10 +299,11 @@ def test_adapters_label_each_turn_truly_and_come_back_with_a_server_that_is_kill
             await engine.load(Weights(1, made.model))
             assert not all(one.done() for one in running), "the adapter came too late"
             later = await asyncio.gather(*(sampled(engine, number, 220) for number in range(8)))
+            earlier = await asyncio.gather(*running)
             for process in set(children()) - before:
                 process.send_signal(signal.SIGKILL)
             again = await asyncio.gather(*(sampled(engine, number, 220) for number in range(8)))
-            return [await asyncio.gather(*running), later, again]
+            return [earlier, later, again]
 
         for version, sessions in zip((0, 1, 1), blocking(sample()), strict=True):
             for session, _ in sessions:

@@ -34,7 +34,7 @@ _FULLER = 2.0  # a replica this much fuller than another loses its sessions to i
 Result = TypeVar("Result")
 
 
-class Probe(NamedTuple):
+class Expectation(NamedTuple):
     """Fixed tokens, and the log-probs of all but the first that transformers gives them with the current weights."""
 
     ids: list[int]
@@ -77,7 +77,7 @@ class VLLMEngine:
             self._sync: Sync = Transfer(policy, self.folder, sync)
         else:
             self._sync = (Folders if adapter_rank(policy.model) is None else Adapters)(policy, self.folder)
-        self._probe = Probe([], [])
+        self._probe = Expectation([], [])
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)
         self._thread.start()
@@ -246,9 +246,9 @@ class VLLMEngine:
         except ReplicaError:
             self._suspect(replica)
 
-    async def _expected(self, weights: Weights) -> Probe:
+    async def _expected(self, weights: Weights) -> Expectation:
         ids = probe_ids(self._vocabulary, self.context - 1)
-        return Probe(ids, await asyncio.to_thread(expected, weights, ids))
+        return Expectation(ids, await asyncio.to_thread(expected, weights, ids))
 
     async def _prove(self, replica: Replica) -> None:
         """Serving is whoever gives the log-probs of transformers; raises EngineError for others."""

@@ -2,126 +2,28 @@
 routes and fail on demand; real ones are in test_engine_vllm.py."""
 
 import asyncio
-import copy
 import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
 from architectures import qwen
-from json_server import JsonHandler
-from peft import PeftModel
+from speaking import Speaking, settled, turn
 
-from agentrl.engines.base import EngineError, Sampling, Weights
+from agentrl.engines.base import EngineError, Weights
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import VLLMConfig
-from agentrl.engines.servers import ADAPT, Server
+from agentrl.engines.servers import Server
 from agentrl.engines.vllm import VLLMEngine
 from agentrl.engines.weights import shapes, write_folder
 from agentrl.models.policy import Policy
-from agentrl.training.lora import add_lora
-from agentrl.training.optimizer import LoRA
-
-ROUTES = ["/inference/v1/generate", "/pause", "/resume", "/collective_rpc", "/update_weight_version"]
-
-
-class Speaking(ThreadingHTTPServer):
-    """Answers turns of three tokens. ``faults`` are taken one for each request to generate; ``shift`` is added to the
-    log-probs that it scores."""
-
-    daemon_threads = True
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.policy, self.routes = policy, list(ROUTES)
-        self.label, self.loads, self.faults, self.asked, self.shift = "default", [], [], [], 0.0
-        self.loads_fail = 0
-        self.adapters: dict[str, Any] = {}
-        self.paths: list[str] = []
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
-
-
-class Handler(JsonHandler):
-    server: Speaking
-
-    def get(self) -> None:
-        self.say(
-            {
-                "/health": None,
-                "/weight_info": {"weight_version": self.server.label},
-                "/openapi.json": {"paths": dict.fromkeys(self.server.routes)},
-                "/v1/models": {"data": [{"id": name, "max_model_len": 256} for name in ["", *self.server.adapters]]},
-            }[self.path]
-        )
-
-    def post(self, asked: dict[str, Any]) -> None:
-        path = self.path.partition("?")[0]
-        self.server.paths.append(path)
-        if path == ADAPT and path not in self.server.routes:
-            return self.say({"detail": "Not Found"}, 404)
-        if path == ADAPT:
-            base = copy.deepcopy(self.server.policy.model)
-            self.server.adapters[asked["lora_name"]] = PeftModel.from_pretrained(base, asked["lora_path"])
-            return self.send(b"Success: it was added.")
-        if path == "/v1/unload_lora_adapter":
-            del self.server.adapters[asked["lora_name"]]
-            return self.send(b"Success: it was removed.")
-        if path == "/inference/v1/generate":
-            return self.generate(asked)
-        if path == "/update_weight_version":
-            self.server.label = asked["new_version"]
-        if path == "/collective_rpc":
-            self.server.loads.append(asked["kwargs"]["weights_path"])
-            if self.server.loads_fail:
-                self.server.loads_fail -= 1
-                return self.say("no such folder", 500)
-        return self.say({})
-
-    def generate(self, body: dict[str, Any]) -> None:
-        model = self.server.policy.model
-        if "model" in body:
-            if body["model"] not in self.server.adapters:
-                return self.say({"error": "no such model"}, 404)
-            model = self.server.adapters[body["model"]]
-        if "prompt_logprobs" in body["sampling_params"]:
-            return self.say(self.scored(model, body["token_ids"]))
-        self.server.asked.append(body)
-        fault = self.server.faults.pop(0) if self.server.faults else None
-        if fault == "hang":
-            time.sleep(5)
-        if fault == "slow":
-            time.sleep(1)
-        if fault == "garbage":
-            return self.send(b"<html>")
-        if fault == "half":
-            return self.send(b'{"choices"', length=1000)
-        if isinstance(fault, int):
-            return self.say({"error": "busy"}, fault)
-        made = {"token_ids": [7, 8, 2], "finish_reason": "stop"}
-        made |= {"logprobs": {"content": [{"logprob": -1.0}] * 3}}
-        made |= {"weight_versions": [{"version": self.server.label, "start": 0, "end": 3}]}
-        return self.say({"choices": [made]})
-
-    def scored(self, model: Any, ids: list[int]) -> dict[str, Any]:
-        with torch.inference_mode():
-            logits = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-        found = [None] + [
-            {str(token): {"logprob": float(logits[place, token]) + self.server.shift}}
-            for place, token in enumerate(ids[1:])
-        ]
-        one = {"weight_versions": [{"version": self.server.label, "start": 0, "end": 1}]}
-        return {"choices": [one], "prompt_logprobs": found}
 
 
 @pytest.fixture(scope="module")
@@ -143,20 +45,6 @@ def engine(policy: Policy, servers: list[Speaking]) -> Iterator[VLLMEngine]:
     made = VLLMEngine(policy, [Server(one.url) for one in servers])
     yield made
     blocking(made.close())
-
-
-async def turn(engine: VLLMEngine, root: str = "", time_limit: float | None = None) -> Any:
-    session = engine.open(root=root)
-    session.observe([5, 6])
-    return await engine.turn(session, Sampling(), stop=[2], seed=0, time_limit=time_limit)
-
-
-async def settled(engine: VLLMEngine) -> None:
-    for _ in range(200):
-        if all(one.state == "serving" for one in engine.replicas):
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError([one.state for one in engine.replicas])
 
 
 def test_sessions_of_one_root_stay_on_one_server_and_roots_are_spread(
@@ -264,93 +152,6 @@ def test_weights_of_the_version_before_go_and_nothing_else_does(
         blocking(engine.load(Weights(version, policy.model)))
     blocking(engine.close())
     assert sorted(one.name for one in tmp_path.iterdir()) == ["0", "2", "of somebody else"]
-
-
-@pytest.fixture
-def adapted(policy: Policy) -> Policy:
-    """The policy with an adapter."""
-    made = Policy(copy.deepcopy(policy.model), policy.tokenizer, "adapted")
-    add_lora(made, LoRA(rank=4, alpha=8), 0)
-    return made
-
-
-def trained(adapted: Policy, seed: int) -> Policy:
-    """The policy with another adapter."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in adapted.model.named_parameters():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return adapted
-
-
-def served(servers: list[Speaking], adapted: Policy) -> VLLMEngine:
-    for one in servers:
-        one.routes.append(ADAPT)
-    return VLLMEngine(adapted, [Server(one.url) for one in servers])
-
-
-def test_adapters_come_under_a_new_name_per_version_and_nothing_pauses(
-    adapted: Policy, servers: list[Speaking]
-) -> None:
-    """A turn under way goes on with the adapter that it began with, which stays until it has ended."""
-    engine = served(servers[:1], adapted)
-    server = servers[0]
-    [first] = server.adapters
-    server.faults = ["slow"]
-
-    async def ask() -> None:
-        running = asyncio.create_task(turn(engine))
-        await asyncio.sleep(0.3)
-        await engine.load(Weights(1, trained(adapted, 1).model))
-        assert first in server.adapters
-        later = await turn(engine)
-        assert [span.version for span in later.spans] == [1]
-        assert [span.version for span in (await running).spans] == [0]
-        await engine.load(Weights(2, trained(adapted, 2).model))
-
-    blocking(ask())
-    old, new = (one["model"] for one in server.asked)
-    [current] = server.adapters
-    assert old == first
-    assert len({first, new, current}) == 3
-    assert not {"/pause", "/collective_rpc"} & set(server.paths)
-    assert len(blocking(engine.score([5, 6, 7]))) == 2
-    assert len(list(engine.folder.glob("adapter-*"))) == 1
-    blocking(engine.close())
-    assert current not in server.adapters, "a server that goes on keeps nothing of ours"
-
-
-def test_a_server_that_forgot_its_adapters_gets_the_current_one_before_it_serves(
-    adapted: Policy, servers: list[Speaking]
-) -> None:
-    engine = served(servers, adapted)
-
-    async def ask() -> None:
-        await engine.load(Weights(3, trained(adapted, 3).model))
-        for one in servers:  # as after a restart behind the same URL
-            one.label, one.adapters = "default", {}
-        made = await turn(engine)
-        assert [span.version for span in made.spans] == [3]
-        await settled(engine)
-
-    with pytest.warns(UserWarning, match="answered 404"):
-        blocking(ask())
-    assert all(one.label == "0" for one in servers if one.adapters)
-    assert any(one.adapters for one in servers)
-    blocking(engine.close())
-
-
-def test_an_adapter_over_other_weights_is_refused(adapted: Policy, servers: list[Speaking]) -> None:
-    with torch.no_grad():
-        next(adapted.model.parameters()).mul_(3)
-    with pytest.raises(EngineError, match="other log-probs than transformers"):
-        served(servers, adapted)
-
-
-def test_a_server_that_takes_no_adapters_names_the_flag(adapted: Policy, servers: list[Speaking]) -> None:
-    with pytest.raises(EngineError, match=r"has no /v1/load_lora_adapter; start it with --enable-lora --max-lora-rank"):
-        VLLMEngine(adapted, [Server(servers[0].url)])
 
 
 def test_a_server_that_fails_while_it_gets_its_weights_again_is_tried_again(

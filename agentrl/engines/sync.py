@@ -133,10 +133,11 @@ class Adapters:
         self.adapter: Adapter = self.prepare(Weights(policy.version, policy.model))
 
     def prepare(self, weights: Weights) -> Adapter:
-        if adapter_rank(weights.source) is None:
+        model: Any = weights.source
+        if adapter_rank(model) is None:
             raise EngineError("this model has no adapter, and had one when vLLM was started with it; begin anew")
         self._count += 1
-        folder = write_adapter(weights.source, self._folder / f"adapter-{self._count}")
+        folder = write_adapter(model, self._folder / f"adapter-{self._count}")
         return Adapter(f"{self._prefix}-{self._count}", self._count, weights.version, folder)
 
     def use(self, version: int, prepared: Adapter) -> None:

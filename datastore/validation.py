@@ -83,12 +83,12 @@ def validate(table: pa.Table, seen: set[str] | None = None, first_row: int = 0) 
     """
     rows = _Rows(table)
     problems = []
-    names = table["trajectory_id"].to_pylist()
     for field, reason, broken in _checks(rows):
         for index in np.flatnonzero(broken).tolist():
-            problems.append(BadField(first_row + index, names[index] or "no id", field, reason))
+            name = table["trajectory_id"][index].as_py() or "no id"
+            problems.append(BadField(first_row + index, name, field, reason))
     if seen is not None:
-        for row, name in enumerate(names):
+        for row, name in enumerate(table["trajectory_id"].to_pylist()):
             if name in seen:
                 problems.append(BadField(first_row + row, name, "trajectory_id", "is in this append already"))
             elif name is not None:
@@ -278,8 +278,8 @@ def _spans(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
     yield "messages.token_start", "span overlaps or precedes the one before", _any(owner, disordered, rows.count)
     mask_length = rows.lengths("action_mask")
     usable = ~outside & (mask_length == rows.ids_length)
-    role = _numpy(pc.struct_field(rows.messages, "role"), "")[spanned]
-    keep = (role == Role.ASSISTANT.value) & usable[owner]
+    spoken = _numpy(pc.equal(pc.struct_field(rows.messages, "role"), Role.ASSISTANT.value), False)[spanned]
+    keep = spoken & usable[owner]
     offsets = np.concatenate([[0], np.cumsum(mask_length)])
     running = rows.running
     base = offsets[owner[keep]]

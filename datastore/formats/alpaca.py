@@ -29,7 +29,7 @@ def read(source: Source) -> Iterator[Row]:
         for asked, said in line.get("history") or []:
             texts = [text_of(one, source.notes, "history.") for one in (asked, said)]
             opening += [{"role": "user", "content": texts[0]}, {"role": "assistant", "content": texts[1]}]
-        asked = "\n".join(part for part in (line["instruction"], line.get("input") or "") if part)
+        asked = "\n".join(filter(None, (line["instruction"], line.get("input"))))
         opening.append({"role": "user", "content": asked})
         paired = "chosen" in line
         source.notes.rest(line, _KNOWN_PAIR if paired else _KNOWN_ONE)

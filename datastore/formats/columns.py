@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from datastore.errors import StoreError
 from datastore.formats.notes import excerpt
+from datastore.formats.rows import ROW_DEFAULTS
 from datastore.formats.source import BROKEN, Row, Source
 from datastore.ingest import as_table
 from datastore.validation import LENIENT_SCHEMA, validate
@@ -39,7 +40,9 @@ _DEFAULTS = {
     name: info.get_default(call_default_factory=True, validated_data={})
     for name, info in Trajectory.model_fields.items()
     if name not in _REQUIRED and name != "created_at"
-}
+} | ROW_DEFAULTS
+_ABSENT = object()
+"""In place of a value that a row lacks and that has no default: it fits no column."""
 _MESSAGE = LENIENT_SCHEMA.field("messages").type
 _CALL = _MESSAGE.value_type.field("tool_calls").type
 _FIELDS = [name for name in Message.model_fields if name != "tool_calls"]
@@ -51,12 +54,8 @@ _COMPONENT_FIELDS = RewardComponent.model_fields.keys()
 _SPAN_FIELDS = Span.model_fields.keys()
 
 
-class RowOrigin(NamedTuple):
-    """Where a row comes from: the number of the record in its source, and what is kept of the record."""
-
-    source: Source
-    number: int
-    kept: Any
+RowOrigin: TypeAlias = tuple[Source, int, Any]
+"""Where a row comes from: its source, the number of the record in it, and what is kept of the record."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def batches(rows: Iterable[tuple[Source, Row]], keep: Callable[[Any], Any] = lam
     try:
         gc.disable()  # it would look at every value of a batch again and again, and find no circle
         for source, row in rows:
-            part.add(row, RowOrigin(source, source.number, keep(source.record)), source.took())
+            part.add(row, (source, source.number, keep(source.record)), source.took())
             if part.count >= BATCH_ROWS or part.size >= BATCH_SIZE:
                 batch, part = part.batch(), _Columns()
                 if was_on:
@@ -94,14 +93,15 @@ def batches(rows: Iterable[tuple[Source, Row]], keep: Callable[[Any], Any] = lam
 
 
 class _Columns:
-    """Values of some rows: scalars row by row, messages field by field, calls field by field. Rows are taken over some
-    at a time: one by one is much slower, and all at once leaves the processor's cache."""
+    """Values of some rows, of their messages and of their calls, field by field. Rows are taken over some at a time:
+    one by one is much slower, and all at once leaves the processor's cache."""
 
     def __init__(self) -> None:
         self.size = 0
         """How much was read for the rows."""
-        self.rows: list[Row] = []
         self.origins: list[RowOrigin] = []
+        self.row_fields: dict[str, list[Any]] = {}
+        """Values of all fields but messages that a row has had so far."""
         self.lengths: list[int] = []
         self.fields: dict[str, list[Any]] = {name: [] for name in _FIELDS}
         """Values of the messages; an empty list if no message has any so far."""
@@ -113,11 +113,11 @@ class _Columns:
 
     @property
     def count(self) -> int:
-        return len(self.rows) + len(self._waiting)
+        return len(self.origins) + len(self._waiting)
 
     def add(self, row: Row, origin: RowOrigin, size: int) -> None:
         """Add a row that was read from ``size`` bytes or characters."""
-        self._waiting.append((row, origin, origin.source.record))
+        self._waiting.append((row, origin, origin[0].record))
         self.size += size
         self._waiting_size += size
         if len(self._waiting) == BLOCK_ROWS or self._waiting_size >= BLOCK_SIZE:
@@ -134,15 +134,16 @@ class _Columns:
                 try:
                     self._take([one])
                 except _MISFITS as error:
-                    reason = _reason(row) or error
-                    origin.source.notes.refuse(origin.source.place_of(origin.number), reason, excerpt(record))
+                    source, number, _ = origin
+                    source.notes.refuse(source.place_of(number), _reason(row) or error, excerpt(record))
 
     def _take(self, waiting: list[tuple[Row, RowOrigin, Any]]) -> None:
         """Take over rows. Raises if one does not fit, and takes nothing then."""
-        talks = [row["messages"] for row, _, _ in waiting]
+        rows = [row for row, _, _ in waiting]
+        talks = [row["messages"] for row in rows]
         messages = list(chain.from_iterable(talks))
-        names = set().union(*messages)
-        if not (names <= _KNOWN and all(row.keys() <= _ROW_FIELDS for row, _, _ in waiting)):
+        given, names = set().union(*rows), set().union(*messages)
+        if not (given <= _ROW_FIELDS and names <= _KNOWN):
             raise ValueError("has a field that is not known")
         fields = {"role": [one["role"] for one in messages], "content": [one.get("content", "") for one in messages]}
         fields |= {name: [one.get(name) for one in messages] for name in _PLAIN_FIELDS if name in names}
@@ -152,7 +153,7 @@ class _Columns:
             found = [one.get("tool_calls") or () for one in messages]
             lengths = list(map(len, found))
             calls = list(chain.from_iterable(found))
-            if any(len(call) != len(_CALL_FIELDS) for call in calls):
+            if set(map(len, calls)) - {len(_CALL_FIELDS)}:
                 raise ValueError("has a call with other fields than a call has")
             parts = [[call[name] for call in calls] for name in _CALL_FIELDS]
         for name, values in fields.items():
@@ -162,10 +163,11 @@ class _Columns:
         for whole, part in zip(self.call_fields, parts, strict=False):
             whole += part
         self.lengths += map(len, talks)
-        for row, origin, _ in waiting:
-            del row["messages"]
-            self.rows.append(row)
-            self.origins.append(origin)
+        for name in given - {"messages"}:
+            values, default = self.row_fields.setdefault(name, []), _DEFAULTS.get(name, _ABSENT)
+            values += [default] * (len(self.origins) - len(values))
+            values += [row.get(name, default) for row in rows]
+        self.origins += [origin for _, origin, _ in waiting]
 
     def batch(self) -> RowBatch:
         """The rows as a table, without those that do not fit."""
@@ -173,6 +175,8 @@ class _Columns:
         for values in self.fields.values():
             if values:
                 values += [None] * (len(self.calls) - len(values))
+        for name, values in self.row_fields.items():
+            values += [_DEFAULTS.get(name, _ABSENT)] * (len(self.origins) - len(values))
         try:
             table = self._table()
             if not validate(table):
@@ -186,14 +190,15 @@ class _Columns:
                 tables.append(as_table([Trajectory.model_validate(_counted(row))]))
                 kept.append(origin)
             except _MISFITS as error:
-                origin.source.notes.refuse(origin.source.place_of(origin.number), error, excerpt(row))
+                source, number, _ = origin
+                source.notes.refuse(source.place_of(number), error, excerpt(row))
         return _row_batch(pa.concat_tables([LENIENT_SCHEMA.empty_table(), *tables]), kept)
 
     def _whole(self) -> Iterator[Row]:
-        """The rows with their messages, as they were added."""
+        """The rows with their messages, as they were added, but for what is a default anyway."""
         calls = (dict(zip(_CALL_FIELDS, one, strict=True)) for one in zip(*self.call_fields, strict=True))
         place = 0
-        for row, length in zip(self.rows, self.lengths, strict=True):
+        for number, length in enumerate(self.lengths):
             messages: list[dict[str, Any]] = []
             for at in range(place, place + length):
                 one = {name: self.fields[name][at] for name in ("role", "content")}
@@ -201,23 +206,21 @@ class _Columns:
                 one = {name: value for name, value in one.items() if value is not None or name not in _PLAIN_FIELDS}
                 messages.append(one | {"tool_calls": [next(calls) for _ in range(self.calls[at])]})
             place += length
+            row = {name: self.row_fields[name][number] for name in _ROW_FIELDS if name in self.row_fields}
+            row = {name: value for name, value in row.items() if value is not _DEFAULTS.get(name, _ABSENT)}
             yield row | {"messages": messages}
 
     def _table(self) -> pa.Table:
         """Rows in ``LENIENT_SCHEMA``. Raises what Arrow or Python raises if a value does not fit its column."""
-        names = set().union(*self.rows)
-        columns = self._messages()
+        columns, count = self._messages(), len(self.origins)
         for field in LENIENT_SCHEMA:
             name = field.name
-            if name in columns and name not in names:
-                continue
-            if name in names:
-                values = [row.get(name, _DEFAULTS.get(name)) for row in self.rows]
-                columns[name] = _column(name, values, field.type)
+            if name in self.row_fields:
+                columns[name] = _column(name, self.row_fields[name], field.type)
             elif name == "created_at":
-                columns[name] = pa.repeat(pa.scalar(datetime.now(UTC), field.type), len(self.rows))
-            elif name not in ("n_tokens", "n_action_tokens"):
-                columns[name] = _defaults(name, len(self.rows))
+                columns[name] = pa.repeat(pa.scalar(datetime.now(UTC), field.type), count)
+            elif name not in columns and name not in ("n_tokens", "n_action_tokens"):
+                columns[name] = _defaults(name, count)
         counts = {"n_tokens": pc.list_value_length(columns["action_mask"])}
         counts["n_action_tokens"] = _trues(columns["action_mask"]).cast(pa.int32())
         columns = counts | columns
@@ -245,7 +248,7 @@ class _Columns:
 
 
 def _row_batch(table: pa.Table, origins: list[RowOrigin]) -> RowBatch:
-    return RowBatch(table, [one.source for one in origins], [one.kept for one in origins])
+    return RowBatch(table, [source for source, _, _ in origins], [kept for _, _, kept in origins])
 
 
 def _reason(row: Row) -> Exception | None:
@@ -275,7 +278,7 @@ def _counted(row: Row) -> Row:
     }
     if logprobs := row.get("logprobs"):
         row = row | {"logprobs": [math.nan if one is None else one for one in logprobs]}
-    return counts | row
+    return ROW_DEFAULTS | counts | row
 
 
 def with_column(table: pa.Table, name: str, values: list[Any]) -> pa.Table:

@@ -5,7 +5,9 @@ is not known) as its JSON text, so that nothing is dropped. Reasoning and call p
 """
 
 import json
+import marshal
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from pydantic_core import to_json
@@ -49,6 +51,23 @@ def tools_text(tools: Any) -> str:
     as it is, and lists are written without blanks, which is many times faster."""
     if isinstance(tools, str) or not tools:
         return json_text(tools or [])
+    try:
+        return _kept_text(marshal.dumps(tools, _MARSHAL_VERSION))
+    except ValueError:  # marshal takes no date, as Parquet has it, and nothing that is nested deeply
+        return _written(tools)
+
+
+_MARSHAL_VERSION = 2
+"""Later ones write equal values in several ways."""
+
+
+@lru_cache(maxsize=128)
+def _kept_text(tools: bytes) -> str:
+    """Most rows share their tools, and their bytes are made in a fraction of the time that their text takes."""
+    return _written(marshal.loads(tools))
+
+
+def _written(tools: Any) -> str:
     if isinstance(tools, list):
         tools = [function_tool(one) for one in tools]
     try:

@@ -25,6 +25,15 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, default=str)
 NAMELESS = "row"
 """Id of a row, and of its episode, if the source gives none."""
 
+ROW_DEFAULTS: dict[str, Any] = {
+    "trajectory_id": NAMELESS,
+    "episode_id": NAMELESS,
+    "split": "train",
+    "reward": None,
+    "success": None,
+}
+"""Fields of a trajectory that a reader need not give, though the model has no default of them."""
+
 
 def carried(row: Trajectory) -> dict[str, Any]:
     data = row.model_dump(mode="json", include={*CARRIED})
@@ -56,35 +65,31 @@ def make_row(
             break
     else:
         raise ValueError("has no messages" if not messages else "has messages, and nothing in any of them")
-    prompt = ""
-    for one in messages:
-        if one["role"] == "user" and one["content"]:
-            prompt = one["content"]
-            break
-    if task_content is None:
-        task_content = _opening(messages)
-    values: dict[str, Any] = {
-        "trajectory_id": NAMELESS,
-        "task_id": task_id(source, task, task_content),
-        "source": source,
-        "env": source,
-        "split": "train",
-        "prompt": prompt,
-        "reward": None,
-        "success": None,
-        "termination": _termination(messages),
-        "messages": messages,
-    }
+    row: Row = {"source": source, "env": source, "prompt": _prompt(messages), "messages": messages}
     for name, value in fields.items():
         if value is not None:
-            values[name] = value
+            row[name] = value
     if extra:
-        values |= extra
-    values.setdefault("episode_id", values["trajectory_id"])
-    if not values.get("action_mask"):  # what counts tokens says nothing without them
-        values.pop("spans", None)
-        values.pop("fork_at", None)
-    return values
+        row |= extra
+    if "task_id" not in row:
+        row["task_id"] = task_id(source, task, _opening(messages) if task_content is None else task_content)
+    if "termination" not in row:
+        row["termination"] = _termination(messages)
+    if "trajectory_id" in row:
+        row.setdefault("episode_id", row["trajectory_id"])
+    if not row.get("action_mask"):  # what counts tokens says nothing without them
+        row.pop("spans", None)
+        row.pop("fork_at", None)
+    return row
+
+
+def _prompt(messages: Sequence[dict[str, Any]]) -> str:
+    """The first text of a user."""
+    for one in messages:
+        if one["role"] == "user" and one["content"]:
+            text: str = one["content"]
+            return text
+    return ""
 
 
 def task_id(source: str, task: Any, content: Any) -> str:
@@ -97,7 +102,13 @@ def task_id(source: str, task: Any, content: Any) -> str:
 
 def canonical(content: Any) -> str:
     """One text for equal contents of tasks. A text stays as it is."""
-    return content if isinstance(content, str) else _CANONICAL.encode(content)
+    return content if isinstance(content, str) else _encoded(content)
+
+
+def _encoded(value: Any) -> str:
+    if type(value) is list:  # for a list the encoder would prepare itself anew
+        return f"[{', '.join(map(_encoded, value))}]"
+    return "null" if value is None else _CANONICAL.encode(value)
 
 
 def _opening(messages: Sequence[dict[str, Any]]) -> str:
@@ -113,7 +124,10 @@ def _termination(messages: Sequence[dict[str, Any]]) -> Termination:
     """The end that messages show: ``answered`` if the last one is an assistant message without a call."""
     last = messages[-1]
     answered = last["role"] == "assistant" and not last.get("tool_calls")
-    return Termination.ANSWERED if answered else Termination.UNKNOWN
+    return _ANSWERED if answered else _UNKNOWN
+
+
+_ANSWERED, _UNKNOWN = Termination.ANSWERED, Termination.UNKNOWN  # a member of an enum is slow to find
 
 
 def termination(known: Mapping[str, Termination], value: Any, notes: Notes) -> Termination | None:

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -69,7 +70,6 @@ def _rows(file: File) -> Iterator[Row]:
 
 
 def _read_together(files: Sequence[File], cut: Iterable[Part], keep: Keep, count: int) -> Iterator[RowBatch]:
-    pa.array([""])  # the first array of a process imports pandas, if it is there: once, and not in each worker
     pool = [_Worker.start(files, keep) for _ in range(count)]
     waiting: deque[_Worker] = deque()
     """The workers of the parts that are being read, in the order of the parts."""
@@ -109,6 +109,7 @@ class _Worker:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             gc.freeze()
             _keep_memory()
+            _spare_pandas()
             _work(theirs, files, keep)
             status = 0
         finally:
@@ -155,6 +156,27 @@ def _keep_memory() -> None:
         pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 
+def _spare_pandas() -> None:
+    """Make the first array of this process as if pandas were not installed. Arrow imports it otherwise, in a third of a
+    second, to tell its arrays from lists. It looks for pandas again if something needs it."""
+    if "pandas" in sys.modules:
+        return
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pa.array([""])
+    finally:
+        sys.meta_path.remove(_NoPandas)
+
+
+class _NoPandas:
+    """A finder of modules that says there is no pandas, and leaves all others to other finders."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("is not needed here", name=name)
+
+
 @dataclass
 class _Read:
     """What a worker says beside the tables of a part."""
@@ -191,10 +213,16 @@ def _write(part: Part, files: Sequence[File], keep: Keep, file: Any) -> _Read:
                 if not batch.table.num_rows:
                     continue
                 stream.write_table(batch.table.combine_chunks())
-                runs = itertools.groupby(numbers[id(one)] for one in batch.sources)
-                said.rows.append([(number, len(list(run))) for number, run in runs])
+                said.rows.append(_runs(batch.sources, numbers))
                 said.kept.append(batch.kept if any(one is not None for one in batch.kept) else None)
     except Exception as error:
         said.error = error
     said.notes = [(number, one.notes) for number, one in own.items() if not one.notes.empty]
     return said
+
+
+def _runs(sources: Sequence[Source], numbers: dict[int, int]) -> list[tuple[int, int]]:
+    """The number of each source, and how many rows in turn are of it."""
+    if len(numbers) == 1:
+        return [(number, len(sources)) for number in numbers.values()]
+    return [(numbers[one], len(list(run))) for one, run in itertools.groupby(map(id, sources))]

@@ -6,6 +6,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -321,3 +323,31 @@ def test_tables_are_free_when_they_are_done_with(tmp_path: Path) -> None:
         assert allocated[1:] == allocated[:1] * 3
     finally:
         gc.enable()
+
+
+def test_shared_memory_is_written_again_only_when_its_tables_are_free(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(GOOD | {"model": f"m{number}"}) + "\n" for number in range(700)))
+    held, policies, handles = [], [], 0
+    for number, batch in enumerate(read_files([File(Source(path), FORMATS["openai-chat"])])):
+        policies += batch.table["policy"].to_pylist()
+        if number % 4 == 0:
+            held.append((batch.table, policies[-batch.table.num_rows :]))
+        del batch
+        handles = max([handles, *(one.num_fds() for one in psutil.Process().children())])
+    assert policies == [f"m{number}" for number in range(700)]
+    assert all(table["policy"].to_pylist() == kept for table, kept in held)
+    assert number > 20
+    assert handles < psutil.Process().num_fds() + number / 3  # a piece for each table that is held, and some more
+
+
+def test_workers_do_not_import_pandas() -> None:
+    """It takes as long as thousands of rows."""
+    script = """
+import sys
+from datastore.formats import workers
+workers._spare_pandas()
+workers.pa.array([1.5])
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -13,10 +13,10 @@ import pickle
 import signal
 import socket
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -94,6 +94,8 @@ def _read_together(files: Sequence[File], cut: Iterable[Part], keep: Keep, count
 class _Worker:
     pid: int
     socket: socket.socket
+    free: list[int] = field(default_factory=list)
+    """Numbers of its pieces of shared memory whose tables nobody holds any more."""
 
     @classmethod
     def start(cls, files: Sequence[File], keep: Keep) -> "_Worker":
@@ -108,7 +110,6 @@ class _Worker:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             gc.freeze()
-            _keep_memory()
             _spare_pandas()
             _work(theirs, files, keep)
             status = 0
@@ -116,8 +117,10 @@ class _Worker:
             os._exit(status)
 
     def send(self, part: Part) -> None:
+        free = self.free[:]
+        del self.free[: len(free)]
         try:
-            self.socket.send(pickle.dumps(part))
+            self.socket.send(pickle.dumps((part, free)))
         except ConnectionError:
             raise StoreError(_KILLED) from None
 
@@ -129,9 +132,10 @@ class _Worker:
             handles = []
         if not handles:
             raise StoreError(_KILLED)
-        tables_size, size = map(int, sizes.split())
+        number, tables_size, size = map(int, sizes.split())
         with os.fdopen(handles[0], "rb") as file:
             shared = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        weakref.finalize(shared, self.free.append, number).atexit = False
         part: _Read = pickle.loads(memoryview(shared)[tables_size:])
         for number, notes in part.notes:
             files[number].source.notes.add(notes)
@@ -147,13 +151,6 @@ class _Worker:
         self.socket.close()
         os.kill(self.pid, signal.SIGTERM)
         os.waitpid(self.pid, 0)
-
-
-def _keep_memory() -> None:
-    """Let Arrow keep what it frees for the next part: a page that is touched anew costs microseconds."""
-    with suppress(NotImplementedError):  # this Arrow was built without jemalloc
-        pa.jemalloc_set_decay_ms(60_000)
-        pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 
 def _spare_pandas() -> None:
@@ -189,15 +186,23 @@ class _Read:
 
 
 def _work(parent: socket.socket, files: Sequence[File], keep: Keep) -> None:
+    shared: list[int] = []
+    """Pieces of shared memory, written again once their tables are free: new pages cost more than copying."""
+    free: list[int] = []
     while task := parent.recv(_TASK):
-        part: Part = pickle.loads(task)
-        handle = os.memfd_create("rows")
-        with os.fdopen(handle, "wb") as file:
+        part, freed = pickle.loads(task)
+        free += freed
+        if not free:
+            free.append(len(shared))
+            shared.append(os.memfd_create("rows"))
+        number = free.pop()
+        with open(shared[number], "wb", closefd=False) as file:
+            file.seek(0)
             said = _write(part, files, keep, file)
             tables_size = file.tell()
             pickle.dump(said, file)
             file.flush()
-            socket.send_fds(parent, [b"%d %d" % (tables_size, file.tell())], [handle])
+            socket.send_fds(parent, [b"%d %d %d" % (number, tables_size, file.tell())], [shared[number]])
 
 
 def _write(part: Part, files: Sequence[File], keep: Keep, file: Any) -> _Read:

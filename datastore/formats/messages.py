@@ -13,7 +13,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from datastore.formats.notes import Notes
-from schemas.json_text import is_json
+from schemas.json_text import is_json, writer
 from schemas.trajectory import Message, Role
 
 ROLES = {
@@ -40,7 +40,7 @@ _KNOWN = frozenset(
 _SIMPLE = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 _AROUND_CALL = frozenset({"id", "call_id", "type", "index", "function"})
 _KNOWN_CALL = frozenset({"name", "arguments", "args"})
-_ENCODER = json.JSONEncoder(ensure_ascii=False)
+_JSON = writer(ensure_ascii=False)
 _FLAT_CALL = _AROUND_CALL | _KNOWN_CALL | {"requestor"}  # tau2's requestor is the role of the message
 _PART = {key: frozenset({"type", key}) for key in ("text", "value", "content", *_REASONING, *_CALL)}
 """Keys of a part that is read, by the key that holds its text."""
@@ -49,8 +49,10 @@ _PART = {key: frozenset({"type", key}) for key in ("text", "value", "content", *
 def tools_text(tools: Any) -> str:
     """Tool schemas as JSON text. Those of OpenAI Responses and of Anthropic come in the form that chat has, text stays
     as it is, and lists are written without blanks, which is many times faster."""
-    if isinstance(tools, str) or not tools:
-        return json_text(tools or [])
+    if not tools:
+        return "[]"
+    if isinstance(tools, str):
+        return json_text(tools)
     try:
         return _kept_text(marshal.dumps(tools, _MARSHAL_VERSION))
     except ValueError:  # marshal takes no date, as Parquet has it, and nothing that is nested deeply
@@ -92,7 +94,7 @@ def json_text(value: Any) -> str:
     string, so that what the model wrote is kept."""
     if isinstance(value, str) and is_json(value):
         return value
-    return _ENCODER.encode(value)
+    return _JSON(value)
 
 
 def text_of(content: Any, notes: Notes, prefix: str = "messages.content.") -> str:
@@ -116,6 +118,8 @@ def _part_text(part: Any, notes: Notes, prefix: str) -> str | None:
     if isinstance(part, str):
         return part
     if isinstance(part, dict) and part.get("type", "text") in _TEXT:
+        if len(part) == 2 and "type" in part and type(text := part.get("text")) is str:
+            return text  # most parts are only that
         for key in ("text", "value", "content"):
             if isinstance(text := part.get(key), str):
                 notes.rest(part, _PART[key], prefix)

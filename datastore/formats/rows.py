@@ -1,7 +1,6 @@
 """Rows from what a reader found, and what of a row goes through a format's free-form field."""
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -9,6 +8,7 @@ from typing import Any
 
 from datastore.formats.notes import Notes
 from datastore.formats.source import Row
+from schemas.json_text import writer
 from schemas.trajectory import NOT_TRAINED, Termination, Trajectory
 
 CARRIED = (
@@ -20,7 +20,7 @@ CARRIED = (
 """Columns that go through a format's free-form field, if it has one, under the key ``agentrl``."""
 
 
-_CANONICAL = json.JSONEncoder(sort_keys=True, default=str)
+_CANONICAL = writer(sort_keys=True, default=str)
 
 NAMELESS = "row"
 """Id of a row, and of its episode, if the source gives none."""
@@ -102,13 +102,7 @@ def task_id(source: str, task: Any, content: Any) -> str:
 
 def canonical(content: Any) -> str:
     """One text for equal contents of tasks. A text stays as it is."""
-    return content if isinstance(content, str) else _encoded(content)
-
-
-def _encoded(value: Any) -> str:
-    if type(value) is list:  # for a list the encoder would prepare itself anew
-        return f"[{', '.join(map(_encoded, value))}]"
-    return "null" if value is None else _CANONICAL.encode(value)
+    return content if isinstance(content, str) else _CANONICAL(content)
 
 
 def _opening(messages: Sequence[dict[str, Any]]) -> str:

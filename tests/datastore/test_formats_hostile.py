@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,7 @@ from datastore import TrajectoryBuffer
 from datastore.errors import StoreError
 from datastore.formats import FORMATS
 from datastore.formats.imports import import_paths
-from schemas.json_text import MAX_DEPTH, depth, loads
+from schemas.json_text import MAX_DEPTH, depth, loads, writer
 from schemas.trajectory import ToolCall
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -136,3 +137,16 @@ def test_any_object_is_read_or_refused(tmp_path: Path, value: object) -> None:
             import_paths(buffer, [path], name, dry_run=True)
         except StoreError:
             continue
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(_VALUES, st.booleans(), st.booleans())
+def test_json_is_written_as_the_standard_library_writes_it(value: Any, ascii: bool, ordered: bool) -> None:
+    assert writer(ascii, ordered)(value) == json.dumps(value, ensure_ascii=ascii, sort_keys=ordered)
+    assert writer(default=str)([Path("a"), float("inf")]) == '["a", Infinity]'

@@ -104,7 +104,7 @@ class VLLMConfig(EngineConfig):
             options += ["--block-size", "32", "--max-num-seqs", "256"]
         from agentrl.engines.transfer import check_transfer, transfer_option
         from agentrl.engines.vllm import VLLMEngine
-        from agentrl.engines.weights import adapter_rank
+        from agentrl.engines.weights import adapter_rank, adapter_targets
 
         if self.sync != "folders":
             check_transfer(self.sync)
@@ -113,6 +113,8 @@ class VLLMConfig(EngineConfig):
             room = next((one for one in _VLLM_RANKS if one >= rank), rank)  # vLLM says it if a rank is too large
             # two at once: turns under way go on with the one that they began with
             options += ["--enable-lora", "--max-lora-rank", str(room), "--max-loras", "2", "--max-cpu-loras", "4"]
+            # or else the output layer is adapted too, and vLLM 0.32 ends if it scores a prompt beside other requests
+            options += ["--lora-target-modules", *adapter_targets(policy.model)]
         replicas = self._in_process(options) if self.in_process else self._servers(options)
         folder = Path(self.folder).expanduser() if self.folder else None
         return VLLMEngine(policy, replicas, folder, self.tolerance, self.sync)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agentrl.engines.base import EngineError, Weights
 from agentrl.engines.replicas import Adapter, Replica, ReplicaError
-from agentrl.engines.weights import adapter_rank, write_adapter, write_folder
+from agentrl.engines.weights import adapter_rank, adapter_targets, write_adapter, write_folder
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
@@ -124,6 +124,11 @@ class Adapters:
     they began with, and later ones name the new one."""
 
     def __init__(self, policy: "Policy", folder: Path) -> None:
+        if "lm_head" in adapter_targets(policy.model):
+            raise EngineError(
+                "vLLM 0.32 ends when it scores a prompt with an adapter of the output layer; leave lm_head out of "
+                "optimizer.lora.targets"
+            )
         self._folder = folder
         self.start = write_folder(policy.model, policy.tokenizer, folder / "base")
         self.label = policy.version

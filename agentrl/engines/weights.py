@@ -66,6 +66,13 @@ def adapter_rank(model: Any) -> int | None:
     return None if configs is None else max(int(one.r) for one in configs.values())
 
 
+def adapter_targets(model: Any) -> list[str]:
+    """The last parts of the names of the modules that a model's adapter changes."""
+    return sorted(
+        {name.split(".lora_")[0].rpartition(".")[2] for name, _ in model.named_parameters() if ".lora_" in name}
+    )
+
+
 def tensors_of(source: "Path | PreTrainedModel") -> dict[str, Any]:
     """The tensors of a model by the names that a folder of it has, without its adapter, and with an output layer."""
     from safetensors.torch import load_file

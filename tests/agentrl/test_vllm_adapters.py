@@ -114,6 +114,13 @@ def test_an_adapter_over_other_weights_is_refused(adapted: Policy, servers: list
         served(servers, adapted)
 
 
+def test_an_adapter_of_the_output_layer_is_refused(policy: Policy, servers: list[Speaking]) -> None:
+    made = Policy(copy.deepcopy(policy.model), policy.tokenizer, "adapted")
+    add_lora(made, LoRA(rank=4, targets=["q_proj", "lm_head"]), 0)
+    with pytest.raises(EngineError, match=r"leave lm_head out of optimizer\.lora\.targets"):
+        served(servers, made)
+
+
 def test_a_server_that_takes_no_adapters_names_the_flag(adapted: Policy, servers: list[Speaking]) -> None:
     with pytest.raises(EngineError, match=r"has no /v1/load_lora_adapter; start it with --enable-lora --max-lora-rank"):
         VLLMEngine(adapted, [Server(servers[0].url)])

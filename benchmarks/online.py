@@ -13,6 +13,7 @@ hundredth takes seven times as long as the median, which is about six times as l
 - The weights of each step copied into the engine between two of its tokens, and proven there.
 - The same by files: a folder of the model, or an adapter of rank 8, is written, loaded by a vLLM server that samples,
   and proven by log-probs of 64 tokens. It needs VLLM_PYTHON, the interpreter of an environment with vLLM.
+- The memory of one of two ranks under ZeRO 3 against that of one process, for 300 million parameters (small: 80).
 
     python benchmarks/online.py              # 3 seeds of 24 iterations
     SCALE=small python benchmarks/online.py  # one seed of 10 iterations, about a minute
@@ -27,6 +28,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from online_memory import Peaks, peaks
 
 SMALL = os.environ.get("SCALE") == "small"
 os.environ.setdefault("TOOL_MEDIAN_S", "0.8" if SMALL else "2.0")
@@ -157,11 +160,14 @@ def main() -> None:
             for way in WAYS:
                 found[way].append(trained(harness, way, *given))
         served = served_loads(given[0])
-    missed = report(found["synchronous"], found["asynchronous"], loads, served)
+        memory = peaks(Path(folder, "memory"), *((768, 10) if SMALL else ()))
+    missed = report(found["synchronous"], found["asynchronous"], loads, served, memory)
     sys.exit(1 if missed and os.environ.get("CHECK") == "1" else 0)
 
 
-def report(calm: list[Found], fast: list[Found], loads: list[float], served: dict[str, list[float]]) -> int:
+def report(
+    calm: list[Found], fast: list[Found], loads: list[float], served: dict[str, list[float]], memory: Peaks
+) -> int:
     from agentrl.statistics.intervals import wilson
 
     ratio = sum(one.seconds for one in calm) / sum(one.seconds for one in fast)
@@ -180,6 +186,8 @@ def report(calm: list[Found], fast: list[Found], loads: list[float], served: dic
         ("rollouts thrown away", f"{thrown:.1%}", "0 %", thrown == 0),
         ("turns trained / drawn", f"{turns:.3f}", "1.00 +- 0.02", abs(turns - 1) <= 0.02),
         (f"weights in place, median of {len(loads)}", f"{load:.1f} ms", "below 10 ms", load < 10),
+        ("ZeRO-3 peak memory per rank of two / one process", f"{memory.rank:.2f} / {memory.alone:.2f} GiB",
+         "at most 0.6", memory.rank <= 0.6 * memory.alone),
     ]  # fmt: skip
     for what, times in served.items():
         load = 1000 * statistics.median(times)

@@ -70,7 +70,7 @@ class Folders:
 
     def __init__(self, policy: "Policy", folder: Path) -> None:
         self._folder, self._tokenizer = folder, policy.tokenizer
-        self._first = self.start = write_folder(policy.model, policy.tokenizer, folder / str(policy.version))
+        self._first = self.start = write_folder(policy.source, policy.tokenizer, folder / str(policy.version))
         self.label = policy.version
         self._before: tuple[int, Path] | None = None
 

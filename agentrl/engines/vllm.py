@@ -83,7 +83,7 @@ class VLLMEngine:
         self._thread.start()
         atexit.register(self._end)
         try:
-            self._wait(self._start(Weights(policy.version, policy.model)))
+            self._wait(self._start(Weights(policy.version, policy.source)))
         except BaseException:
             self._end()
             raise

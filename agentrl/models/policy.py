@@ -119,7 +119,10 @@ def _said_to_be_missing(path: str | Path) -> Iterator[None]:
 class Policy(Speaker):
     """``name`` is how trajectories refer to it, ``version`` counts its updates in online training. ``precision`` is
     that of matrix products in every pass: bfloat16 through autocast; float32 is the dtype of the weights. ``plain`` is
-    true if only the model's own logits give its log-probs, None until that was tried."""
+    true if only the model's own logits give its log-probs, None until that was tried.
+
+    ``weights`` is a folder with the weights of this version, if other processes train the policy; those of ``model``
+    may then be older, or missing."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
@@ -127,6 +130,25 @@ class Policy(Speaker):
     version: int = 0
     precision: Precision = "float32"
     plain: bool | None = None
+    weights: Path | None = None
+
+    @classmethod
+    def without_weights(cls, path: Path, name: str | None = None) -> "Policy":
+        """The policy of a local folder whose weights stay there: its model has shapes alone. Raises ValueError as
+        :meth:`load` does."""
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+        with _said_to_be_missing(path), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+        if (path / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(path)
+        return cls(model.eval(), load_tokenizer(path), name or str(path), weights=path)
+
+    @property
+    def source(self) -> Any:
+        """Where the weights of this version are, for engines: the model, or a folder."""
+        return self.weights or self.model
 
     @classmethod
     def load(cls, path: str | Path, name: str | None = None) -> "Policy":

@@ -1,6 +1,8 @@
 """A value head, which estimates the return from a state, for PPO with a critic."""
 
-import copy
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,21 +12,24 @@ from torch import Tensor
 from agentrl.algorithms.ppo import Critic
 from agentrl.losses.value import value_loss
 from agentrl.models.policy import Policy
+from agentrl.training.backend import Backend, OneProcess
 from agentrl.training.batch import collate, micro_batches
+from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.packing import can_pack, packed
 from agentrl.training.rows import TrainingRows
+from agentrl.training.scoring import Passes, alone
 
 
 class ValueHead(torch.nn.Module):
-    """A copy of the policy's backbone with one linear output, so that values and policy share no weights."""
+    """The backbone of a copy of the policy with one linear output, so that values and policy share no weights."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, copy: Policy) -> None:
         super().__init__()
-        self.backbone: Any = copy.deepcopy(policy.model.base_model)
-        self.head = torch.nn.Linear(policy.model.config.get_text_config().hidden_size, 1, dtype=torch.float32)
+        self.backbone: Any = copy.model.base_model
+        self.head = torch.nn.Linear(copy.model.config.get_text_config().hidden_size, 1, dtype=torch.float32)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
-        self.to(policy.model.device)
+        self.to(copy.model.device)
 
     def forward(self, batch: Any) -> Tensor:
         """Value [rows, tokens] of the state in which each token is chosen, which is the tokens before it."""
@@ -41,26 +46,25 @@ class ValueHead(torch.nn.Module):
 
 
 class CriticTrainer:
-    """Fits a value head to returns."""
+    """Fits a value head on a ``copy`` of the policy to returns."""
 
-    def __init__(self, policy: Policy, config: Critic, micro_tokens: int) -> None:
+    def __init__(
+        self,
+        copy: Policy,
+        config: Critic,
+        optimizer: OptimizerConfig,
+        backend: Callable[[torch.nn.Module, OptimizerConfig], Backend] = OneProcess,
+    ) -> None:
         self.config = config
-        self.micro_tokens = micro_tokens
-        self.net = ValueHead(policy)
+        self.optimizer = OptimizerConfig(lr=config.lr, micro_tokens=optimizer.micro_tokens)
+        self.net = ValueHead(copy)
         self.packs = can_pack(self.net.backbone)
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=config.lr, weight_decay=0.0)
+        self.backend = backend(self.net, self.optimizer)
 
-    @torch.no_grad()
-    def values(self, rows: TrainingRows) -> list[list[float]]:
+    def values(self, rows: TrainingRows) -> list[np.ndarray]:
         """Value of the state before each token, [tokens], of each row, in order."""
-        lengths = np.diff(rows.lists("input_ids")[0])
-        found: dict[int, list[float]] = {}
-        with packed(self.net.backbone, self.packs):
-            for part in micro_batches(rows, _alone(rows), self.micro_tokens):
-                values = self.net(collate(rows.take(part), self.packs).to(self.net.head.weight.device)).cpu()
-                for row, one in zip(part, values.tolist(), strict=True):
-                    found[row] = one[: lengths[row]]
-        return [found[row] for row in range(len(rows))]
+        passes = Passes(self.backend, self.net.backbone, self.optimizer.micro_tokens, self.packs)
+        return passes.by_row(rows, alone(rows), self.net)
 
     def step(self, rows: TrainingRows) -> dict[str, float]:
         """``epochs`` steps towards each row's ``weights``, its value targets; ``logprobs`` hold the old values.
@@ -68,31 +72,25 @@ class CriticTrainer:
         Returns the mean loss and the share of the targets' variance that the old values explain.
         """
         n_tokens = int(rows.lists("mask")[1].sum())
+        parts = list(micro_batches(rows, alone(rows), self.optimizer.micro_tokens))
+        rank, world = self.backend.rank, self.backend.world
+        rounds = math.ceil(len(parts) / world)
         total = 0.0
         with packed(self.net.backbone, self.packs):
             for _ in range(self.config.epochs):
                 total = 0.0
-                for part in micro_batches(rows, _alone(rows), self.micro_tokens):
-                    batch = collate(rows.take(part), self.packs).to(self.net.head.weight.device)
-                    losses = value_loss(self.net(batch), batch.logprobs, batch.weights, self.config.clip)
-                    loss = (losses * batch.mask).sum() / n_tokens
-                    loss.backward()
+                for number in range(rounds):
+                    place = number * world + rank
+                    counts = place < len(parts)  # otherwise this rank only takes part
+                    part = parts[place] if counts else parts[0][:1]
+                    batch = collate(rows.take(part), self.packs).to(self.backend.device)
+                    values = self.backend.run(partial(self.net, batch))
+                    losses = value_loss(values, batch.logprobs, batch.weights, self.config.clip)
+                    loss = (losses * batch.mask).sum() / n_tokens * counts
+                    self.backend.backward(loss, last=number == rounds - 1)
                     total += loss.item()
-                torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
-        return {"value_loss": total, "explained_variance": _explained(rows)}
-
-    def state(self) -> dict[str, Any]:
-        return {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(state["optimizer"])
-
-
-def _alone(rows: TrainingRows) -> list[list[int]]:
-    return [[row] for row in range(len(rows))]
+                self.backend.update(self.config.lr, self.optimizer)
+        return {**self.backend.total({"value_loss": total}), "explained_variance": _explained(rows)}
 
 
 def _explained(rows: TrainingRows) -> float:

@@ -1,30 +1,28 @@
-"""The half of online training that has the weights: it turns rollouts into a batch, and takes the steps over it."""
+"""What an online run learns from its rollouts: it turns them into a batch, and has the steps over it taken."""
 
-import copy
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from agentrl.algorithms.policy_gradient import ByToken, PolicyGradient
+from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.algorithms.ppo import PPO
 from agentrl.models.policy import Policy
 from agentrl.online.credit import Credit, Extras, assign, group_of
-from agentrl.online.critic import CriticTrainer
+from agentrl.online.models import Models, Scores
 from agentrl.online.off_policy import divergence
 from agentrl.online.recorded import Recorded
 from agentrl.rollouts.outcomes import shares_of_ends
 from agentrl.training.batch import check_rows
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
-from agentrl.training.scoring import batch_logprobs
-from agentrl.training.step import Trainer
 from schemas.training import TrainingRow
 from schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.online.ranks import ModelsOnRanks
 
 
 @dataclass
@@ -38,7 +36,7 @@ class OnlineState:
 
 class Learner:
     """Trains ``policy`` by ``algorithm`` in ``iterations`` iterations, of ``updates`` optimiser steps each, over groups
-    of ``samples`` rollouts."""
+    of ``samples`` rollouts. ``models`` are those on ranks; without them, all models are in this process."""
 
     def __init__(
         self,
@@ -50,17 +48,12 @@ class Learner:
         samples: int,
         seed: int,
         updates: int = 1,
+        models: "Models | ModelsOnRanks | None" = None,
     ) -> None:
         self.policy, self.algorithm = policy, algorithm
         self.iterations, self.samples, self.seed, self.updates = iterations, samples, seed, updates
-        self.micro_tokens = optimizer.micro_tokens
         policy.prepare(optimizer.precision)
-        self.reference = _frozen(policy) if algorithm.kl else None
-        self.critic = None
-        if isinstance(algorithm, PPO):
-            torch.manual_seed(seed)
-            self.critic = CriticTrainer(policy, algorithm.critic, optimizer.micro_tokens)
-        self.trainer = Trainer(policy, algorithm, optimizer, iterations * updates, seed=seed)
+        self.models = models or Models(policy, algorithm, optimizer, iterations * updates, seed, updates)
 
     def batch(self, iteration: int, sampled: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> Recorded:
         """What an iteration trains on, from whole groups of rollouts, and greedy ones of the same tasks if the
@@ -93,8 +86,8 @@ class Learner:
             {"step": iteration, "trajectory_id": row.trajectory_id, "advantage": a, "trained": t and bool(parts)}
             for row, a, t in zip(made, credit.advantages, credit.trained, strict=True)
         ]
-        numbered = list(enumerate(parts, self.trainer.done))
-        targets = TrainingRows.of(credit.targets) if self.critic else None
+        numbered = list(enumerate(parts, self.models.done))
+        targets = TrainingRows.of(credit.targets) if self.algorithm.needs_critic else None
         return Recorded(iteration, numbered, targets, credit.lr_scale, metrics, records)
 
     def _parts(self, iteration: int, credit: Credit, metrics: dict[str, float]) -> list[TrainingRows]:
@@ -109,7 +102,7 @@ class Learner:
             Random(f"{self.seed}-updates-{iteration}").shuffle(order)
         parts = [rows.take(order[start :: self.updates]) for start in range(min(self.updates, len(order)))]
         if self.policy.precision != "float32":
-            fresh = [self.trainer.anchored(part) for part in parts]
+            fresh = self.models.anchored(parts)
             if not self.algorithm.off_policy:  # else rows are anchored at the proximal policy, not at the sampler
                 metrics["sampler_kl"] = divergence(parts, fresh)
             parts = fresh
@@ -118,15 +111,8 @@ class Learner:
     def update(self, made: Recorded) -> dict[str, float]:
         """Take the steps over what was recorded. Returns all metrics of the iteration; those of its optimiser steps are
         means."""
-        metrics = dict(made.metrics)
-        if self.critic and made.targets is not None:
-            metrics.update(self.critic.step(made.targets))
-        history = [
-            self.trainer.step(part, made.lr_scale, place)
-            for place, (_, part) in enumerate(made.parts, made.iteration * self.updates)
-        ]
-        if history:
-            metrics.update({name: sum(one[name] for one in history) / len(history) for name in history[0]})
+        metrics = {**made.metrics, **self.models.update(made)}
+        if made.parts:
             self.policy.version += 1
         return metrics
 
@@ -143,40 +129,28 @@ class Learner:
             ]
         )
 
-        def logprobs(policy: Policy) -> ByToken:
-            return [one.tolist() for one in batch_logprobs(policy, rows, self.micro_tokens)]
+        found = {name: [one.tolist() for one in values] for name, values in self._scores(rows).items()}
+        greedy_rewards = {group_of(row): row.reward for row in greedy if row.reward is not None}
+        return Extras(**found, greedy=greedy_rewards, version=self.policy.version)
 
+    def _scores(self, rows: TrainingRows) -> Scores:
         algorithm = self.algorithm
-        return Extras(
-            reference=logprobs(self.reference) if self.reference else None,
-            proximal=logprobs(self.policy) if algorithm.off_policy else None,
-            values=self.critic.values(rows) if self.critic else None,
-            greedy={group_of(row): row.reward for row in greedy if row.reward is not None},
-            version=self.policy.version,
-        )
+        needed = algorithm.kl or algorithm.off_policy or algorithm.needs_critic
+        return self.models.scores(rows) if needed else {}
 
     def save(self, path: Path, state: OnlineState, progress: dict[str, Any]) -> None:
         """Write everything that :meth:`restore` needs to go on as if nothing had happened; ``progress`` is the loop's
         part of it."""
-        critic = self.critic.state() if self.critic else None
         # as text: pickled, equal records would have other bytes after a restart
         records = {name: json.dumps(value) for name, value in vars(state).items()}
-        about = {"version": self.policy.version, "critic": critic, "progress": json.dumps(progress)}
-        self.trainer.save(path, {**about, **records})
+        self.models.save(path, {"version": self.policy.version, "progress": json.dumps(progress), **records})
 
     def restore(self, path: Path) -> tuple[OnlineState, dict[str, Any]] | None:
         """State and progress at the newest checkpoint that can be read. If there is none, None, and nothing is
         changed."""
-        saved = self.trainer.load(path)
+        saved = self.models.load(path)
         if saved is None:
             return None
         self.policy.version = saved["version"]
-        if self.critic:
-            self.critic.restore(saved["critic"])
         state = OnlineState(*(json.loads(saved[name]) for name in ("metrics", "steps", "tickets")))
         return state, json.loads(saved["progress"])
-
-
-def _frozen(policy: Policy) -> Policy:
-    """A copy that later updates do not change."""
-    return replace(policy, model=copy.deepcopy(policy.model).requires_grad_(False))

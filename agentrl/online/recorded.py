@@ -47,14 +47,23 @@ class Recorded:
     @classmethod
     def read(cls, path: Path) -> "Recorded":
         table = pq.read_table(path)
-        steps = table["step"].to_numpy()
-        parts = [
-            (step, TrainingRows.of_table(table.filter(pa.array(steps == step))))
-            for step in dict.fromkeys(steps.tolist())
-        ]
+        parts = parts_of(table)
         beside = path.with_suffix(".targets")
         targets = TrainingRows.of_table(pq.read_table(beside)) if beside.exists() else None
         return cls(parts=parts, targets=targets, **json.loads(table.schema.metadata[_KEY]))
+
+
+def file_of(folder: Path, iteration: int) -> Path:
+    """Where an iteration is recorded."""
+    return folder / f"{iteration:06d}.parquet"
+
+
+def parts_of(table: pa.Table) -> list[tuple[int, TrainingRows]]:
+    """The rows of each optimiser step by its number; see :func:`agentrl.training.rows.step_table`."""
+    steps = table["step"].to_numpy()
+    return [
+        (step, TrainingRows.of_table(table.filter(pa.array(steps == step)))) for step in dict.fromkeys(steps.tolist())
+    ]
 
 
 def _in_place(path: Path, table: Any) -> None:

@@ -161,7 +161,7 @@ class RolloutRunner:
     async def renew(self) -> None:
         """Give the engine the weights of the policy, if it has those of another version."""
         if self.policy is not None and self.engine.version != self.policy.version:
-            await self.engine.load(Weights(self.policy.version, self.policy.model))
+            await self.engine.load(Weights(self.policy.version, self.policy.source))
 
     @contextmanager
     def flow(self, made: OnRow | None = None) -> Iterator[Flow]:

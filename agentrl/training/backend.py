@@ -1,37 +1,94 @@
-"""Training in one process."""
+"""Where the model of a training step is computed: the interface, and one process."""
 
+import resource
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.models.policy import Policy
-from agentrl.training.batch import Batch
 from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
-from agentrl.training.logprobs import token_logprobs
 from agentrl.training.optimizer import OptimizerConfig, parameter_groups
+
+Result = TypeVar("Result")
+
+
+class Backend(Protocol):
+    """One model, in one process or on many ranks. Rank ``rank`` of ``world`` computes every ``world``-th micro batch.
+    ``keeps_weights`` is true if a step that is refused leaves the weights as they were. ``sharded`` is true if each
+    rank holds only a part of each weight: then all ranks must compute equally often."""
+
+    rank: int
+    world: int
+    device: torch.device
+    model: torch.nn.Module
+    keeps_weights: bool
+    sharded: bool
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """What ``work`` computes with the model. Outside of it, weights may not be there."""
+        ...
+
+    def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        """Within it, these parameters are whole, to be read."""
+        ...
+
+    def collected(self, found: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """What all ranks found, by number."""
+        ...
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add the gradients of a loss, summed over ranks. ``last`` is true for the last micro batch of a step."""
+        ...
+
+    def total(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Metrics summed over ranks."""
+        ...
+
+    def update(self, lr: float, config: OptimizerConfig) -> float:
+        """Clip the gradients, take the optimiser step and forget the gradients. Returns their norm before clipping."""
+        ...
+
+    def discard(self) -> None:
+        """Forget the gradients."""
+        ...
+
+    def save(self, path: Path, progress: dict[str, Any], beside: "Any | None" = None) -> None:
+        """Write a checkpoint: ``progress``, weights and optimiser, and those of the backend ``beside`` this one."""
+        ...
+
+    def load(self, path: Path, beside: "Any | None" = None) -> dict[str, Any] | None:
+        """Go back to a checkpoint and return its ``progress``; None if there is no checkpoint."""
+        ...
 
 
 class OneProcess:
-    """All micro batches in this process, with torch's AdamW; see :class:`agentrl.training.step.Backend`."""
+    """A model in this process, trained by torch's AdamW; without ``config`` it is only computed. See
+    :class:`Backend`."""
 
     rank, world = 0, 1
     keeps_weights = True
+    sharded = False
 
-    def __init__(self, policy: Policy, config: OptimizerConfig) -> None:
-        self.policy = policy
-        self.model: torch.nn.Module = policy.model
-        self.device = policy.model.device
-        self.parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
-        groups = parameter_groups(policy.model, config.weight_decay)
-        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+    def __init__(self, model: torch.nn.Module, config: OptimizerConfig | None = None) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if config:
+            groups = parameter_groups(model, config.weight_decay)
+            self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
-    def forward(self, batch: Batch, config: OptimizerConfig) -> tuple[Tensor, Tensor]:
-        with self.policy.autocast():
-            return token_logprobs(
-                self.policy.model, batch.input_ids, batch.mask, batch.packing, bool(self.policy.plain)
-            )
+    def run(self, work: Callable[[], Result]) -> Result:
+        return work()
+
+    def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def collected(self, found: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        return found
 
     def backward(self, loss: Tensor, last: bool) -> None:
         loss.backward()
@@ -51,13 +108,28 @@ class OneProcess:
     def discard(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
-    def save(self, path: Path, progress: dict[str, Any]) -> None:
-        weights = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        save_checkpoint(path, {**progress, **weights})
+    def save(self, path: Path, progress: dict[str, Any], beside: "OneProcess | None" = None) -> None:
+        save_checkpoint(path, {**progress, **self._state(), "beside": beside and beside._state()})
 
-    def load(self, path: Path) -> dict[str, Any] | None:
+    def load(self, path: Path, beside: "OneProcess | None" = None) -> dict[str, Any] | None:
         saved = load_checkpoint(path)
         if saved is not None:
-            self.model.load_state_dict(saved.pop("model"))
-            self.optimizer.load_state_dict(saved.pop("optimizer"))
+            self._restore(saved)
+            other = saved.pop("beside", None)
+            if beside:
+                beside._restore(other)
         return saved
+
+    def _state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state.pop("model"))
+        self.optimizer.load_state_dict(state.pop("optimizer"))
+
+
+def peak_gib(device: torch.device) -> float:
+    """The most memory, in GiB, that this process has held so far: of a GPU if that is its device, else of the host."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

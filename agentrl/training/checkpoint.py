@@ -27,7 +27,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         os.replace(temporary, path)  # after a kill between the two, the previous one is the newest
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
@@ -67,8 +67,9 @@ def _previous(path: Path) -> Path:
     return path.with_name(f"{path.name}.previous")
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file durable, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

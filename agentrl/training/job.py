@@ -21,7 +21,9 @@ class DeepSpeed(BaseModel):
     hostfile: str | None = Field(None, description="nodes, one 'name slots=N' a line; without it this node alone")
     offload_optimizer: Literal["cpu", "nvme"] | None = None
     offload_parameters: Literal["cpu", "nvme"] | None = Field(None, description="needs zero: 3")
-    extra: dict[str, Any] = Field({}, description="merged over the DeepSpeed config that these settings make")
+    extra: dict[str, Any] = Field(
+        {}, description="merged into the DeepSpeed config that these settings make, key by key"
+    )
 
     @model_validator(mode="after")
     def _offloads_what_it_shards(self) -> "DeepSpeed":
@@ -29,12 +31,55 @@ class DeepSpeed(BaseModel):
             raise ValueError(f"offload_parameters needs zero: 3, not {self.zero}")
         return self
 
+    def settings(self, optimizer: OptimizerConfig | None) -> dict[str, Any]:
+        """The configuration that DeepSpeed reads. Batch sizes are nominal: the trainer decides what accumulates.
+        Without an optimiser it is for a model that is only computed."""
+        zero: dict[str, Any] = {"stage": self.zero}
+        if self.zero:
+            zero["reduce_bucket_size"] = _BUCKET
+        if self.zero == 3:
+            zero |= dict.fromkeys(("stage3_max_live_parameters", "stage3_max_reuse_distance"), _BUCKET)
+            zero |= dict.fromkeys(("stage3_prefetch_bucket_size", "sub_group_size"), _BUCKET // 2)
+        if self.offload_optimizer and optimizer:
+            zero["offload_optimizer"] = {"device": self.offload_optimizer}
+        if self.offload_parameters:
+            zero["offload_param"] = {"device": self.offload_parameters}
+        config: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+        }
+        if optimizer:
+            config["gradient_clipping"] = optimizer.clip_norm
+            adam = {"lr": optimizer.lr, "betas": list(optimizer.betas), "weight_decay": optimizer.weight_decay}
+            config["optimizer"] = {"type": "AdamW", "params": {**adam, "torch_adam": True}}
+        return _merged(config, self.extra)
+
+
+_BUCKET = 50_000_000
+"""Elements that DeepSpeed may hold whole at a time, 200 MB in float32. Its own bounds, up to 4 GB, let it gather a
+small model whole."""
+
+
+def _merged(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """``extra`` over ``config``, also inside of mappings that both have."""
+    both = {
+        name: _merged(config[name], value)
+        for name, value in extra.items()
+        if isinstance(value, dict) and isinstance(config.get(name), dict)
+    }
+    return {**config, **extra, **both}
+
 
 class TrainingJob(BaseModel):
     """The folder of its file holds what is read (``rows.arrow``, which every rank maps into memory, and ``start/``, the
     model, unless ``start`` names another folder or a model of the Hugging Face hub) and what is written (``model/``,
     ``metrics.parquet``, and ``checkpoints/`` meanwhile). ``made_by`` is the fingerprint of the tokenizer that the model
-    must have, and the id of a row that it tokenised; None if that was compared before."""
+    must have, and the id of a row that it tokenised; None if that was compared before.
+
+    A job whose batches arrive meanwhile, in online training, names the folder of its ``orders``
+    (:mod:`agentrl.training.orders`) and the ``updates`` of an iteration, and has no ``rows.arrow``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,39 +87,15 @@ class TrainingJob(BaseModel):
     optimizer: OptimizerConfig
     deepspeed: DeepSpeed
     steps: int
-    batch: int
+    batch: int = 0
     seed: int
     checkpoint_every: int = 100
     start: str | None = None
     made_by: tuple[str, str] | None = None
+    orders: str | None = None
+    updates: int = 1
 
     def write(self, folder: Path) -> Path:
         path = folder / "job.json"
         path.write_text(self.model_dump_json(indent=2))
         return path
-
-    def deepspeed_config(self) -> dict[str, Any]:
-        """The configuration that DeepSpeed reads. Batch sizes are nominal: the trainer decides what accumulates."""
-        zero: dict[str, Any] = {"stage": self.deepspeed.zero}
-        if self.deepspeed.offload_optimizer:
-            zero["offload_optimizer"] = {"device": self.deepspeed.offload_optimizer}
-        if self.deepspeed.offload_parameters:
-            zero["offload_param"] = {"device": self.deepspeed.offload_parameters}
-        optimizer = self.optimizer
-        config = {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 1,
-            "gradient_clipping": optimizer.clip_norm,
-            "zero_optimization": zero,
-            "zero_allow_untested_optimizer": True,
-            "optimizer": {
-                "type": "AdamW",
-                "params": {
-                    "lr": optimizer.lr,
-                    "betas": list(optimizer.betas),
-                    "weight_decay": optimizer.weight_decay,
-                    "torch_adam": True,
-                },
-            },
-        }
-        return config | self.deepspeed.extra

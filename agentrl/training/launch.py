@@ -11,41 +11,46 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.training.job import DeepSpeed, TrainingJob
+from agentrl.training.rank import DIALECT, DONE, FAILED, NO_MEMORY, NOTE, run, run_or_say
 
 if TYPE_CHECKING:
-    from agentrl.models.policy import Policy
     from agentrl.training.step import Metrics
 
-DONE = "AGENTRL_STEP "
-FAILED = "AGENTRL_ERROR "
-NOTE = "AGENTRL_NOTE "
-DIALECT = "AGENTRL_DIALECT "
+TRAIN = "agentrl.training.launch"
+POLL_S = 0.02
+TAIL = 40
 
 
-def command(config: DeepSpeed, job: Path | None = None) -> list[str]:
-    """The command that starts the processes. On one node they are told of the job later."""
+def command(config: DeepSpeed, job: Path | None = None, module: str = TRAIN) -> list[str]:
+    """The command that starts the processes, which run ``module``. On one node they are told of the job later."""
     if config.hostfile is None:
-        return [sys.executable, "-m", "agentrl.training.launch", "--ranks", str(config.processes)]
+        return [sys.executable, "-m", module, "--ranks", str(config.processes)]
     launcher = [str(Path(sys.executable).with_name("deepspeed")), "--hostfile", config.hostfile]
-    return [*launcher, "--num_gpus", str(config.processes), "--module", "agentrl.training.launch", str(job)]
+    return [*launcher, "--num_gpus", str(config.processes), "--module", module, str(job)]
 
 
 class Ranks:
-    """The processes of one job. On one node they start at once, and import what they need until the job is there."""
+    """The processes of one job, which run ``module``. On one node they start at once, and import what they need until
+    the job is there."""
 
-    def __init__(self, config: DeepSpeed) -> None:
-        self.config = config
+    def __init__(self, config: DeepSpeed, module: str = TRAIN) -> None:
+        self.config, self.module = config, module
         self.dialect: dict[str, str] = {}
         """How the model's messages become tokens, as the metrics of a stage name it; known after :meth:`run`."""
+        self._log = tempfile.NamedTemporaryFile(prefix="agentrl-ranks-")  # noqa: SIM115
+        self._read = Path(self._log.name).open(errors="replace")  # noqa: SIM115
+        self._tail: list[str] = []
+        self._part = self._reason = ""
         self._process = None if config.hostfile else self._start()
 
     def _start(self, job: Path | None = None) -> "subprocess.Popen[str]":
@@ -56,9 +61,9 @@ class Ranks:
         if self.config.hostfile:
             _choose_accelerator(environment)
         return subprocess.Popen(
-            command(self.config, job),
+            command(self.config, job, self.module),
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=self._log.fileno(),
             stderr=subprocess.STDOUT,
             text=True,
             env=environment,
@@ -66,44 +71,96 @@ class Ranks:
 
     def run(self, job: Path, on_step: "Callable[[Metrics], None]") -> "list[Metrics]":
         """Run a job file to its end, calling ``on_step`` with the metrics of each step as it is done; the metrics of
-        all steps. A job that was killed goes on from its last checkpoint.
+        all steps. A job that was killed goes on from its last checkpoint, and so does one that ran out of memory, with
+        micro batches of half the size.
 
         Raises TrainingError with the end of the output if the processes fail.
         """
-        process = self._process = self._process or self._start(job)
-        tail: list[str] = []
-        reason = ""
+        self.begin(job)
         try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # they ended, and said why
-                process.stdin.write(f"{job}\n")
-                process.stdin.close()
-            for line in process.stdout:
-                if line.startswith(DONE):
-                    on_step(json.loads(line[len(DONE) :]))
-                elif line.startswith(NOTE):
-                    warnings.warn(line[len(NOTE) :].strip(), stacklevel=2)
-                elif line.startswith(DIALECT):
-                    self.dialect = json.loads(line[len(DIALECT) :])
-                elif line.startswith(FAILED):
-                    reason = line[len(FAILED) :].strip()
-                else:
-                    tail = [*tail[-40:], line]
-            code = process.wait()
+            while (lines := self.said()) is not None:
+                for line in lines:
+                    if line.startswith(DONE):
+                        on_step(json.loads(line[len(DONE) :]))
+                time.sleep(POLL_S)
+        except NoMemoryError as error:
+            self.close()
+            error.halve(job)
+            return Ranks(self.config, self.module).run(job, on_step)
         finally:
             self.close()
+        return pq.read_table(job.parent / "metrics.parquet").to_pylist()
+
+    def begin(self, job: Path) -> None:
+        """Tell the processes of their job."""
+        self._job = job
+        process = self._process = self._process or self._start(job)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # they ended, and said why
+            process.stdin.write(f"{job}\n")
+            process.stdin.close()
+
+    def said(self) -> list[str] | None:
+        """What the processes said since this was asked last; None if they have ended. What they note is warned of.
+
+        Raises TrainingError with the end of the output if they failed, and NoMemoryError if that was why.
+        """
+        assert self._process is not None
+        code = self._process.poll()
+        lines, why = [], ""
+        for line in self._new_lines():
+            if line.startswith(NOTE):
+                warnings.warn(line[len(NOTE) :].strip(), stacklevel=2)
+            elif line.startswith(DIALECT):
+                self.dialect = json.loads(line[len(DIALECT) :])
+            elif line.startswith(FAILED):
+                self._reason = line[len(FAILED) :].strip()
+            elif line.startswith(NO_MEMORY):
+                why = line[len(NO_MEMORY) :].strip()
+            elif line.startswith(DONE):
+                lines.append(line)
+            else:
+                self._tail = [*self._tail[-TAIL:], line]
+        if why:
+            raise NoMemoryError(why)
         if code:
             from agentrl.training.batch import TrainingError
 
-            raise TrainingError(reason or f"the processes of {job} ended with {code}:\n{''.join(tail)}")
-        return pq.read_table(job.parent / "metrics.parquet").to_pylist()
+            tail = "\n".join(self._tail)
+            raise TrainingError(self._reason or f"the processes of {self._job} ended with {code}:\n{tail}")
+        return lines if lines or code is None else None
+
+    def _new_lines(self) -> Iterator[str]:
+        *lines, self._part = (self._part + self._read.read()).split("\n")
+        yield from lines
 
     def close(self) -> None:
         """End the processes, if they are still there."""
         if self._process and self._process.poll() is None:
             self._process.terminate()
             self._process.wait()
+        self._read.close()
+        self._log.close()
+
+
+class NoMemoryError(RuntimeError):
+    """A rank ran out of memory. The others waited for it, so all of them have to begin again."""
+
+    def halve(self, job: Path) -> None:
+        """Halve the micro batches in a job file. Raises TrainingError if they are as small as they can be."""
+        old = TrainingJob.model_validate_json(job.read_text())
+        half = old.optimizer.micro_tokens // 2
+        if not half:
+            from agentrl.training.batch import TrainingError
+
+            raise TrainingError(f"{self}, though each micro batch is as small as it can be; shard more (zero: 3)")
+        optimizer = old.optimizer.model_copy(update={"micro_tokens": half})
+        old.model_copy(update={"optimizer": optimizer}).write(job.parent)
+        warnings.warn(
+            f"{self}; the ranks go on from their last checkpoint with micro batches of {half} tokens, which changes no "
+            "result: set optimizer.micro_tokens to it",
+            stacklevel=3,
+        )
 
 
 def launch(config: DeepSpeed, job: Path, on_step: "Callable[[Metrics], None]") -> "list[Metrics]":
@@ -121,36 +178,38 @@ def _choose_accelerator(environment: "os._Environ[str] | dict[str, str]") -> Non
         environment["DS_ACCELERATOR"] = "cpu"
 
 
-def fork_ranks(number: int) -> None:
-    """Import what training needs, wait for the path of a job file, and run the job in ``number`` forked processes. If
-    one of them fails, the others are ended."""
+def fork_ranks(number: int, run: Callable[[Path], None], modules: Sequence[str]) -> None:
+    """Import what training needs, and ``modules``, wait for the path of a job file, and ``run`` it in ``number`` forked
+    processes. If one of them fails, the others are ended."""
     _choose_accelerator(os.environ)
-    _import_what_ranks_need()
+    _import_what_ranks_need(modules)
     if not (job := sys.stdin.readline().strip()):
         return  # whoever would have told of a job has ended
     from torch.multiprocessing import start_processes
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     os.environ |= {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
-    start_processes(_rank, (Path(job),), nprocs=number, start_method="fork")
+    start_processes(_rank, (Path(job), run), nprocs=number, start_method="fork")
 
 
-def _rank(number: int, job: Path) -> None:
+def _rank(number: int, job: Path, run: Callable[[Path], None]) -> None:
     os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number)}
-    run_or_say(job)
+    run_or_say(job, run)
 
 
 WHAT_RANKS_IMPORT = (
     "deepspeed",
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
+    "agentrl.training.export",
     "agentrl.training.loop",
+    "agentrl.training.partitioned",
     "agentrl.training.ranks",
 )
 """Also what is imported later, by DeepSpeed's engine and by the model's loading."""
 
 
-def _import_what_ranks_need() -> None:
+def _import_what_ranks_need(modules: Sequence[str]) -> None:
     import torch
 
     sys.modules.setdefault("mlflow", None)  # type: ignore[arg-type]  # DeepSpeed's autotuner would take a second for it
@@ -161,7 +220,7 @@ def _import_what_ranks_need() -> None:
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     finally:
         torch.compile = compiles
-    for name in WHAT_RANKS_IMPORT:
+    for name in (*WHAT_RANKS_IMPORT, *modules):
         importlib.import_module(name)
 
 
@@ -173,86 +232,14 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def run(job_file: Path) -> None:
-    """What one process does."""
-    import torch.distributed as dist
-
-    from agentrl.training.jit_locks import clear_stale_locks
-    from agentrl.training.loop import fit
-    from agentrl.training.ranks import DeepSpeedRanks
-    from agentrl.training.rows import TrainingRows
-    from agentrl.training.step import Trainer
-
-    folder = job_file.parent
-    job = TrainingJob.model_validate_json(job_file.read_text())
-    rows = TrainingRows.open(folder / "rows.arrow")
-    if os.environ.get("LOCAL_RANK") == "0":
-        for said in clear_stale_locks(shared=job.deepspeed.hostfile is not None):
-            print(NOTE + said, flush=True)
-    policy = _policy(job, folder)
-    trainer = Trainer(
-        policy, job.objective, job.optimizer, job.steps, lambda policy, _: DeepSpeedRanks(policy, job), job.seed
-    )
-    backend = trainer.backend
-    assert isinstance(backend, DeepSpeedRanks)
-
-    def say(metrics: "Metrics") -> None:
-        if backend.rank == 0:
-            print(DONE + json.dumps(metrics), flush=True)
-
-    history = fit(trainer, rows, job.batch, job.seed, folder / "checkpoints", say, job.checkpoint_every)
-    backend.export(folder / "model")
-    if backend.rank == 0:
-        pq.write_table(pa.Table.from_pylist(history), folder / "metrics.parquet")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _policy(job: TrainingJob, folder: Path) -> "Policy":
-    """The model that the job starts from. If nobody looked at it before, its tokenizer is compared with that of the
-    rows, and the first process says how its messages become tokens.
-
-    Raises TrainingError if there is no model, if no dialect fits it, or if its tokenizer is another one.
-    """
-    from agentrl.models.policy import Policy
-    from agentrl.training.batch import TrainingError
-
-    try:
-        policy = Policy.load(job.start or folder / "start")
-        if job.made_by is None:
-            return policy
-        tokenizer, row = job.made_by
-        if wrong := policy.wrote(row, tokenizer):
-            raise TrainingError(wrong)
-        if os.environ["RANK"] == "0":
-            _tell_dialect(policy)
-    except ValueError as error:
-        raise TrainingError(str(error)) from error
-    return policy
-
-
-def _tell_dialect(policy: "Policy") -> None:
-    with warnings.catch_warnings(record=True) as remarks:
-        warnings.simplefilter("always")
-        said = {"dialect": policy.codec.dialect, "dialect_source": policy.codec.source}
-    for remark in remarks:
-        print(NOTE + str(remark.message), flush=True)
-    print(DIALECT + json.dumps(said), flush=True)
-
-
-def run_or_say(job: Path) -> None:
-    """:func:`run`; a TrainingError is said in one line."""
-    from agentrl.training.batch import TrainingError
-
-    try:
-        run(job)
-    except TrainingError as error:
-        print(FAILED + str(error), flush=True)
-        sys.exit(1)
+def main(run: Callable[[Path], None], modules: Sequence[str] = ()) -> None:
+    """Run a job in ranks that are forked from this process, or in this one if DeepSpeed's launcher started it, by the
+    arguments of the command line. ``modules`` are what ranks import besides."""
+    if sys.argv[1] == "--ranks":
+        fork_ranks(int(sys.argv[2]), run, modules)
+    else:  # DeepSpeed's launcher adds --local_rank, which is also in the environment
+        run_or_say(Path(next(argument for argument in sys.argv[1:] if not argument.startswith("--"))), run)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--ranks":
-        fork_ranks(int(sys.argv[2]))
-    else:  # DeepSpeed's launcher adds --local_rank, which is also in the environment
-        run_or_say(Path(next(argument for argument in sys.argv[1:] if not argument.startswith("--"))))
+    main(run)

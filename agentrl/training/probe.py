@@ -3,13 +3,15 @@ matrix, and pack rows over prefixes; some families scale, cap or route in ways t
 checked by :mod:`agentrl.engines.check`."""
 
 import warnings
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from agentrl.engines.check import gap, own_logprobs, probe_rows, tolerance
 from agentrl.models.policy import Policy
-from agentrl.training.batch import collate
+from agentrl.training.backend import Backend
+from agentrl.training.batch import TrainingError, collate
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.packing import can_pack, packed
 from agentrl.training.rows import TrainingRows
@@ -31,6 +33,17 @@ def needs_plain_pass(policy: Policy) -> bool:
                 stacklevel=2,
             )
     return policy.plain
+
+
+def plain_pass(policy: Policy, backend: Backend) -> bool:
+    """The same on a backend. Raises TrainingError if it is one on which ranks could not take turns row by row."""
+    plain = backend.run(partial(needs_plain_pass, policy))
+    if plain and backend.sharded and backend.world > 1:
+        raise TrainingError(
+            f"{policy.name} ({policy.model.config.model_type}) is computed row by row, and with zero: 3 all ranks must "
+            "compute equally often; use zero: 2"
+        )
+    return plain
 
 
 @torch.no_grad()

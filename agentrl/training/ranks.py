@@ -1,61 +1,92 @@
-"""Training spread over processes, through DeepSpeed."""
+"""A model spread over processes, through DeepSpeed."""
 
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.models.policy import Policy
-from agentrl.training.batch import Batch
-from agentrl.training.job import TrainingJob
-from agentrl.training.logprobs import token_logprobs
-from agentrl.training.lora import merge_lora
+from agentrl.training.backend import Result
+from agentrl.training.checkpoint import sync
+from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig, parameter_groups
 
+LATEST = "latest"
+"""The file of a folder of checkpoints that names the newest whole one."""
 
-class _Logprobs(torch.nn.Module):
-    """The model as DeepSpeed wraps it: its forward pass is :func:`agentrl.training.logprobs.token_logprobs`."""
 
-    def __init__(self, policy: Policy) -> None:
+def join_ranks() -> None:
+    """Choose this process's device, before anything is allocated, and join the other ranks."""
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    # no operator is built for reductions in shared memory: they serve inference alone, and building takes a minute
+    deepspeed.ops.__compatible_ops__ = {}
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
+
+
+class _Work(torch.nn.Module):
+    """The model as DeepSpeed wraps it: its forward pass is whatever is to be computed with the model."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
-        self.model: Any = policy.model
-        self.policy = policy
+        self.model = model
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        with self.policy.autocast():
-            return token_logprobs(self.model, batch.input_ids, batch.mask, batch.packing, bool(self.policy.plain))
+    def forward(self, work: Callable[[], Result]) -> Result:
+        return work()
 
 
 class DeepSpeedRanks:
-    """This process's share of the micro batches, in a DeepSpeed engine; see
-    :class:`agentrl.training.step.Backend`. DeepSpeed clips the gradients. Weights are float32 and products are in the
-    policy's precision, as in one process. DeepSpeed's own bf16 would cast the whole model, unlike the reference."""
+    """This process's part of a model, in a DeepSpeed engine; without ``config`` it is only computed. See
+    :class:`agentrl.training.backend.Backend`.
+
+    DeepSpeed clips the gradients. Weights are float32 and products are in the policy's precision, as in one process.
+    DeepSpeed's own bf16 would cast the whole model, unlike the reference.
+    """
 
     keeps_weights = False
 
-    def __init__(self, policy: Policy, job: TrainingJob) -> None:
+    def __init__(self, model: torch.nn.Module, config: OptimizerConfig | None, spread: DeepSpeed) -> None:
         import deepspeed
 
-        # no operator is built for reductions in shared memory: they serve inference alone, and building takes a minute
-        deepspeed.ops.__compatible_ops__ = {}
-        self.policy = policy
-        trained = parameter_groups(policy.model, job.optimizer.weight_decay)
-        self.model, *_ = deepspeed.initialize(
-            model=_Logprobs(policy), model_parameters=trained, config=job.deepspeed_config()
-        )
-        self.device: torch.device = self.model.device
+        self.model = model
+        self.sharded = spread.zero == 3
+        groups = parameter_groups(model, config.weight_decay) if config else None
+        self._engine: Any = _Work(model)  # without optimiser and shards, there is nothing to do for DeepSpeed
+        if config or self.sharded:
+            settings = spread.settings(config)
+            self._engine, *_ = deepspeed.initialize(model=self._engine, model_parameters=groups, config=settings)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else _CPU
 
-    def forward(self, batch: Batch, config: OptimizerConfig) -> tuple[Tensor, Tensor]:
-        return self.model(batch)
+    def run(self, work: Callable[[], Result]) -> Result:
+        result: Result = self._engine(work)
+        return result
+
+    def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        import deepspeed
+
+        gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(parameters))
+        return gathered
+
+    def collected(self, found: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        parts: list[Any] = [None] * self.world
+        dist.all_gather_object(parts, found)
+        return {number: values for part in parts for number, values in part.items()}
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        self.model.set_gradient_accumulation_boundary(last)
-        self.model.backward(loss * self.world)  # DeepSpeed averages gradients over ranks; the sum is wanted
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss * self.world)  # DeepSpeed averages gradients over ranks; the sum is wanted
         if not last:
-            self.model.step()  # counts the micro batch without an update
+            self._engine.step()  # counts the micro batch without an update
 
     def total(self, metrics: dict[str, float]) -> dict[str, float]:
         names = sorted(metrics)
@@ -64,28 +95,51 @@ class DeepSpeedRanks:
         return dict(zip(names, values.tolist(), strict=True))
 
     def update(self, lr: float, config: OptimizerConfig) -> float:
-        for group in self.model.optimizer.param_groups:
+        for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
-        self.model.step()
-        return float(self.model.get_global_grad_norm() or 0.0)
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm() or 0.0)
 
     def discard(self) -> None:
-        self.model.zero_grad()
+        self._engine.zero_grad()
 
-    def save(self, path: Path, progress: dict[str, Any]) -> None:
-        self.model.save_checkpoint(str(path), client_state=progress)
+    # -- checkpoints: a folder for each, in which every rank writes its own part, and a file that names the newest
 
-    def load(self, path: Path) -> dict[str, Any] | None:
-        if not (path / "latest").exists():
-            return None
-        return self.model.load_checkpoint(str(path))[1]
-
-    def export(self, path: Path) -> None:
-        """Gather sharded weights, merge adapters into them, and write a plain model folder. No training may follow."""
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(list(self.policy.model.parameters()), modifier_rank=0):
-            if self.rank == 0:
-                merge_lora(self.policy)
-                self.policy.save(path)
+    def save(self, path: Path, progress: dict[str, Any], beside: "DeepSpeedRanks | None" = None) -> None:
+        tag = f"step-{progress['done']}"
+        before = _latest(path)
+        if before == tag:  # nothing is written over a checkpoint that may be needed
+            tag = f"{tag}-again"
+        for name, backend in (("model", self), ("beside", beside)):
+            if backend:
+                state = progress if backend is self else {}
+                backend._engine.save_checkpoint(str(path / tag), name, state, False, exclude_frozen_parameters=False)
         dist.barrier()
+        if self.rank == 0:
+            for file in (path / tag).rglob("*"):
+                sync(file)
+            partial = path / f"{LATEST}.partial"
+            partial.write_text(tag)
+            os.replace(partial, path / LATEST)
+            sync(path)
+            for other in path.iterdir():
+                if other.is_dir() and other.name not in (tag, before):
+                    shutil.rmtree(other)
+        dist.barrier()
+
+    def load(self, path: Path, beside: "DeepSpeedRanks | None" = None) -> dict[str, Any] | None:
+        tag = _latest(path)
+        if tag is None:
+            return None
+        progress: dict[str, Any] = self._engine.load_checkpoint(str(path / tag), "model")[1]
+        if beside:
+            beside._engine.load_checkpoint(str(path / tag), "beside")
+        return progress
+
+
+_CPU = torch.device("cpu")
+
+
+def _latest(path: Path) -> str | None:
+    file = path / LATEST
+    return file.read_text() if file.exists() else None

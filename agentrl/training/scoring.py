@@ -1,34 +1,77 @@
 """Log-probabilities of training rows under a policy, without training."""
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from agentrl.models.policy import Policy
-from agentrl.training.batch import check_rows, collate, micro_batches
+from agentrl.training.backend import Backend, OneProcess
+from agentrl.training.batch import Batch, check_rows, collate, micro_batches
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.packing import can_pack, packed
-from agentrl.training.probe import needs_plain_pass
+from agentrl.training.probe import plain_pass
 from agentrl.training.rows import TrainingRows, nested
 
 
-@torch.no_grad()
-def batch_logprobs(policy: Policy, rows: TrainingRows, micro_tokens: int = 8192) -> list[np.ndarray]:
+@dataclass(frozen=True)
+class Passes:
+    """Passes of a model over micro batches, without training: each rank computes its share of them. Those of the
+    policy are ``packed`` over prefixes."""
+
+    backend: Backend
+    model: Any
+    micro_tokens: int
+    packed: bool
+
+    @torch.no_grad()
+    def by_row(
+        self, rows: TrainingRows, groups: Sequence[Sequence[int]], work: Callable[[Batch], Tensor]
+    ) -> list[np.ndarray]:
+        """What ``work`` finds for each row's tokens, [tokens] in float32, in order, on all ranks. It gives [rows,
+        tokens] for a batch. ``groups`` holds the rows that stay together, by position."""
+        parts = list(micro_batches(rows, groups, self.micro_tokens))
+        rank, world = self.backend.rank, self.backend.world
+        lengths = np.diff(rows.lists("input_ids")[0])
+        found: dict[int, np.ndarray] = {}
+        with packed(self.model, self.packed):
+            for number in range(rank, world * math.ceil(len(parts) / world), world):
+                # all ranks must take part in every round: one without a part left computes one that does not count
+                part = parts[number] if number < len(parts) else parts[0][:2]
+                batch = collate(rows.take(part), self.packed).to(self.backend.device)
+                values = self.backend.run(partial(work, batch)).float().cpu().numpy()
+                if number < len(parts):
+                    for row, one in zip(part, values, strict=True):
+                        found[row] = one[: lengths[row]].copy()  # not a view, which would keep the padded batch
+        found = self.backend.collected(found)
+        return [found[row] for row in range(len(rows))]
+
+
+def batch_logprobs(
+    policy: Policy, rows: TrainingRows, micro_tokens: int = 8192, backend: Backend | None = None
+) -> list[np.ndarray]:
     """Log-probabilities under ``policy`` of each row's tokens, [tokens] in float32, in order; 0 for tokens whose mask
-    is false."""
+    is false. Without a ``backend``, the policy's model is whole in this process."""
     model = policy.model.eval()
-    plain = needs_plain_pass(policy)
-    packs = can_pack(model) and not plain
-    lengths = np.diff(rows.lists("input_ids")[0])
-    filled: dict[int, np.ndarray] = {}
-    with policy.autocast(), packed(model, packs):
-        for part in micro_batches(rows, [[row] for row in range(len(rows))], micro_tokens):
-            batch = collate(rows.take(part), packs).to(model.device)
-            logprobs: Tensor = token_logprobs(model, batch.input_ids, batch.mask, batch.packing, plain)[0].cpu()
-            for row, values in zip(part, logprobs.float().numpy(), strict=True):
-                filled[row] = values[: lengths[row]].copy()  # not a view, which would keep the padded batch
-    return [filled[row] for row in range(len(rows))]
+    backend = backend or OneProcess(model)
+    plain = plain_pass(policy, backend)
+
+    def logprobs(batch: Batch) -> Tensor:
+        with policy.autocast():
+            return token_logprobs(model, batch.input_ids, batch.mask, batch.packing, plain)[0]
+
+    return Passes(backend, model, micro_tokens, can_pack(model) and not plain).by_row(rows, alone(rows), logprobs)
+
+
+def alone(rows: TrainingRows) -> list[list[int]]:
+    """Each row by itself, as a group of rows."""
+    return [[row] for row in range(len(rows))]
 
 
 def reference_logprobs(policy: Policy, batch: pa.RecordBatch, micro_tokens: int = 8192) -> pa.RecordBatch:

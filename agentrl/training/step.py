@@ -1,9 +1,11 @@
 """One optimiser step over training rows, by any algorithm, in one process or spread over ranks."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,55 +13,17 @@ from torch import Tensor
 
 from agentrl.algorithms.base import Objective
 from agentrl.models.policy import Policy
-from agentrl.training.backend import OneProcess
+from agentrl.training.backend import Backend, OneProcess
 from agentrl.training.batch import Batch, TrainingError, collate, micro_batches, units
+from agentrl.training.logprobs import token_logprobs
 from agentrl.training.lora import add_lora
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.packing import can_pack, packed
-from agentrl.training.probe import needs_plain_pass
+from agentrl.training.probe import plain_pass
 from agentrl.training.rows import TrainingRows, nested
+from agentrl.training.scoring import Passes
 
 Metrics = dict[str, float]
-
-
-class Backend(Protocol):
-    """What differs between one process and many ranks. Rank ``rank`` of ``world`` computes every ``world``-th micro
-    batch. ``model`` is what is set to training mode. ``keeps_weights`` is true if a step that is refused leaves the
-    weights as they were."""
-
-    rank: int
-    world: int
-    device: torch.device
-    model: torch.nn.Module
-    keeps_weights: bool
-
-    def forward(self, batch: Batch, config: OptimizerConfig) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of a batch, both [rows, tokens]."""
-        ...
-
-    def backward(self, loss: Tensor, last: bool) -> None:
-        """Add the gradients of a loss, summed over ranks. ``last`` is true for the last micro batch of a step."""
-        ...
-
-    def total(self, metrics: Metrics) -> Metrics:
-        """Metrics summed over ranks."""
-        ...
-
-    def update(self, lr: float, config: OptimizerConfig) -> float:
-        """Clip the gradients, take the optimiser step and forget the gradients. Returns their norm before clipping."""
-        ...
-
-    def discard(self) -> None:
-        """Forget the gradients."""
-        ...
-
-    def save(self, path: Path, progress: dict[str, Any]) -> None:
-        """Write a checkpoint: ``progress``, weights and optimiser."""
-        ...
-
-    def load(self, path: Path) -> dict[str, Any] | None:
-        """Go back to a checkpoint and return its ``progress``; None if there is no checkpoint."""
-        ...
 
 
 class Trainer:
@@ -72,7 +36,7 @@ class Trainer:
         objective: Objective,
         config: OptimizerConfig,
         total: int,
-        backend: Callable[[Policy, OptimizerConfig], Backend] = OneProcess,
+        backend: Callable[[torch.nn.Module, OptimizerConfig], Backend] = OneProcess,
         seed: int = 0,
     ) -> None:
         self.policy = policy
@@ -80,14 +44,23 @@ class Trainer:
         self.config = config
         self.total = total
         self.done = 0
+        self.micro_tokens = config.micro_tokens
         policy.prepare(config.precision)
-        plain = needs_plain_pass(policy)
         if config.lora:
             add_lora(policy, config.lora, seed)
         if config.gradient_checkpointing:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.packs = can_pack(policy.model) and not plain
-        self.backend = backend(policy, config)
+        self.backend = backend(policy.model, config)
+        self.plain = plain_pass(policy, self.backend)
+        self.packs = can_pack(policy.model) and not self.plain
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of a batch on the backend's device, both [rows, tokens]."""
+        return self.backend.run(partial(self._forward, batch))
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        with self.policy.autocast():
+            return token_logprobs(self.policy.model, batch.input_ids, batch.mask, batch.packing, self.plain)
 
     def step(self, rows: TrainingRows, lr_scale: float = 1.0, place: int | None = None) -> Metrics:
         """One optimiser step over all ``rows``. Gradients accumulate over micro batches, which changes no result.
@@ -110,13 +83,36 @@ class Trainer:
         return {**metrics, "grad_norm": norm, "lr": lr}
 
     def gradients(self, rows: TrainingRows) -> Metrics:
-        """Compute the gradients of one step over ``rows``, leave them on the parameters, and return the metrics.
+        """Compute the gradients of one step over ``rows``, leave them on the parameters, and return the metrics. If
+        memory does not suffice in one process, micro batches are halved from then on, with a warning.
 
-        Raises TrainingError if no token can be trained on.
+        Raises TrainingError if no token can be trained on, or if micro batches cannot be smaller, and OutOfMemoryError
+        on ranks, which have to begin again together.
         """
-        self.backend.model.train()
+        while True:
+            try:
+                return self._gradients(rows)
+            except torch.OutOfMemoryError as error:
+                self.backend.discard()
+                why = str(error).partition("\n")[0][:160]
+                if sum(1 for _ in micro_batches(rows, units(rows), self.micro_tokens)) == len(units(rows)):
+                    raise TrainingError(
+                        f"step {self.done}: one row alone does not fit into memory ({why}); set "
+                        "optimizer.gradient_checkpointing, shard the model (deepspeed.zero: 3), or use shorter rows",
+                        rows,
+                    ) from None
+                if self.backend.world > 1:  # the other ranks wait for this one
+                    raise
+                self.micro_tokens //= 2
+                warnings.warn(
+                    f"step {self.done} ran out of memory ({why}); micro batches have {self.micro_tokens} tokens from "
+                    "now on, which changes no result: set optimizer.micro_tokens to it",
+                    stacklevel=2,
+                )
+
+    def _gradients(self, rows: TrainingRows) -> Metrics:
         _without_noise(self.policy.model)
-        parts = list(micro_batches(rows, units(rows), self.config.micro_tokens))
+        parts = list(micro_batches(rows, units(rows), self.micro_tokens))
         rank, world = self.backend.rank, self.backend.world
         rounds = math.ceil(len(parts) / world)
         mine = [collate(rows.take(part), self.packs) for part in parts[rank::world]]
@@ -135,7 +131,7 @@ class Trainer:
             )
             for place, batch in enumerate(self._on_device(mine + spare)):
                 share = float(place < len(mine))
-                logprobs, entropy = self.backend.forward(batch, self.config)
+                logprobs, entropy = self.forward(batch)
                 total, parted = self.objective.loss(logprobs, entropy, batch, baseline)
                 self.backend.backward(total / count * share, last=place == rounds - 1)
                 for name, value in {"loss": total.item(), **parted}.items():
@@ -159,42 +155,36 @@ class Trainer:
         """Sum over the rows of the step of the objective's log-ratio of policy to reference."""
         total = 0.0
         for place, batch in enumerate(self._on_device([*mine, *spare])):
-            logprobs, _ = self.backend.forward(batch, self.config)
+            logprobs, _ = self.forward(batch)
             if place < len(mine):
                 total += self.objective.logratio(logprobs, batch).sum().item()
         return self.backend.total({"baseline": total})["baseline"]
 
-    @torch.no_grad()
     def anchored(self, rows: TrainingRows) -> TrainingRows:
         """The rows, in order, with log-probs of the policy as it is, from the very passes that :meth:`gradients` makes
         over them. A pass over other batches, or the sampler's, differs by rounding: in bfloat16 by more than the
         bounds of some ratios."""
         _without_noise(self.policy.model)
-        offsets, _ = rows.lists("input_ids")
-        found = np.zeros(offsets[-1], np.float32)
-        with packed(self.policy.model, self.packs):
-            for part in micro_batches(rows, units(rows), self.config.micro_tokens):
-                batch = collate(rows.take(part), self.packs).to(self.backend.device)
-                logprobs, _ = self.backend.forward(batch, self.config)
-                for row, values in zip(part, logprobs.float().cpu().numpy(), strict=True):
-                    found[offsets[row] : offsets[row + 1]] = values[: offsets[row + 1] - offsets[row]]
-        table = rows.table()
+        passes = Passes(self.backend, self.policy.model, self.micro_tokens, self.packs)
+        found = passes.by_row(rows, units(rows), lambda batch: self._forward(batch)[0])
+        table, offsets = rows.table(), rows.lists("input_ids")[0]
         place = table.schema.get_field_index("logprobs")
-        return TrainingRows.of_table(table.set_column(place, "logprobs", nested(offsets, found, "logprobs")))
+        column = nested(offsets, np.concatenate(found), "logprobs")
+        return TrainingRows.of_table(table.set_column(place, "logprobs", column))
 
     def _on_device(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         for batch in batches:
             yield batch.to(self.backend.device)
 
-    def save(self, path: Path, progress: dict[str, Any]) -> None:
+    def save(self, path: Path, progress: dict[str, Any], beside: Backend | None = None) -> None:
         """Write a checkpoint from which :meth:`load` goes on as if nothing had happened; ``progress`` is the caller's
-        part of it."""
-        self.backend.save(path, {**progress, "done": self.done})
+        part of it, and ``beside`` a model that is trained with this one."""
+        self.backend.save(path, {**progress, "done": self.done}, beside)
 
-    def load(self, path: Path) -> dict[str, Any] | None:
+    def load(self, path: Path, beside: Backend | None = None) -> dict[str, Any] | None:
         """Go back to the newest checkpoint that can be read, and return its ``progress``. If there is none, nothing is
         changed, and None is returned."""
-        progress = self.backend.load(path)
+        progress = self.backend.load(path, beside)
         if progress is not None:
             self.done = progress["done"]
         return progress

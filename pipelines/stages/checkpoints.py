@@ -1,7 +1,6 @@
 """What an online stage keeps while it runs: states from which a run of more iterations goes on, and the policy that did
 best on the tasks of ``dev``."""
 
-import copy
 import json
 import shutil
 import warnings
@@ -98,10 +97,10 @@ class Keeper:
             )
             return None
         copied = self.context.scratch / "continued.pt"
-        shutil.copyfile(path, copied)
+        _copy(path, copied)
         state = self._take_over(one, at, self.loop.restore(copied))
         self.loop.save(self.resume, state)
-        copied.unlink()
+        _remove(copied)
         self.context.metrics["continued_from"] = f"{one.name} at iteration {at}"
         warnings.warn(f"goes on from iteration {at} of {differs}; tasks are drawn in the same order", stacklevel=3)
         return state
@@ -126,7 +125,7 @@ class Keeper:
             shutil.copytree(one.open("model").path, folder, dirs_exist_ok=True)
         for path in sorted(one.open("checkpoints").path.glob("*.pt")):
             if int(path.stem) <= at and self._is_kept(int(path.stem)):
-                shutil.copyfile(path, self.states / path.name)
+                _copy(path, self.states / path.name)
         steps, tickets = one.open("steps").table(), one.open("coverage").table()
         return replace(
             state,
@@ -147,9 +146,9 @@ class Keeper:
             # without the ids of rollouts, which differ from run to run; they are in the table of steps
             self.loop.save(self.states / f"{done:06d}.pt", replace(state, steps=[], tickets=[]))
             for old in sorted(self.states.glob("*.pt"))[: -self.config.last]:
-                old.unlink()
+                _remove(old)
             for old in self.states.glob("*.previous"):
-                old.unlink()
+                _remove(old)
 
     def _is_kept(self, done: int) -> bool:
         """Whether the state after so many iterations is one to keep."""
@@ -177,13 +176,7 @@ class Keeper:
         return self.context.scratch / f"policy-{iteration}"
 
     def _save_model(self, folder: Path) -> None:
-        from agentrl.training.lora import merge_lora
-
-        policy = self.learner.policy
-        if self.learner.trainer.config.lora:
-            policy = replace(policy, model=copy.deepcopy(policy.model))
-            merge_lora(policy)
-        policy.save(folder)
+        self.learner.models.export(folder)
         sync_tree(folder)
 
     def checkpoint(self, state: "OnlineState") -> None:
@@ -203,8 +196,6 @@ class Keeper:
 
     def model(self, state: "OnlineState") -> Model:
         """The policy that the stage puts out. The metrics say of which iteration it is, if that was judged."""
-        from agentrl.training.lora import merge_lora
-
         best = _best(state.metrics)
         if best is not None:
             self.context.metrics["best_iteration"] = best
@@ -212,18 +203,32 @@ class Keeper:
         if self.config.keep == "best":
             folder = self._folder(best)
             return self.context.model(lambda path: shutil.copytree(folder, path, dirs_exist_ok=True))
-        merge_lora(self.learner.policy)
-        return self.context.model(self.learner.policy.save)
+        return self.context.model(self.learner.models.export)
 
     def folder(self) -> Folder:
         """The states that are kept, and a list of their iterations."""
 
         def write(path: Path) -> None:
             for state in self.states.glob("*.pt"):  # a kill can leave part of another one
-                shutil.copyfile(state, path / state.name)
+                _copy(state, path / state.name)
             (path / "iterations.json").write_text(json.dumps(sorted(int(one.stem) for one in path.glob("*.pt"))))
 
         return self.context.files(write, "checkpoints")
+
+
+def _copy(state: Path, to: Path) -> None:
+    """Copy a state, which is a file, or a folder if it is that of ranks."""
+    if state.is_dir():
+        shutil.copytree(state, to, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(state, to)
+
+
+def _remove(state: Path) -> None:
+    if state.is_dir():
+        shutil.rmtree(state)
+    else:
+        state.unlink()
 
 
 def number_of(trajectory_id: str) -> int:

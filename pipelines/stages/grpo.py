@@ -17,23 +17,26 @@ from pydantic import Field, model_validator
 from agentrl.algorithms import PolicyGradientAlgorithm
 from agentrl.algorithms.grpo import GRPO
 from agentrl.engines import TokenEngineChoice
-from agentrl.engines.configs import DEFAULT_ENGINE
+from agentrl.engines.configs import DEFAULT_ENGINE, VLLMConfig
 from agentrl.online import coverage
 from agentrl.online.tickets import Tickets, check
 from agentrl.rewards import Rewards
 from agentrl.rollouts.limits import Limits
+from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.trackers import Tracker
 from pipelines.handles import Folder, Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.budget import TokenLimits, check_room
-from pipelines.stages.checkpoints import Checkpoints, Keeper, number_of
+from pipelines.stages.checkpoints import BATCHES, Checkpoints, Keeper, number_of
 from pipelines.stages.common import REWARDS, count, load_policy, rollout_runner, warn_of_splits
 from pipelines.stages.online_log import OnlineLog
 from pipelines.stages.outcomes import ENDS, MOST, warn_of_shares
 
 if TYPE_CHECKING:
+    from agentrl.models.policy import Policy
     from agentrl.online.loop import OnlineLoop, OnlineStep
+    from agentrl.online.ranks import ModelsOnRanks
 
 
 SHOWN = ("grad_norm", "reference_kl", "behaviour_kl")
@@ -65,6 +68,9 @@ class OnlineConfig(TokenLimits):
         description="greatest age in versions of rollouts that are trained on: more than ahead, or 0 (synchronous)",
     )
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-6)
+    deepspeed: DeepSpeed | None = Field(
+        None, description="train on ranks, to which batches go as files, and from which weights come back; None: here"
+    )
     track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
     rewards: Rewards = Field([], description=REWARDS)
     engine: TokenEngineChoice = Field(DEFAULT_ENGINE, description="what samples; it needs token ids and log-probs")
@@ -119,29 +125,58 @@ def _loop(
     from agentrl.online.learner import Learner
     from agentrl.online.loop import OnlineLoop
 
-    policy, rows, judged = load_policy(model), tasks.read(), dev.read() if dev else []
+    rows, judged = tasks.read(), dev.read() if dev else []
     warn_of_splits(Counter(task.split for task in rows), "tasks")
-    sampling = config.sampling(policy)
-    learner = Learner(
-        policy,
-        config.algorithm,
-        config.optimizer,
-        iterations=config.iterations,
-        samples=config.samples,
-        seed=context.seed,
+    with _policy(context, config, model) as (policy, models):
+        sampling = config.sampling(policy)
+        learner = Learner(
+            policy,
+            config.algorithm,
+            config.optimizer,
+            iterations=config.iterations,
+            samples=config.samples,
+            seed=context.seed,
+            updates=config.updates,
+            models=models,
+        )
+        spare = config.algorithm.resample * config.tasks
+        tickets = Tickets(config.tasks, config.iterations, config.ahead, config.max_staleness, spare)
+        changes = tickets.overlaps and not models  # the model that samples would be trained meanwhile
+        own = replace(policy, model=copy.deepcopy(policy.model)) if changes else None
+        shown = rows + judged
+        with rollout_runner(
+            context, policy, shown, sampling, config.engine, config.limits, config.rewards, report=False, sampler=own
+        ) as runner:
+            check_room(policy, runner, shown)
+            log = OnlineLog(context)
+            with OnlineLoop(runner, learner, rows, tickets, log, context.trajectory_id) as loop:
+                yield loop, Keeper(context, config.checkpoints, loop, judged)
+
+
+@contextmanager
+def _policy(context: Context, config: OnlineConfig, model: Model) -> "Iterator[tuple[Policy, ModelsOnRanks | None]]":
+    """The policy, and the models on ranks, if there are some. Then this process has the model that the embedded engine
+    samples with, and none for servers."""
+    if config.deepspeed is None:
+        yield load_policy(model), None
+        return
+    from agentrl.models.policy import Policy
+    from agentrl.online.ranks import ModelsOnRanks
+    from agentrl.training.job import TrainingJob
+
+    job = TrainingJob(
+        objective=config.algorithm,
+        optimizer=config.optimizer,
+        deepspeed=config.deepspeed,
+        steps=config.iterations * config.updates,
         updates=config.updates,
+        seed=context.seed,
+        start=str(model.path.absolute()),
     )
-    spare = config.algorithm.resample * config.tasks
-    tickets = Tickets(config.tasks, config.iterations, config.ahead, config.max_staleness, spare)
-    own = replace(policy, model=copy.deepcopy(policy.model)) if tickets.overlaps else None
-    shown = rows + judged
-    with rollout_runner(
-        context, policy, shown, sampling, config.engine, config.limits, config.rewards, report=False, sampler=own
-    ) as runner:
-        check_room(policy, runner, shown)
-        log = OnlineLog(context)
-        with OnlineLoop(runner, learner, rows, tickets, log, context.trajectory_id) as loop:
-            yield loop, Keeper(context, config.checkpoints, loop, judged)
+    served = isinstance(config.engine, VLLMConfig)
+    policy = Policy.without_weights(model.path, model.name) if served else load_policy(model)
+    with ModelsOnRanks(policy, job, context.scratch / "job", context.scratch / BATCHES) as models:
+        yield policy, models
 
 
 def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None) -> Online:

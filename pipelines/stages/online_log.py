@@ -58,13 +58,12 @@ class OnlineLog:
             self._path(row.trajectory_id).unlink(missing_ok=True)
 
     def recorded(self, iteration: int) -> "Recorded | None":
-        from agentrl.online.recorded import Recorded
+        from agentrl.online.recorded import Recorded, file_of
 
-        path = self._file(iteration)
+        path = file_of(self.batches, iteration)
         return Recorded.read(path) if path.exists() else None
 
     def record(self, made: "Recorded") -> None:
-        made.write(self._file(made.iteration))
+        from agentrl.online.recorded import file_of
 
-    def _file(self, iteration: int) -> Path:
-        return self.batches / f"{iteration:06d}.parquet"
+        made.write(file_of(self.batches, made.iteration))

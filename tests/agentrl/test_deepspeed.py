@@ -139,15 +139,17 @@ def test_a_failing_job_says_why(tmp_path: Path) -> None:
 
 
 def test_the_config_and_the_command_carry_the_settings(tmp_path: Path) -> None:
-    spread = DeepSpeed(zero=3, processes=4, offload_optimizer="cpu", offload_parameters="nvme", extra={"wall_clock": 1})
+    extra = {"wall_clock": 1, "zero_optimization": {"offload_param": {"nvme_path": "/fast"}, "sub_group_size": 5}}
+    spread = DeepSpeed(zero=3, processes=4, offload_optimizer="cpu", offload_parameters="nvme", extra=extra)
     job = TrainingJob(objective=GRPO(), optimizer=OPTIMIZER, deepspeed=spread, steps=1, batch=1, seed=0)
-    config = job.deepspeed_config()
-    assert config["zero_optimization"] == {
-        "stage": 3,
-        "offload_optimizer": {"device": "cpu"},
-        "offload_param": {"device": "nvme"},
-    }
+    config = spread.settings(OPTIMIZER)
+    zero = config["zero_optimization"]
+    assert (zero["stage"], zero["sub_group_size"]) == (3, 5)
+    assert zero["offload_optimizer"] == {"device": "cpu"}
+    assert zero["offload_param"] == {"device": "nvme", "nvme_path": "/fast"}
     assert config["wall_clock"] == 1
+    assert config["optimizer"]["params"]["lr"] == OPTIMIZER.lr
+    assert "optimizer" not in spread.settings(None)
     assert command(spread)[-3:] == ["agentrl.training.launch", "--ranks", "4"]
     many = spread.model_copy(update={"hostfile": "hosts"})
     assert "--hostfile hosts --num_gpus 4 --module agentrl.training.launch" in " ".join(

@@ -158,7 +158,7 @@ def test_kto_normalises_its_baseline_too() -> None:
     policy = small_policy()
     trainer = Trainer(policy, KTO(length_normalized=True), OptimizerConfig(), 1)
     with torch.no_grad():
-        logprobs, _ = trainer.backend.forward(batch, trainer.config)
+        logprobs, _ = trainer.forward(batch)
     ratios = ((logprobs - batch.ref_logprobs) * batch.mask).sum(-1) / batch.mask.sum(-1)
     assert trainer._baseline([batch], []) == pytest.approx(ratios.sum().item(), rel=1e-4)
     assert KTO().logratio(logprobs, batch) == pytest.approx((ratios * batch.mask.sum(-1)).numpy(), rel=1e-4)
@@ -173,7 +173,7 @@ def test_metrics_are_means_over_action_tokens(algorithm: Objective, micro_tokens
     )
     batch = collate(TrainingRows.of(rows))
     policy = small_policy()
-    logprobs, _ = Trainer(policy, algorithm, OptimizerConfig(), 1).backend.forward(batch, OptimizerConfig())
+    logprobs, _ = Trainer(policy, algorithm, OptimizerConfig(), 1).forward(batch)
     log_ratio = (logprobs - batch.logprobs).detach()
     kl = ((log_ratio.exp() - 1 - log_ratio) * batch.mask).sum() / batch.mask.sum()
     assert metrics["behaviour_kl"] == pytest.approx(kl.item(), rel=1e-4)

@@ -1,6 +1,7 @@
 """The training loop: accumulation, resume, masks, and data that it refuses."""
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pyarrow.parquet as pq
 import pytest
@@ -193,3 +194,37 @@ def test_a_rank_builds_no_micro_batch_of_another_rank(monkeypatch: pytest.Monkey
     config = OptimizerConfig(micro_tokens=1)  # a micro batch for each row
     Trainer(small_policy(), VAPO(), config, 1, SecondOfFour).gradients(TrainingRows.of(random_rows(9)))
     assert built == [1, 1, 1]  # rows 1 and 5, and one that does not count, since another rank has a third one
+
+
+class Short(OneProcess):
+    """Memory for so many tokens, padding included."""
+
+    room = 100
+    tried: ClassVar[list[int]] = []
+
+    def run(self, work: Any) -> Any:
+        if (batch := getattr(work, "args", None)) and isinstance(batch[0], Batch):
+            self.tried.append(batch[0].input_ids.numel())
+            if self.tried[-1] > self.room:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand more")
+        return super().run(work)
+
+
+def test_a_step_without_memory_halves_its_micro_batches_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Short, "tried", [])
+    rows = TrainingRows.of(random_rows(8))
+    config = OptimizerConfig(micro_tokens=400)
+    expected = Trainer(small_policy(), GRPO(), config, 2).step(rows)
+    trainer = Trainer(small_policy(), GRPO(), config, 2, Short)
+    with pytest.warns(
+        UserWarning, match=r"step 0 ran out of memory \(CUDA .* 2.00 GiB.\); micro batches have (100|200) tokens"
+    ):
+        found = trainer.step(rows)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert max(Short.tried) > 100
+    Short.tried.clear()
+    trainer.step(rows)
+    assert max(Short.tried) <= 100, "it forgot what it learnt"
+    monkeypatch.setattr(Short, "room", 5)
+    with pytest.raises(TrainingError, match=r"one row alone does not fit into memory .*gradient_checkpointing"):
+        trainer.step(rows)

@@ -1,0 +1,213 @@
+"""The models of online training on DeepSpeed ranks: what the process of the stage asks of them, and what each rank does
+(``python -m agentrl.online.ranks``)."""
+
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from agentrl.training.job import TrainingJob
+from agentrl.training.launch import NoMemoryError, Ranks, main
+from agentrl.training.orders import Orders, answer, arriving
+from agentrl.training.rank import backend_of, begin, highest_peak, load_start
+
+if TYPE_CHECKING:
+    from agentrl.models.policy import Policy
+    from agentrl.online.models import Models, Scores
+    from agentrl.online.recorded import Recorded
+    from agentrl.training.rows import TrainingRows
+
+MODULE = "agentrl.online.ranks"
+KEPT_WEIGHTS = 2
+"""Folders of weights that stay: an engine may still read the one before the newest."""
+
+ASKED, ANCHORED, SCORES = "asked.parquet", "anchored.parquet", "scores.npz"
+"""Files beside the job's, of rows that go with an order, and of what is answered."""
+
+
+class ModelsOnRanks:
+    """See :class:`agentrl.online.models.Models`. This process holds none of the models: after each update the ranks
+    write the weights as a folder, which ``policy`` names from then on, for engines to load.
+
+    ``job`` says what is trained, ``folder`` is one that all ranks read, and ``batches`` the one in which iterations are
+    recorded. Use it in ``with``, which ends the ranks. If a rank runs out of memory, all begin again at the last
+    checkpoint with smaller micro batches, and take the updates since then again. Otherwise its methods raise
+    TrainingError if the ranks fail.
+    """
+
+    def __init__(self, policy: "Policy", job: TrainingJob, folder: Path, batches: Path) -> None:
+        self.policy, self.folder, self.batches = policy, folder.absolute(), batches.absolute()
+        self.done = 0
+        self._job = job
+        self._saved: Path | None = None
+        self._since: list[Path] = []
+        self._behind = False
+        self.folder.mkdir(exist_ok=True)
+        shutil.rmtree(self.folder / "weights", ignore_errors=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ranks = Ranks(self._job.deepspeed, MODULE)
+        self._orders = Orders(self.folder / "orders", self._alive)
+        job = self._job.model_copy(update={"orders": str(self._orders.folder)})
+        self._ranks.begin(job.write(self.folder))
+
+    def _alive(self) -> None:
+        if self._ranks.said() is None:
+            raise RuntimeError("the ranks ended before they answered")
+
+    def __enter__(self) -> "ModelsOnRanks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._orders.close()
+        self._ranks.close()
+
+    # -- what is asked
+
+    def scores(self, rows: "TrainingRows") -> "Scores":
+        from agentrl.training.rows import save_rows
+
+        save_rows(self.folder / ASKED, rows)
+        self._asked("scores")
+        offsets = rows.lists("input_ids")[0]
+        with np.load(self.folder / SCORES) as flat:
+            return {name: np.split(flat[name], offsets[1:-1]) for name in flat.files}
+
+    def anchored(self, parts: "Sequence[TrainingRows]") -> "list[TrainingRows]":
+        from agentrl.online.recorded import parts_of
+        from agentrl.training.rows import step_table
+
+        pq.write_table(step_table(0, list(enumerate(parts))), self.folder / ASKED)
+        self._asked("anchored")
+        return [part for _, part in parts_of(pq.read_table(self.folder / ANCHORED))]
+
+    def update(self, made: "Recorded") -> dict[str, float]:
+        from agentrl.online.recorded import file_of
+        from agentrl.training.batch import TrainingError
+        from agentrl.training.rows import TrainingRows, step_table
+
+        batch = file_of(self.batches, made.iteration)
+        try:
+            metrics: dict[str, float] = self._asked("update", batch=str(batch))["metrics"]
+        except TrainingError as error:
+            raise TrainingError(str(error), TrainingRows.of_table(step_table(0, made.parts))) from None
+        self._since.append(batch)
+        if made.parts:
+            self._renew(self.policy.version + 1)
+        return metrics
+
+    def export(self, folder: Path) -> None:
+        self._asked("export", path=str(folder.absolute()))
+
+    def save(self, path: Path, progress: dict[str, Any]) -> None:
+        self._asked("save", path=str(path.absolute()), progress=progress)
+        self._saved, self._since = path, []
+
+    def load(self, path: Path) -> dict[str, Any] | None:
+        if not path.exists():
+            return None
+        progress: dict[str, Any] | None = self._asked("load", path=str(path.absolute()))["progress"]
+        if progress is not None:
+            self._saved, self._since = path, []
+            self._renew(progress["version"])
+        return progress
+
+    def _renew(self, version: int) -> None:
+        """Have the weights written that engines load."""
+        folder = self.folder / "weights"
+        self.policy.weights = folder / f"{version:06d}"
+        self.export(self.policy.weights)
+        for old in sorted(folder.iterdir())[:-KEPT_WEIGHTS]:
+            shutil.rmtree(old)
+
+    def _asked(self, do: str, **about: Any) -> dict[str, Any]:
+        from agentrl.training.batch import TrainingError
+
+        while True:
+            try:
+                if self._behind:
+                    self._catch_up()
+                found = self._orders.give(do, **about)
+                break
+            except NoMemoryError as error:
+                self._ranks.close()
+                error.halve(self.folder / "job.json")
+                self._job = TrainingJob.model_validate_json((self.folder / "job.json").read_text())
+                self._begin()
+                self._behind = True
+        if "error" in found:
+            raise TrainingError(found["error"])
+        self.done = found["done"]
+        return found
+
+    def _catch_up(self) -> None:
+        """Bring ranks that began again to where they were."""
+        if self._saved:
+            self._orders.give("load", path=str(self._saved.absolute()))
+        for batch in self._since:
+            self._orders.give("update", batch=str(batch))
+        self._behind = False
+
+
+# -- what each rank does
+
+
+def run(job_file: Path) -> None:
+    """Carry out orders until there are no more."""
+    import torch.distributed as dist
+
+    from agentrl.online.models import Models
+    from agentrl.training.batch import TrainingError
+
+    job = TrainingJob.model_validate_json(job_file.read_text())
+    begin(job)
+    assert job.orders is not None
+    start = partial(load_start, job, job_file.parent)
+    again = start if job.deepspeed.zero == 3 else None
+    models = Models(start(), job.objective, job.optimizer, job.steps, job.seed, job.updates, backend_of(job), again)  # type: ignore[arg-type]
+    for path, order in arriving(Path(job.orders)):
+        try:
+            about = _carried_out(models, order, job_file.parent)
+        except TrainingError as error:
+            about = {"error": str(error)}
+        dist.barrier()  # else an order could be removed before all ranks have seen it
+        if dist.get_rank() == 0:
+            answer(path, {"done": models.done, **about})
+    dist.destroy_process_group()
+
+
+def _carried_out(models: "Models", order: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What is answered to an order."""
+    from agentrl.online.recorded import Recorded, parts_of
+    from agentrl.training.rows import TrainingRows, step_table
+
+    first = models.trainer.backend.rank == 0
+    match order["do"]:
+        case "scores":
+            scores = models.scores(TrainingRows.of_table(pq.read_table(folder / ASKED)))
+            if first:
+                flat = {name: np.concatenate(values) for name, values in scores.items()}
+                np.savez(folder / SCORES, **flat)  # type: ignore[arg-type]
+        case "anchored":
+            parts = models.anchored([part for _, part in parts_of(pq.read_table(folder / ASKED))])
+            if first:
+                pq.write_table(step_table(0, list(enumerate(parts))), folder / ANCHORED)
+        case "update":
+            metrics = models.update(Recorded.read(Path(order["batch"])))
+            return {"metrics": {**metrics, "peak_gib": highest_peak(models.trainer.backend)}}
+        case "export":
+            models.export(Path(order["path"]))
+        case "save":
+            models.save(Path(order["path"]), order["progress"])
+        case "load":
+            return {"progress": models.load(Path(order["path"]))}
+    return {}
+
+
+if __name__ == "__main__":
+    main(run, ("agentrl.online.models",))

@@ -1,0 +1,123 @@
+"""A trained model as a model folder, written a shard at a time, with adapters folded in."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.models.policy import Policy
+from agentrl.training.backend import Backend
+
+SHARD_BYTES = 512 << 20
+"""The most that the process which writes holds of a model that is sharded, unless one tensor is larger."""
+
+
+def export(policy: Policy, backend: Backend, folder: Path) -> None:
+    """Write ``policy`` as a plain model folder. All ranks take part, and the first one writes; the policy stays as it
+    is, so that training may go on."""
+    if not (backend.sharded or hasattr(policy.model, "peft_config")):
+        if backend.rank == 0:
+            policy.save(folder)
+        return
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    empty = {name: torch.empty(shape, device="meta") for name, shape in _shapes(policy.model)}
+    plan = split_torch_state_dict_into_shards(_as_saved(policy.model, empty), max_shard_size=SHARD_BYTES)
+    files = plan.filename_to_tensors
+    writes = backend.rank == 0
+    if writes:
+        _begin(policy, folder)
+        if plan.is_sharded:
+            index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    ready: dict[str, Tensor] = {}
+    for name, tensor in _whole(policy.model, backend):
+        if writes:
+            ready |= _as_saved(policy.model, {name: tensor})
+            for file in [one for one, names in files.items() if all(name in ready for name in names)]:
+                _write(folder / file, {name: ready.pop(name) for name in files.pop(file)})
+    assert not ready or not writes
+
+
+def _begin(policy: Policy, folder: Path) -> None:
+    """All but the weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.safetensors*"):
+        old.unlink()
+    config = policy.model.config
+    config.architectures, config.dtype = [type(policy.model).__name__], next(policy.model.parameters()).dtype
+    config.save_pretrained(folder)
+    if policy.model.generation_config is not None:
+        policy.model.generation_config.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+
+
+def _as_saved(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same under the names that model folders have: some families are stored in other pieces."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    saved: dict[str, Tensor] = revert_weight_conversion(model, tensors)
+    return saved
+
+
+def _shapes(model: torch.nn.Module) -> Iterator[tuple[str, torch.Size]]:
+    for name, parameter, _ in _parameters(model):
+        yield name, getattr(parameter, "ds_shape", parameter.shape)
+    for name, buffer in _buffers(model):
+        yield name, buffer.shape
+
+
+@torch.no_grad()
+def _whole(model: torch.nn.Module, backend: Backend) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of the model as it is saved, one after the other."""
+    for name, parameter, adapted in _parameters(model):
+        needed = [parameter, *(one for one in adapted.parameters() if one is not parameter)] if adapted else [parameter]
+        with backend.gathered(needed):
+            value = parameter.data
+            if adapted:
+                for adapter in adapted.active_adapters:
+                    value = value + adapted.get_delta_weight(adapter).to(value.dtype)
+            value = value.to("cpu", copy=True) if backend.rank == 0 else torch.empty(0)
+        yield name, value
+    for name, buffer in _buffers(model):
+        yield name, buffer.to("cpu", copy=True)
+
+
+def _parameters(model: torch.nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """Name, parameter, and the layer that adapts it, if one does. Parameters of adapters are left out, and so are other
+    names of the same one."""
+    adapted = dict(_adapted(model))
+    for name, parameter in model.named_parameters():
+        owner, _, last = name.rpartition(".")
+        module = adapted.get(owner.removesuffix(".base_layer")) if owner.endswith(".base_layer") else None
+        if module is not None:
+            yield f"{owner.removesuffix('.base_layer')}.{last}", parameter, module if last == "weight" else None
+        elif not any(name.startswith(f"{one}.") for one in adapted):
+            yield name, parameter, None
+
+
+def _adapted(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    if not hasattr(model, "peft_config"):
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            yield name, module
+
+
+def _buffers(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Those that are saved."""
+    saved = set(model.state_dict().keys())
+    for name, buffer in model.named_buffers():
+        if name in saved:
+            yield name, buffer

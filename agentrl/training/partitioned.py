@@ -1,0 +1,129 @@
+"""Loading a model of which each rank holds only a part (ZeRO 3): a rank reads from the files what it keeps."""
+
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.models.policy import Policy, load_tokenizer
+
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Where a tensor lies in a safetensors file: row by row, from byte ``start`` on."""
+
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    def read(self, first: int, count: int) -> Tensor:
+        """``count`` values from the ``first`` one on, as if the tensor had one dimension. No other is read."""
+        with self.file.open("rb") as file:
+            file.seek(self.start + first * self.dtype.itemsize)
+            values = bytearray(count * self.dtype.itemsize)
+            if file.readinto(values) != len(values):
+                raise ValueError(f"{self.file} is cut short")
+        return torch.frombuffer(values, dtype=self.dtype)
+
+
+def load_partitioned(path: str | Path, settings: dict[str, Any]) -> Policy:
+    """The policy of a local folder, or of a name on the Hugging Face hub, in float32. No rank ever holds more than its
+    own part of it, and one module. ``settings`` are those of DeepSpeed.
+
+    If the names in the files are not those of the model's parameters, transformers loads it, whose first process then
+    reads all of it; a warning says so.
+    """
+    import deepspeed
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers.initialization import no_init_weights
+
+    folder = _local(path)
+    stored = dict(_tensors(folder))
+    with deepspeed.zero.Init(config_dict_or_path=settings), no_init_weights():
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    model.tie_weights()
+    if (folder / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    found = _matched(model, stored)
+    if isinstance(found, str) or settings["zero_optimization"].get("offload_param", {}).get("device") == "nvme":
+        why = found if isinstance(found, str) else "its parameters are offloaded to nvme"
+        warnings.warn(f"the first process reads all of {path} while it is loaded: {why}", stacklevel=2)
+        del model
+        model = _by_transformers(folder, settings)
+    else:
+        for parameter, one in found:
+            _fill(parameter, one)
+        _fill_buffers(model, stored)
+    return Policy(model.eval(), load_tokenizer(folder), str(path))
+
+
+def _local(path: str | Path) -> Path:
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(str(path), allow_patterns=["*.safetensors", "*.json", "*.model", "*.jinja", "*.txt"]))
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, _Stored]]:
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+        for name, one in header.items():
+            if name != "__metadata__" and one["dtype"] in _TYPES:
+                start = 8 + size + one["data_offsets"][0]
+                yield name, _Stored(path, _TYPES[one["dtype"]], tuple(one["shape"]), start)
+
+
+def _matched(model: torch.nn.Module, stored: dict[str, _Stored]) -> list[tuple[Any, _Stored]] | str:
+    """Each parameter with what the files have of it; or, if they do not fit, why."""
+    names: dict[Any, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    matched = []
+    for parameter, own in names.items():
+        one = next((stored[name] for name in own if name in stored), None)
+        if one is None:
+            return f"its files have no {own[0]}"
+        if one.shape != tuple(parameter.ds_shape):
+            return f"{own[0]} is {list(one.shape)} in its files, not {list(parameter.ds_shape)}"
+        matched.append((parameter, one))
+    return matched
+
+
+@torch.no_grad()
+def _fill(parameter: Any, stored: _Stored) -> None:
+    part = parameter.ds_tensor
+    first = dist.get_rank() * part.numel()
+    count = max(0, min(part.numel(), math.prod(stored.shape) - first))
+    if count:
+        part[:count].copy_(stored.read(first, count))
+    part[count:].zero_()
+
+
+@torch.no_grad()
+def _fill_buffers(model: torch.nn.Module, stored: dict[str, _Stored]) -> None:
+    for name, buffer in model.named_buffers():
+        if name in stored:
+            buffer.copy_(stored[name].read(0, buffer.numel()).view(buffer.shape))
+
+
+def _by_transformers(folder: Path, settings: dict[str, Any]) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+    alive = HfDeepSpeedConfig(settings)  # transformers asks for it as long as it is there
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    del alive
+    return model

@@ -95,6 +95,15 @@ class OnlineConfig(TokenLimits):
             )
         return self
 
+    @model_validator(mode="after")
+    def _ranks_give_weights_as_files(self) -> "OnlineConfig":
+        if self.deepspeed and isinstance(self.engine, VLLMConfig) and self.engine.sync != "folders":
+            raise ValueError(
+                f"engine.sync: {self.engine.sync} takes weights from the stage's own process, and with deepspeed the "
+                "ranks have them; use sync: folders"
+            )
+        return self
+
 
 @stage("train.online", version=1)
 def online(context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None = None) -> Online:

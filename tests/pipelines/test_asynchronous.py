@@ -215,9 +215,13 @@ def test_a_whole_run_is_sound_and_rows_that_no_batch_names_are_not() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["folders", "adapters"])
+@pytest.mark.parametrize(
+    "way",
+    [{}, {"optimizer": {"lr": 1e-3, "lora": {"rank": 4, "alpha": 8}}}, {"deepspeed": {"zero": 3, "processes": 2}}],
+    ids=["folders", "adapters", "two ranks"],
+)
 def test_a_server_that_is_killed_costs_no_row_and_no_bound(
-    harness: Harness, warm: Model, slow: Tasks, monkeypatch: pytest.MonkeyPatch, lora: dict[str, int] | None
+    harness: Harness, warm: Model, slow: Tasks, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
 ) -> None:
     """The server is killed in the middle of a run in which sampling and training overlap."""
     keep, kept = OnlineLog.keep, list[str]()
@@ -231,7 +235,7 @@ def test_a_server_that_is_killed_costs_no_row_and_no_bound(
 
     monkeypatch.setattr(OnlineLog, "keep", noted)
     engine = {"type": "vllm", "dtype": "float32", "python": os.environ["VLLM_PYTHON"], "context": 128}
-    settings = {"ahead": 1, "max_staleness": 2, "engine": engine, "optimizer": {"lr": 1e-3, "lora": lora}}
+    settings = {"ahead": 1, "max_staleness": 2, "engine": engine, **way}
     made = harness.run(online, {**SMALL, **settings}, model=warm, tasks=slow)
     tickets = is_covered(made, 2)
     assert max(one["staleness"] for one in tickets) > 0

@@ -3,7 +3,6 @@ matrix, and pack rows over prefixes; some families scale, cap or route in ways t
 checked by :mod:`agentrl.engines.check`."""
 
 import warnings
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ def needs_plain_pass(policy: Policy) -> bool:
 
 def plain_pass(policy: Policy, backend: Backend) -> bool:
     """The same on a backend. Raises TrainingError if it is one on which ranks could not take turns row by row."""
-    plain = backend.run(partial(needs_plain_pass, policy))
+    [plain] = backend.run(lambda: [needs_plain_pass(policy)])  # DeepSpeed looks for tensors in what it returns
     if plain and backend.sharded and backend.world > 1:
         raise TrainingError(
             f"{policy.name} ({policy.model.config.model_type}) is computed row by row, and with zero: 3 all ranks must "

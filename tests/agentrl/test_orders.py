@@ -42,7 +42,8 @@ def test_nobody_waits_for_ranks_that_ended(tmp_path: Path) -> None:
 
 
 def hold(parent: Path, told: Any) -> None:
-    told.put(str(Orders(parent, lambda: None).folder))
+    given = Orders(parent, lambda: None)
+    told.put(str(given.folder))
     time.sleep(60)
 
 

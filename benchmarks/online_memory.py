@@ -1,4 +1,4 @@
-"""The memory of a training rank under ZeRO 3 against that of one process: two steps from a model folder to another.
+"""The memory of a training rank under ZeRO 3 against that of one process: one step from a model folder to another.
 
 What both need without a model worth speaking of, for imports above all, is measured with a tiny one and taken off.
 """
@@ -64,7 +64,7 @@ def _job(folder: Path, width: int, layers: int, processes: int) -> Path:
     write_rows(folder / "rows.arrow", TrainingRows.of(rows).batches)
     spread = DeepSpeed(zero=3, processes=processes)
     optimizer = OptimizerConfig(lr=1e-5, micro_tokens=32)
-    return TrainingJob(objective=SFT(), optimizer=optimizer, deepspeed=spread, steps=2, batch=2, seed=0).write(folder)
+    return TrainingJob(objective=SFT(), optimizer=optimizer, deepspeed=spread, steps=1, batch=2, seed=0).write(folder)
 
 
 def alone(job_file: Path) -> float:

@@ -48,22 +48,23 @@ def load_partitioned(path: str | Path, settings: dict[str, Any]) -> Policy:
     from transformers.initialization import no_init_weights
 
     folder = _local(path)
-    stored = dict(_tensors(folder))
+    config, stored = AutoConfig.from_pretrained(folder), dict(_tensors(folder))
+    with torch.device("meta"):  # its class has to be known before DeepSpeed changes how classes are made
+        shapes = AutoModelForCausalLM.from_config(config)
+    why = _mismatch(shapes, stored)
+    if settings["zero_optimization"].get("offload_param", {}).get("device") == "nvme":
+        why = "its parameters are offloaded to nvme"
+    if why:
+        warnings.warn(f"the first process reads all of {path} while it is loaded: {why}", stacklevel=2)
+        return Policy(_by_transformers(folder, settings).eval(), load_tokenizer(folder), str(path))
     with deepspeed.zero.Init(config_dict_or_path=settings), no_init_weights():
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.tie_weights()
     if (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    found = _matched(model, stored)
-    if isinstance(found, str) or settings["zero_optimization"].get("offload_param", {}).get("device") == "nvme":
-        why = found if isinstance(found, str) else "its parameters are offloaded to nvme"
-        warnings.warn(f"the first process reads all of {path} while it is loaded: {why}", stacklevel=2)
-        del model
-        model = _by_transformers(folder, settings)
-    else:
-        for parameter, one in found:
-            _fill(parameter, one)
-        _fill_buffers(model, stored)
+    for parameter, names in _parameters(model):
+        _fill(parameter, next(stored[name] for name in names if name in stored))
+    _fill_buffers(model, stored)
     return Policy(model.eval(), load_tokenizer(folder), str(path))
 
 
@@ -86,20 +87,23 @@ def _tensors(folder: Path) -> Iterator[tuple[str, _Stored]]:
                 yield name, _Stored(path, _TYPES[one["dtype"]], tuple(one["shape"]), start)
 
 
-def _matched(model: torch.nn.Module, stored: dict[str, _Stored]) -> list[tuple[Any, _Stored]] | str:
-    """Each parameter with what the files have of it; or, if they do not fit, why."""
+def _parameters(model: torch.nn.Module) -> list[tuple[Any, list[str]]]:
+    """Each parameter with all its names."""
     names: dict[Any, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
-    matched = []
-    for parameter, own in names.items():
-        one = next((stored[name] for name in own if name in stored), None)
+    return list(names.items())
+
+
+def _mismatch(shapes: torch.nn.Module, stored: dict[str, _Stored]) -> str:
+    """What of a model's parameters is not in the files, or nothing."""
+    for parameter, names in _parameters(shapes):
+        one = next((stored[name] for name in names if name in stored), None)
         if one is None:
-            return f"its files have no {own[0]}"
-        if one.shape != tuple(parameter.ds_shape):
-            return f"{own[0]} is {list(one.shape)} in its files, not {list(parameter.ds_shape)}"
-        matched.append((parameter, one))
-    return matched
+            return f"its files have no {names[0]}"
+        if one.shape != tuple(parameter.shape):
+            return f"{names[0]} is {list(one.shape)} in its files, not {list(parameter.shape)}"
+    return ""
 
 
 @torch.no_grad()

@@ -175,7 +175,7 @@ def test_nothing_is_dropped_and_nothing_is_late(
             "algorithm.off_policy.max_staleness: 1 would drop rollouts that max_staleness: 3 lets through",
         ),
         ({"max_staleness": 1, "optimizer": {"precision": "bfloat16"}}, "needs algorithm.off_policy"),
-        ({"deepspeed": {}, "engine": {"type": "vllm", "sync": "nccl"}}, "engine.sync: nccl takes weights from the stage"),
+        ({"deepspeed": {}, "engine": {"type": "vllm", "sync": "nccl"}}, "sync: nccl takes weights from the stage"),
     ],
 )
 def test_files_that_cannot_be_kept_are_refused(settings: dict[str, Any], said: str) -> None:

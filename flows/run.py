@@ -20,12 +20,14 @@ from datastore.catalog import Catalog
 from datastore.errors import StoreError
 from datastore.places import LocalPlace
 from flows.display import display_for
+from flows.gpus import shortage
 from flows.order import run_here
 from flows.server import PrefectServerError, serving, users_server
 from flows.session import RunSession
 from flows.terminal import console
 from pipelines.execute import Outcome
 from pipelines.fields import dotted
+from pipelines.machines import gpus_here
 from pipelines.plan import Plan, PlannedStage, Status
 from pipelines.readiness import missing_variables
 from schemas.installation import missing
@@ -122,6 +124,9 @@ def _problems(plan: Plan, prefect: bool) -> list[str]:
         if not (prefect and step.node.execution.pool):  # workers of a pool have an environment of their own
             absent = missing_variables(step.node.config, step.node.execution.env)
             found += [f"error: stage {step.name}: with.{dotted(key)}: {why}" for key, why in absent]
+            execution = step.node.execution
+            if few := shortage(gpus_here(execution, step.node.config), execution.env):
+                found.append(f"error: stage {step.name}: {few}")
     elsewhere = [step for step in plan.to_run if step.node.execution.pool]
     if elsewhere and prefect and not users_server():
         names = ", ".join(f"{step.name} ({step.node.execution.pool})" for step in elsewhere)
@@ -166,7 +171,8 @@ def _run(session: RunSession, jobs: int, prefect: bool) -> None:
         run_here(session, jobs)
         return
     first = session.plan.to_run[0]
-    if not first.node.execution.concurrency and not first.node.execution.pool:
+    execution = first.node.execution
+    if not (execution.concurrency or execution.pool or execution.gpus):
         session.begin(first.name)  # it works while Prefect starts
     with serving(prefect_home(session.catalog), session.log("_prefect")) as server:
         from flows.flow import run_with_prefect

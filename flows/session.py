@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentrl.placement.base import LaunchError
 from datastore.catalog import Catalog
 from datastore.errors import StoreError
 from datastore.places import LocalPlace
 from flows.display import Display, seconds
+from flows.gpus import reserved
 from pipelines.execute import Outcome, StageJob, job_of
+from pipelines.machines import gpus_here
 from pipelines.plan import Plan, PlannedStage, Status
 from pipelines.runs import HEARTBEAT_S, this_process
 from pipelines.secrets import redacted
@@ -186,19 +190,9 @@ class RunSession:
         """
         if self.stopping.is_set():
             raise Stopped(name)
-        execution = self.plan.steps[name].node.execution
         started = self._started(name)
         try:
-            if work:
-                outcome = work()
-            else:
-                outcome = self.workers.run(
-                    self.job(name),
-                    self.log(name),
-                    execution.env,
-                    keep=not execution.gpus,
-                    listener=self.listeners.get(name),
-                )
+            outcome = work() if work else self._run_here(name)
         except BaseException as error:
             self._failed(name, error, time.monotonic() - started, tries_left)
             raise
@@ -206,6 +200,21 @@ class RunSession:
             del self._began[name]
         self._ended(name, outcome, outcome.took_s or time.monotonic() - started)
         return outcome
+
+    def _run_here(self, name: str) -> Outcome:
+        """Run one stage in a worker of this run, with the GPUs that it asks for."""
+        node = self.plan.steps[name].node
+        wanted = gpus_here(node.execution, node.config)
+        try:
+            with reserved(wanted, node.execution.env, self.stopping, partial(self.waits, name)) as env:
+                if env is None:
+                    raise Stopped(name)
+                listener = self.listeners.get(name)
+                return self.workers.run(
+                    self.job(name), self.log(name), env, keep=not node.execution.gpus, listener=listener
+                )
+        except LaunchError as error:
+            raise StageError(name, str(error), self.log(name)) from None
 
     def _failed(self, name: str, error: BaseException, took: float, tries_left: int) -> None:
         cause = redacted(error.cause) if isinstance(error, StageError) else type(error).__name__

@@ -12,6 +12,7 @@ from flows.display import metrics_text, seconds
 from pipelines.coverage import COLUMNS, covered
 from pipelines.gc import Garbage
 from pipelines.lineage import Lineage
+from pipelines.placement import Placed, Placement
 from pipelines.plan import Plan, Status
 from pipelines.runs import Run, local_time, summary
 from schemas.manifest import Manifest
@@ -29,6 +30,22 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(table)
     counts = ", ".join(f"{len(plan.having(status))} {status}" for status in Status if plan.having(status))
     console.print(f"{plan.pipeline.name}: {counts}", markup=False, highlight=False)
+
+
+def print_placement(console: Console, placement: Placement) -> None:
+    table = _table("stage", "process", "count", "GPUs each", "GiB each", "of which")
+    for row in map(Placed.to_json, placement.rows):
+        count = f"{row['processes']} on {row['nodes']}" if row["nodes"] > 1 else str(row["processes"])
+        parts = [f"{name} {size}" for name, size in row["parts_gib"].items()]
+        parts += [f"(machine: {row['host_gib']})"] if row["host_gib"] else []
+        more = "; ".join([", ".join(parts), *row["remarks"]])
+        where = str(row["gpus_each"]) if row["gpus_each"] else "none"
+        table.add_row(row["stage"], row["role"], count, where, str(row["gib"]), more)
+    console.print(table)
+    for text in placement.unknown:
+        console.print(f"not known: {text}", markup=False, highlight=False)
+    for text in placement.problems:
+        console.print(f"cannot fit: {text}", markup=False, highlight=False)
 
 
 def print_status(console: Console, plan: Plan, runs: list[Run]) -> None:

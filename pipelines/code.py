@@ -29,6 +29,8 @@ CARRIERS = frozenset(
         "agentrl.algorithms",  # tables of names; what a config chooses from them is followed separately
         "agentrl.engines",
         "agentrl.environments",
+        "agentrl.placement.base",  # where processes run
+        "agentrl.placement.launcher",
         "agentrl.training.trackers",  # shows metrics
         "schemas.annotations",
         "schemas.choice",  # looks up what a config chooses, which is followed separately

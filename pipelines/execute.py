@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
+from agentrl.placement.launcher import placed
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.digest import digest, parquet_digest
@@ -39,6 +40,7 @@ from pipelines.secrets import redacted
 from pipelines.stage import Context, Earlier, Progress, Stage, no_earlier, no_progress
 from schemas.installation import DISTRIBUTION
 from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
+from schemas.pipeline import Execution
 
 QUIET_S, LOOK_AGAIN_S = 1.0, 10.0
 """Seconds to wait for another run before a message says so, and seconds between two looks at which run it is."""
@@ -58,6 +60,7 @@ class StageJob:
     run_id: str
     forced: bool = False
     sources: Sources | None = None
+    execution: Execution = field(default_factory=Execution)
 
     @property
     def stage(self) -> str:
@@ -91,6 +94,7 @@ def job_of(step: PlannedStage, plan: Plan, run_id: str) -> StageJob:
         run_id=run_id,
         forced=step.forced,
         sources=step.sources,
+        execution=step.node.execution,
     )
 
 
@@ -229,7 +233,7 @@ def _run(
     _seed(job.ingredients)
     started = time.monotonic()
     said: list[str] = []
-    with _heard(said):
+    with _heard(said), placed(job.execution):
         handles = stage(context, pinned(job.config, job.ingredients.externals), **inputs)
     duration = time.monotonic() - started
     return Manifest(

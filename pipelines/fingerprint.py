@@ -51,6 +51,7 @@ _SERVING = (
     "sync",
     "urls",
     "servers",
+    "tensor_parallel",
     "python",
     "folder",
 )

@@ -17,6 +17,7 @@ from pipelines.choices import Chosen, choices, chosen, named
 from pipelines.document import Document, Key, find, read, with_profile, with_settings
 from pipelines.expand import Expanded, StageDraft, expand
 from pipelines.external import missing, outside
+from pipelines.machines import wrong
 from pipelines.problems import Problem, SpecError, did_you_mean
 from pipelines.readiness import missing_packages
 from pipelines.secrets import is_reference, names_a_secret
@@ -144,7 +145,10 @@ def resolve(document: Document, reference: str, profile: str | None, settings: t
         config = _config(loader, draft, stage)
         if config is not None:
             seed = spec.seed if draft.spec.seed is None else draft.spec.seed
-            nodes[name] = Node(name, stage, config, inputs, seed, _execution(spec, draft))
+            execution = _execution(spec, draft)
+            for key, message in wrong(execution, draft.spec.execution.model_fields_set, config):
+                loader.problem((*draft.key, "execution"), message, key)
+            nodes[name] = Node(name, stage, config, inputs, seed, execution)
     for node in nodes.values():
         _scorer(loader, node, expanded.drafts[node.name], nodes)
     if loader.problems:

@@ -1,6 +1,6 @@
 """A pipeline file: what is written in YAML, before names are resolved. ``agentrl schema pipeline`` exports it."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -18,7 +18,17 @@ class Execution(_Strict):
     """Where and how a stage runs. Nothing here enters the fingerprint."""
 
     pool: str | None = Field(None, description="Prefect work pool; None runs the stage on the machine of the run")
-    gpus: int = Field(0, ge=0, description="GPUs of the stage's process; above 0 it gets a process of its own")
+    gpus: int = Field(
+        0, ge=0, description="GPUs reserved for the stage on each machine; above 0 it gets a process of its own"
+    )
+    gpu_gib: float | None = Field(None, gt=0, description="Memory of a GPU, for plan --placement; None asks the driver")
+    launcher: Literal["local", "hostfile", "ray", "external"] = Field(
+        "local", description="What starts the stage's ranks and servers; external: nothing, they run already"
+    )
+    nodes: int | None = Field(
+        None, ge=1, description="Machines to start them on; None: all of the hostfile, otherwise one"
+    )
+    hostfile: str | None = Field(None, description="Machines of launcher hostfile, one 'name slots=N' a line")
     concurrency: list[Name] = Field([], description="Global concurrency slots that are held while the stage runs")
     retries: int = Field(0, ge=0, le=100, description="How often a failed stage is tried again")
     retry_delay_s: float = Field(10.0, ge=0, description="Seconds before the first retry; doubled for each further one")

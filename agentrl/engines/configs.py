@@ -25,6 +25,8 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     exact: ClassVar[bool] = True
     """Whether its turns have token ids and log-probabilities. It then samples from the model of the stage's input."""
+    elsewhere: ClassVar[bool] = False
+    """Whether it computes with weights of its own, and not with the model that it is given."""
 
     type: str
 
@@ -61,6 +63,8 @@ class EmbeddedConfig(EngineConfig):
 class VLLMConfig(EngineConfig):
     """vLLM: servers that the stage starts or that a URL names, or in the process of the stage."""
 
+    elsewhere: ClassVar[bool] = True
+
     type: Literal["vllm"] = "vllm"
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of what the stage starts")
     context: int | None = Field(None, ge=1, description="tokens that what is started has room for; None: the model's")
@@ -77,6 +81,7 @@ class VLLMConfig(EngineConfig):
     in_process: bool = Field(False, description="no server: vLLM is installed where the stage runs")
     urls: list[str] = Field([], description="servers that run already; without any the stage starts some")
     servers: int = Field(1, ge=1, description="how many to start")
+    tensor_parallel: int = Field(1, ge=1, description="GPUs of each server, over which its model is split")
     python: str = Field("python", description="interpreter of an environment that has vLLM")
     folder: str | None = Field(None, description="where folders of weights go, which servers can read; None: temporary")
 
@@ -94,10 +99,13 @@ class VLLMConfig(EngineConfig):
         missing."""
         import torch
 
+        from agentrl.placement.launcher import here
+
         if policy is None:
             raise ValueError("engine vllm samples from a model; wire inputs.model")
         options = ["--dtype", self.dtype, *(["--max-model-len", str(self.context)] if self.context else [])]
-        if not torch.cuda.is_available():
+        options += ["--tensor-parallel-size", str(self.tensor_parallel)] if self.tensor_parallel > 1 else []
+        if not (torch.cuda.is_available() or (not self.in_process and here().gpus)):
             # a part of a prompt, with a seed, ends vLLM 0.32 on a CPU: its generators there have no offset to set back
             options += ["--enforce-eager", "--no-enable-chunked-prefill"]
             # its blocks there are of 128 tokens otherwise, and a block that is not full is computed again in each turn
@@ -127,11 +135,13 @@ class VLLMConfig(EngineConfig):
     def _servers(self, options: list[str]) -> "list[Replica]":
         try:
             from agentrl.engines.servers import Server
+            from agentrl.placement.launcher import here
         except ImportError as error:
             raise ValueError(f"engine vllm needs {error.name}; {install_hint('vllm')}") from None
         if self.urls:
             return [Server(url.rstrip("/")) for url in self.urls]
-        return [Server(python=self.python, options=options) for _ in range(self.servers)]
+        gpus = self.tensor_parallel if here().gpus else 0
+        return [Server(python=self.python, options=options, gpus=gpus) for _ in range(self.servers)]
 
 
 class OpenAIConfig(EngineConfig):

@@ -1,15 +1,11 @@
 """vLLM servers over HTTP: one is a URL, and a process if we started it."""
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +15,10 @@ import httpx
 from agentrl.engines.base import EngineError, Turn
 from agentrl.engines.replicas import START_S, Adapter, Receiver, ReplicaError, Request, State, in_time, span_of, turn_of
 from agentrl.engines.transfer import transfer_option
+from agentrl.placement.base import LaunchError, Process
+from agentrl.placement.launcher import here
 from schemas.trajectory import Span
 
-STOP_S = 10.0
 PAUSE_S = 2.0
 KEPT_S = 2.0
 """How long a connection is kept that nothing uses; a server closes it after 5 s, maybe as a request is on its way."""
@@ -37,25 +34,17 @@ NEEDED = {
 
 ADAPT = "/v1/load_lora_adapter"
 
-TIED = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-if os.getppid() == int(sys.argv[1]):  # it may have died before we asked
-    os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
-"""
-"""Python that becomes another command, which is told to end if the process that started it ends."""
-
 
 @dataclass(eq=False)
 class Server:
-    """See :class:`agentrl.engines.replicas.Replica`. One without ``url`` is started on loopback by ``python``, the
-    interpreter of an environment that has vLLM, with ``options``."""
+    """See :class:`agentrl.engines.replicas.Replica`. One without ``url`` is started by the stage's launcher on
+    ``gpus`` GPUs, with ``python``, the interpreter of an environment that has vLLM, and ``options``."""
 
     url: str = ""
     python: str = ""
     options: Sequence[str] = ()
-    process: subprocess.Popen[bytes] | None = None
+    gpus: int = 0
+    process: Process | None = None
     log: Path | None = None
     state: State = "starting"
     load: int = 0
@@ -71,9 +60,8 @@ class Server:
 
     async def start(self, folder: Path) -> int:
         if not self.url:
-            port = free_port()
-            self.url, self.log = f"http://127.0.0.1:{port}", folder.parent / f"server-{port}.log"
-            self.process = start_process(self.python, folder, port, self.log, self.options)
+            self.log = folder.parent / f"server-{uuid.uuid4().hex[:8]}.log"
+            self._launch(folder)
         await self._until_healthy()
         paths = (await self.call("GET", "/openapi.json"))["paths"]
         for path, remedy in NEEDED.items():
@@ -85,11 +73,20 @@ class Server:
         if self.process is not None and self.log is not None:
             self.restarts += 1
             self.state = "starting"
-            await asyncio.to_thread(self._end)
+            await asyncio.to_thread(self.process.stop)
             await asyncio.sleep(PAUSE_S)
-            port = int(self.url.rpartition(":")[2])
-            self.process = start_process(self.python, folder, port, self.log, self.options)
+            self._launch(folder)
         await self._until_healthy()
+
+    def _launch(self, folder: Path) -> None:
+        """Raises EngineError if it cannot be started."""
+        assert self.log is not None
+        command = server_command(self.python, folder, self.options)
+        try:
+            self.process = here().start("vLLM server", command, log=self.log, gpus=self.gpus, env=serving(self.options))
+        except LaunchError as error:
+            raise EngineError(str(error)) from error
+        self.url = f"http://{self.process.address}"
 
     async def _until_healthy(self) -> None:
         """Raises EngineError with the end of its log if its process ends or the time does."""
@@ -210,21 +207,10 @@ class Server:
         return True
 
     async def stop(self) -> None:
-        await asyncio.to_thread(self._end)
+        if self.process is not None:
+            await asyncio.to_thread(self.process.stop)
         self.state = "dead"
         await asyncio.gather(*(client.aclose() for client in self.clients))
-
-    def _end(self) -> None:
-        """End the process and all of its group: those that it started may outlive it."""
-        if self.process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(STOP_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL:]) if self.log else ""
@@ -239,30 +225,34 @@ def _spans(choice: dict[str, Any]) -> list[Span]:
     return [span_of(one["version"], one["start"], one["end"]) for one in choice["weight_versions"] or []]
 
 
-def start_process(python: str, model: Path, port: int, log: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A vLLM server of the environment of ``python``, on loopback: its control routes have no key. It ends with the
-    thread that calls this, also if the process of that is killed (on Linux)."""
-    tied = ["-c", TIED, str(os.getpid())] if sys.platform == "linux" else []
-    command = [
-        python, *tied, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1",
-        "--port", str(port), "--enable-scale-out", "--logprobs-mode", "processed_logprobs",
+SERVING: Mapping[str, str | None] = {
+    "PYTHONPATH": None,
+    "PYTHONSAFEPATH": "1",  # no module of the stage's folder is taken for one of vLLM's
+    "VIRTUAL_ENV": None,
+    "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""What every server finds in its environment."""
+
+
+def serving(options: Sequence[str]) -> dict[str, str | None]:
+    """The changes to the environment of a server with these options."""
+    env = dict(SERVING)
+    if "--enable-lora" in options:
+        env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if transfer_option("ipc")[1] in options:
+        env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    return env
+
+
+def server_command(python: str, model: Path, options: Sequence[str]) -> list[str]:
+    """A vLLM server of the environment of ``python``. It listens at its own address alone: its control routes have no
+    key, so that of another machine must be on a private network."""
+    return [
+        python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "{host}",
+        "--port", "{port}", "--enable-scale-out", "--logprobs-mode", "processed_logprobs",
         "--scheduling-policy", "priority", "--disable-uvicorn-access-log", *options,
     ]  # fmt: skip
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1"} | kept
-    env |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if "--enable-lora" in options else {}
-    env |= {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if transfer_option("ipc")[1] in options else {}
-    env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    # A process group, so that Ctrl-C does not reach it; no session. Linux shares its cores between sessions
-    # ("autogroup"), and one that computes all the time can keep a thread of this process waiting for seconds.
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=log.parent,
-            process_group=0,
-        )  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def to_device(model: "PreTrainedModel") -> "PreTrainedModel":
-    """The model in evaluation mode, on the GPU if there is one."""
+def to_device(model: "PreTrainedModel", on_host: bool = False) -> "PreTrainedModel":
+    """The model in evaluation mode, on the GPU if there is one and it is not to stay ``on_host``."""
     import torch
 
-    model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]  # the library's own annotation
+    there = "cuda" if torch.cuda.is_available() and not on_host else "cpu"
+    model.to(there)  # type: ignore[arg-type]  # the library's own annotation
     return model.eval()
 
 
@@ -151,8 +152,9 @@ class Policy(Speaker):
         return self.weights or self.model
 
     @classmethod
-    def load(cls, path: str | Path, name: str | None = None) -> "Policy":
-        """Load a local folder or a name on the Hugging Face hub, in the dtype it was saved in.
+    def load(cls, path: str | Path, name: str | None = None, on_host: bool = False) -> "Policy":
+        """Load a local folder or a name on the Hugging Face hub, in the dtype it was saved in. ``on_host`` leaves the
+        GPU to others.
 
         Raises ValueError that names the path if there is no model.
         """
@@ -163,7 +165,7 @@ class Policy(Speaker):
         with _said_to_be_missing(path):
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
             tokenizer = load_tokenizer(path)
-        return cls(to_device(model), tokenizer, name or str(path))
+        return cls(to_device(model, on_host), tokenizer, name or str(path))
 
     def prepare(self, precision: Precision) -> "Policy":
         """This policy, ready to be trained: with weights in float32, the masters that small steps do not vanish in,

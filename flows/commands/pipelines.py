@@ -1,12 +1,15 @@
 """Commands on pipeline files: run, plan, validate, status, schedule, and what the library holds."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands._common import fail, load_pipeline, planned
+from flows.commands._common import BAD_INPUT, fail, load_pipeline, planned
 from flows.options import Json, PipelineOptions, PlanOptions, Profile, Settings, Store, command
 from flows.terminal import console, say, say_json
+
+if TYPE_CHECKING:
+    from pipelines.plan import Plan
 
 app = typer.Typer()
 
@@ -31,9 +34,17 @@ def run(
 
 
 @command(app)
-def plan(source: PipelineOptions, choice: PlanOptions, store: Store = "store", as_json: Json = False) -> None:
+def plan(
+    source: PipelineOptions,
+    choice: PlanOptions,
+    store: Store = "store",
+    placement: Annotated[bool, typer.Option(help="Also processes, GPUs and memory; refuse what cannot fit")] = False,
+    as_json: Json = False,
+) -> None:
     """Say what a run would do, stage by stage, and why."""
     made, _ = planned(source, store, choice, as_json)
+    if placement:
+        raise typer.Exit(_place(made, as_json))
     from flows.run import choose_engine
 
     engine = choose_engine(made, None)
@@ -45,6 +56,20 @@ def plan(source: PipelineOptions, choice: PlanOptions, store: Store = "store", a
     print_plan(console(), made)
     if engine.prefect and made.to_run:
         say(f"a run starts Prefect ({engine.reason})")
+
+
+def _place(made: "Plan", as_json: bool) -> int:
+    """Print what runs where, and whether it fits. Returns the exit code."""
+    from flows.show import print_placement
+    from pipelines.placement import place
+
+    found = place(made.pipeline)
+    if as_json:
+        rows = [row.to_json() for row in found.rows]
+        say_json({**made.to_json(), "placement": rows, "problems": found.problems, "unknown": found.unknown})
+    else:
+        print_placement(console(), found)
+    return BAD_INPUT if found.problems else 0
 
 
 @command(app)

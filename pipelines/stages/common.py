@@ -71,11 +71,12 @@ def warn_of_splits(counts: Mapping[str, int], what: str) -> None:
         )
 
 
-def load_policy(model: Model) -> "Policy":
-    """The policy of an upstream stage."""
+def load_policy(model: Model, engine: EngineConfig | None = None) -> "Policy":
+    """The policy of an upstream stage. If it only samples, by an ``engine`` that has the weights elsewhere, it stays on
+    the host: servers take the GPUs."""
     from agentrl.models.policy import Policy
 
-    return Policy.load(model.path, model.name)
+    return Policy.load(model.path, model.name, on_host=engine is not None and engine.elsewhere)
 
 
 def outside(path: str) -> str | Path:

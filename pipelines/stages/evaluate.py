@@ -66,7 +66,7 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
     """
     from agentrl.rollouts.runner import Attempt, tickets
 
-    policy, rows = load_policy(model), tasks.read()
+    policy, rows = load_policy(model, config.engine), tasks.read()
     split = "+".join(sorted({task.split for task in rows}))
     attempts: dict[str, dict[str, Attempt]] = {}
     for decoding, temperature in DECODINGS.items():

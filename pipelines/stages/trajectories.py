@@ -120,7 +120,7 @@ def _policy(config: SampleConfig, model: Model | None) -> "Policy | None":
         raise ValueError(f"engine {config.engine.type} samples from a model; wire inputs.model")
     if not config.engine.exact and model is not None:
         raise ValueError(f"engine {config.engine.type} samples from its own model; leave inputs.model out")
-    return load_policy(model) if model is not None else None
+    return load_policy(model, config.engine) if model is not None else None
 
 
 async def _sample(
@@ -261,7 +261,7 @@ def rationalize(
     }
     rows = tasks.read()
     unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
-    policy = load_policy(model)
+    policy = load_policy(model, config.engine)
     record_dialect(context, policy)
     shards = Shards(context)
     attempts = shards.missing(tickets(list(unsolved.values()), config.samples, context.trajectory_id, hint=config.hint))

@@ -222,10 +222,13 @@ def test_a_request_costs_the_same_however_many_are_under_way() -> None:
 STARTS = """
 import sys
 from pathlib import Path
-from agentrl.engines.servers import start_process
+from agentrl.engines.servers import SERVING, server_command
+from agentrl.placement.local import Local
 
 here = Path(sys.argv[1])
-print(start_process(sys.executable, here / "model", 1, here / "log", ["--some", "option"]).pid, flush=True)
+command = server_command(sys.executable, here / "model", ["--some", "option"])
+env = SERVING | {"PYTHONPATH": str(here)}
+print(Local().start("vLLM server", command, log=here / "log", env=env).pid, flush=True)
 sys.stdin.read()
 """
 
@@ -238,7 +241,7 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path, number: 
     stand_in = "import sys, time; open('said', 'w').write(' '.join(sys.argv[1:])); time.sleep(600)"
     (tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py").write_text(stand_in)
     command = [sys.executable, "-c", STARTS, str(tmp_path)]
-    starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
     assert starter.stdout
     server = psutil.Process(int(starter.stdout.readline()))
     ends = time.monotonic() + 20

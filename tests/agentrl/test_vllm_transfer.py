@@ -59,7 +59,7 @@ def _receiver(client: Any, ranks: int) -> Any:
 @pytest.fixture
 def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend, as a plugin that vLLM's child processes find, and as what the trainer's half is made from."""
-    from agentrl.engines.servers import free_port
+    from agentrl.placement.local import free_port
 
     shutil.copy(Path(__file__).with_name("plain_transfer.py"), tmp_path / "plain_transfer.py")
     about = tmp_path / "plain_transfer-0.dist-info"

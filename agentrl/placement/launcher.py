@@ -1,0 +1,66 @@
+"""The launcher of the stage that runs in this process, as its ``execution`` names it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrl.placement.base import Launcher, LaunchError, Process
+from schemas.pipeline import Execution
+
+
+def launcher_of(execution: Execution) -> Launcher:
+    """What ``execution.launcher`` names. Raises LaunchError if its machines cannot be had."""
+    if execution.launcher == "hostfile":
+        from agentrl.placement.hostfile import Hostfile, read_hosts
+
+        assert execution.hostfile is not None  # checked when the pipeline was read
+        hosts = read_hosts(Path(execution.hostfile).expanduser(), execution.nodes, execution.gpus)
+        return Hostfile(hosts, execution.env)
+    if execution.launcher == "ray":
+        from agentrl.placement.on_ray import RayLauncher
+
+        return RayLauncher(execution.nodes or 1, execution.gpus, execution.env)
+    if execution.launcher == "external":
+        return Nothing()
+    from agentrl.placement.local import Local
+
+    return Local()
+
+
+class Nothing:
+    """Starts nothing: all that the stage needs runs already, and its config has the addresses."""
+
+    nodes, gpus = 1, 0
+
+    def start(self, role: str, command: Sequence[str], **where: object) -> Process:
+        raise LaunchError(f"launcher external starts no {role}; name those that run in engine.urls, or use another one")
+
+    def close(self) -> None:
+        pass
+
+
+_execution = Execution()
+_launcher: Launcher | None = None
+
+
+def here() -> Launcher:
+    """The launcher of the stage that runs in this process; outside of a stage, this machine."""
+    global _launcher
+    if _launcher is None:
+        _launcher = launcher_of(_execution)
+    return _launcher
+
+
+@contextmanager
+def placed(execution: Execution) -> Iterator[None]:
+    """Let :func:`here` be what ``execution`` says. Nothing is reserved before it is asked for, and at the end all that
+    was started is ended."""
+    global _execution, _launcher
+    before = _execution, _launcher
+    _execution, _launcher = execution, None
+    try:
+        yield
+    finally:
+        if _launcher is not None:
+            _launcher.close()
+        _execution, _launcher = before

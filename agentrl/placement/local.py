@@ -1,0 +1,126 @@
+"""Processes on this machine."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from agentrl.placement.base import STOP_S, changed, filled
+from agentrl.placement.devices import Devices, shown, visible
+
+TIED = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):  # it may have died before we asked
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Python that becomes another command, which is told to end if the process that started it ends."""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command, so that it ends with the thread that starts it, also if the process of that is killed (on Linux)."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", TIED, str(os.getpid()), *command]
+
+
+class Child:
+    """A process of this machine, in a group of its own. See :class:`agentrl.placement.base.Process`."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        address: str,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.address = address
+        self._on_end: Callable[[], None] | None = on_end
+        # A process group, so that Ctrl-C does not reach it; no session. Linux shares its cores between sessions
+        # ("autogroup"), and one that computes all the time can keep a thread of this process waiting for seconds.
+        with log.open("ab") as out:
+            self._popen = subprocess.Popen(
+                tied(command),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=env,
+                process_group=0,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def poll(self) -> int | None:
+        return self._popen.poll()
+
+    def stop(self) -> None:
+        """End it and all of its group: those that it started may outlive it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(STOP_S)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait()
+        over, self._on_end = self._on_end, None
+        if over:
+            over()
+
+
+class Local:
+    """See :class:`agentrl.placement.base.Launcher`. Its devices are those that this process may use."""
+
+    nodes = 1
+
+    def __init__(self) -> None:
+        self._started: list[Child] = []
+
+    @cached_property
+    def _devices(self) -> Devices:
+        return Devices([visible()])
+
+    @cached_property
+    def gpus(self) -> int:
+        return len(self._devices.free[0])
+
+    def start(
+        self,
+        role: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        gpus: int = 0,
+        env: Mapping[str, str | None] | None = None,
+        node: int | None = None,
+    ) -> Child:
+        taken: list[str] = self._devices.take(role, gpus)[1] if gpus else []
+        port = free_port()
+        environment = changed(os.environ, {**(env or {}), **shown(taken)})
+
+        def over() -> None:
+            if gpus:
+                self._devices.give_back(0, taken)
+
+        child = Child(filled(command, "127.0.0.1", port), environment, log, f"127.0.0.1:{port}", over)
+        self._started.append(child)
+        return child
+
+    def close(self) -> None:
+        for child in self._started:
+            child.stop()
+        self._started.clear()

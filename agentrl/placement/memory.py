@@ -1,0 +1,226 @@
+"""How much memory a model needs where it is trained or sampled from, in bytes on one GPU.
+
+States follow Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section
+3, with float32 weights, gradients and Adam states, as they are trained here. Activations follow Korthikanti et al.
+2022, "Reducing Activation Recomputation in Large Transformer Models", section 4, without dropout and with attention
+that keeps no scores (Dao et al. 2022), for gated MLPs and RMSNorm. Keys and values follow Kwon et al. 2023, "Efficient
+Memory Management for Large Language Model Serving with PagedAttention", section 2.
+"""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+FLOAT32, BFLOAT16 = 4, 2
+OVERHEAD = 1.5 * GIB
+"""Of each process on a GPU: CUDA's context, kernels, NCCL's buffers, and what the allocator cannot use."""
+
+VLLM_SHARE = 0.9
+"""Of a GPU that vLLM takes, by its default ``--gpu-memory-utilization``."""
+
+HEAD_CHUNK = 2**24
+"""Logits at a time, see :mod:`agentrl.training.logprobs`; in passes over sharded weights all of a micro batch."""
+
+BUCKET = 50_000_000
+"""Elements that DeepSpeed reduces, and that ZeRO 3 gathers, at a time, as :mod:`agentrl.training.job` sets it; one
+parameter that is larger is moved whole."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What of a causal language model decides its memory. ``largest`` is its largest parameter; ``linear`` are inputs
+    and outputs of its linear layers without the head; ``heads`` are those of queries; ``attention`` and ``keys`` are
+    widths of all query heads and of all key heads; ``inner`` is that of the MLP that a token goes through; ``item`` is
+    the bytes of a weight in the saved model."""
+
+    parameters: int
+    largest: int
+    linear: tuple[tuple[int, int], ...]
+    layers: int
+    heads: int
+    width: int
+    attention: int
+    keys: int
+    inner: int
+    vocabulary: int
+    context: int | None
+    item: int
+
+    @property
+    def kv_token(self) -> int:
+        """Numbers that a token has in the cache: keys and values of all layers."""
+        return 2 * self.layers * self.keys
+
+    def adapters(self, rank: int) -> int:
+        """Parameters of adapters of this rank on all linear layers: two matrices for each (Hu et al. 2021)."""
+        return sum(rank * (one + other) for one, other in self.linear)
+
+
+def shape_of(path: str | Path) -> ModelShape:
+    """The shape of a model folder, or of a name in the Hugging Face cache. Its weights are not read: ``config.json`` is
+    enough, and the model is built without memory (on torch's meta device), so the counts are those of its own code.
+
+    Raises ValueError if there is no config, or none of a causal language model.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(path)
+        return shape_of_config(config)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"the memory of model {str(path)!r} cannot be estimated: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def shape_of_config(config: Any) -> ModelShape:
+    """The shape of a model with this config of transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    text = config.get_text_config()
+    head = model.get_output_embeddings()
+    linear = [one for one in model.modules() if isinstance(one, torch.nn.Linear) and one is not head]
+    heads = text.num_attention_heads
+    each = getattr(text, "head_dim", None) or text.hidden_size // heads
+    experts = getattr(text, "moe_intermediate_size", None)
+    inner = experts * text.num_experts_per_tok if experts else text.intermediate_size
+    dtype = getattr(config, "dtype", None) or torch.float32
+    return ModelShape(
+        parameters=sum(one.numel() for one in model.parameters()),
+        largest=max(one.numel() for one in model.parameters()),
+        linear=tuple((one.in_features, one.out_features) for one in linear),
+        layers=text.num_hidden_layers,
+        heads=heads,
+        width=text.hidden_size,
+        attention=heads * each,
+        keys=(getattr(text, "num_key_value_heads", None) or heads) * each,
+        inner=inner,
+        vocabulary=text.vocab_size,
+        context=getattr(text, "max_position_embeddings", None),
+        item=(getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize,
+    )
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How a model is trained. ``tokens`` are those of the largest micro batch; ``ranks`` share the states by ``zero``;
+    0 ranks is one process without DeepSpeed."""
+
+    tokens: int
+    bfloat16: bool = False
+    checkpointing: bool = False
+    lora_rank: int | None = None
+    zero: int = 0
+    ranks: int = 0
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+
+
+@dataclass
+class Need:
+    """Bytes on one GPU, by what they are for, and on the machine for each process (``host``)."""
+
+    parts: dict[str, float] = field(default_factory=dict)
+    host: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+def training(shape: ModelShape, plan: TrainingPlan) -> Need:
+    """What one process needs to train. Weights, gradients and Adam's two moments are float32, 4 bytes each; ZeRO splits
+    moments from stage 1, gradients from 2, weights from 3. In stages 1 and 2 DeepSpeed also keeps a copy of its part of
+    the weights. Adapters alone have gradients and moments."""
+    ranks = max(1, plan.ranks)
+    trained = shape.adapters(plan.lora_rank) if plan.lora_rank else shape.parameters
+    whole = shape.parameters + (trained if plan.lora_rank else 0)
+    split = {stage: ranks if plan.ranks and plan.zero >= stage else 1 for stage in (1, 2, 3)}
+    weights = FLOAT32 * whole / split[3]
+    gradients = FLOAT32 * trained / split[2]
+    moments = 2 * FLOAT32 * trained / split[1]
+    need = Need()
+    if plan.ranks and plan.zero in (1, 2):
+        moments += FLOAT32 * trained / ranks
+    if plan.offload_optimizer:
+        need.host += moments + gradients + FLOAT32 * trained / split[1]
+        moments = gradients = 0.0
+    if plan.offload_parameters:
+        need.host += weights
+        weights = 0.0
+    need.parts = {"weights": weights, "gradients": gradients, "optimizer": moments}
+    if plan.ranks > 1:
+        at_once = FLOAT32 * max(shape.largest, min(BUCKET, whole))
+        need.parts["communication"] = at_once * (2 if plan.zero == 3 else 1)
+    need.parts["activations"] = activations(shape, plan) + head(shape, plan)
+    need.parts["overhead"] = OVERHEAD
+    return need
+
+
+def layer_numbers(shape: ModelShape) -> float:
+    """Numbers that a layer keeps of each token for its backward pass: twice the input of two norms and the inputs of
+    the linear layers after them (6 widths); queries, the output of attention and the input of its projection (3), keys
+    and values; the gate, its activation, the other branch and their product (4 inner widths)."""
+    return 6 * shape.width + 3 * shape.attention + 2 * shape.keys + 4 * shape.inner
+
+
+def activations(shape: ModelShape, plan: TrainingPlan) -> float:
+    """Bytes that the layers keep for the backward pass. With checkpointing that is each layer's input, and one layer at
+    a time in full. Under autocast the norms keep float32 and the rest bfloat16, and bfloat16 copies of weights are
+    held during a pass: by autocast of those that are trained, by the backward pass of all that are not computed
+    again."""
+    full = FLOAT32 * layer_numbers(shape)
+    if plan.bfloat16:
+        full = FLOAT32 * 4 * shape.width + BFLOAT16 * (layer_numbers(shape) - 4 * shape.width)
+    kept = FLOAT32 * shape.width * shape.layers + full if plan.checkpointing else full * shape.layers
+    keeps_copies = plan.bfloat16 and not (plan.lora_rank and plan.checkpointing)
+    copies = BFLOAT16 * shape.parameters if keeps_copies else 0
+    return plan.tokens * kept + copies
+
+
+def head(shape: ModelShape, plan: TrainingPlan) -> float:
+    """Bytes of logits, with their softmax and gradient: a chunk at a time, but those of a whole micro batch where the
+    output matrix is split over ranks."""
+    sharded = plan.ranks > 0 and plan.zero == 3
+    logits = plan.tokens * shape.vocabulary if sharded else min(HEAD_CHUNK, plan.tokens * shape.vocabulary)
+    return 3 * FLOAT32 * logits + FLOAT32 * plan.tokens * shape.width
+
+
+def scoring(shape: ModelShape, tokens: int, item: int) -> Need:
+    """What one process needs for passes without gradients: a reference, a probe."""
+    one_layer = item * tokens * (2 * shape.width + 2 * shape.attention + 2 * shape.keys + 3 * shape.inner)
+    logits = 3 * FLOAT32 * min(HEAD_CHUNK, tokens * shape.vocabulary)
+    return Need({"weights": item * shape.parameters, "activations": one_layer + logits, "overhead": OVERHEAD})
+
+
+def sampling(shape: ModelShape, rows: int, length: int, item: int) -> Need:
+    """What the embedded engine needs: weights, and keys and values of ``rows`` of ``length`` tokens."""
+    need = scoring(shape, 8192, item)
+    need.parts["KV cache"] = item * shape.kv_token * rows * length
+    return need
+
+
+def serving(shape: ModelShape, tensor_parallel: int, length: int, item: int, gpu: float | None) -> Need:
+    """What a vLLM server takes of each of its GPUs. Its cache is what is left of its share; without a known size of the
+    GPU, the cache of one row. Keys of at least one head lie on each GPU."""
+    weights = item * shape.parameters / tensor_parallel
+    run = item * 8192 * (4 * shape.width + 2 * shape.inner / tensor_parallel) + 2 * FLOAT32 * 256 * shape.vocabulary
+    need = Need({"weights": weights, "activations": run, "overhead": OVERHEAD})
+    one = kv_bytes(shape, tensor_parallel, length, item)
+    need.parts["KV cache"] = one if gpu is None else max(one, VLLM_SHARE * gpu - need.total)
+    return need
+
+
+def kv_bytes(shape: ModelShape, tensor_parallel: int, length: int, item: int) -> float:
+    """Keys and values of a row of ``length`` tokens on one GPU."""
+    return item * shape.kv_token * length / tensor_parallel
+
+
+def rounded(number: float) -> float:
+    """GiB with one decimal, rounded up."""
+    return math.ceil(10 * number / GIB) / 10

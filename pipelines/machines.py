@@ -1,0 +1,75 @@
+"""The machines that a stage's ``execution`` names, and what in it cannot work together."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from agentrl.placement.base import LaunchError
+from agentrl.placement.devices import memory_gib
+from agentrl.placement.hostfile import read_hosts
+from schemas.installation import missing
+from schemas.pipeline import Execution
+
+GIB = 2**30
+
+
+def machines(execution: Execution) -> tuple[int, int]:
+    """(machines, GPUs of each) that a stage's processes are spread over. Raises LaunchError for a bad hostfile."""
+    if execution.launcher == "hostfile" and execution.hostfile:
+        hosts = read_hosts(Path(execution.hostfile).expanduser(), execution.nodes, execution.gpus)
+        return len(hosts), min(host.slots for host in hosts)
+    return execution.nodes or 1, execution.gpus
+
+
+def gpu_bytes(execution: Execution) -> float | None:
+    """Memory of a GPU that the stage runs on; None if it is not known."""
+    if execution.gpu_gib is not None:
+        return execution.gpu_gib * GIB
+    if execution.pool or execution.launcher in ("hostfile", "ray"):
+        return None
+    found = memory_gib()
+    return None if found is None else found * GIB
+
+
+def starts_servers(config: Any) -> bool:
+    """Whether a stage with this config starts vLLM servers."""
+    engine: Any = getattr(config, "engine", None)
+    return getattr(engine, "type", None) == "vllm" and not engine.urls and not engine.in_process
+
+
+def gpus_here(execution: Execution, config: Any) -> int:
+    """GPUs of the stage's own machine that it needs. Those of its ranks and servers on other machines are for Ray or
+    the hostfile to give."""
+    spreads = starts_servers(config) or getattr(config, "deepspeed", None) is not None
+    return 0 if spreads and execution.launcher in ("hostfile", "ray") else execution.gpus
+
+
+def wrong(execution: Execution, given: Collection[str], config: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(key, message) of what in a stage's ``execution`` cannot work together. ``given`` are the fields that the stage
+    itself sets."""
+    spread: Any = getattr(config, "deepspeed", None)
+    engine: Any = getattr(config, "engine", None)
+    starts = starts_servers(config)
+    if (execution.launcher == "hostfile") != (execution.hostfile is not None):
+        yield ("launcher",), "launcher: hostfile and hostfile: FILE belong together; set both or none"
+    elif execution.hostfile and execution.pool is None:
+        try:
+            machines(execution)
+        except LaunchError as error:
+            yield ("hostfile",), str(error)
+    if execution.launcher == "ray" and execution.pool is None and (why := missing("ray", "ray")):
+        yield ("launcher",), why
+    if (execution.nodes or 1) > 1 and execution.launcher not in ("hostfile", "ray"):
+        yield ("nodes",), f"nodes: {execution.nodes} needs launcher: ray or hostfile, not {execution.launcher}"
+    idle = spread is None and getattr(engine, "type", None) != "vllm"
+    if execution.launcher != "local" and "launcher" in given and idle:
+        yield ("launcher",), "this stage starts no other processes, neither deepspeed nor engine vllm; leave it out"
+    if execution.launcher == "external" and spread is not None:
+        yield ("launcher",), "launcher: external starts nothing, and ranks have no address; use local, hostfile or ray"
+    if execution.launcher == "external" and starts:
+        yield ("launcher",), "launcher: external starts no server; name those that run in with.engine.urls"
+    if execution.launcher in ("hostfile", "ray") and starts and not engine.folder:
+        yield (
+            ("launcher",),
+            "servers of other machines read weights from with.engine.folder; set it to a shared one",
+        )

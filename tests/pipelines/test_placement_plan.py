@@ -1,0 +1,183 @@
+"""`plan --placement`: what runs where, the memory it needs, and what is refused. Models are configs without weights."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_machines import fake_gpus
+from shapes import LLAMA_70B, QWEN_7B, model_folder
+from typer.testing import CliRunner
+
+from datastore.catalog import Catalog
+from flows.cli import app
+from pipelines.load import load
+from pipelines.placement import Placement, place
+from pipelines.plan import make_plan
+from pipelines.problems import SpecError
+
+ONE_NODE, MANY = "cluster/dense-8b", "cluster/dense-70b"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {ONE_NODE: model_folder(folder / "7b", QWEN_7B), MANY: model_folder(folder / "70b", LLAMA_70B)}
+
+
+def placed(name: str, models: dict[str, Path], *settings: str) -> Placement:
+    return place(load(name, settings=[f"stages.warm.with.model.path={models[name]}", *settings]))
+
+
+def rows(placement: Placement, stage: str) -> dict[str, dict[str, Any]]:
+    return {row.role: row.to_json() for row in placement.rows if row.stage == stage}
+
+
+def test_the_files_for_clusters_fit_their_machines(models: dict[str, Path]) -> None:
+    one, many = (placed(name, models) for name in (ONE_NODE, MANY))
+    assert (one.problems, one.unknown, many.problems, many.unknown) == ([], [], [], [])
+    ranks = rows(one, "warm")["rank"]
+    assert (ranks["processes"], ranks["nodes"], ranks["gpus_each"]) == (8, 1, 1)
+    assert 16 * 7.6e9 / 8 / 2**30 < ranks["gib"] < 80
+    servers = rows(one, "sample")["vLLM server"]
+    assert (servers["processes"], servers["gpus_each"], servers["gib"]) == (8, 1, pytest.approx(72, abs=0.2))
+    assert rows(one, "sample")["stage (probe)"]["gpus_each"] == 0
+    ranks = rows(many, "star")["rank"]
+    assert (ranks["processes"], ranks["nodes"]) == (32, 4)
+    servers = rows(many, "measured")["vLLM server"]
+    assert (servers["processes"], servers["nodes"], servers["gpus_each"]) == (4, 4, 8)
+
+
+def test_the_command_prints_it_and_refuses_what_cannot_fit(models: dict[str, Path], tmp_path: Path) -> None:
+    given = [
+        "--placement",
+        "--store",
+        str(tmp_path / "store"),
+        "--set",
+        f"stages.warm.with.model.path={models[ONE_NODE]}",
+    ]
+    done = CliRunner().invoke(app, ["plan", ONE_NODE, *given])
+    assert done.exit_code == 0, done.output
+    assert "rank" in done.output
+    assert "vLLM server" in done.output
+    done = CliRunner().invoke(app, ["plan", ONE_NODE, *given, "--json", "--set", "execution.gpu_gib=24"])
+    assert done.exit_code == 2
+    said = json.loads(done.output)
+    assert said["placement"]
+    [warm] = [one for one in said["problems"] if one.startswith("stage warm:")]
+    assert "a rank needs" in warm
+    assert "of a GPU of 24 GiB" in warm
+    assert "it fits with" in warm
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        (ONE_NODE, ["stages.warm.with.deepspeed=null"], "a stage needs .* it fits with deepspeed: {zero: 3}"),
+        (ONE_NODE, ["stages.warm.with.deepspeed.zero=0"], "it fits with deepspeed: {zero: 3}"),
+        (ONE_NODE, ["stages.sample.with.engine.servers=9"], "its ranks and servers need 9 GPUs, and 8 are reserved"),
+        (ONE_NODE, ["stages.warm.with.deepspeed.processes=16"], "deepspeed.processes is 16, and each machine has 8"),
+        (MANY, ["stages.sample.with.engine.tensor_parallel=1"], "set engine.tensor_parallel: 2"),
+        (MANY, ["stages.warm.with.optimizer.lora=null"], "a rank needs .* it fits with optimizer.lora"),
+        (
+            ONE_NODE,
+            ["stages.measured.with.engine=null", "stages.measured.with.max_tokens=null"],
+            "KV cache .* set max_tokens or engine.rows lower",
+        ),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_what_would(
+    name: str, change: list[str], says: str, models: dict[str, Path]
+) -> None:
+    problems = placed(name, models, *change).problems
+    assert any(re.search(says, one) for one in problems), problems
+
+
+def test_memory_follows_precision_length_and_the_models_that_lie_beside(models: dict[str, Path]) -> None:
+    usual = rows(placed(ONE_NODE, models), "warm")["rank"]
+    longer = rows(placed(ONE_NODE, models, "stages.warm.with.optimizer.micro_tokens=32768"), "warm")["rank"]
+    assert longer["parts_gib"]["activations"] > 2 * usual["parts_gib"]["activations"]
+    single = rows(placed(ONE_NODE, models, "stages.warm.with.optimizer.precision=float32"), "warm")["rank"]
+    assert single["parts_gib"]["activations"] != usual["parts_gib"]["activations"]
+
+
+@pytest.mark.slow
+def test_where_it_runs_is_in_no_fingerprint(models: dict[str, Path], tmp_path: Path) -> None:
+    def prints(*settings: str) -> dict[str, str]:
+        pipeline = load(MANY, settings=[f"stages.warm.with.model.path={models[MANY]}", *settings])
+        plan = make_plan(pipeline, Catalog(tmp_path / "store"), str(tmp_path / "store"))
+        return {
+            name: json.dumps(step.ingredients.model_dump(mode="json")["config"]) for name, step in plan.steps.items()
+        }
+
+    other = ["stages.warm.execution.nodes=8", "stages.warm.execution.gpus=4", "execution.gpu_gib=40"]
+    other += ["stages.sample.with.engine.tensor_parallel=4", "stages.sample.with.engine.servers=9"]
+    assert prints() == prints(*other)
+    assert prints() != prints("stages.sample.with.engine.tolerance=0.01"), "what changes a result is"
+
+
+@pytest.mark.parametrize(
+    ("execution", "config", "says"),
+    [
+        ("{launcher: hostfile}", "", "belong together"),
+        ("{hostfile: hosts}", "", "belong together"),
+        ("{launcher: hostfile, hostfile: nowhere}", "deepspeed: {}", "nowhere cannot be read"),
+        ("{nodes: 2}", "deepspeed: {}", "needs launcher: ray or hostfile, not local"),
+        ("{launcher: external}", "deepspeed: {}", "ranks have no address"),
+        ("{launcher: external}", "", "starts no other processes"),
+        ("{launcher: slurm}", "", "'local', 'hostfile', 'ray' or 'external'"),
+    ],
+)
+def test_launchers_that_cannot_work_are_refused_when_the_file_is_read(
+    execution: str, config: str, says: str, folder: Path
+) -> None:
+    (folder / "p.yaml").write_text(
+        "name: p\nstages:\n"
+        "  t: {uses: tasks.generate, with: {env: lookup, train: 2, dev: 1, heldout: 1}}\n"
+        "  e: {uses: trajectories.synthesize, inputs: {tasks: t.train}}\n"
+        f"  s:\n    uses: train.sft\n    inputs: {{trajectories: e}}\n    with: {{model: {{init: tiny}}, {config}}}\n"
+        f"    execution: {execution}\n"
+    )
+    with pytest.raises(SpecError, match=says):
+        load("p.yaml")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "engine", "says"),
+    [
+        ("external", "{type: vllm}", "name those that run in with.engine.urls"),
+        ("external", "{type: vllm, urls: ['http://10.0.0.1:8000']}", ""),
+        ("ray, pool: p", "{type: vllm}", "set it to a shared one"),
+        ("ray, pool: p", "{type: vllm, folder: /shared}", ""),
+    ],
+)
+def test_servers_of_other_machines_need_addresses_or_a_shared_folder(
+    launcher: str, engine: str, says: str, folder: Path
+) -> None:
+    (folder / "p.yaml").write_text(
+        "name: p\nstages:\n"
+        "  t: {uses: tasks.generate, with: {env: lookup, train: 2, dev: 1, heldout: 1}}\n"
+        "  e: {uses: trajectories.synthesize, inputs: {tasks: t.train}}\n"
+        "  s: {uses: train.sft, inputs: {trajectories: e}, with: {model: {init: tiny}}}\n"
+        "  r:\n    uses: trajectories.sample\n    inputs: {tasks: t.train, model: s}\n"
+        f"    with: {{engine: {engine}}}\n    execution: {{launcher: {launcher}}}\n"
+    )
+    if says:
+        with pytest.raises(SpecError, match=says):
+            load("p.yaml")
+    else:
+        load("p.yaml")
+
+
+def test_the_quickstart_is_placed_on_this_machine_and_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpus(tmp_path / "bin", 0, monkeypatch)
+    found = place(load("quickstart"))
+    assert (found.problems, found.unknown) == ([], [])
+    assert {row.gpus for row in found.rows} == {0}
+    assert {row.stage for row in found.rows} >= {"warm", "sample", "dpo", "grpo", "eval_grpo"}
+    fake_gpus(tmp_path / "bin", 1, monkeypatch)
+    found = place(load("quickstart", settings=["stages.warm.execution.gpus=1"]))
+    assert found.unknown == [], "the driver says how large its GPU is"

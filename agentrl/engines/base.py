@@ -146,7 +146,7 @@ class Engine(Protocol):
         ...
 
     async def load(self, weights: Weights) -> None:
-        """Continue with other weights. Turns under way go on with them, and their spans say from where."""
+        """Continue with other weights. Turns under way go on with them, and their spans say from which token on."""
         ...
 
     async def close(self) -> None:

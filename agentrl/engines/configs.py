@@ -42,7 +42,7 @@ class EmbeddedConfig(EngineConfig):
     schedule: Literal["exact", "free"] = Field(
         "exact",
         description="exact: each step waits for all tools, and equal seeds give equal rows to the bit; free: no step "
-        "waits, and what float32 sums end in depends on time",
+        "waits, and the last bits of float32 sums depend on timing",
     )
     rows: int = Field(256, ge=1, description="rows in the cache at once; more are sampled one after the other")
 
@@ -66,8 +66,8 @@ class VLLMConfig(EngineConfig):
     elsewhere: ClassVar[bool] = True
 
     type: Literal["vllm"] = "vllm"
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of what the stage starts")
-    context: int | None = Field(None, ge=1, description="tokens that what is started has room for; None: the model's")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of the model, if the stage starts vLLM")
+    context: int | None = Field(None, ge=1, description="tokens, if the stage starts vLLM; None: the model's")
     tolerance: float = Field(
         1e-3,
         gt=0,

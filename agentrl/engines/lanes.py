@@ -121,7 +121,7 @@ class Lanes:
         device = slab.model.device
         width = int(self.length[here].max()) + 1
         leading = len(here) >= _LEAD_ABOVE * slots
-        if leading:  # slots that do not sample write behind their end, where nothing is read before it is overwritten
+        if leading:  # slots that do not sample write behind their end, which is overwritten before it is read
             count = int(here[-1]) + 1
             width = max(width, int(self.length[:count].max()) + 1)
         chosen = np.arange(count) if leading else here

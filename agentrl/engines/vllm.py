@@ -251,7 +251,8 @@ class VLLMEngine:
         return Expectation(ids, await asyncio.to_thread(expected, weights, ids))
 
     async def _prove(self, replica: Replica) -> None:
-        """Serving is whoever gives the log-probs of transformers; raises EngineError for others."""
+        """A replica that gives the log-probs of transformers serves from now on. Raises EngineError if it gives
+        others."""
         ids, wanted = self._probe
         found = await replica.score(ids, self._sync.adapter)
         gap = sum(abs(one - other) for one, other in zip(found, wanted, strict=True)) / len(wanted)

@@ -78,7 +78,7 @@ class AdaptedEpisode:
         self.opening, self.tools = start.opening, start.tools
         self.answer: str | None = None
         self._past: list[tuple[str, Any, Any]] = []
-        """The methods that were called, with what, and what they returned or in which words they raised."""
+        """Each call of a method: its name, its argument, and what it returned or the text of what it raised."""
 
     async def step(self, message: Message) -> Step:
         if not message.tool_calls:
@@ -112,7 +112,7 @@ class AdaptedEpisode:
         return observation
 
     async def _made(self, method: str, argument: Any) -> Any:
-        """What a method returns, which is kept."""
+        """What a method returns; the call is kept."""
         try:
             outcome = await self.hosted.call(method, argument)
         except HostedError as error:
@@ -157,8 +157,8 @@ class AdaptedEpisode:
 
 
 class RestorableEpisode(AdaptedEpisode):
-    """One whose class has ``snapshot`` and ``restore``. Where it lives, snapshots are pickled: so they share nothing
-    with it."""
+    """An episode whose class has ``snapshot`` and ``restore``. Snapshots are pickled where it lives, so they share
+    nothing with it."""
 
     _kept: bytes | None = None
 

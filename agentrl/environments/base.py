@@ -61,7 +61,7 @@ class Step:
 
 
 class Episode(Protocol):
-    """One attempt at one task. Its methods must not block; what may, runs in ``asyncio.to_thread``.
+    """One attempt at one task. Its methods must not block: run what may block in ``asyncio.to_thread``.
 
     An exception of any method is a failure of the environment: it ends this episode alone, as ``env_error``. It may
     have the methods of :class:`Restorable`.

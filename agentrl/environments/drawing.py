@@ -10,7 +10,7 @@ from typing import Any
 from schemas.task import Task
 
 SAME_IN_A_ROW = 10_000
-"""So many candidates that were all drawn before mean that there are no others."""
+"""If so many candidates in a row were all drawn before, there are no others."""
 
 
 @dataclass(frozen=True)

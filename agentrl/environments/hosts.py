@@ -47,11 +47,9 @@ class Host(Protocol):
 
 
 class Threads:
-    """At most ``size`` daemon threads. A thread that hangs is replaced by another, and counted in ``stuck``: Python
-    cannot end it."""
+    """At most ``size`` daemon threads. A thread that hangs is replaced by another: Python cannot end it."""
 
     def __init__(self, size: int = 64) -> None:
-        self.stuck = 0
         self._room = asyncio.Semaphore(size)
         self._idle: list[SimpleQueue[Any]] = []
 
@@ -67,7 +65,6 @@ class Threads:
             try:
                 result = await done
             except asyncio.CancelledError:
-                self.stuck += 1
                 jobs.put(None)
                 raise
             except BaseException:
@@ -128,7 +125,6 @@ class Processes:
     """At most ``size`` processes, one for each episode under way. A process is used again after its episode."""
 
     def __init__(self, size: int) -> None:
-        self.killed = 0
         self._room = asyncio.Semaphore(size)
         self._threads = Threads(size)
         self._idle: list[_Process] = []
@@ -173,7 +169,6 @@ class _InProcess:
             kind, value = await self.host._threads.run(self.process.ask, message)
         except asyncio.CancelledError:
             self.lost = True
-            self.host.killed += 1
             self.host.end(self.process)
             raise
         except HostedError as error:

@@ -1,6 +1,5 @@
-"""Scripted policies, and the loop that plays one: the expert, which follows what an episode advises, and a policy
-without any sense, which calls tools with arguments that fit their types. What that one solves is given away for
-nothing."""
+"""Scripted policies, and the loop that plays one: the expert, which follows what an episode advises, and a random
+policy, which calls tools with arguments that fit their types. A task that the random policy solves is too easy."""
 
 import json
 import re

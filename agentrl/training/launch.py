@@ -169,8 +169,8 @@ def launch(config: DeepSpeed, job: Path, on_step: "Callable[[Metrics], None]") -
 
 
 def _choose_accelerator(environment: "os._Environ[str] | dict[str, str]") -> None:
-    """Without a GPU, DeepSpeed is told so: it may find another accelerator, or none. The question is one that opens no
-    GPU, since processes that are forked later could not open it again."""
+    """Tell DeepSpeed if there is no GPU; by itself it might find another accelerator, or none. The check opens no GPU,
+    because processes that are forked later could not open it again."""
     environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch
 

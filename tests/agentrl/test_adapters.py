@@ -224,10 +224,10 @@ class TestGymnasium:
         [row] = play(environment, task, {"act": {"action": "pear!"}}, "?")
         assert observed(row)[0].startswith("'pear!' is no action of Text")
 
-    def test_what_cannot_be_said_is_refused(self) -> None:
+    def test_actions_without_a_text_form_are_refused(self) -> None:
         with pytest.raises(ValueError, match="has 4 actions, and 2 names are given"):
             load_environment(f"gymnasium{json.dumps({**self.LAKE, 'actions': ['a', 'b']})}").tasks({"train": 1}, 0)
-        with pytest.raises(ValueError, match=r"has actions of Box\(.*; those of Discrete and Text can be said"):
+        with pytest.raises(ValueError, match=r"has actions of Box\(.*; use one with Discrete or Text actions"):
             load_environment('gymnasium{"id": "Pendulum-v1"}').tasks({"train": 1}, 0)
 
 

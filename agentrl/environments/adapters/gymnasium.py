@@ -58,7 +58,7 @@ class GymnasiumEnvironment:
 
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         """Seeds for each split, from a block that belongs to ``seed``. Raises ValueError if the block is too small, or
-        if the environment's actions cannot be said."""
+        if the environment's actions have no text form."""
         if sum(sizes.values()) > SEEDS:
             raise ValueError(f"{sum(sizes.values())} tasks are more than the {SEEDS} seeds of one draw")
         env = self.make()
@@ -82,13 +82,14 @@ class GymnasiumEnvironment:
         )
 
     def names(self, space: Any) -> list[str] | None:
-        """Names of the actions, in order; None if an action is free text. Raises ValueError if they cannot be said."""
+        """Names of the actions, in order; None if an action is free text. Raises ValueError if they have no text
+        form."""
         import gymnasium
 
         if isinstance(space, gymnasium.spaces.Text):
             return None
         if not isinstance(space, gymnasium.spaces.Discrete):
-            raise ValueError(f"{self.id} has actions of {space}; those of Discrete and Text can be said")
+            raise ValueError(f"{self.id} has actions of {space}; use one with Discrete or Text actions")
         names = self.actions or [str(number) for number in range(int(space.start), int(space.start + space.n))]
         if len(names) != int(space.n):
             raise ValueError(f"{self.id} has {space.n} actions, and {len(names)} names are given in `actions`")

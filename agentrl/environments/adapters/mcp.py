@@ -94,8 +94,8 @@ async def _all_tools(client: "Client") -> dict[str, Any]:
 
 
 class _Line:
-    """A connection that one task holds from beginning to end, since what it waits in must be left where it was
-    entered. Other tasks ask through it, one after the other."""
+    """A connection that one asyncio task holds from beginning to end, because its contexts must be left by the task
+    that entered them. Other tasks ask through it, one after the other."""
 
     def __init__(self, client: "Client") -> None:
         self._asked: asyncio.Queue[tuple[Ask, asyncio.Future[Any]] | None] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""Holds sessions of an OpenEnv server (``openenv-core``), with which alone this file runs
+"""Holds sessions of an OpenEnv server. This file runs in an interpreter that has only ``openenv-core``
 (:mod:`agentrl.environments.adapters.foreign`)."""
 
 import itertools

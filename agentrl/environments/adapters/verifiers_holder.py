@@ -1,6 +1,6 @@
-"""Holds an environment of the ``verifiers`` package (its classic environments: 0.1 to 0.3), with which alone this file
-runs (:mod:`agentrl.environments.adapters.foreign`). A rollout is the package's own; only its client is ours, which
-waits for what the policy says."""
+"""Holds an environment of the ``verifiers`` package (its classic environments: 0.1 to 0.3). This file runs in an
+interpreter that has only that package (:mod:`agentrl.environments.adapters.foreign`). A rollout is the package's own;
+only its client is ours, which waits for what the policy says."""
 
 import asyncio
 import itertools

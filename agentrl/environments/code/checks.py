@@ -78,8 +78,8 @@ async def right_calls(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> d
 
 
 async def visible_tests(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> tuple[str, dict[str, bool]]:
-    """What the tests in the workspace say, for the policy to read; and which calls give the right result, which these
-    tests, as the policy may have edited them, cannot change."""
+    """What the tests in the workspace say, for the policy to read; and which calls give the right result. The policy
+    may have edited the tests, which does not change the calls."""
     word = secrets.token_hex(8)
     ran = await _run(sandbox, workspace, RUN_TESTS, calls, word)
     made, _, said = ran.stdout.partition(f"{word}\n".encode())

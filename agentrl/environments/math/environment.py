@@ -53,7 +53,7 @@ class MathEpisode(ToolEpisode["Math"]):
                 self.earn(1 / len(self.sums))
 
     async def score(self) -> Score:
-        """A number is compared here; what is no plain number takes the process of math-verify."""
+        """A plain number is compared here; any other answer is compared by the process of math-verify."""
         said, right = number_in(self.answer or ""), self.sums[-1][1]
         state: dict[str, Any] = {"answer": self.answer}
         success = said == right

@@ -1,8 +1,8 @@
 """The environment ``research``: a question, papers, a laboratory and a report.
 
-The reward is 0.30 quality, 0.30 correctness, 0.15 novelty, 0.15 efficiency and 0.10 format, all of them computed. What
-is worth 0.4 or less, or has an invented number or citation, is no success. Steps are rewarded by +0.1 for an experiment
-that worked and -0.05 for an error, 0.3 altogether at most.
+The reward is 0.30 quality, 0.30 correctness, 0.15 novelty, 0.15 efficiency and 0.10 format, all of them computed. A
+report that is worth 0.4 or less, or has an invented number or citation, is no success. Steps are rewarded by +0.1 for
+an experiment that worked and -0.05 for an error, 0.3 altogether at most.
 """
 
 import json

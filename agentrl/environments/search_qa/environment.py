@@ -19,7 +19,7 @@ from agentrl.environments.search_qa import questions
 from agentrl.environments.search_qa.expert import SHOWN, Missing, Seen, answers, answers_within
 from agentrl.environments.search_qa.graph import graph
 from agentrl.environments.tools import ToolError, tool
-from agentrl.rewards.answers import exact_match
+from agentrl.rewards.answers import exact_match, f1
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role, Trajectory
 
@@ -171,14 +171,3 @@ class SearchQA(Family):
         if not answers_within(question, self.graph, self.ranked, LONGEST_WAY):
             return None
         return Draft(questions.text(self.graph, question), "; ".join(answers), {"question": question})
-
-
-def f1(answer: str, truth: str) -> float:
-    """Overlap of words (Rajpurkar et al. 2016), 0 to 1."""
-    from collections import Counter
-
-    from agentrl.environments.bm25 import words
-
-    said, right = Counter(words(answer)), Counter(words(truth))
-    common = (said & right).total()
-    return 2 * common / (said.total() + right.total()) if common else 0.0

@@ -8,9 +8,9 @@ An expression is nested lists, so that it is JSON:
 - ``["and", U, V]`` and ``["or", U, V]``
 
 A question of n hops has n projections. It is composed from its answer outwards: a thing is described by a fact that
-names it, the other thing in the fact is described in turn, and so on. Kept is what has exactly the answer meant, has
-no redundant part, and, from two hops on, names nothing that shares a fact with the answer: no single passage gives it
-away.
+names it, the other thing in the fact is described in turn, and so on. A question is kept if it has exactly the answer
+meant, has no redundant part and, from two hops on, names nothing that shares a fact with the answer, so that no single
+passage gives it away.
 """
 
 from random import Random

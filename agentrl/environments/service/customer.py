@@ -22,7 +22,7 @@ class ChangeRequest:
     detail: str = ""
 
     def wish(self, order: Order) -> str:
-        """What the customer says that he wants; not of which order."""
+        """What the customer says that he wants, without the number of the order."""
         item = order.item(self.item)
         return {
             "status": f"I have a question about an order: {self.detail}",

@@ -243,7 +243,7 @@ class ServiceEpisode(ToolEpisode["Service"]):
         return order.shown()
 
     def _settle(self) -> None:
-        """Note that the request which the customer is at has come to its right end, if it has."""
+        """If the customer's present request has come to its right end, note it."""
         at = self.customer.at
         if at in self.settled_at or at >= len(self.goals):
             return

@@ -228,6 +228,7 @@ def test_groups_are_added_while_others_are_under_way_and_what_was_made_is_not_ma
 
 def test_a_wait_that_is_interrupted_cancels_what_it_waited_for() -> None:
     begun, ended = threading.Event(), threading.Event()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in what they run in the background
 
     async def endless() -> None:
         begun.set()

@@ -89,8 +89,8 @@ class Run:
 @dataclass(frozen=True)
 class HiddenTests:
     """``names`` are the tests that decide. ``files`` are those of the repository with them: the files of these tests,
-    and all that steers pytest, come from there. ``told``: test -> the places of comparisons that the right patch comes
-    to: what is compared there is told, and literals that it is compared with stay outside."""
+    and all that steers pytest, come from there. ``told``: test -> the places of the comparisons that the right patch
+    reaches. The values that are compared there are told, and the literals that they are compared with stay outside."""
 
     names: Sequence[str]
     files: Mapping[str, str]

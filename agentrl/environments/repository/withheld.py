@@ -2,7 +2,7 @@
 
 In ``assert price(10, 1) == 9`` the 9 is what code under test must not know. So the sandbox gets a file that tells what
 ``price(10, 1)`` is, and the comparison is made outside: nothing that runs inside can read the right result, or be equal
-to anything. Of comparisons of two calculated values both are told; what the right one is could be read there.
+to anything. If both sides of a comparison are calculated, both are told; code inside could then read the right one.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """The expert of ``search_qa``: it answers a question by what it has seen, and says what it has to see next.
 
 It takes the question as an expression, goes through the things that a part of it may stand for, one after the other,
-and reads the passage of each. What the right answer is, it does not know before it has seen that.
+and reads the passage of each. It does not know the right answer before it has seen it.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -155,6 +155,17 @@ def test_signs_name_the_rooms_behind_the_doors() -> None:
         assert all(" You are in " in new.prompt for new in environment.achieved(row, task))
 
 
+def test_an_expert_that_speaks_names_each_room_before_its_door() -> None:
+    quiet, spoken = Rooms(), Rooms(RoomsConfig(spoken=True))
+    tasks = spoken.tasks({"train": 40}, 0)["train"]
+    assert tasks == quiet.tasks({"train": 40}, 0)["train"]
+    for task in tasks:
+        row = demonstrate(spoken, task, 0.3, 0, "t")
+        said = [message.content for message in row.messages if message.role is Role.ASSISTANT and message.tool_calls]
+        heard = [message.content for message in row.messages if message.role is Role.TOOL]
+        assert [f"{room}." for room in heard] == said[: len(heard)]
+
+
 def room_of(seen: str) -> str:
     return seen.split(". ")[0]
 

@@ -164,7 +164,7 @@ def test_the_expert_knows_only_what_it_has_seen() -> None:
         for _ in range(environment.max_steps):
             turn = episode.advise()
             facts = {
-                relation: {subject: other for subject, other in pairs.items() if subject in episode.read_at}
+                relation: {subject: other for subject, other in pairs.items() if subject in episode.passages}
                 for relation, pairs in real.ahead.items()
             }
             pages = set(episode.pages)
@@ -188,3 +188,20 @@ def test_the_expert_knows_only_what_it_has_seen() -> None:
 
     for task in tasks:
         asyncio.run(go(task))
+
+
+def test_the_expert_asks_again_for_what_was_cut() -> None:
+    environment = load_environment('search_qa{"faults": {"truncated": 0.4}}')
+    rows = [demonstrate(environment, task, 0.0, 0, "t") for task in environment.tasks({"train": 40}, 4)["train"]]
+    repeated = 0
+    for row in rows:
+        calls = [call.arguments for message in row.messages for call in message.tool_calls]
+        heard = [message.content for message in row.messages if message.role is Role.TOOL]
+        again = [
+            number
+            for number in range(len(heard) - 1)
+            if heard[number] != heard[number + 1] and calls[number] == calls[number + 1]
+        ]
+        repeated += len(again)
+    assert repeated > 20
+    assert sum(row.success for row in rows) > 30

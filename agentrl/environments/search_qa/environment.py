@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentrl.environments.base import Score
+from agentrl.environments.base import Observation, Score
 from agentrl.environments.bm25 import Index
 from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
@@ -21,7 +21,7 @@ from agentrl.environments.search_qa.graph import graph
 from agentrl.environments.tools import ToolError, tool
 from agentrl.rewards.answers import exact_match, f1
 from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, Trajectory
+from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
 
 LONGEST_WAY = 12
 """Passages and searches of the expert, at most. An episode has room for mistakes beside."""
@@ -34,8 +34,8 @@ class SearchConfig(FamilyConfig):
 
 
 class SearchEpisode(ToolEpisode["SearchQA"]):
-    """One attempt at a question. ``needed`` are passages that show the answer, ``seen`` what an expert can know, and
-    ``named`` the names that stood there."""
+    """One attempt at a question. ``needed`` are passages that show the answer. ``pages`` and ``passages`` were shown in
+    whole, which an expert goes by; ``named`` are the names that stood there. ``whole`` is the last answer of a tool."""
 
     def __init__(self, family: "SearchQA", task: Task) -> None:
         super().__init__(family, task)
@@ -45,6 +45,8 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
         self.needed = family.needed(self.question, self.answers)
         self.named = set(questions.constants(self.question))
         self.pages: set[tuple[str, int]] = set()
+        self.passages: set[str] = set()
+        self.whole = ""
         self.read_at: dict[str, int] = {}
 
     @tool
@@ -57,10 +59,11 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
         titles = self.family.ranked(query)
         shown = titles[(page - 1) * SHOWN : page * SHOWN]
         self.named.update(shown)
-        self.pages.add((query, page))
         if not shown:
             return f"no results on page {page} of {len(titles)} results" if titles else "no results"
-        return f"{', '.join(shown)} ({(page - 1) * SHOWN + 1}-{(page - 1) * SHOWN + len(shown)} of {len(titles)})"
+        first = (page - 1) * SHOWN + 1
+        self.whole = f"{', '.join(shown)} ({first}-{first + len(shown) - 1} of {len(titles)})"
+        return self.whole
 
     @tool
     def read(self, title: str) -> str:
@@ -76,7 +79,18 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
             if title in self.needed:
                 self.earn(1 / len(self.needed))
         self.named.update(self.family.graph.near(title))
+        self.whole = passage
         return passage
+
+    def observed(self, call: ToolCall, seen: Observation) -> None:
+        """What was cut on its way is not known; one can ask again."""
+        if seen.error or seen.content != self.whole:
+            return
+        given = call.parsed()
+        if call.name == "read":
+            self.passages.add(given["title"])
+        else:
+            self.pages.add((given["query"], given.get("page", 1)))
 
     def outcome(self) -> Score:
         said = [] if self.answer is None else sorted({name.strip() for name in self.answer.split(";")})
@@ -92,7 +106,7 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
 
     def advise(self) -> Message:
         """The next passage to read or search to make, or the answer, by what was seen so far."""
-        seen = Seen(self.family.graph, self.family.ranked, set(self.read_at), self.pages)
+        seen = Seen(self.family.graph, self.family.ranked, self.passages, self.pages)
         try:
             return self.saying("; ".join(answers(self.question, seen)))
         except Missing as missing:

@@ -14,6 +14,7 @@ hundredth takes seven times as long as the median, which is about six times as l
 - The same by files: a folder of the model, or an adapter of rank 8, is written, loaded by a vLLM server that samples,
   and proven by log-probs of 64 tokens. It needs VLLM_PYTHON, the interpreter of an environment with vLLM.
 - The memory of one of two ranks under ZeRO 3 against that of one process, for 300 million parameters (small: 80).
+- What recording costs a turn if 64 conversations of agents go on at once (``benchmarks/online_recorder.py``).
 
     python benchmarks/online.py              # 3 seeds of 24 iterations
     SCALE=small python benchmarks/online.py  # one seed of 10 iterations, about a minute
@@ -161,12 +162,20 @@ def main() -> None:
                 found[way].append(trained(harness, way, *given))
         served = served_loads(given[0])
         memory = peaks(Path(folder, "memory"), *((768, 10) if SMALL else ()))
-    missed = report(found["synchronous"], found["asynchronous"], loads, served, memory)
+    from online_recorder import overhead
+
+    recorded = overhead(12 if SMALL else 24)
+    missed = report(found["synchronous"], found["asynchronous"], loads, served, memory, recorded)
     sys.exit(1 if missed and os.environ.get("CHECK") == "1" else 0)
 
 
 def report(
-    calm: list[Found], fast: list[Found], loads: list[float], served: dict[str, list[float]], memory: Peaks
+    calm: list[Found],
+    fast: list[Found],
+    loads: list[float],
+    served: dict[str, list[float]],
+    memory: Peaks,
+    recorded: float,
 ) -> int:
     from agentrl.statistics.intervals import wilson
 
@@ -188,6 +197,7 @@ def report(
         (f"weights in place, median of {len(loads)}", f"{load:.1f} ms", "below 10 ms", load < 10),
         ("ZeRO-3 peak memory per rank of two / one process", f"{memory.rank:.2f} / {memory.alone:.2f} GiB",
          "at most 0.6", memory.rank <= 0.6 * memory.alone),
+        ("recorder, a turn at 64 conversations", f"{recorded:.2f} ms", "below 2 ms", recorded < 2),
     ]  # fmt: skip
     for what, times in served.items():
         load = 1000 * statistics.median(times)

@@ -23,6 +23,7 @@ from flows.commands import (
     generate,
     pipelines,
     replay,
+    serve,
 )
 from flows.commands._common import BAD_INPUT, CANCELLED, FAILED
 from flows.terminal import protect, say
@@ -40,7 +41,7 @@ _buffer = typer.Typer(
     no_args_is_help=True, help="Query, curate, search, exchange and look after the trajectory buffer."
 )
 
-for _module in (pipelines, artifacts, compare, doctor, generate, replay):
+for _module in (pipelines, artifacts, compare, doctor, generate, replay, serve):
     app.add_typer(_module.app)
 for _module in (buffer_read, buffer_choose, buffer_exchange, buffer):
     _buffer.add_typer(_module.app)

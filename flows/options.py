@@ -23,6 +23,10 @@ Store = Annotated[str, typer.Option(envvar="AGENTRL_STORE", callback=_a_place, h
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="How many to print")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random")]
+ModelName = Annotated[
+    str, typer.Option("--model", help="TAG, STAGE, PIPELINE:STAGE or STAGE/FINGERPRINT, or a model folder")
+]
+TurnTokens = Annotated[int | None, typer.Option(min=1, help="Sampled tokens in one turn")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done")]
 
 # pipelines

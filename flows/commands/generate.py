@@ -8,7 +8,7 @@ import typer
 
 from flows.commands._common import fail, open_catalog
 from flows.commands.artifacts import looked_up
-from flows.options import Json, Seed, Store, command
+from flows.options import Json, ModelName, Seed, Store, TurnTokens, command
 from flows.terminal import console, say, say_json
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ app = typer.Typer()
 
 @command(app)
 def generate(
-    model: Annotated[str, typer.Option(help="TAG, STAGE, PIPELINE:STAGE or STAGE/FINGERPRINT, or a model folder")],
+    model: ModelName,
     task: Annotated[
         str | None, typer.Option(help="Id of a task; the model's own tasks are looked through first")
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="What the user says; without --task or --prompt, type it")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the most likely token")] = 1.0,
-    max_turn_tokens: Annotated[int | None, typer.Option(min=1, help="Sampled tokens in one turn")] = None,
+    max_turn_tokens: TurnTokens = None,
     seed: Seed = 0,
     store: Store = "store",
     as_json: Json = False,

@@ -27,7 +27,11 @@ stages:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("generate")
+    return store_with_a_model(tmp_path_factory.mktemp("generate"))
+
+
+def store_with_a_model(folder: Path) -> str:
+    """A store whose stage ``warm`` is a tiny model."""
     (folder / "small.yaml").write_text(PIPELINE)
     place = str(folder / "store")
     plan = make_plan(load(str(folder / "small.yaml")), Catalog(place), place)

@@ -25,6 +25,7 @@ OWN = (
     "my_classes",
     "my_helper",
     "my_family",
+    "my_agent",
 )
 
 

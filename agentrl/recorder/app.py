@@ -1,0 +1,182 @@
+"""The HTTP side: routes of both protocols, keys, limits, and clients that leave. It needs starlette."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from agentrl.recorder import chat, responses
+from agentrl.recorder.wire import Answerer, ApiError, Reply, TurnRequest, read
+
+LARGEST_BODY = 32 * 2**20
+"""Bytes of a request."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EPISODE_HEADER = "x-agentrl-episode"
+
+Endpoint = Callable[[HttpRequest], Awaitable[Response]]
+
+
+def application(backend: Answerer, more: Sequence[BaseRoute] = (), local: bool = True) -> Starlette:
+    """Both protocols in front of ``backend``. ``local`` says that only this machine reaches it: then requests that name
+    another host, as pages of a browser could make it send, are refused."""
+
+    async def models(request: HttpRequest) -> Response:
+        backend.place_of(key_of(request), request.path_params.get("episode"))
+        one = {"id": backend.model, "object": "model", "created": 0, "owned_by": "agentrl"}
+        return JSONResponse({"object": "list", "data": [one]})
+
+    def turns(protocol: ModuleType, kind: Any) -> Endpoint:
+        async def answer(request: HttpRequest) -> Response:
+            place = backend.place_of(key_of(request), episode_of(request))
+            body = await body_of(request)
+            asked = read(kind, body).asked()
+            again = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+            reply = await backend.ask(place, asked, hashlib.sha256(body).hexdigest(), again)
+            return _Answer(backend, protocol, asked, reply)
+
+        return answer
+
+    by_chat, by_responses = turns(chat, chat.ChatRequest), turns(responses, responses.ResponsesRequest)
+    routes: list[BaseRoute] = []
+    for prefix in ("/v1", "/episodes/{episode}/v1"):
+        routes += [
+            Route(f"{prefix}/models", guarded(models, local)),
+            Route(f"{prefix}/chat/completions", guarded(by_chat, local), methods=["POST"]),
+            Route(f"{prefix}/responses", guarded(by_responses, local), methods=["POST"]),
+        ]
+    return Starlette(routes=[*routes, *more], exception_handlers={404: _not_found, 405: _not_found})
+
+
+def guarded(endpoint: Endpoint, local: bool) -> Endpoint:
+    """The endpoint, with errors in the form of the API."""
+
+    async def answer(request: HttpRequest) -> Response:
+        try:
+            if local and (request.url.hostname or "") not in LOOPBACK:
+                raise ApiError(403, f"this server is for its own machine, not for {request.url.hostname!r}")
+            if request.method == "POST" and not request.headers.get("content-type", "").startswith("application/json"):
+                raise ApiError(415, "the body must be application/json")
+            return await endpoint(request)
+        except ApiError as error:
+            return JSONResponse(error.body(), error.status)
+        except ClientDisconnect:
+            return Response(status_code=400)
+
+    return answer
+
+
+def key_of(request: HttpRequest) -> str | None:
+    """The key that the client gives."""
+    given = request.headers.get("authorization", "")
+    return given[7:].strip() if given[:7].lower() == "bearer " else None
+
+
+def episode_of(request: HttpRequest) -> str | None:
+    """The episode that the path or a header names."""
+    return request.path_params.get("episode") or request.headers.get(EPISODE_HEADER)
+
+
+async def body_of(request: HttpRequest) -> bytes:
+    """The body. Raises ApiError if it is too large, without reading the rest."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > LARGEST_BODY:
+            raise ApiError(413, f"the body is larger than {LARGEST_BODY:,} bytes", "body_too_large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _not_found(request: HttpRequest, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    message = (
+        f"there is no {request.method} {request.url.path}; there are /v1/chat/completions, /v1/responses, /v1/models"
+    )
+    return JSONResponse(ApiError(status, message).body(), status)
+
+
+class _Answer(Response):
+    """Sends a reply, and tells the backend whether the client has got all of it."""
+
+    def __init__(self, backend: Answerer, protocol: ModuleType, asked: TurnRequest, reply: Reply) -> None:
+        super().__init__()
+        self.backend, self.protocol, self.asked, self.reply = backend, protocol, asked, reply
+        self.is_gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(self._gone(receive))
+        work = asyncio.create_task(self._sent(scope, send))
+        try:
+            await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            work.cancel()
+            _, outcome = await asyncio.gather(gone, work, return_exceptions=True)
+            await self.backend.left(self.reply)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    async def _gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.is_gone = True
+
+    async def _sent(self, scope: Scope, send: Send) -> None:
+        if self.asked.stream:
+            await self._streamed(send)
+            return
+        try:
+            answer = await _result(self.reply)
+        except ApiError as error:
+            await JSONResponse(error.body(), error.status, self._headers())(scope, _nothing, send)
+            return
+        self.reply.delivered |= not self.is_gone
+        await JSONResponse(self.protocol.whole(self.asked, answer), headers=self._headers())(scope, _nothing, send)
+
+    async def _streamed(self, send: Send) -> None:
+        headers = {"content-type": "text/event-stream", "cache-control": "no-cache", **self._headers()}
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        try:
+            async for event in _events(self.protocol, self.asked, self.reply):
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            self.reply.delivered |= not self.is_gone
+        except ApiError as error:
+            await send({"type": "http.response.body", "body": self.protocol.failed(error), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _headers(self) -> dict[str, str]:
+        return {EPISODE_HEADER: self.reply.name.rpartition("-")[0]}
+
+
+async def _result(reply: Reply) -> Any:
+    """The turn. Raises ApiError if there is none."""
+    try:
+        return await reply.answered()
+    except asyncio.CancelledError:
+        if reply.task is not None and reply.task.cancelled():
+            raise ApiError(409, "the episode was closed before this turn was done", "episode_closed") from None
+        raise
+
+
+async def _events(protocol: ModuleType, asked: TurnRequest, reply: Reply) -> AsyncIterator[bytes]:
+    try:
+        async for event in protocol.events(asked, reply):
+            yield event
+    except asyncio.CancelledError:
+        if reply.task is not None and reply.task.cancelled():
+            raise ApiError(409, "the episode was closed before this turn was done", "episode_closed") from None
+        raise
+
+
+async def _nothing() -> Any:
+    return {"type": "http.disconnect"}

@@ -1,0 +1,244 @@
+"""OpenAI's chat completions: requests read, answers written, whole or as a stream."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentrl.recorder.wire import Answered, ApiError, ApiRequest, Reply, TurnRequest
+from schemas.json_text import loads
+from schemas.trajectory import Message, Role, ToolCall
+
+ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    arguments: str = "{}"
+
+
+class Call(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    """Fields that clients repeat out of an answer, such as ``refusal``, are read and say nothing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: list[Any] | None = None
+
+    def message(self) -> Message:
+        calls = [
+            ToolCall(id=call.id, name=call.function.name, arguments=as_json(call.function.arguments))
+            for call in self.tool_calls or []
+        ]
+        return Message(
+            role=ROLES[self.role],
+            content=text_of(self.content),
+            reasoning=self.reasoning_content or self.reasoning,
+            tool_calls=calls,
+            tool_call_id=self.tool_call_id,
+            name=self.name,
+        )
+
+
+class FunctionTool(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ChatTool(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+
+
+class ChatRequest(ApiRequest):
+    """``user``, ``metadata``, ``store`` and the like do not change what is sampled."""
+
+    model: str
+    messages: list[ChatMessage] = Field(min_length=1)
+    tools: list[ChatTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    n: Literal[1] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: TextFormat | None = None
+    logprobs: Literal[False] | None = None
+    presence_penalty: Literal[0] | None = None
+    frequency_penalty: Literal[0] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    def asked(self) -> TurnRequest:
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return TurnRequest(
+            model=self.model,
+            messages=[one.message() for one in self.messages],
+            tools=tools_of([tool.function for tool in self.tools or []]),
+            tool_choice=choice_of(self.tool_choice, self.parallel_tool_calls),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            seed=self.seed,
+            stop=tuple(filter(None, stop)),
+            stream=bool(self.stream),
+            usage_in_stream=bool(self.stream_options and self.stream_options.include_usage),
+        )
+
+
+def text_of(content: str | list[TextPart] | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content or [])
+
+
+def as_json(arguments: str) -> str:
+    """Arguments as JSON text; what is no JSON becomes a JSON string."""
+    try:
+        loads(arguments)
+    except ValueError:
+        return json.dumps(arguments)
+    return arguments
+
+
+def tools_of(functions: list[FunctionTool]) -> str:
+    """JSON of tools, as a trajectory has them."""
+    return json.dumps([{"type": "function", "function": one.model_dump(exclude_none=True)} for one in functions])
+
+
+def choice_of(choice: str | dict[str, Any] | None, parallel: bool | None) -> str:
+    """``auto``, or what the client would like. Tokens are sampled as the policy says them, so that a choice is not
+    enforced; a turn that does not meet it is counted."""
+    if isinstance(choice, dict):
+        named = choice.get("name") or (choice.get("function") or {}).get("name")
+        if not named:
+            raise ApiError(400, f"tool_choice: {choice!r} names no function", param="tool_choice")
+        return f"function:{named}"
+    return "single" if parallel is False and choice in (None, "auto") else choice or "auto"
+
+
+def usage(answer: Answered) -> dict[str, int]:
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.sampled_tokens,
+        "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
+    }
+
+
+def _calls(message: Message) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.tool_calls
+    ]
+
+
+def whole(asked: TurnRequest, answer: Answered) -> dict[str, Any]:
+    """The body of an answer."""
+    said: dict[str, Any] = {"role": "assistant", "content": answer.message.content or None, "refusal": None}
+    if answer.message.reasoning:
+        said["reasoning_content"] = answer.message.reasoning
+    if answer.message.tool_calls:
+        said["tool_calls"] = _calls(answer.message)
+    choice = {"index": 0, "message": said, "finish_reason": answer.finish, "logprobs": None}
+    head = {"id": f"chatcmpl-{answer.name}", "object": "chat.completion", "created": answer.created}
+    return {**head, "model": answer.model, "choices": [choice], "usage": usage(answer)}
+
+
+async def events(asked: TurnRequest, reply: Reply) -> AsyncIterator[bytes]:
+    """The stream of an answer: text as it is sampled, a call as one delta when it is complete."""
+    head = {
+        "id": f"chatcmpl-{reply.name}",
+        "object": "chat.completion.chunk",
+        "created": reply.created,
+        "model": asked.model,
+    }
+
+    def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+        return _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]})
+
+    yield chunk({"role": "assistant", "content": ""})
+    async for text in reply.deltas():
+        yield chunk({"content": text})
+    answer = await reply.answered()
+    for delta in _last(answer.message):
+        yield chunk(delta)
+    yield chunk({}, answer.finish)
+    if asked.usage_in_stream:
+        yield _event({**head, "choices": [], "usage": usage(answer)})
+    yield b"data: [DONE]\n\n"
+
+
+def _last(message: Message) -> Iterator[dict[str, Any]]:
+    if message.reasoning:
+        yield {"reasoning_content": message.reasoning}
+    for number, call in enumerate(_calls(message)):
+        yield {"tool_calls": [{"index": number, **call}]}
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False).encode() + b"\n\n"
+
+
+def failed(error: ApiError) -> bytes:
+    """The event of an error in the middle of a stream."""
+    return _event(error.body())

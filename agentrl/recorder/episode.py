@@ -1,0 +1,282 @@
+"""One recorded episode: its conversations, what it is about, what became of it, and its file on disk."""
+
+import errno
+import json
+import math
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from agentrl.engines.base import Session, Turn
+from agentrl.recorder.tree import SampledTurn, Tree, lines, received
+from schemas.trajectory import Message, RewardComponent, Role, Span, Termination, Trajectory, trajectory_id
+
+STAGE = "recorded"
+"""``stage`` and ``source`` of recorded rows, and the beginning of their ids."""
+
+UNSCORED = "unscored"
+"""Tag of rows whose episode was closed without a reward."""
+
+
+class About(BaseModel):
+    """What an episode is about, in the columns of its rows. ``task_id`` None is a digest of how the episode begins, so
+    that episodes of one prompt are of one task. ``group_id`` None groups the rows of a task that one server recorded
+    under one version of the weights."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task_id: str | None = Field(None, min_length=1)
+    group_id: str | None = Field(None, min_length=1)
+    sample_index: int = Field(0, ge=0)
+    env: str = Field("recorded", min_length=1)
+    split: str = "train"
+    level: int = Field(0, ge=0)
+    prompt: str | None = None
+    tags: list[str] = []
+
+
+class PostedReward(BaseModel):
+    """What became of an episode. ``success`` None is whether the reward is above 0. ``components`` explain the
+    reward."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reward: float
+    success: bool | None = None
+    components: dict[str, float] = {}
+
+    @field_validator("reward", "components")
+    @classmethod
+    def _finite(cls, value: Any) -> Any:
+        if not all(map(math.isfinite, value.values() if isinstance(value, dict) else [value])):
+            raise ValueError("must be a finite number")
+        return value
+
+
+@dataclass(eq=False)
+class RecordedEpisode:
+    """``name`` is its id. ``key`` is the client's, None if nobody opened the episode. ``turns`` counts those that were
+    asked for. ``closed`` says that no further turn is sampled; without an ``outcome`` it is unscored, and ``why`` says
+    how it came to that. ``folder`` has the file."""
+
+    recording: str
+    number: int
+    about: About
+    policy: str
+    tokenizer: str
+    folder: Path
+    key: str | None = None
+    created: float = field(default_factory=time.time)
+    last: float = field(default_factory=time.time)
+    turns: int = 0
+    tree: Tree = field(default_factory=Tree)
+    counts: Counter[str] = field(default_factory=Counter)
+    closed: bool = False
+    why: str = ""
+    outcome: PostedReward | None = None
+
+    @property
+    def name(self) -> str:
+        return trajectory_id(STAGE, self.recording, self.number)
+
+    # -- the file: a line for each thing that happened
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"{self.number:06d}.jsonl"
+
+    def begin(self) -> None:
+        head = {
+            "recording": self.recording,
+            "number": self.number,
+            "about": self.about.model_dump(),
+            "policy": self.policy,
+            "tokenizer": self.tokenizer,
+            "key": self.key,
+            "created": self.created,
+        }
+        self.write({"episode": head})
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append a line. It outlives the process from here on, but not the machine."""
+        data = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            before = os.fstat(file).st_size
+            if os.write(file, data) < len(data):
+                os.ftruncate(file, before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        finally:
+            os.close(file)
+
+    @classmethod
+    def read(cls, path: Path) -> "RecordedEpisode | None":
+        """The episode as its file has it; None if not even its first line was written. A last line without its end is
+        cut off: nobody was answered by it."""
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            os.truncate(path, len(whole))
+        happened = [json.loads(line) for line in whole.splitlines()]
+        if not happened:
+            return None
+        head = happened[0]["episode"]
+        episode = cls(folder=path.parent, **{**head, "about": About(**head["about"])})
+        by_number: dict[int, SampledTurn] = {}
+        for line in happened[1:]:
+            if "turn" in line:
+                turn = _turn_of(line["turn"], by_number)
+                by_number[turn.number] = turn
+                episode.tree.add(turn)
+                episode.turns = max(episode.turns, turn.number + 1)
+                episode.counts = Counter(line["counts"])
+            elif "delivered" in line:
+                by_number[line["delivered"]].delivered = line["is"]
+            elif "closed" in line:
+                episode.counts = Counter(line["counts"])
+                episode.closed, episode.why = True, line["closed"]
+                episode.outcome = PostedReward(**line["outcome"]) if line["outcome"] else None
+                break  # a turn that was under way then was never answered
+        episode.last = path.stat().st_mtime
+        return episode
+
+    def sampled(self, turn: SampledTurn) -> None:
+        """Write a turn and the counts so far."""
+        self.write({"turn": _line_of(turn), "counts": dict(self.counts)})
+
+    # -- rows
+
+    def rows(self) -> list[Trajectory]:
+        """A row for each line of the tree, each sampled token in exactly one of them."""
+        counts = Counter(self.counts)
+        counts["undelivered"] = len(self.tree.turns) - len(received(self.tree.turns))
+        found: list[Trajectory] = []
+        for line in lines(self.tree.turns):
+            found.append(self._row(line.turns, line.shared, line.agent, found, line.parent, counts))
+        return found
+
+    def _row(
+        self,
+        turns: list[SampledTurn],
+        shared: int,
+        agent: str,
+        earlier: list[Trajectory],
+        parent: int | None,
+        counts: Counter[str],
+    ) -> Trajectory:
+        session, messages, fork_at = Session(), list[Message](), 0
+        for number, one in enumerate(turns):
+            start = len(session.ids)
+            session.observe(one.heard_ids)
+            end = len(session.ids)
+            for place, message in enumerate(one.heard):
+                messages.append(message.model_copy(update={"token_start": end if place else start, "token_end": end}))
+            if number < shared:
+                session.observe(one.turn.ids)
+                fork_at = len(session.ids)
+            else:
+                session.act(one.turn)
+            messages.append(one.message.model_copy(update={"token_start": end, "token_end": len(session.ids)}))
+        first, last, outcome = turns[0], turns[-1], self.outcome
+        sampled = len(turns)
+        written = sum(message.role is Role.ASSISTANT for message in messages) - sampled
+        counted = counts + Counter(written_turns=written)
+        counted["sampling_changed"] = sum(one.sampling != turns[shared].sampling for one in turns[shared:])
+        version = session.spans[0].version if session.spans else 0
+        task_id = self.about.task_id or f"{self.about.env}-{self.tree.turns[0].beginning[:12]}"
+        components = outcome.components if outcome else {}
+        if outcome and not components:
+            components = {"reward": outcome.reward}
+        prompt = next((one.content for one in first.heard if one.role is Role.USER), "")
+        scored = outcome is not None
+        return Trajectory(
+            trajectory_id=f"{self.name}-{len(earlier)}" if earlier else self.name,
+            episode_id=self.name,
+            segment=len(earlier),
+            agent=agent,
+            task_id=task_id,
+            group_id=self.about.group_id or f"{STAGE}-{self.recording}-{version}-{task_id}",
+            sample_index=self.about.sample_index,
+            parent_id=earlier[parent].trajectory_id if parent is not None else None,
+            fork_at=fork_at,
+            source=STAGE,
+            env=self.about.env,
+            split=self.about.split,
+            level=self.about.level,
+            prompt=self.about.prompt if self.about.prompt is not None else prompt,
+            stage=STAGE,
+            fingerprint=self.recording,
+            run_id=self.recording,
+            policy=self.policy,
+            policy_version=version,
+            created_at=datetime.fromtimestamp(self.created, UTC),
+            sampling=turns[shared].sampling,
+            reward=outcome.reward if outcome else None,
+            success=(outcome.reward > 0 if outcome.success is None else outcome.success) if outcome else None,
+            termination=_termination(last, scored),
+            reward_components=[RewardComponent(name=name, value=value) for name, value in components.items()],
+            tags=[
+                *self.about.tags,
+                *(f"{name}:{number}" for name, number in sorted(counted.items()) if number),
+                *([] if scored else [UNSCORED, f"closed: {self.why}"]),
+            ],
+            n_steps=sampled,
+            n_tokens=len(session.ids),
+            n_action_tokens=sum(session.mask),
+            n_tool_calls=sum(len(one.message.tool_calls) for one in turns),
+            messages=messages,
+            tools=first.tools,
+            tokenizer=self.tokenizer,
+            input_ids=session.ids,
+            action_mask=session.mask,
+            logprobs=session.logprobs,
+            spans=session.spans,
+        )
+
+
+def _termination(last: SampledTurn, scored: bool) -> Termination:
+    if last.turn.stop == "length":
+        return Termination.MAX_TOKENS
+    if last.turn.stop == "cut":
+        return Termination.TIME_LIMIT
+    return Termination.ANSWERED if scored or not last.message.tool_calls else Termination.CANCELLED
+
+
+def _line_of(turn: SampledTurn) -> dict[str, Any]:
+    return {
+        "number": turn.number,
+        "parent": turn.parent.number if turn.parent else None,
+        "heard": [one.model_dump(mode="json", exclude_defaults=True) for one in turn.heard],
+        "heard_ids": turn.heard_ids,
+        "ids": turn.turn.ids,
+        "logprobs": turn.turn.logprobs,
+        "spans": [one.model_dump() for one in turn.turn.spans],
+        "stop": turn.turn.stop,
+        "message": turn.message.model_dump(mode="json", exclude_defaults=True),
+        "call_ids": turn.call_ids,
+        "digest": turn.digest.hex(),
+        "tools": turn.tools,
+        "sampling": turn.sampling,
+        "instructed": turn.instructed,
+        "delivered": turn.delivered,
+    }
+
+
+def _turn_of(line: dict[str, Any], known: dict[int, SampledTurn]) -> SampledTurn:
+    spans = [Span(**one) for one in line.pop("spans")]
+    sampled = Turn(line.pop("ids"), line.pop("logprobs"), spans, line.pop("stop"))
+    parent = line.pop("parent")
+    return SampledTurn(
+        turn=sampled,
+        parent=None if parent is None else known[parent],
+        heard=[Message(**one) for one in line.pop("heard")],
+        message=Message(**line.pop("message")),
+        digest=bytes.fromhex(line.pop("digest")),
+        **line,
+    )

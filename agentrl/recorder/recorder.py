@@ -1,0 +1,345 @@
+"""Answers requests for turns out of an engine: which conversation a request goes on with, and its next turn."""
+
+import asyncio
+import hmac
+import secrets
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from agentrl.engines.base import EngineError, Sampling, Session, Turn
+from agentrl.engines.streams import stream
+from agentrl.recorder.episode import About, PostedReward, RecordedEpisode
+from agentrl.recorder.episodes import KEY, REMEMBERED, Episodes
+from agentrl.recorder.sampler import Sampler
+from agentrl.recorder.tree import SampledTurn, beginning, digests, heard_ids, match, with_own_ids
+from agentrl.recorder.wire import Answered, ApiError, Reply, TurnRequest, check_model
+from schemas.trajectory import Message, Role
+
+History = Literal["keep", "template"]
+"""What the policy reads of its earlier turns: their sampled tokens, or what its chat template makes of them."""
+
+HISTORIES: tuple[str, ...] = get_args(History)
+
+GRACE_S = 15.0
+"""How long a turn goes on that no client waits for: one whose request timed out comes back within this time."""
+
+_TEND_S = 1.0
+
+
+@dataclass
+class RecorderSettings:
+    """``history``: see :data:`History`. ``fixed_temperature`` takes the place of those that requests ask for. Episodes
+    without a request for ``idle_s`` seconds are closed unscored. Without ``api_key`` everybody who reaches the server
+    may ask."""
+
+    history: History = "keep"
+    fixed_temperature: float | None = None
+    idle_s: float = 3600.0
+    api_key: str | None = None
+
+
+class Turning(Reply):
+    """A turn of an episode, under way or done."""
+
+    def __init__(self, episode: RecordedEpisode, number: int) -> None:
+        super().__init__(f"{episode.name}-{number}")
+        self.episode, self.number = episode, number
+        self.turn: SampledTurn | None = None
+
+
+@dataclass
+class _Next:
+    """What a turn follows: a sampled turn, messages after it, and the whole conversation with its digest."""
+
+    before: SampledTurn | None
+    rest: list[Message]
+    conversation: list[Message]
+    reached: bytes
+
+
+@dataclass
+class Recorder:
+    """Answers requests by ``sampler``, as the model of that name, and records them in ``episodes``. Use :meth:`start`
+    and :meth:`stop` on the event loop that serves."""
+
+    sampler: Sampler
+    model: str
+    episodes: Episodes
+    settings: RecorderSettings = field(default_factory=RecorderSettings)
+
+    def __post_init__(self) -> None:
+        self._replies: OrderedDict[tuple[str, str], Turning] = OrderedDict()
+        self._under_way: set[Turning] = set()
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> list[str]:
+        """Begin. Returns what is to be said about episodes that go on."""
+        said = await self.episodes.start()
+        self._spawn(self._tend())
+        return said
+
+    async def stop(self) -> int:
+        """End what is under way, and store what is finished. Returns the number of episodes that stay in their
+        files."""
+        tasks = [one.task for one in self._under_way if one.task] + list(self._background)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return await self.episodes.stop()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(_TEND_S)
+            try:
+                self.episodes.close_idle(self.settings.idle_s, {one.episode for one in self._under_way})
+            except OSError as error:
+                warnings.warn(f"idle episodes cannot be closed yet: {error}", stacklevel=1)
+            await self.episodes.flush()
+            for scope in [scope for scope, reply in self._replies.items() if reply.episode.closed]:
+                del self._replies[scope]
+
+    def reward(self, episode: RecordedEpisode, outcome: PostedReward) -> list[str]:
+        """Close an episode. Turns under way end. Returns the ids of its rows."""
+        ids = self.episodes.close(episode, outcome, "rewarded")
+        for one in [one for one in self._under_way if one.episode is episode]:
+            if one.task:
+                one.task.cancel()
+        return ids
+
+    # -- requests
+
+    def place_of(self, key: str | None, episode: str | None) -> RecordedEpisode | None:
+        """See :class:`agentrl.recorder.wire.Answerer`; None is a conversation of an episode that nobody has opened."""
+        own = self.episodes.by_key.get(key or "")
+        if self.settings.api_key is None:
+            any_key = own is None and not (key or "").startswith(KEY)
+        else:
+            any_key = hmac.compare_digest((key or "").encode(), self.settings.api_key.encode())
+        named = self.episodes.opened.get(episode) or self.episodes.closed.get(episode) if episode else own
+        if not any_key and (own is None or own is not named):
+            raise ApiError(401, "the api key is neither the server's nor that of this episode", "invalid_api_key")
+        if named is None and episode is not None:
+            raise ApiError(404, f"there is no episode {episode!r}", "episode_not_found")
+        if named is not None and named.closed:
+            raise ApiError(409, f"episode {named.name} is closed: {named.why}", "episode_closed")
+        return named
+
+    async def ask(self, place: RecordedEpisode | None, asked: TurnRequest, digest: str, again: bool) -> Turning:
+        """See :class:`agentrl.recorder.wire.Answerer`."""
+        check_model(asked.model, self.model)
+        scope = (place.name if place else "", digest)
+        known = self._replies.get(scope)
+        if again and known and known.task and not _failed(known.task) and not known.episode.closed:
+            known.waiting += 1
+            return known
+        episode, following = self._next(place, asked)
+        reply = Turning(episode, episode.turns)
+        episode.turns += 1
+        episode.last = time.time()
+        reply.waiting = 1
+        reply.begin(asyncio.create_task(self._turn(reply, asked, following)))
+        self._under_way.add(reply)
+        assert reply.task is not None
+        reply.task.add_done_callback(lambda _: self._done(reply))
+        self._replies[scope] = reply
+        if len(self._replies) > REMEMBERED:
+            self._replies.popitem(last=False)
+        return reply
+
+    def _done(self, reply: Turning) -> None:
+        self._under_way.discard(reply)
+        if reply.task is not None and _failed(reply.task):  # which also marks its error as seen
+            reply.episode.counts["failed_turns"] += 1
+
+    def _next(self, place: RecordedEpisode | None, asked: TurnRequest) -> tuple[RecordedEpisode, _Next]:
+        """The episode of a request, and what its turn follows."""
+        named = self._named(place, asked.previous) if asked.previous else None
+        conversation = asked.conversation(named.messages(instructions=False) if named else ())
+        reached = digests(conversation, beginning(asked.tools))
+        turns = place.tree.by_digest if place else self.episodes.unnamed
+        before, size = match(conversation, reached, turns, named)
+        episode = place or (self.episodes.of_turn[before] if before else self.episodes.open(About()))
+        return episode, _Next(before, conversation[size:], conversation, reached[-1])
+
+    def _named(self, place: RecordedEpisode | None, response: str) -> SampledTurn:
+        name, _, number = response.removeprefix("resp_").rpartition("-")
+        episode = self.episodes.opened.get(name)
+        turns = episode.tree.turns if episode and (place is episode or (place is None and not episode.key)) else []
+        for turn in turns:
+            if str(turn.number) == number:
+                return turn
+        raise ApiError(404, f"there is no response {response!r}", "previous_response_not_found", "previous_response_id")
+
+    async def left(self, reply: Reply) -> None:
+        """See :class:`agentrl.recorder.wire.Answerer`. A turn that nobody waits for is cancelled after a while, since
+        the client may come back for it; one that nobody has received is not part of a row."""
+        assert isinstance(reply, Turning)
+        assert reply.task is not None
+        reply.waiting -= 1
+        if not reply.task.done():
+            if not reply.waiting:
+                self._spawn(self._cancelled_later(reply))
+        elif reply.turn is not None and reply.turn.delivered != reply.delivered and not reply.episode.closed:
+            reply.turn.delivered = reply.delivered
+            reply.episode.write({"delivered": reply.turn.number, "is": reply.delivered})
+
+    async def _cancelled_later(self, reply: Turning) -> None:
+        await asyncio.sleep(GRACE_S)
+        if not reply.waiting and reply.task and not reply.task.done():
+            reply.episode.counts["abandoned"] += 1
+            reply.task.cancel()
+
+    # -- a turn
+
+    async def _turn(self, reply: Turning, asked: TurnRequest, following: _Next) -> Answered:
+        episode, before = reply.episode, following.before
+        before, rest, new = await self._heard(episode, asked, following)
+        ids = before.ids if before else []
+        start = len(ids) + len(new)
+        sampling = self._sampling(asked, start)
+        session = self._session(reply, before, ids)
+        try:
+            session.observe(new)
+            seed = stream(self.sampler.seed, "recorded", episode.number, reply.number, asked.seed or 0)
+            tell = reply.add if asked.stream else None
+            turn, parsed = await self.sampler.turn(session, sampling, seed, asked.tools, asked.stop, tell)
+            made = self._made(reply, asked, following, before, rest, new, turn, parsed.message, sampling)
+            self._count(episode, asked, made.message, parsed.error)
+            await asyncio.to_thread(episode.sampled, made)
+        except EngineError as error:
+            session.end()
+            raise ApiError(503, f"the engine failed: {error}", "engine_failed") from error
+        except OSError as error:
+            session.end()
+            raise ApiError(500, f"the turn cannot be recorded: {error}", "not_recorded") from error
+        except BaseException:
+            session.end()
+            raise
+        if len(session.ids) == start + len(turn.ids):
+            made.session = session
+        else:  # the turn ends before a stop string, which the session has
+            session.end()
+        episode.tree.add(made)
+        self.episodes.add(episode, made)
+        episode.last = time.time()
+        reply.turn = made
+        return _answered(reply, asked, made, start)
+
+    def _session(self, reply: Turning, before: SampledTurn | None, ids: list[int]) -> Session:
+        """A session with these tokens: the one that ended with the turn before, unless another turn has taken it."""
+        if before is not None and before.session is not None:
+            session, before.session = before.session, None
+            return session
+        session = self.sampler.engine.open((reply.episode.number, reply.number), root=reply.episode.name)
+        session.observe(ids)
+        return session
+
+    async def _heard(
+        self, episode: RecordedEpisode, asked: TurnRequest, following: _Next
+    ) -> tuple[SampledTurn | None, list[Message], list[int]]:
+        """The sampled turn that the next one goes on from, the new messages, and their tokens. If the dialect cannot go
+        on from it, or the chat template shows earlier turns differently and is asked to, there is none."""
+        codec, tools, conversation = self.sampler.codec, asked.tools, following.conversation
+        size = sum(len(one.content) for one in conversation)
+        before, rest = following.before, with_own_ids(following.rest, following.before)
+        whole = with_own_ids(conversation, before)
+        if before is not None and self.settings.history == "keep":
+            try:
+                return before, rest, await self.sampler.encoded(size, lambda: heard_ids(codec, before, rest, tools))
+            except ValueError:
+                episode.counts["segments_by_dialect"] += 1
+        try:
+            ids = await self.sampler.encoded(size, lambda: codec.opening(whole, tools))
+        except ValueError as error:
+            raise ApiError(400, str(error), "conversation_refused", "messages") from error
+        if before is not None and ids[: len(before.ids)] == before.ids:
+            return before, rest, ids[len(before.ids) :]
+        return None, whole, ids
+
+    def _sampling(self, asked: TurnRequest, prompt: int) -> Sampling:
+        """How this turn is sampled. Raises ApiError if there is no room for it."""
+        own = self.sampler.sampling
+        if prompt >= own.max_tokens:
+            raise ApiError(
+                400,
+                f"the conversation has {prompt} tokens, and the context of {self.model} is {own.max_tokens}",
+                "context_length_exceeded",
+                "messages",
+            )
+        fixed = self.settings.fixed_temperature
+        given = {
+            "temperature": fixed if fixed is not None else asked.temperature,
+            "top_p": asked.top_p,
+            "top_k": asked.top_k,
+            "max_turn_tokens": asked.max_tokens,
+        }
+        return own.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+    def _made(
+        self,
+        reply: Turning,
+        asked: TurnRequest,
+        following: _Next,
+        before: SampledTurn | None,
+        rest: list[Message],
+        new: list[int],
+        turn: Turn,
+        message: Message,
+        sampling: Sampling,
+    ) -> SampledTurn:
+        told = [f"call_{secrets.token_hex(6)}" for _ in message.tool_calls]
+        shown = sampling.model_copy(update={"max_turn_tokens": self.sampler.sampling.max_turn_tokens})
+        return SampledTurn(
+            number=reply.number,
+            parent=before,
+            heard=rest,
+            heard_ids=new,
+            turn=turn,
+            message=message,
+            call_ids=told,
+            digest=digests([message], following.reached)[0],
+            tools=asked.tools,
+            sampling=shown.model_dump_json(),
+            instructed=before is None and asked.instructions is not None,
+            delivered=reply.waiting > 0,
+        )
+
+    def _count(self, episode: RecordedEpisode, asked: TurnRequest, message: Message, unreadable: str | None) -> None:
+        """Count what is not as the client wished."""
+        names = [call.name for call in message.tool_calls]
+        unmet = {
+            "auto": False,
+            "none": bool(names),
+            "required": not names,
+            "single": len(names) > 1,
+        }.get(asked.tool_choice, asked.tool_choice.removeprefix("function:") not in names)
+        episode.counts.update(tool_choice_unmet=int(unmet), format_errors=int(unreadable is not None))
+
+
+def _failed(task: "asyncio.Task[Answered]") -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def _answered(reply: Turning, asked: TurnRequest, made: SampledTurn, prompt: int) -> Answered:
+    calls = [
+        call.model_copy(update={"id": told}) for call, told in zip(made.message.tool_calls, made.call_ids, strict=True)
+    ]
+    limited = made.turn.stop != "stop"
+    return Answered(
+        name=reply.name,
+        model=asked.model,
+        message=made.message.model_copy(update={"role": Role.ASSISTANT, "tool_calls": calls}),
+        finish="length" if limited else "tool_calls" if calls else "stop",
+        prompt_tokens=prompt,
+        sampled_tokens=len(made.turn.ids),
+        created=reply.created,
+    )

@@ -1,0 +1,274 @@
+"""OpenAI's Responses: requests read, answers written, whole or as a stream."""
+
+import itertools
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentrl.recorder.chat import ROLES, FunctionTool, TextFormat, TextPart, as_json, choice_of, text_of, tools_of
+from agentrl.recorder.wire import Answered, ApiError, ApiRequest, Reply, TurnRequest
+from schemas.trajectory import Message, Role, ToolCall
+
+
+class Said(BaseModel):
+    """A message; ``type`` may be left out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class FunctionCall(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str = "{}"
+
+
+class FunctionCallOutput(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[TextPart]
+
+
+class Reasoning(BaseModel):
+    """Reasoning that the client hands back. What the policy sampled is known here, so this is not read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["reasoning"]
+
+
+Item = FunctionCall | FunctionCallOutput | Reasoning | Said
+
+
+class ResponsesTool(FunctionTool):
+    type: Literal["function"]
+
+
+class TextOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    format: TextFormat | None = None
+
+
+class ReasoningOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    effort: None = None
+    summary: None = None
+
+
+class ResponsesRequest(ApiRequest):
+    """``user``, ``metadata``, ``store`` and the like do not change what is sampled."""
+
+    model: str
+    input: str | Annotated[list[Item], Field(min_length=1)]
+    instructions: str | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    max_output_tokens: int | None = Field(None, ge=1)
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    def asked(self) -> TurnRequest:
+        items = [Said(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        given = self.model_dump(mode="json")
+        echo = {name: given[name] for name in ("instructions", "metadata", "temperature", "top_p", "user")}
+        return TurnRequest(
+            model=self.model,
+            messages=_messages(items),
+            tools=tools_of([FunctionTool(**tool.model_dump()) for tool in self.tools or []]),
+            tool_choice=choice_of(self.tool_choice, self.parallel_tool_calls),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_tokens=self.max_output_tokens,
+            stream=bool(self.stream),
+            previous=self.previous_response_id,
+            instructions=self.instructions,
+            echo={
+                **echo,
+                "tools": given["tools"] or [],
+                "tool_choice": self.tool_choice or "auto",
+                "parallel_tool_calls": self.parallel_tool_calls is not False,
+                "max_output_tokens": self.max_output_tokens,
+                "previous_response_id": self.previous_response_id,
+            },
+        )
+
+
+def _messages(items: Sequence[Item]) -> list[Message]:
+    """Items as messages: reasoning, text and calls that follow each other are one turn of the assistant."""
+    messages: list[Message] = []
+    saying = False
+    for item in items:
+        assistant = isinstance(item, FunctionCall | Reasoning) or (isinstance(item, Said) and item.role == "assistant")
+        if assistant and not saying:
+            messages.append(Message(role=Role.ASSISTANT))
+        saying = assistant
+        if isinstance(item, FunctionCall):
+            call = ToolCall(id=item.call_id, name=item.name, arguments=as_json(item.arguments))
+            messages[-1] = messages[-1].model_copy(update={"tool_calls": [*messages[-1].tool_calls, call]})
+        elif isinstance(item, FunctionCallOutput):
+            messages.append(Message(role=Role.TOOL, content=text_of(item.output), tool_call_id=item.call_id))
+        elif isinstance(item, Said) and assistant:
+            content = messages[-1].content + text_of(item.content)
+            messages[-1] = messages[-1].model_copy(update={"content": content})
+        elif isinstance(item, Said):
+            messages.append(Message(role=ROLES[item.role], content=text_of(item.content)))
+    return messages
+
+
+def _head(asked: TurnRequest, name: str, created: int) -> dict[str, Any]:
+    return {
+        "id": f"resp_{name}",
+        "object": "response",
+        "created_at": created,
+        "model": asked.model,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        "store": True,
+        "text": {"format": {"type": "text"}},
+        "truncation": "disabled",
+        **asked.echo,
+    }
+
+
+def _text_item(name: str, text: str, status: str = "completed") -> dict[str, Any]:
+    content = [_part(text)] if status == "completed" else []
+    return {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": status, "content": content}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _other_items(answer: Answered) -> Iterator[dict[str, Any]]:
+    if answer.message.reasoning:
+        content = [{"type": "reasoning_text", "text": answer.message.reasoning}]
+        yield {"type": "reasoning", "id": f"rs_{answer.name}", "summary": [], "content": content, "status": "completed"}
+    for number, call in enumerate(answer.message.tool_calls):
+        yield {
+            "type": "function_call",
+            "id": f"fc_{answer.name}_{number}",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": "completed",
+        }
+
+
+def _done(asked: TurnRequest, answer: Answered, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    cut = answer.finish == "length"
+    return {
+        **_head(asked, answer.name, answer.created),
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": list(output),
+        "usage": {
+            "input_tokens": answer.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": answer.sampled_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
+        },
+    }
+
+
+def whole(asked: TurnRequest, answer: Answered) -> dict[str, Any]:
+    """The body of an answer."""
+    others = list(_other_items(answer))
+    said = [_text_item(answer.name, answer.message.content)] if answer.message.content or not others else []
+    before = [item for item in others if item["type"] == "reasoning"]
+    return _done(asked, answer, [*before, *said, *(item for item in others if item not in before)])
+
+
+async def events(asked: TurnRequest, reply: Reply) -> AsyncIterator[bytes]:
+    """The stream of an answer: text as it is sampled, then reasoning and calls, each complete."""
+    name, numbers = reply.name, itertools.count()
+
+    def event(kind: str, **values: Any) -> bytes:
+        body = {"type": kind, "sequence_number": next(numbers), **values}
+        return f"event: {kind}\n".encode() + b"data: " + json.dumps(body, ensure_ascii=False).encode() + b"\n\n"
+
+    head = _head(asked, name, reply.created)
+    yield event("response.created", response=head)
+    yield event("response.in_progress", response=head)
+    output: list[dict[str, Any]] = []
+    where = {"item_id": f"msg_{name}", "output_index": 0, "content_index": 0}
+    async for text in reply.deltas():
+        if not output:
+            for one in _begun(event, name, where):
+                yield one
+            output.append(_text_item(name, "", "in_progress"))
+        yield event("response.output_text.delta", **where, delta=text, logprobs=[])
+    answer = await reply.answered()
+    others = list(_other_items(answer))
+    if not output and not others:
+        for one in _begun(event, name, where):
+            yield one
+        output.append(_text_item(name, "", "in_progress"))
+    if output:
+        output[0] = _text_item(name, answer.message.content)
+        yield event("response.output_text.done", **where, text=answer.message.content, logprobs=[])
+        yield event("response.content_part.done", **where, part=_part(answer.message.content))
+        yield event("response.output_item.done", output_index=0, item=output[0])
+    for item in others:
+        for one in _item(event, item, len(output)):
+            yield one
+        output.append(item)
+    kind = "response.incomplete" if answer.finish == "length" else "response.completed"
+    yield event(kind, response=_done(asked, answer, output))
+
+
+def _begun(event: Any, name: str, where: dict[str, Any]) -> Iterator[bytes]:
+    yield event("response.output_item.added", output_index=0, item=_text_item(name, "", "in_progress"))
+    yield event("response.content_part.added", **where, part=_part(""))
+
+
+def _item(event: Any, item: dict[str, Any], place: int) -> Iterator[bytes]:
+    if item["type"] == "function_call":
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        yield event("response.output_item.added", output_index=place, item=begun)
+        where = {"item_id": item["id"], "output_index": place}
+        yield event("response.function_call_arguments.delta", **where, delta=item["arguments"])
+        done = {"arguments": item["arguments"], "name": item["name"]}
+        yield event("response.function_call_arguments.done", **where, **done)
+    else:
+        yield event("response.output_item.added", output_index=place, item=item)
+    yield event("response.output_item.done", output_index=place, item=item)
+
+
+def failed(error: ApiError) -> bytes:
+    """The event of an error in the middle of a stream."""
+    body = {"type": "error", "sequence_number": 1 << 30, "message": error.message, "code": error.code, "param": None}
+    return b"event: error\ndata: " + json.dumps(body).encode() + b"\n\n"

@@ -1,0 +1,112 @@
+"""Sampling one turn for a client, in pieces if it wants to read along."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentrl.chat.codec import ChatCodec
+from agentrl.chat.hermes import Parsed
+from agentrl.engines.base import Engine, Sampling, Session, Turn
+from agentrl.engines.streams import stream
+from agentrl.models.policy import Speaker
+
+PIECE = 8
+"""Tokens that are sampled before a stream tells of them, or a stop string is looked for. Engine calls cost time."""
+
+_MAY_BEGIN_A_CALL = "<[{`"
+_LONG = 20_000  # characters that are encoded in a thread, since others wait meanwhile
+
+
+@dataclass
+class Sampler:
+    """An engine, the policy's side that needs no weights, and how turns are sampled if a request does not say."""
+
+    engine: Engine
+    policy: Speaker
+    sampling: Sampling
+    turn_s: float
+    seed: int
+
+    @property
+    def codec(self) -> ChatCodec:
+        return self.policy.codec
+
+    async def encoded(self, size: int, encode: Callable[[], list[int]]) -> list[int]:
+        """What ``encode`` makes of so many characters."""
+        return await asyncio.to_thread(encode) if size > _LONG else encode()
+
+    async def turn(
+        self,
+        session: Session,
+        sampling: Sampling,
+        seed: int,
+        tools: str,
+        stop: Sequence[str] = (),
+        tell: Callable[[str], None] | None = None,
+    ) -> tuple[Turn, Parsed]:
+        """The session's next turn, which is appended to it, and its message. ``tell`` is given the text as it comes. A
+        turn that says one of ``stop`` ends before it.
+
+        Raises EngineError if the engine fails.
+        """
+        ends = time.monotonic() + self.turn_s
+        before = list(session.ids)
+        own = Session()
+        told = ""
+        for part in range(sampling.max_tokens):
+            room = sampling.max_turn_tokens - len(own.ids)
+            size = min(room, PIECE) if tell or stop else room
+            turn = await self.engine.turn(
+                session,
+                sampling.model_copy(update={"max_turn_tokens": size}),
+                stop=self.codec.stop_ids,
+                seed=stream(seed, "piece", part),
+                time_limit=max(0.0, ends - time.monotonic()),
+            )
+            session.act(turn)
+            own.act(turn)
+            if stop and (end := self._said(own.ids, stop)) is not None:
+                own, ended = self._cut(own, end), True
+                break
+            ended = turn.stop == "stop" and self.codec.ended(own.ids)
+            whole = len(own.ids) >= sampling.max_turn_tokens or len(session.ids) >= sampling.max_tokens
+            if ended or whole or turn.stop == "cut" or not turn.ids:
+                break
+            if tell:
+                told += self._told(own.ids, before, tools, told, max(map(len, stop), default=0), tell)
+        parsed = self.codec.parse(own.ids, before, tools)
+        if tell and parsed.message.content.startswith(told) and (rest := parsed.message.content[len(told) :]):
+            tell(rest)
+        how = "stop" if ended else "cut" if turn.stop == "cut" else "length"
+        return Turn(own.ids, own.logprobs, own.spans, how), parsed
+
+    def _told(
+        self, ids: list[int], before: list[int], tools: str, told: str, kept: int, tell: Callable[[str], None]
+    ) -> str:
+        """Tell the text that no later token can turn into something else, and return it. The last ``kept`` characters
+        may be the beginning of a stop string."""
+        parsed = self.codec.parse(ids, before, tools)
+        text = "" if parsed.error or parsed.message.tool_calls else parsed.message.content
+        marks = _MAY_BEGIN_A_CALL if tools != "[]" else "<"
+        text = text[: min((place for mark in marks if (place := text.find(mark)) >= 0), default=len(text))]
+        text = text[: max(0, len(text) - kept)].rstrip("\ufffd").rstrip()
+        new = text[len(told) :] if text.startswith(told) else ""
+        if new:
+            tell(new)
+        return new
+
+    def _said(self, ids: list[int], stop: Sequence[str]) -> int | None:
+        """The number of tokens before the first one with which the text says a stop string; None if it does not."""
+        decode = self.policy.tokenizer.decode
+        if not any(one in decode(ids) for one in stop):
+            return None
+        low, high = 1, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if any(one in decode(ids[:middle]) for one in stop) else (middle + 1, high)
+        return low - 1
+
+    def _cut(self, own: Session, end: int) -> Session:
+        spans = [one.model_copy(update={"end": min(one.end, end)}) for one in own.spans if one.start < end]
+        return Session(own.ids[:end], own.mask[:end], own.logprobs[:end], spans)

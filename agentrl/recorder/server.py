@@ -1,0 +1,119 @@
+"""``agentrl serve``: the recorder behind a socket, with routes to open episodes and to reward them. It needs
+uvicorn."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from agentrl.recorder.app import LOOPBACK, application, body_of, guarded, key_of
+from agentrl.recorder.episode import About, PostedReward
+from agentrl.recorder.episodes import new_key
+from agentrl.recorder.recorder import Recorder
+from agentrl.recorder.wire import ApiError, read
+
+if TYPE_CHECKING:
+    import uvicorn
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one. Raises OSError if the address is in use."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(1024)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def server_of(app: ASGIApp) -> "uvicorn.Server":
+    """A server for an application that listens on a socket of :func:`bound`. It leaves the process's signals alone."""
+    import uvicorn
+
+    class Quiet(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    return Quiet(
+        uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+    )
+
+
+def recording(recorder: Recorder, host: str) -> ASGIApp:
+    """The application of a recorder that is bound to an address."""
+    local = host in LOOPBACK
+
+    async def opened(request: Request) -> Response:
+        if recorder.place_of(key_of(request), None) is not None:
+            raise ApiError(403, "an episode's key opens no other episode", "invalid_api_key")
+        about = read(About, await body_of(request) or b"{}")
+        episode = recorder.episodes.open(about, new_key())
+        url = f"{request.base_url}episodes/{episode.name}/v1"
+        found = {"id": episode.name, "base_url": url, "api_key": episode.key, "model": recorder.model}
+        return JSONResponse(found, 201)
+
+    async def rewarded(request: Request) -> Response:
+        episode = recorder.place_of(key_of(request), request.path_params["episode"])
+        assert episode is not None
+        outcome = read(PostedReward, await body_of(request))
+        ids = recorder.reward(episode, outcome)
+        return JSONResponse({"id": episode.name, "rows": ids, "reward": outcome.reward})
+
+    async def state(request: Request) -> Response:
+        name = request.path_params["episode"]
+        try:
+            episode = recorder.place_of(key_of(request), name)
+        except ApiError as error:
+            if error.code != "episode_closed":
+                raise
+            return JSONResponse({"id": name, "state": "stored" if recorder.episodes.is_stored(name) else "closed"})
+        assert episode is not None
+        return JSONResponse({"id": name, "state": "open", "turns": len(episode.tree.turns)})
+
+    return application(
+        recorder,
+        [
+            Route("/episodes", guarded(opened, local), methods=["POST"]),
+            Route("/episodes/{episode}", guarded(state, local)),
+            Route("/episodes/{episode}/reward", guarded(rewarded, local), methods=["POST"]),
+        ],
+        local,
+    )
+
+
+async def serve(recorder: Recorder, host: str, port: int, tell: Callable[..., None]) -> int:
+    """Serve until SIGINT or SIGTERM. ``tell`` is given what a user should know, in words and values. Returns the
+    number of episodes that are left in their files. Raises OSError if the address is in use."""
+    listening = bound(host, port)
+    name = f"[{host}]" if ":" in host else host
+    url = f"http://{name}:{listening.getsockname()[1]}"
+    server = server_of(recording(recorder, host))
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end)
+    try:
+        for line in await recorder.start():
+            tell(line)
+        tell("serving", model=recorder.model, base_url=f"{url}/v1", episodes=f"{url}/episodes")
+        await server.serve([listening])
+    finally:
+        left = await recorder.stop()
+        await recorder.sampler.engine.close()
+    return left

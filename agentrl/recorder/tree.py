@@ -1,0 +1,221 @@
+"""Conversations as a tree of sampled turns. A request is matched with the turns that it repeats, which stand for their
+sampled tokens; what it adds is heard.
+
+Messages are compared by role, stripped text, and the names and arguments of calls. Reasoning, ids of calls and the
+order of fields do not count, since clients drop or rewrite them.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, takewhile
+
+from agentrl.chat.codec import ChatCodec
+from agentrl.engines.base import Session, Turn
+from schemas.json_text import loads
+from schemas.trajectory import Message, Role
+
+
+def canonical(message: Message) -> str:
+    """What counts of a message."""
+    calls = [(call.name, _sorted(call.arguments)) for call in message.tool_calls]
+    return json.dumps([message.role.value, message.content.strip(), calls], ensure_ascii=False)
+
+
+def _sorted(arguments: str) -> str:
+    try:
+        return json.dumps(loads(arguments), sort_keys=True)
+    except ValueError:
+        return arguments
+
+
+def beginning(tools: str) -> bytes:
+    """The digest of a conversation without messages, in which ``tools`` are on offer."""
+    return hashlib.blake2b(json.dumps(loads(tools), sort_keys=True).encode(), digest_size=16).digest()
+
+
+def digests(messages: Sequence[Message], before: bytes) -> list[bytes]:
+    """The digest of the conversation up to each message, that message included."""
+    found = []
+    for message in messages:
+        before = hashlib.blake2b(before + canonical(message).encode(), digest_size=16).digest()
+        found.append(before)
+    return found
+
+
+@dataclass(eq=False)
+class SampledTurn:
+    """A turn that the engine sampled, after ``heard``, which are ``heard_ids`` in tokens. ``turn`` has spans relative
+    to its own beginning. ``call_ids`` are those that the client was told, one for each call of ``message``.
+
+    ``delivered`` says that a client has received it. ``session`` is the engine's, as long as it ends with this turn.
+    """
+
+    number: int
+    parent: "SampledTurn | None"
+    heard: list[Message]
+    heard_ids: list[int]
+    turn: Turn
+    message: Message
+    call_ids: list[str]
+    digest: bytes
+    tools: str
+    sampling: str
+    instructed: bool = False
+    delivered: bool = False
+    children: "list[SampledTurn]" = field(default_factory=list)
+    session: Session | None = None
+
+    @property
+    def path(self) -> "list[SampledTurn]":
+        """All turns from the first one to this."""
+        turns, one = [], self
+        while True:
+            turns.append(one)
+            if one.parent is None:
+                return turns[::-1]
+            one = one.parent
+
+    @property
+    def ids(self) -> list[int]:
+        """All tokens up to the end of this turn."""
+        found: list[int] = []
+        for one in self.path:
+            found += one.heard_ids
+            found += one.turn.ids
+        return found
+
+    @property
+    def beginning(self) -> str:
+        """A digest of what was heard before the first turn, and of the tools."""
+        first = self.path[0]
+        return digests(first.heard, beginning(first.tools))[-1].hex()
+
+    def messages(self, instructions: bool = True) -> list[Message]:
+        """The conversation up to this turn, with or without the instructions of the first request."""
+        found = [message for one in self.path for message in (*one.heard, one.message)]
+        return found[1:] if self.path[0].instructed and not instructions else found
+
+
+@dataclass
+class Tree:
+    """The turns of one episode, in the order in which they were sampled. A turn without parent begins a segment."""
+
+    turns: list[SampledTurn] = field(default_factory=list)
+    by_digest: dict[bytes, list[SampledTurn]] = field(default_factory=dict)
+
+    def add(self, turn: SampledTurn) -> None:
+        self.turns.append(turn)
+        self.by_digest.setdefault(turn.digest, []).append(turn)
+        if turn.parent is not None:
+            turn.parent.children.append(turn)
+
+
+def match(
+    messages: Sequence[Message],
+    reached: Sequence[bytes],
+    by_digest: dict[bytes, list[SampledTurn]],
+    named: SampledTurn | None = None,
+) -> tuple[SampledTurn | None, int]:
+    """The last sampled turn that a request repeats, and the number of messages up to its end. ``reached`` are the
+    digests of the request. Of turns that said the same, the one that the request has ``named`` is taken, then one with
+    the request's call ids, then one that the client has received, then one that nothing follows yet."""
+    for place in range(len(messages) - 1, -1, -1):
+        if messages[place].role is not Role.ASSISTANT or not (found := by_digest.get(reached[place])):
+            continue
+        given = {call.id for message in messages[: place + 1] for call in message.tool_calls}
+
+        def rank(one: SampledTurn, given: set[str] = given) -> tuple[bool, int, bool, bool, int]:
+            told = sum(call in given for turn in one.path for call in turn.call_ids)
+            return one is named, told, one.delivered, not one.children, one.number
+
+        return max(found, key=rank), place + 1
+    return None, 0
+
+
+def with_own_ids(messages: Sequence[Message], before: SampledTurn | None) -> list[Message]:
+    """New messages with the ids that the policy itself gave its calls, and answers of tools with the tool's name, as in
+    a rollout of our own."""
+    own: dict[str, tuple[str, str]] = {}
+    for turn in before.path if before else ():
+        own.update(
+            (told, (call.id, call.name)) for told, call in zip(turn.call_ids, turn.message.tool_calls, strict=True)
+        )
+    found = []
+    for message in messages:
+        own.update((call.id, (call.id, call.name)) for call in message.tool_calls)
+        call_id, name = own.get(message.tool_call_id or "", (message.tool_call_id, message.name))
+        changed = {"tool_call_id": call_id, "name": message.name or name}
+        found.append(message.model_copy(update=changed) if message.role is Role.TOOL else message)
+    return found
+
+
+def heard_ids(codec: ChatCodec, before: SampledTurn | None, messages: Sequence[Message], tools: str) -> list[int]:
+    """Tokens of ``messages`` after a sampled turn, up to the beginning of the next one. Turns of the assistant among
+    them were not sampled here and are written as the dialect writes them.
+
+    Raises ValueError if the dialect cannot go on from that turn.
+    """
+    if before is None:
+        return codec.opening(list(messages), tools)
+    turn = list(before.turn.ids)
+    prompt = before.ids[: -len(turn) or None]
+    ids: list[int] = []
+    if not turn or not (turn[-1] in codec.stop_ids and codec.ended(turn)):  # a limit ended it, or a stop string
+        ids = codec.template.closing(before.message)
+        turn = turn + ids
+    heard: list[Message] = []
+    blocks = [list(group) for _, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT)]
+    for block, following in zip(blocks, [*blocks[1:], []], strict=True):
+        if block[0].role is not Role.ASSISTANT:
+            heard, new = block, codec.observations(block, prompt, turn, tools)
+            prompt = prompt + turn + new
+        elif len(block) > 1 or not heard:
+            raise ValueError("two turns of the assistant follow each other")
+        else:
+            answers = list(takewhile(lambda message: message.role is Role.TOOL, following))
+            new = turn = codec.assistant(block[0], answers, heard)
+        ids = ids + new
+    return ids
+
+
+@dataclass(frozen=True)
+class Line:
+    """One token sequence of an episode: the turns up to one that nothing follows. The first ``shared`` turns belong to
+    the earlier line ``parent`` too, which trains on them."""
+
+    turns: list[SampledTurn]
+    shared: int
+    parent: int | None
+    agent: str
+
+
+def lines(turns: Sequence[SampledTurn]) -> Iterator[Line]:
+    """The lines of a tree, in the order of their last turns; turns that no client has received and that nothing follows
+    are left out. The first conversation is of the agent ``main``, others with the same system message and tools too."""
+    kept = received(turns)
+    owner: dict[SampledTurn, int] = {}
+    agents: dict[tuple[str, str], str] = {}
+    number = 0
+    for leaf in turns:
+        if leaf not in kept or any(child in kept for child in leaf.children):
+            continue
+        path = leaf.path
+        shared = sum(1 for _ in takewhile(lambda one: one in owner, path))
+        for one in path[shared:]:
+            owner[one] = number
+        root = path[0]
+        system = "\n".join(one.content for one in root.heard if one.role is Role.SYSTEM)
+        agent = agents.setdefault((system, root.tools), f"agent-{len(agents) + 1}" if agents else "main")
+        yield Line(path, shared, owner[path[shared - 1]] if shared else None, agent)
+        number += 1
+
+
+def received(turns: Sequence[SampledTurn]) -> set[SampledTurn]:
+    """The turns that a client has received, and those before them."""
+    kept: set[SampledTurn] = set()
+    for one in turns:
+        if one.delivered:
+            kept.update(one.path)
+    return kept

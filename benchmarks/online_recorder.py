@@ -1,0 +1,117 @@
+"""What recording costs: 64 conversations at once with an engine that answers at once, so all time is the recorder's.
+
+The clients are a process of their own and speak plain HTTP. A turn's cost is the processor time of the recorder's
+process: reading the request, finding its conversation, encoding what is new, reading the sampled tokens, the line on
+the disk and the answer.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+CONVERSATIONS = 64
+CLIENTS = """
+import asyncio, sys, httpx
+
+async def talk(client, number, turns):
+    messages = [{"role": "user", "content": f"city of the boss of person {number}?"}]
+    for turn in range(turns):
+        body = {"model": "tiny", "messages": messages, "tools": TOOLS}
+        said = (await client.post("/chat/completions", json=body)).raise_for_status().json()["choices"][0]["message"]
+        messages.append(said)
+        for call in said["tool_calls"]:
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"the answer is {turn}"})
+
+async def main(url, conversations, turns):
+    limits = httpx.Limits(max_connections=conversations)
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120, trust_env=False) as client:
+        await asyncio.gather(*(talk(client, number, turns) for number in range(conversations)))
+
+TOOLS = [{"type": "function", "function": {"name": "find", "description": "Look up one fact.", "parameters":
+          {"type": "object", "properties": {"who": {"type": "string"}, "rel": {"type": "string"}}}}}]
+asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+"""
+
+
+def overhead(turns: int) -> float:
+    """Milliseconds of processor time of a turn, of ``turns`` in each conversation."""
+    from agentrl.engines.base import Sampling
+    from agentrl.models.tiny import tiny_policy
+    from agentrl.recorder.episodes import Episodes
+    from agentrl.recorder.recorder import Recorder
+    from agentrl.recorder.sampler import Sampler
+    from agentrl.recorder.server import bound, recording, server_of
+    from schemas.trajectory import Message, Role, ToolCall
+
+    call = ToolCall(id="call_0", name="find", arguments=json.dumps({"who": "Ann", "rel": "boss"}))
+    said = Message(role=Role.ASSISTANT, content="I look it up.", tool_calls=[call])
+    policy = tiny_policy([[said, Message(role=Role.USER, content="city of the boss of person 12?")]], seed=0)
+    policy.name = "tiny"
+    ids = policy.codec.assistant(said)
+
+    async def serve(folder: Path) -> float:
+        episodes = Episodes(folder, _Nowhere(), "tiny", policy.tokenizer_fingerprint)
+        sampling = Sampling(max_tokens=1 << 20, max_turn_tokens=4 * len(ids))
+        recorder = Recorder(Sampler(_AtOnce(ids), policy, sampling, 60.0, 0), "tiny", episodes)
+        listening = bound("127.0.0.1", 0)
+        server = server_of(recording(recorder, "127.0.0.1"))
+        await recorder.start()
+        serving = asyncio.create_task(server.serve([listening]))
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        used = 0.0
+        for length in (2, turns):  # the first ones load modules and templates
+            start = time.process_time()
+            clients = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", CLIENTS, url, str(CONVERSATIONS), str(length)
+            )
+            if await clients.wait():
+                raise subprocess.CalledProcessError(clients.returncode or 1, "the clients of the recorder")
+            used = time.process_time() - start
+        server.should_exit = True
+        await serving
+        await recorder.stop()
+        return used
+
+    with tempfile.TemporaryDirectory() as folder:
+        return 1000 * asyncio.run(serve(Path(folder))) / (turns * CONVERSATIONS)
+
+
+class _AtOnce:
+    """An engine that says the same at once."""
+
+    exact, reproducible, version = True, False, 0
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+
+    def open(self, key: tuple[int, ...] = (), root: str = "") -> Any:
+        from agentrl.engines.base import Session
+
+        return Session(key=key, root=root)
+
+    async def turn(self, session: Any, sampling: Any, **_: Any) -> Any:
+        from agentrl.engines.base import Turn
+        from schemas.trajectory import Span
+
+        spans = [Span(version=0, start=0, end=len(self.ids))]
+        return Turn(list(self.ids), [-0.5] * len(self.ids), spans, "stop")
+
+
+class _Nowhere:
+    """A store that forgets."""
+
+    def stored(self, recording: str) -> set[str]:
+        return set()
+
+    def keep(self, recording: str, rows: Any) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    print(f"{overhead(12):.2f} ms a turn at {CONVERSATIONS} conversations")

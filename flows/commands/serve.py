@@ -1,0 +1,99 @@
+"""Serve a model to agents, and record what they do."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.commands._common import FAILED, fail, open_catalog
+from flows.commands.artifacts import looked_up
+from flows.options import Json, ModelName, Seed, TurnTokens, command
+from flows.terminal import say, say_json
+
+app = typer.Typer()
+
+
+@command(app)
+def serve(
+    model: ModelName,
+    record: Annotated[
+        str, typer.Option(envvar="AGENTRL_STORE", help="Store that rows go to, and where artifacts are looked for")
+    ] = "store",
+    served_name: Annotated[str | None, typer.Option(help="What clients call the model; default: its own name")] = None,
+    host: Annotated[str, typer.Option(help="Address; one that others reach needs --api-key")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8321,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="AGENTRL_API_KEY", help="Key that clients give; better by the variable")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="As in a pipeline file, e.g. '{type: vllm, urls: [http://127.0.0.1:8000]}'")
+    ] = None,
+    fixed_temperature: Annotated[
+        float | None, typer.Option(min=0, help="In place of what requests ask for; training needs 1")
+    ] = None,
+    max_turn_tokens: TurnTokens = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="All tokens of a conversation")] = None,
+    history: Annotated[
+        str, typer.Option(help="keep: earlier turns stay as sampled; template: as the chat template shows them")
+    ] = "keep",
+    idle_s: Annotated[float, typer.Option(min=1, help="Seconds without a request that end an episode unscored")] = 3600,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Answer OpenAI's chat completions and Responses with a model, and record every conversation as rows of the buffer,
+    with the tokens that were sampled. Ends at Ctrl-C."""
+    from schemas.installation import missing
+
+    if said := missing("uvicorn", "serve") or missing("starlette", "serve"):
+        raise fail(f"error: {said}")
+    from agentrl.recorder.app import LOOPBACK
+    from agentrl.recorder.recorder import HISTORIES, RecorderSettings
+    from agentrl.recorder.server import serve as serving
+    from pipelines.library import search_in
+    from pipelines.serve import engine_config, recorder_of
+    from pipelines.stages.budget import SamplingConfig
+
+    if history not in HISTORIES:
+        raise fail(f"error: --history {history}: allowed are {', '.join(HISTORIES)}")
+    if host not in LOOPBACK and not api_key:
+        raise fail(f"error: --host {host} is reached by others: set AGENTRL_API_KEY, or leave --host out")
+    open_catalog(record)  # a store that cannot be used is said before the model is loaded
+    search_in([Path.cwd()])  # an engine of the user's own
+    sampling = SamplingConfig(max_turn_tokens=max_turn_tokens, max_tokens=max_tokens)
+    settings = RecorderSettings(history, fixed_temperature, idle_s, api_key)
+    try:
+        with looked_up():
+            recorder = recorder_of(
+                record, model, engine_config(_read(engine)), sampling, settings, served_name, seed=seed
+            )
+    except ValueError as error:
+        raise fail(f"error: {error}") from None
+
+    def tell(what: str, **values: Any) -> None:
+        if as_json:
+            say_json({"event": what, **values})
+        else:
+            say(": ".join(filter(None, [what, ", ".join(f"{name} {value}" for name, value in values.items())])))
+        sys.stdout.flush()
+
+    try:
+        left = asyncio.run(serving(recorder, host, port, tell))
+    except OSError as error:
+        where = error.filename or f"--host {host} --port {port}"
+        raise fail(f"error: {where}: {error.strerror or error}", FAILED) from None
+    tell("stopped", open=left)
+    if left:
+        say("open episodes go on when this store is served again", stderr=True)
+
+
+def _read(engine: str | None) -> Any:
+    """A choice as a pipeline file has it. Raises ValueError if it is not YAML."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="safe").load(engine) if engine else None
+    except YAMLError as error:
+        raise ValueError(f"--engine is not YAML: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,84 @@
+"""The recorder of a store: the model, the engine and the buffer behind `agentrl serve`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from agentrl.engines import TokenEngineChoice
+from agentrl.engines.configs import EmbeddedConfig, EngineConfig
+from datastore.buffer import TrajectoryBuffer
+from datastore.catalog import Catalog
+from datastore.places import LocalPlace
+from pipelines.generate import policy_of
+from pipelines.stages.budget import SamplingConfig
+from schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.recorder.recorder import Recorder, RecorderSettings
+
+FOLDER = "recordings"
+"""Where the files of open episodes are, below the store."""
+
+
+@dataclass(frozen=True)
+class BufferRows:
+    """Rows of recordings go to the buffer. A recording is the ``fingerprint`` of its rows."""
+
+    buffer: TrajectoryBuffer
+
+    def stored(self, recording: str) -> set[str]:
+        """See :class:`agentrl.recorder.episodes.RowStore`."""
+        return set(self.buffer.ids(recording))
+
+    def keep(self, recording: str, rows: list[Trajectory]) -> None:
+        """See :class:`agentrl.recorder.episodes.RowStore`. An append is named by its first episode, which no other one
+        has."""
+        first = min(int(row.episode_id.rpartition("-")[2]) for row in rows)
+        self.buffer.append(rows, stage=rows[0].stage, fingerprint=recording, shard=first, on_error="quarantine")
+
+
+def engine_config(given: Any) -> EngineConfig:
+    """The config of an engine that gives token ids; None is the embedded one. Conversations wait for each other under
+    ``schedule: exact``, so that the embedded engine is ``free`` here.
+
+    Raises ValueError if there is no such engine.
+    """
+    try:
+        config: EngineConfig = TypeAdapter(TokenEngineChoice).validate_python(given or "transformers")
+    except ValidationError as error:
+        raise ValueError(f"--engine: {'; '.join(one['msg'] for one in error.errors(include_url=False))}") from None
+    if isinstance(config, EmbeddedConfig):
+        if "schedule" in config.model_fields_set and config.schedule == "exact":
+            raise ValueError("--engine: schedule exact waits until every conversation goes on; use free")
+        return config.model_copy(update={"schedule": "free"})
+    return config
+
+
+def recorder_of(
+    store: str,
+    model: str,
+    engine: EngineConfig,
+    sampling: SamplingConfig,
+    settings: "RecorderSettings",
+    name: str | None = None,
+    turn_s: float = 600.0,
+    seed: int = 0,
+) -> "Recorder":
+    """A recorder of ``model``, an artifact or a folder, that stores rows in ``store``. It is served as ``name``.
+
+    Raises LookupError if there is no such model, and ValueError if it cannot be served.
+    """
+    from agentrl.recorder.episodes import Episodes
+    from agentrl.recorder.recorder import Recorder
+    from agentrl.recorder.sampler import Sampler
+
+    policy, _ = policy_of(Catalog(store), model)
+    policy.name = name or Path(policy.name).name
+    _ = policy.codec  # a model whose dialect is not known is refused before anything is served
+    place = (buffer := TrajectoryBuffer(store)).place
+    folder = (place.root if isinstance(place, LocalPlace) else place.working_folder()) / FOLDER
+    episodes = Episodes(folder, BufferRows(buffer), policy.name, policy.tokenizer_fingerprint)
+    sampler = Sampler(engine.build(policy), policy, sampling.of(policy), turn_s, seed)
+    return Recorder(sampler, policy.name, episodes, settings)

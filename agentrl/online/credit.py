@@ -186,11 +186,21 @@ class RowCredit:
 
 
 def assign_rows(
-    algorithm: PolicyGradient, rewards: np.ndarray, scored: np.ndarray, groups: Sequence[str], actions: np.ndarray
+    algorithm: PolicyGradient,
+    rewards: np.ndarray,
+    scored: np.ndarray,
+    groups: Sequence[str],
+    actions: np.ndarray,
+    episodes: np.ndarray | None = None,
 ) -> RowCredit:
     """The same as :func:`assign`, for an algorithm that ``credits_whole_rows``, from columns [rows]: shaped and
-    ``scored`` rewards, groups, and the number of action tokens."""
-    advantages, keep, degenerate = row_advantages(algorithm, rewards, scored, groups, np.zeros(len(rewards)))
+    ``scored`` rewards, groups, and the number of action tokens. ``episodes`` [rows] are numbers; rows of one episode
+    count once in the statistics of its group, and have its advantage. Without it each row is an episode."""
+    first = whose = np.arange(len(rewards))
+    if episodes is not None:
+        _, first, whose = np.unique(episodes, return_index=True, return_inverse=True)
+    of_episodes = rewards[first], scored[first], [groups[place] for place in first], np.zeros(len(first))
+    advantages, keep, degenerate = (one[whose] for one in row_advantages(algorithm, *of_episodes))
     live = keep & (algorithm.acts_on_every_row | ((abs(advantages) > 1e-9) & (actions > 0)))
     share = share_of(algorithm, actions, live, keep)
     return RowCredit(share * advantages, live, {"degenerate_rows": float(degenerate.sum())})

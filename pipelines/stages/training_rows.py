@@ -1,7 +1,7 @@
 """Training rows in columns, from parts of a selection."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -72,7 +72,17 @@ def acting(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows if acts.all() else rows.filter(pa.array(acts))
 
 
-OUTCOME = ("group_id", "fingerprint", "policy", "policy_version", "env", "level", "sampling", "n_action_tokens")
+OUTCOME = (
+    "episode_id",
+    "group_id",
+    "fingerprint",
+    "policy",
+    "policy_version",
+    "env",
+    "level",
+    "sampling",
+    "n_action_tokens",
+)
 """The columns that credit of whole rollouts needs, beside those of every selection."""
 
 ROWS_AT_ONCE = 4096
@@ -80,13 +90,15 @@ ROWS_AT_ONCE = 4096
 
 class Outcomes(NamedTuple):
     """What credit looks at besides tokens, of the rows at ``positions``, which have action tokens; the others are
-    [positions] too. ``shaped`` are rewards after punishments and normalisation."""
+    [positions] too. ``shaped`` are rewards after punishments and normalisation. ``episodes`` are numbers in the order
+    of their first rows; rows of one episode have one group and one reward."""
 
     positions: np.ndarray
     rewards: np.ndarray
     shaped: np.ndarray
     groups: list[str]
     actions: np.ndarray
+    episodes: np.ndarray
 
 
 def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> Outcomes:
@@ -105,7 +117,18 @@ def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> O
         levels += [(row.env, row.level) for row in rows]
     shaped = by_level(algorithm, np.concatenate(rewards), levels)
     actions = outcome["n_action_tokens"].to_numpy()
-    return Outcomes(acting, outcome["reward"].to_numpy(), shaped, groups, actions)
+    return Outcomes(acting, outcome["reward"].to_numpy(), shaped, groups, actions, _episodes(outcome, groups, shaped))
+
+
+def _episodes(outcome: pa.Table, groups: list[str], rewards: np.ndarray) -> np.ndarray:
+    """The number of each row's episode, [rows]. Rows of other groups or with other rewards are not of one episode."""
+    names = pc.if_else(pc.equal(outcome["episode_id"], ""), outcome["trajectory_id"], outcome["episode_id"])
+    codes = names.combine_chunks().dictionary_encode().indices.to_numpy()
+    if codes.max(initial=-1) + 1 == len(codes):
+        return np.arange(len(codes))
+    numbers: dict[Any, int] = {}
+    keys = zip(codes.tolist(), groups, rewards.tolist(), strict=True)
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
 def sides(chosen: Selected) -> np.ndarray:
@@ -122,7 +145,7 @@ def credited(
     from agentrl.online.credit import assign_rows
 
     found = outcomes(chosen, algorithm, policy)
-    credit = assign_rows(algorithm, found.shaped, found.rewards, found.groups, found.actions)
+    credit = assign_rows(algorithm, found.shaped, found.rewards, found.groups, found.actions, found.episodes)
     return credit.metrics, _credited_batches(chosen, algorithm, policy, micro_tokens, found.positions, credit)
 
 

@@ -23,6 +23,8 @@ from agentrl.advantages.turns import (
     turn_rewards,
     turn_spans,
 )
+from agentrl.algorithms.grpo import GRPO
+from agentrl.online.credit import assign_rows
 from schemas.trajectory import Message, Role
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 0.5, 0.5, 2.0, -1.0]
@@ -122,3 +124,17 @@ def test_subgoals() -> None:
     assert subgoal_weights(MASK, [0, None, None]) == [0, 0, 0, 0, 0, 1, 0, 1, 1]
     assert subgoal_weights(MASK, [None, None]) == [0, 1, 1, 0, 0, 1, 0, 1, 1]
     assert subgoal_weights(MASK, [0, 1]) == [1] * 9
+
+
+def test_rows_of_one_episode_count_once_in_their_group_and_share_its_advantage() -> None:
+    """An agent with helpers has several rows; its group would otherwise be compared with itself."""
+    rewards, actions = np.array([1.0, 0.0, 1.0, 1.0]), np.full(4, 5)
+    episodes = np.array([0, 1, 0, 0])
+    together = assign_rows(GRPO(), rewards, rewards, ["g"] * 4, actions, episodes).weights
+    alone = assign_rows(GRPO(), rewards[:2], rewards[:2], ["g"] * 2, actions[:2]).weights
+    np.testing.assert_allclose(together, alone[episodes])
+    apart = assign_rows(GRPO(), rewards, rewards, ["g"] * 4, actions).weights
+    np.testing.assert_array_equal(
+        apart, assign_rows(GRPO(), rewards, rewards, ["g"] * 4, actions, np.arange(4)).weights
+    )
+    assert abs(apart[1]) > abs(together[1])

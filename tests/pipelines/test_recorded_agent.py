@@ -120,7 +120,7 @@ def test_a_recorded_agent_is_trained_for_two_iterations_of_grpo(folder: Path) ->
             trajectories=[chosen],
             model=model,
         )
-        assert trained.metrics["grad_norm"] > 0
+        assert trained["metrics"].table()["grad_norm"].to_pylist()[0] > 1e-3
         model = trained["model"]
     assert 0 < success[0] < 1, success
     assert isinstance(BufferRows(harness.buffer).stored(recording_id), set)

@@ -1,6 +1,9 @@
 """A recorder behind a real socket, in front of an engine that says what a test wants."""
 
 import asyncio
+import itertools
+import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 from openai import OpenAI
 
 from agentrl.engines.base import EngineError, Sampling, Session, Turn
@@ -17,7 +22,8 @@ from agentrl.recorder.episodes import Episodes
 from agentrl.recorder.recorder import Recorder, RecorderSettings
 from agentrl.recorder.sampler import Sampler
 from agentrl.recorder.server import bound, recording, server_of
-from schemas.trajectory import Message, Role, Span, Trajectory
+from schemas.arrow import to_table
+from schemas.trajectory import TRAJECTORY_SCHEMA, Message, Role, Span, ToolCall, Trajectory
 
 TEXT = "The city of Ann is Rome. What is the weather? Sunny, and 20 degrees. <think>I look it up</think> hello again"
 TOOLS = [
@@ -186,3 +192,67 @@ def served(
         yield one
     finally:
         one.end()
+
+
+def calls(city: str, reasoning: str | None = None) -> Message:
+    call = ToolCall(id="call_0", name="weather", arguments=json.dumps({"city": city, "when": "now"}))
+    return Message(role=Role.ASSISTANT, reasoning=reasoning, tool_calls=[call])
+
+
+def agent(said: str) -> Message | str:
+    """Looks the weather up, and answers."""
+    return (
+        "Sunny." if said.rstrip().endswith("</tool_response><|im_end|>\n<|im_start|>assistant") else calls("Rome", "hm")
+    )
+
+
+def sampled(policy: Policy, row: Trajectory) -> list[str]:
+    """The text of each run of sampled tokens."""
+    ids = zip(row.input_ids, row.action_mask, strict=True)
+    return [
+        policy.tokenizer.decode([token for token, _ in run])
+        for own, run in itertools.groupby(ids, key=lambda one: one[1])
+        if own
+    ]
+
+
+def check(policy: Policy, row: Trajectory) -> None:
+    """What every row keeps to."""
+    table = to_table([row], TRAJECTORY_SCHEMA)
+    assert table.num_rows == 1
+    assert len(row.input_ids) == len(row.action_mask) == len(row.logprobs) == row.n_tokens
+    assert all(math.isnan(one) != own for one, own in zip(row.logprobs, row.action_mask, strict=True))
+    assert row.messages[-1].token_end == row.n_tokens
+    for message in row.messages:
+        assert message.token_start is not None
+        if message.role is Role.ASSISTANT and all(row.action_mask[message.token_start : message.token_end]):
+            read = policy.codec.parse(row.input_ids[message.token_start : message.token_end]).message
+            assert (read.content, read.tool_calls) == (message.content, message.tool_calls)
+
+
+def chat(client: openai.OpenAI, *said: str, system: str | None = None) -> str:
+    """The answer to a conversation whose turns alternate."""
+    messages: list[Any] = [{"role": "system", "content": system}] if system else []
+    messages += [{"role": ("user", "assistant")[n % 2], "content": one} for n, one in enumerate(said)]
+    return client.chat.completions.create(model="tiny", messages=messages).choices[0].message.content or ""
+
+
+def numbered() -> Callable[[str], str]:
+    numbers = itertools.count()
+    return lambda _: f"answer {next(numbers)}"
+
+
+def open_episode(server: Served, **about: Any) -> tuple[openai.OpenAI, str]:
+    opened = httpx.post(f"{server.url}/episodes", json=about).json()
+    return openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=0), opened["id"]
+
+
+def rewarded(server: Served, client: openai.OpenAI, name: str, reward: float = 1.0) -> list[Trajectory]:
+    answer = httpx.post(
+        f"{server.url}/episodes/{name}/reward",
+        json={"reward": reward},
+        headers={"authorization": f"Bearer {client.api_key}"},
+    )
+    assert answer.status_code == 200, answer.text
+    rows = server.flush()
+    return [row for row in rows if row.episode_id == name]

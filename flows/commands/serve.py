@@ -34,7 +34,7 @@ def serve(
         float | None, typer.Option(min=0, help="In place of what requests ask for; training needs 1")
     ] = None,
     max_turn_tokens: TurnTokens = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="All tokens of a conversation")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="All tokens of a conversation")] = None,
     history: Annotated[
         str, typer.Option(help="keep: earlier turns stay as sampled; template: as the chat template shows them")
     ] = "keep",
@@ -61,7 +61,7 @@ def serve(
         raise fail(f"error: --host {host} is reached by others: set AGENTRL_API_KEY, or leave --host out")
     open_catalog(record)  # a store that cannot be used is said before the model is loaded
     search_in([Path.cwd()])  # an engine of the user's own
-    sampling = SamplingConfig(max_turn_tokens=max_turn_tokens, max_tokens=max_tokens)
+    sampling = SamplingConfig(max_turn_tokens=max_turn_tokens, max_tokens=context)
     settings = RecorderSettings(history, fixed_temperature, idle_s, api_key)
     try:
         with looked_up():

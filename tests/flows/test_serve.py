@@ -128,7 +128,7 @@ def test_a_model_is_served_and_recorded_and_a_kill_loses_nothing(store: str, tmp
         (["--engine", "{type: vlm}"], 2, "there is no engine 'vlm'"),
         (["--engine", "{type: "], 2, "--engine is not YAML"),
         (["--model", "warn"], 2, "there is no artifact or tag 'warn'; did you mean 'warm'"),
-        (["--max-tokens", "100000"], 2, "max_tokens 100000 is beyond the context"),
+        (["--context", "100000"], 2, "max_tokens 100000 is beyond the context"),
     ],
 )
 def test_what_cannot_be_served_is_said_first(

@@ -70,6 +70,9 @@ def guarded(endpoint: Endpoint, local: bool) -> Endpoint:
             return JSONResponse(error.body(), error.status)
         except ClientDisconnect:
             return Response(status_code=400)
+        except OSError as error:
+            failure = ApiError(500, f"the disk of the recorder fails: {error}", "not_recorded")
+            return JSONResponse(failure.body(), failure.status)
 
     return answer
 
@@ -137,13 +140,13 @@ class _Answer(Response):
         try:
             answer = await _result(self.reply)
         except ApiError as error:
-            await JSONResponse(error.body(), error.status, self._headers())(scope, _nothing, send)
+            await JSONResponse(error.body(), error.status, self._about())(scope, _nothing, send)
             return
         self.reply.delivered |= not self.is_gone
-        await JSONResponse(self.protocol.whole(self.asked, answer), headers=self._headers())(scope, _nothing, send)
+        await JSONResponse(self.protocol.whole(self.asked, answer), headers=self._about())(scope, _nothing, send)
 
     async def _streamed(self, send: Send) -> None:
-        headers = {"content-type": "text/event-stream", "cache-control": "no-cache", **self._headers()}
+        headers = {"content-type": "text/event-stream", "cache-control": "no-cache", **self._about()}
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         try:
@@ -154,7 +157,7 @@ class _Answer(Response):
             await send({"type": "http.response.body", "body": self.protocol.failed(error), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    def _headers(self) -> dict[str, str]:
+    def _about(self) -> dict[str, str]:
         return {EPISODE_HEADER: self.reply.name.rpartition("-")[0]}
 
 

@@ -47,9 +47,9 @@ def server_of(app: ASGIApp) -> "uvicorn.Server":
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    return Quiet(
-        uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
-    )
+    # an agent's tools may take a while between two requests on one connection
+    limits = {"timeout_graceful_shutdown": 2, "timeout_keep_alive": 120}
+    return Quiet(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", **limits))
 
 
 def recording(recorder: Recorder, host: str) -> ASGIApp:

@@ -47,9 +47,10 @@ def server_of(app: ASGIApp) -> "uvicorn.Server":
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    # an agent's tools may take a while between two requests on one connection
-    limits = {"timeout_graceful_shutdown": 2, "timeout_keep_alive": 120}
-    return Quiet(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", **limits))
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+    config.timeout_graceful_shutdown = 2
+    config.timeout_keep_alive = 120  # an agent's tools may take a while between two requests on one connection
+    return Quiet(config)
 
 
 def recording(recorder: Recorder, host: str) -> ASGIApp:

@@ -64,7 +64,7 @@ def test_rows_that_a_killed_server_had_stored_are_not_stored_twice(policy: Polic
 
 
 def test_a_store_that_fails_for_a_while_gets_the_rows_later(policy: Policy, tmp_path: Path) -> None:
-    store = RowsInMemory(fails=[OSError("no space left")])
+    store = RowsInMemory(fails=[OSError("no space left")] * 1000)
     with served(tmp_path, policy, numbered(), store) as server:
         client, name = open_episode(server)
         chat(client, "a")
@@ -72,6 +72,7 @@ def test_a_store_that_fails_for_a_while_gets_the_rows_later(policy: Policy, tmp_
             assert rewarded(server, client, name) == []
         state = httpx.get(f"{server.url}/episodes/{name}", headers={"authorization": f"Bearer {client.api_key}"})
         assert state.json() == {"id": name, "state": "closed"}
+        store.fails = []
         assert len(server.flush()) == 1
         state = httpx.get(f"{server.url}/episodes/{name}", headers={"authorization": f"Bearer {client.api_key}"})
         assert state.json() == {"id": name, "state": "stored"}

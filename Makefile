@@ -92,7 +92,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing what tests and checks need ..."
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,formats,vllm,serve,math,mcp,gymnasium,openai,lora,trackers,parity,deepspeed]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,formats,vllm,serve,math,mcp,gymnasium,openai,lora,trackers,parity,deepspeed,ray]'
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev

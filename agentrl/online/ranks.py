@@ -51,7 +51,7 @@ class ModelsOnRanks:
         self._begin()
 
     def _begin(self) -> None:
-        self._ranks = Ranks(self._job.deepspeed, MODULE)
+        self._ranks = Ranks(self._job.deepspeed, self.folder, MODULE)
         self._orders = Orders(self.folder / "orders", self._alive)
         job = self._job.model_copy(update={"orders": str(self._orders.folder)})
         self._ranks.begin(job.write(self.folder))

@@ -17,8 +17,9 @@ class DeepSpeed(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     zero: Literal[0, 1, 2, 3] = 2
-    processes: int = Field(1, ge=1, description="processes on each node, normally its GPUs")
-    hostfile: str | None = Field(None, description="nodes, one 'name slots=N' a line; without it this node alone")
+    processes: int | None = Field(
+        None, ge=1, description="ranks on each machine; None: one for each GPU of the stage, or one if there is none"
+    )
     offload_optimizer: Literal["cpu", "nvme"] | None = None
     offload_parameters: Literal["cpu", "nvme"] | None = Field(None, description="needs zero: 3")
     extra: dict[str, Any] = Field(

@@ -1,25 +1,27 @@
 """Launch a training job through DeepSpeed, and what its processes run: ``python -m agentrl.training.launch``.
 
-On one node, one process imports what training needs and then forks the ranks, so that imports are paid for once. It
-starts before the job is known, and reads the path of the job file from its standard input. On several nodes DeepSpeed's
-own launcher starts the ranks.
+On each machine, one process imports what training needs and then forks its ranks, so that imports are paid for once. It
+starts before the job is known, and waits for a file that names the job.
 """
 
-import contextlib
+import argparse
 import importlib
 import json
 import os
-import subprocess
+import shutil
 import sys
 import tempfile
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import pyarrow.parquet as pq
 
+from agentrl.placement.base import Process, python_path
+from agentrl.placement.launcher import here
 from agentrl.training.job import DeepSpeed, TrainingJob
 from agentrl.training.rank import DIALECT, DONE, FAILED, NO_MEMORY, NOTE, run, run_or_say
 
@@ -31,43 +33,59 @@ POLL_S = 0.02
 TAIL = 40
 
 
-def command(config: DeepSpeed, job: Path | None = None, module: str = TRAIN) -> list[str]:
-    """The command that starts the processes, which run ``module``. On one node they are told of the job later."""
-    if config.hostfile is None:
-        return [sys.executable, "-m", module, "--ranks", str(config.processes)]
-    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--hostfile", config.hostfile]
-    return [*launcher, "--num_gpus", str(config.processes), "--module", module, str(job)]
+def command(processes: int, node: int, nodes: int, master: str, told: Path, module: str = TRAIN) -> list[str]:
+    """The command that starts the ranks of machine ``node`` of ``nodes``, which run ``module``. The first rank listens
+    at ``master``; the path of the job file will stand in the file ``told``."""
+    place = ["--ranks", str(processes), "--node", str(node), "--nodes", str(nodes), "--master", master]
+    return [sys.executable, "-m", module, *place, str(told)]
 
 
 class Ranks:
-    """The processes of one job, which run ``module``. On one node they start at once, and import what they need until
-    the job is there."""
+    """The processes of one job, which run ``module``, on each machine of the stage's launcher. They start at once, and
+    import what they need until the job is there. ``folder`` is one that all machines read; None takes a temporary one.
 
-    def __init__(self, config: DeepSpeed, module: str = TRAIN) -> None:
-        self.config, self.module = config, module
+    Raises LaunchError if they cannot be started.
+    """
+
+    def __init__(self, config: DeepSpeed, folder: Path | None = None, module: str = TRAIN) -> None:
+        self.config, self.folder, self.module = config, folder, module
         self.dialect: dict[str, str] = {}
         """How the model's messages become tokens, as the metrics of a stage name it; known after :meth:`run`."""
-        self._log = tempfile.NamedTemporaryFile(prefix="agentrl-ranks-")  # noqa: SIM115
-        self._read = Path(self._log.name).open(errors="replace")  # noqa: SIM115
-        self._tail: list[str] = []
-        self._part = self._reason = ""
-        self._process = None if config.hostfile else self._start()
+        self._temporary = None if folder else tempfile.mkdtemp(prefix="agentrl-ranks-")
+        self._files = (folder or Path(str(self._temporary))).absolute() / f"ranks-{uuid.uuid4().hex[:8]}"
+        self._processes: list[Process] = []
+        self._logs: list[TextIO] = []
+        self._parts: list[str] = []
+        self._tails: list[list[str]] = []
+        self._reason = ""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
 
-    def _start(self, job: Path | None = None) -> "subprocess.Popen[str]":
-        ours = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, [ours, *sys.path]))  # a loss may be a class of the user's
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}  # no module here is taken for ours
-        environment.setdefault("OMP_NUM_THREADS", "1")
-        if self.config.hostfile:
-            _choose_accelerator(environment)
-        return subprocess.Popen(
-            command(self.config, job, self.module),
-            stdin=subprocess.PIPE,
-            stdout=self._log.fileno(),
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
+    def _start(self) -> None:
+        launcher, master = here(), "{host}:{port}"
+        number = self.config.processes or max(1, launcher.gpus)
+        env = {
+            "PYTHONPATH": python_path(),  # a loss may be a class of the user's
+            "PYTHONSAFEPATH": "1",  # no module of the folder is taken for ours
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+        for node in range(launcher.nodes):
+            ranks = command(number, node, launcher.nodes, master, self._told, self.module)
+            log = self._files.with_suffix(f".{node}.log")
+            log.touch()
+            gpus = number if launcher.gpus else 0
+            self._processes.append(launcher.start("ranks", ranks, log=log, gpus=gpus, env=env, node=node))
+            self._logs.append(log.open(errors="replace"))
+            self._parts.append("")
+            self._tails.append([])
+            master = self._processes[0].address
+
+    @property
+    def _told(self) -> Path:
+        return self._files.with_suffix(".told")
 
     def run(self, job: Path, on_step: "Callable[[Metrics], None]") -> "list[Metrics]":
         """Run a job file to its end, calling ``on_step`` with the metrics of each step as it is done; the metrics of
@@ -86,7 +104,7 @@ class Ranks:
         except NoMemoryError as error:
             self.close()
             error.halve(job)
-            return Ranks(self.config, self.module).run(job, on_step)
+            return Ranks(self.config, self.folder, self.module).run(job, on_step)
         finally:
             self.close()
         return pq.read_table(job.parent / "metrics.parquet").to_pylist()
@@ -94,21 +112,18 @@ class Ranks:
     def begin(self, job: Path) -> None:
         """Tell the processes of their job."""
         self._job = job
-        process = self._process = self._process or self._start(job)
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # they ended, and said why
-            process.stdin.write(f"{job}\n")
-            process.stdin.close()
+        written = self._files.with_suffix(".tmp")
+        written.write_text(f"{job.absolute()}\n")
+        written.rename(self._told)
 
     def said(self) -> list[str] | None:
         """What the processes said since this was asked last; None if they have ended. What they note is warned of.
 
         Raises TrainingError with the end of the output if they failed, and NoMemoryError if that was why.
         """
-        assert self._process is not None
-        code = self._process.poll()
+        codes = [process.poll() for process in self._processes]
         lines, why = [], ""
-        for line in self._new_lines():
+        for node, line in self._new_lines():
             if line.startswith(NOTE):
                 warnings.warn(line[len(NOTE) :].strip(), stacklevel=2)
             elif line.startswith(DIALECT):
@@ -120,27 +135,32 @@ class Ranks:
             elif line.startswith(DONE):
                 lines.append(line)
             else:
-                self._tail = [*self._tail[-TAIL:], line]
+                self._tails[node] = [*self._tails[node][-TAIL:], line]
         if why:
             raise NoMemoryError(why)
-        if code:
+        if any(codes):
             from agentrl.training.batch import TrainingError
 
-            tail = "\n".join(self._tail)
-            raise TrainingError(self._reason or f"the processes of {self._job} ended with {code}:\n{tail}")
-        return lines if lines or code is None else None
+            node = next(node for node, code in enumerate(codes) if code)
+            tail = "\n".join(self._tails[node])
+            raise TrainingError(self._reason or f"the processes of {self._job} ended with {codes[node]}:\n{tail}")
+        return lines if lines or None in codes else None
 
-    def _new_lines(self) -> Iterator[str]:
-        *lines, self._part = (self._part + self._read.read()).split("\n")
-        yield from lines
+    def _new_lines(self) -> Iterator[tuple[int, str]]:
+        """Machine and line."""
+        for node, log in enumerate(self._logs):
+            *lines, self._parts[node] = (self._parts[node] + log.read()).split("\n")
+            yield from ((node, line) for line in lines)
 
     def close(self) -> None:
         """End the processes, if they are still there."""
-        if self._process and self._process.poll() is None:
-            self._process.terminate()
-            self._process.wait()
-        self._read.close()
-        self._log.close()
+        for process in self._processes:
+            process.stop()
+        for log in self._logs:
+            log.close()
+        self._told.unlink(missing_ok=True)
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 class NoMemoryError(RuntimeError):
@@ -165,7 +185,7 @@ class NoMemoryError(RuntimeError):
 
 def launch(config: DeepSpeed, job: Path, on_step: "Callable[[Metrics], None]") -> "list[Metrics]":
     """Start processes and run a job file; see :meth:`Ranks.run`."""
-    return Ranks(config).run(job, on_step)
+    return Ranks(config, job.parent).run(job, on_step)
 
 
 def _choose_accelerator(environment: "os._Environ[str] | dict[str, str]") -> None:
@@ -178,22 +198,27 @@ def _choose_accelerator(environment: "os._Environ[str] | dict[str, str]") -> Non
         environment["DS_ACCELERATOR"] = "cpu"
 
 
-def fork_ranks(number: int, run: Callable[[Path], None], modules: Sequence[str]) -> None:
-    """Import what training needs, and ``modules``, wait for the path of a job file, and ``run`` it in ``number`` forked
-    processes. If one of them fails, the others are ended."""
+def fork_ranks(given: argparse.Namespace, run: Callable[[Path], None], modules: Sequence[str]) -> None:
+    """Import what training needs, and ``modules``, wait for the path of a job file, and ``run`` it in the forked
+    processes of this machine. If one of them fails, the others are ended."""
+    starter = os.getppid()
     _choose_accelerator(os.environ)
     _import_what_ranks_need(modules)
-    if not (job := sys.stdin.readline().strip()):
-        return  # whoever would have told of a job has ended
+    while not given.told.exists():
+        if os.getppid() != starter:
+            return  # whoever would have told of a job has ended
+        time.sleep(POLL_S)
+    job = Path(given.told.read_text().strip())
     from torch.multiprocessing import start_processes
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    os.environ |= {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
-    start_processes(_rank, (Path(job), run), nprocs=number, start_method="fork")
+    host, _, port = given.master.rpartition(":")
+    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
+    os.environ |= {"WORLD_SIZE": str(given.ranks * given.nodes), "LOCAL_WORLD_SIZE": str(given.ranks)}
+    start_processes(_rank, (given.node * given.ranks, job, run), nprocs=given.ranks, start_method="fork")
 
 
-def _rank(number: int, job: Path, run: Callable[[Path], None]) -> None:
-    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number)}
+def _rank(number: int, first: int, job: Path, run: Callable[[Path], None]) -> None:
+    os.environ |= {"RANK": str(first + number), "LOCAL_RANK": str(number)}
     run_or_say(job, run)
 
 
@@ -224,21 +249,15 @@ def _import_what_ranks_need(modules: Sequence[str]) -> None:
         importlib.import_module(name)
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def main(run: Callable[[Path], None], modules: Sequence[str] = ()) -> None:
-    """Run a job in ranks that are forked from this process, or in this one if DeepSpeed's launcher started it, by the
-    arguments of the command line. ``modules`` are what ranks import besides."""
-    if sys.argv[1] == "--ranks":
-        fork_ranks(int(sys.argv[2]), run, modules)
-    else:  # DeepSpeed's launcher adds --local_rank, which is also in the environment
-        run_or_say(Path(next(argument for argument in sys.argv[1:] if not argument.startswith("--"))), run)
+    """Run a job in ranks that are forked from this process, by the arguments of the command line. ``modules`` are what
+    ranks import besides."""
+    parser = argparse.ArgumentParser()
+    for name in ("--ranks", "--node", "--nodes"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--master", required=True)
+    parser.add_argument("told", type=Path)
+    fork_ranks(parser.parse_args(), run, modules)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def begin(job: TrainingJob) -> None:
     from agentrl.training.ranks import join_ranks
 
     if os.environ.get("LOCAL_RANK") == "0":
-        for said in clear_stale_locks(shared=job.deepspeed.hostfile is not None):
+        for said in clear_stale_locks(shared=os.environ["WORLD_SIZE"] != os.environ["LOCAL_WORLD_SIZE"]):
             print(NOTE + said, flush=True)
     plain, ours = warnings.showwarning, str(Path(__file__).resolve().parents[1])
 

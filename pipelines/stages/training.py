@@ -65,10 +65,10 @@ def _with_weights(speaker: "Speaker") -> "Policy":
     return speaker
 
 
-def _start_ranks(config: DeepSpeed) -> "Ranks":
+def _start_ranks(config: DeepSpeed, folder: Path) -> "Ranks":
     from agentrl.training.launch import Ranks
 
-    return Ranks(config)
+    return Ranks(config, folder)
 
 
 class Training:
@@ -84,7 +84,7 @@ class Training:
         self.config = config
         self.job = context.scratch / "job"
         self.job.mkdir(exist_ok=True)
-        self._ranks = _start_ranks(config.deepspeed) if config.deepspeed else None
+        self._ranks = _start_ranks(config.deepspeed, self.job) if config.deepspeed else None
 
     def __enter__(self) -> "Training":
         return self

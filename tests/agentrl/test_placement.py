@@ -185,3 +185,13 @@ def test_a_launcher_is_that_of_the_stage_and_external_starts_nothing(tmp_path: P
     with placed(Execution(launcher="external")), pytest.raises(LaunchError, match=says):
         here().start("vLLM server", ["true"], log=tmp_path / "log")
     assert here() is outside
+
+
+@pytest.mark.slow
+def test_ranks_on_two_machines_of_a_hostfile_train_as_one_process(tmp_path: Path, ssh: Path) -> None:
+    pytest.importorskip("deepspeed")
+    from test_placement_ray import assert_it_trains_alike
+
+    (tmp_path / "hosts").write_text("localhost slots=0\nme@127.0.0.1 slots=0\n")
+    assert_it_trains_alike(tmp_path, f"launcher: hostfile, hostfile: {tmp_path / 'hosts'}")
+    assert set(ssh.read_text().split()) == {"localhost", "me@127.0.0.1"}

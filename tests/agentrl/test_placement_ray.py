@@ -1,5 +1,6 @@
 """Ray as a launcher, on a local cluster of two nodes, which share this machine."""
 
+import json
 import os
 import signal
 import subprocess
@@ -92,6 +93,43 @@ def test_a_stage_that_ends_or_is_killed_leaves_nothing_running(how: str, cluster
     assert how == "killed" or is_gone(child)
     if child.is_running():
         child.kill()
+
+
+SPEC = """
+name: spread
+stages:
+  tasks: {{uses: tasks.generate, with: {{env: lookup, train: 12, dev: 2, heldout: 2}}}}
+  expert: {{uses: trajectories.synthesize, inputs: {{tasks: tasks.train}}, with: {{noise: 0.5}}}}
+  alone:
+    uses: train.sft
+    inputs: {{trajectories: expert}}
+    with: &training {{model: {{init: tiny}}, steps: 3, batch: 4, optimizer: {{lr: 5.0e-3}}}}
+  spread:
+    uses: train.sft
+    inputs: {{trajectories: expert}}
+    with: {{<<: *training, deepspeed: {{zero: 2}}}}
+    execution: {{{execution}}}
+"""
+
+
+def assert_it_trains_alike(folder: Path, execution: str) -> None:
+    """Ranks on two machines have the losses of one process."""
+    (folder / "spread.yaml").write_text(SPEC.format(execution=execution))
+    command = [sys.executable, "-m", "flows.cli", "run", "spread.yaml", "--no-prefect", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=600)
+    logs = [path.read_text() for path in (folder / "store" / "logs").rglob("spread.log")]
+    assert done.returncode == 0, (done.stdout, done.stderr, logs)
+    stages = json.loads(done.stdout)["stages"]
+    alone, spread = (
+        [stages[name]["metrics"][one] for one in ("first_loss", "last_loss")] for name in ("alone", "spread")
+    )
+    assert spread == pytest.approx(alone, rel=1e-4)
+
+
+def test_ranks_on_two_nodes_train_as_one_process(cluster: str, tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    assert_it_trains_alike(tmp_path, f"launcher: ray, nodes: 2, env: {{RAY_ADDRESS: '{cluster}'}}")
 
 
 def test_a_node_that_dies_ends_the_process_on_it(cluster: str, tmp_path: Path) -> None:

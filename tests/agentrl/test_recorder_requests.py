@@ -23,7 +23,7 @@ def policy() -> Policy:
 def test_a_request_that_is_sent_again_joins_the_turn(policy: Policy, tmp_path: Path) -> None:
     with served(tmp_path, policy, numbered(), delay=0.5) as server:
         opened = httpx.post(f"{server.url}/episodes", json={}).json()
-        client = openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=3, timeout=0.3)
+        client = openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=6, timeout=0.3)
         assert chat(client, "a") == "answer 0"
         assert len(server.engine.asked) == 1
         server.engine.delay = 0.0
@@ -55,7 +55,8 @@ def test_an_answer_that_nobody_received_is_in_no_row(policy: Policy, tmp_path: P
         server.engine.delay = 0.3
         with pytest.raises(openai.APITimeoutError):
             chat(client.with_options(timeout=0.1), "a", "answer 0", "b")
-        time.sleep(0.4)
+        while server.engine.under_way:
+            time.sleep(0.01)
         server.engine.delay = 0.0
         assert chat(client, "a", "answer 0", "c") == "answer 2"
         [row] = rewarded(server, client, name)

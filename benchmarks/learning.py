@@ -76,20 +76,13 @@ class Setting:
     def run(self, policy: Any, attempts: list[Any], seed: int) -> list[Any]:
         return self.runner(policy).run(attempts, seed, [f"r{number}" for number in range(len(attempts))])
 
-    def runner(self, policy: Any, masked: bool = True) -> Any:
+    def runner(self, policy: Any) -> Any:
         from agentrl.engines.base import Sampling
         from agentrl.engines.transformers import TransformersEngine
         from agentrl.rollouts.runner import RolloutRunner
 
-        class Unmasked(RolloutRunner):
-            """Makes rollouts that do not say which tokens the policy sampled: all after the prompt count as actions."""
-
-            def run(self, *args: Any, **options: Any) -> list[Any]:
-                return with_logprobs(self.policy, [unmasked(row) for row in super().run(*args, **options)])
-
         sampling = Sampling(max_turn_tokens=40, max_tokens=192)
-        kind = RolloutRunner if masked else Unmasked
-        return kind(policy, TransformersEngine(policy.model), self.environment, sampling)
+        return RolloutRunner(policy, TransformersEngine(policy.model), self.environment, sampling)
 
     def solved(self, policy: Any) -> int:
         from agentrl.rollouts.runner import Attempt
@@ -233,12 +226,19 @@ def online(setting: Setting, policy: Any, algorithm: dict[str, Any], masked: boo
     from agentrl.online.tickets import Tickets
     from agentrl.training.optimizer import OptimizerConfig
 
+    class Unmasked(Learner):
+        """Trains on rollouts that do not say which tokens the policy sampled: all after the prompt count as actions."""
+
+        def batch(self, iteration: int, sampled: Any, greedy: Any) -> Any:
+            given = ([unmasked(row) for row in rows] for rows in (sampled, greedy))
+            return super().batch(iteration, *(with_logprobs(policy, rows) if rows else [] for rows in given))
+
     config = TypeAdapter(PolicyGradientAlgorithm).validate_python(algorithm)
     settings = {"iterations": ITERATIONS, "samples": SAMPLES, "seed": setting.seed}
-    learner = Learner(policy, config, OptimizerConfig(lr=1e-3), **settings)
+    learner = (Learner if masked else Unmasked)(policy, config, OptimizerConfig(lr=1e-3), **settings)
     tickets = Tickets(TASKS, ITERATIONS, spare=config.resample * TASKS)
     with (
-        setting.runner(policy, masked) as runner,
+        setting.runner(policy) as runner,
         OnlineLoop(runner, learner, setting.tasks, tickets, Unrecorded(), lambda number: f"o{number:06d}") as loop,
     ):
         while loop.made < BUDGET and loop.iteration < ITERATIONS:

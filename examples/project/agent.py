@@ -62,7 +62,9 @@ async def recorded(server: httpx.AsyncClient, case: dict[str, Any]) -> bool:
 
 
 async def main(cases: list[dict[str, Any]], url: str) -> None:
-    async with httpx.AsyncClient(base_url=url, timeout=120) as server:
+    # a connection for each request: one that was kept may be closed by the server as the next request is on its way
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as server:
         at_once = asyncio.Semaphore(16)
 
         async def one(case: dict[str, Any]) -> bool:

@@ -19,7 +19,9 @@ PROJECT = ROOT / "examples" / "project"
 
 
 @pytest.mark.parametrize("name", ["old_agent.yaml", "first.yaml", "improve.yaml"])
-def test_the_pipelines_of_the_page_are_valid(name: str) -> None:
+def test_the_pipelines_of_the_page_are_valid(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs.jsonl").touch()
     assert load(str(PROJECT / name)).nodes
 
 

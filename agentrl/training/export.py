@@ -11,7 +11,7 @@ from torch import Tensor
 from agentrl.models.policy import Policy
 from agentrl.training.backend import Backend
 
-SHARD_BYTES = 512 << 20
+SHARD_BYTES = 256 << 20
 """The most that the process which writes holds of a model that is sharded, unless one tensor is larger."""
 
 

@@ -58,8 +58,8 @@ class DeepSpeed(BaseModel):
         return _merged(config, self.extra)
 
 
-_BUCKET = 50_000_000
-"""Elements that DeepSpeed may hold whole at a time, 200 MB in float32. Its own bounds, up to 4 GB, let it gather a
+_BUCKET = 16_000_000
+"""Elements that DeepSpeed may hold whole at a time, 64 MB in float32. Its own bounds, up to 4 GB, let it gather a
 small model whole."""
 
 

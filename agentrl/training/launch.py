@@ -71,6 +71,8 @@ class Ranks:
             "PYTHONPATH": python_path(),  # a loss may be a class of the user's
             "PYTHONSAFEPATH": "1",  # no module of the folder is taken for ours
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            # else malloc raises it to 32 MB by itself, and keeps a gigabyte of what gradients and gathered weights left
+            "MALLOC_MMAP_THRESHOLD_": os.environ.get("MALLOC_MMAP_THRESHOLD_", "1000000"),
         }
         for node in range(launcher.nodes):
             ranks = command(number, node, launcher.nodes, master, self._told, self.module)

@@ -31,6 +31,12 @@ NO_MEMORY = "AGENTRL_NO_MEMORY "
 """How lines begin that the process which started the ranks understands."""
 
 
+def tell(kind: str, text: str) -> None:
+    """Say something in a line of its own, in one piece, whatever other ranks write at the same time."""
+    sys.stdout.write(f"\n{kind}{text}\n")
+    sys.stdout.flush()
+
+
 def begin(job: TrainingJob) -> None:
     """Join the other ranks, on a device of one's own. What agentrl warns of is told by the first one."""
     from agentrl.training.jit_locks import clear_stale_locks
@@ -38,14 +44,14 @@ def begin(job: TrainingJob) -> None:
 
     if os.environ.get("LOCAL_RANK") == "0":
         for said in clear_stale_locks(shared=os.environ["WORLD_SIZE"] != os.environ["LOCAL_WORLD_SIZE"]):
-            print(NOTE + said, flush=True)
+            tell(NOTE, said)
     plain, ours = warnings.showwarning, str(Path(__file__).resolve().parents[1])
 
     def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:
         if not filename.startswith(ours):
             plain(message, category, filename, *rest)
         elif os.environ["RANK"] == "0":
-            print(NOTE + str(message).replace("\n", " "), flush=True)
+            tell(NOTE, str(message).replace("\n", " "))
 
     warnings.showwarning = show
     join_ranks()
@@ -69,7 +75,7 @@ def run(job_file: Path) -> None:
 
     def say(metrics: "Metrics") -> None:
         if first:
-            print(DONE + json.dumps(metrics), flush=True)
+            tell(DONE, json.dumps(metrics))
 
     history = fit(trainer, rows, job.batch, job.seed, folder / "checkpoints", say, job.checkpoint_every)
     export(trainer.policy, trainer.backend, folder / "model")
@@ -129,8 +135,8 @@ def _tell_dialect(policy: "Policy") -> None:
         warnings.simplefilter("always")
         said = {"dialect": policy.codec.dialect, "dialect_source": policy.codec.source}
     for remark in remarks:
-        print(NOTE + str(remark.message), flush=True)
-    print(DIALECT + json.dumps(said), flush=True)
+        tell(NOTE, str(remark.message))
+    tell(DIALECT, json.dumps(said))
 
 
 def run_or_say(job: Path, run: Callable[[Path], None]) -> None:
@@ -142,8 +148,8 @@ def run_or_say(job: Path, run: Callable[[Path], None]) -> None:
     try:
         run(job)
     except TrainingError as error:
-        print(FAILED + str(error), flush=True)
+        tell(FAILED, str(error))
         sys.exit(1)
     except torch.OutOfMemoryError as error:
-        print(NO_MEMORY + f"rank {os.environ['RANK']} ran out of memory: {str(error).splitlines()[0]}", flush=True)
+        tell(NO_MEMORY, f"rank {os.environ['RANK']} ran out of memory: {str(error).splitlines()[0]}")
         raise

@@ -49,6 +49,7 @@ def test_the_files_for_clusters_fit_their_machines(models: dict[str, Path]) -> N
     assert (servers["processes"], servers["nodes"], servers["gpus_each"]) == (4, 4, 8)
 
 
+@pytest.mark.slow
 def test_the_command_prints_it_and_refuses_what_cannot_fit(models: dict[str, Path], tmp_path: Path) -> None:
     given = [
         "--placement",

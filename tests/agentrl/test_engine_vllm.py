@@ -323,18 +323,19 @@ from agentrl.engines.configs import VLLMConfig
 from agentrl.models.policy import Policy
 
 if __name__ == "__main__":
-    engine = VLLMConfig(dtype="float32", python=sys.argv[2]).build(Policy.load(sys.argv[1]))
+    where = {"python": sys.argv[2]} if sys.argv[2:] else {"in_process": True}
+    engine = VLLMConfig(dtype="float32", **where).build(Policy.load(sys.argv[1]))
     print("ready", flush=True)
     sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(IN_PROCESS, reason="outside of a stage, the child process of vLLM in process is left behind")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_process_that_is_killed(policy: Policy, tmp_path: Path, number: signal.Signals) -> None:
     policy.save(tmp_path / "model")
     (tmp_path / "starts.py").write_text(STARTS)
-    command = [sys.executable, str(tmp_path / "starts.py"), str(tmp_path / "model"), os.environ["VLLM_PYTHON"]]
+    python = [] if IN_PROCESS else [os.environ["VLLM_PYTHON"]]
+    command = [sys.executable, str(tmp_path / "starts.py"), str(tmp_path / "model"), *python]
     root = str(Path(__file__).parents[2])
     starter = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": root}

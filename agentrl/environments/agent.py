@@ -162,7 +162,7 @@ class AgentEpisode:
         endpoint = Endpoint(self.desk.url, self.key)
         run = self.environment.run
         if inspect.iscoroutinefunction(run):
-            self._program = asyncio.ensure_future(run(self.task, endpoint))
+            self._program: asyncio.Future[Any] = asyncio.ensure_future(run(self.task, endpoint))
         else:
             self._program = asyncio.get_running_loop().run_in_executor(self.desk.threads, run, self.task, endpoint)
         if not await self._heard():

@@ -199,7 +199,7 @@ def assign_rows(
     first = whose = np.arange(len(rewards))
     if episodes is not None:
         _, first, whose = np.unique(episodes, return_index=True, return_inverse=True)
-    of_episodes = rewards[first], scored[first], [groups[place] for place in first], np.zeros(len(first))
+    of_episodes = rewards[first], scored[first], [groups[place] for place in first.tolist()], np.zeros(len(first))
     advantages, keep, degenerate = (one[whose] for one in row_advantages(algorithm, *of_episodes))
     live = keep & (algorithm.acts_on_every_row | ((abs(advantages) > 1e-9) & (actions > 0)))
     share = share_of(algorithm, actions, live, keep)

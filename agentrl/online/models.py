@@ -106,11 +106,11 @@ class Models:
 
     def save(self, path: Path, progress: dict[str, Any]) -> None:
         """Write a checkpoint of the models, and the caller's ``progress``."""
-        self.trainer.save(path, progress, self.critic and self.critic.backend)
+        self.trainer.save(path, progress, self.critic.backend if self.critic else None)
 
     def load(self, path: Path) -> dict[str, Any] | None:
         """Go back to a checkpoint, and return the ``progress`` in it. If there is none, None."""
-        return self.trainer.load(path, self.critic and self.critic.backend)
+        return self.trainer.load(path, self.critic.backend if self.critic else None)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from agentrl.chat.codec import ChatCodec
 from agentrl.chat.hermes import Parsed
@@ -78,7 +79,7 @@ class Sampler:
         parsed = self.codec.parse(own.ids, before, tools)
         if tell and parsed.message.content.startswith(told) and (rest := parsed.message.content[len(told) :]):
             tell(rest)
-        how = "stop" if ended else "cut" if turn.stop == "cut" else "length"
+        how: Literal["stop", "length", "cut"] = "stop" if ended else "cut" if turn.stop == "cut" else "length"
         return Turn(own.ids, own.logprobs, own.spans, how), parsed
 
     def _told(

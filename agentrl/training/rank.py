@@ -53,7 +53,7 @@ def begin(job: TrainingJob) -> None:
         elif os.environ["RANK"] == "0":
             tell(NOTE, str(message).replace("\n", " "))
 
-    warnings.showwarning = show
+    warnings.showwarning = show  # type: ignore[assignment]
     join_ranks()
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -49,7 +49,7 @@ def serve(
     if said := missing("uvicorn", "serve") or missing("starlette", "serve"):
         raise fail(f"error: {said}")
     from agentrl.recorder.app import LOOPBACK
-    from agentrl.recorder.recorder import HISTORIES, RecorderSettings
+    from agentrl.recorder.recorder import HISTORIES, History, RecorderSettings
     from agentrl.recorder.server import serve as serving
     from pipelines.library import search_in
     from pipelines.serve import engine_config, recorder_of
@@ -62,7 +62,7 @@ def serve(
     open_catalog(record)  # a store that cannot be used is said before the model is loaded
     search_in([Path.cwd()])  # an engine of the user's own
     sampling = SamplingConfig(max_turn_tokens=max_turn_tokens, max_tokens=context)
-    settings = RecorderSettings(history, fixed_temperature, idle_s, api_key)
+    settings = RecorderSettings(cast(History, history), fixed_temperature, idle_s, api_key)
     try:
         with looked_up():
             recorder = recorder_of(

@@ -50,6 +50,7 @@ def test_pairing_by_task_sees_what_two_intervals_cannot() -> None:
     assert apart[0].high > apart[1].low, "the intervals of both overlap"
 
 
+@pytest.mark.slow
 def test_no_difference_is_not_shown_in_95_of_100_experiments() -> None:
     """Coverage: two policies of equal skill, tasks of different difficulty."""
     random = np.random.default_rng(2)

@@ -234,6 +234,7 @@ def test_advantages_that_miss_a_token_are_refused(harness: Harness, tasks: Tasks
         harness.run(offline, config, trajectories=[rows], model=model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [{"credit": "first_divergence"}, {"advantage": SURPRISE}], ids=["credit", "own"])
 def test_credit_by_token_holds_no_more_than_a_part(
     harness: Harness, tasks: Tasks, model: Model, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any]

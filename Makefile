@@ -7,7 +7,7 @@ VLLM_VENV ?= .venv-vllm
 ADAPTERS_VENV ?= .venv-adapters
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-adapters lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-scale bench-environments bench-online bench-families clean
+.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-scale bench-environments bench-online bench-families clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -16,7 +16,7 @@ test: $(VENV)/.dev bubblewrap
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=10
 
 test-slow: $(VENV)/.dev bubblewrap
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "slow and not vllm"
 
 # one slow test of each kind: two DeepSpeed ranks, kill -9 of a run, a schedule on a Prefect server, a store on S3
 test-ci-slow: $(VENV)/.dev bubblewrap
@@ -29,8 +29,12 @@ test-faults: $(VENV)/.dev
 # real vLLM on the CPU, in an environment of its own: servers first, then in process. VLLM_VENV names an environment that
 # is kept elsewhere
 test-vllm: $(VENV)/.dev $(VLLM_VENV)/.ready
-	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m vllm --durations=0
+	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m "vllm and not slow" --durations=0
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m vllm --durations=0 tests/agentrl/test_engine_vllm.py tests/agentrl/test_vllm_transfer.py
+
+# storms over runs with vLLM servers: about ten minutes
+test-vllm-slow: $(VENV)/.dev $(VLLM_VENV)/.ready
+	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m "vllm and slow" --durations=0
 
 # environments of packages that do not agree with our pins, each in an interpreter of its own
 test-adapters: $(VENV)/.dev $(ADAPTERS_VENV)/.ready

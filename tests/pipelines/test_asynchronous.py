@@ -219,8 +219,13 @@ def test_a_whole_run_is_sound_and_rows_that_no_batch_names_are_not() -> None:
 @pytest.mark.vllm
 @pytest.mark.parametrize(
     "way",
-    [{}, {"optimizer": {"lr": 1e-3, "lora": {"rank": 4, "alpha": 8}}}, {"deepspeed": {"zero": 3, "processes": 2}}],
-    ids=["folders", "adapters", "two ranks"],
+    [
+        pytest.param({}, id="folders"),
+        pytest.param(
+            {"optimizer": {"lr": 1e-3, "lora": {"rank": 4, "alpha": 8}}}, id="adapters", marks=pytest.mark.slow
+        ),
+        pytest.param({"deepspeed": {"zero": 3, "processes": 2}}, id="two ranks"),
+    ],
 )
 def test_a_server_that_is_killed_costs_no_row_and_no_bound(
     harness: Harness, warm: Model, slow: Tasks, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]

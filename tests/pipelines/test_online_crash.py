@@ -79,6 +79,7 @@ def test_an_asynchronous_run_that_is_killed_makes_no_row_twice_and_drops_none(tm
         is_whole(storm, 15, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["folders", "adapters"])
 def test_runs_with_servers_of_which_either_is_killed_make_no_row_twice_and_leave_no_server(

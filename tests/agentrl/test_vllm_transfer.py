@@ -96,7 +96,7 @@ def test_weights_reach_all_replicas_between_two_tokens(tmp_path: Path) -> None:
     async def one(number: int) -> Session:
         session = engine.open((number,), root=str(number))
         session.observe([5 + number, 6, 7])
-        session.act(await engine.turn(session, Sampling(max_turn_tokens=200, max_tokens=230), stop=[], seed=number))
+        session.act(await engine.turn(session, Sampling(max_turn_tokens=180, max_tokens=190), stop=[], seed=number))
         return session
 
     async def sample() -> list[Session]:

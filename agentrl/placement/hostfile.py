@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,7 +73,7 @@ class OverSsh:
     """A process on another machine. See :class:`agentrl.placement.base.Process`."""
 
     def __init__(self, host: str, script: str, log: Path, on_end: Callable[[], None]) -> None:
-        self._on_end: Callable[[], None] | None = on_end
+        self._on_end = cache(on_end)  # once
         before = log.stat().st_size if log.exists() else 0
         with log.open("ab") as out:
             self._ssh = subprocess.Popen(
@@ -114,9 +115,7 @@ class OverSsh:
         if self._ssh.poll() is None:
             self._ssh.kill()
         self._ssh.wait()
-        over, self._on_end = self._on_end, None
-        if over:
-            over()
+        self._on_end()
 
 
 class Hostfile:

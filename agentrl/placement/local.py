@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from agentrl.placement.base import STOP_S, changed, filled
@@ -48,7 +48,7 @@ class Child:
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
-        self._on_end: Callable[[], None] | None = on_end
+        self._on_end = cache(on_end)  # once
         # A process group, so that Ctrl-C does not reach it; no session. Linux shares its cores between sessions
         # ("autogroup"), and one that computes all the time can keep a thread of this process waiting for seconds.
         with log.open("ab") as out:
@@ -77,9 +77,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
-        over, self._on_end = self._on_end, None
-        if over:
-            over()
+        self._on_end()
 
 
 class Local:

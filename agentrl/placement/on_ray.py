@@ -6,6 +6,7 @@ A placement group holds the machines, so that a stage gets all that it asks for 
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class OnRay:
 
     def __init__(self, starter: Any, address: str, on_end: Callable[[], None]) -> None:
         self._starter, self.address = starter, address
-        self._on_end: Callable[[], None] | None = on_end
+        self._on_end = cache(on_end)  # once
         self._code: int | None = None
 
     def poll(self) -> int | None:
@@ -74,9 +75,7 @@ class OnRay:
             pass
         finally:
             ray.kill(self._starter)
-            over, self._on_end = self._on_end, None
-            if over:
-                over()
+            self._on_end()
 
 
 class RayLauncher:

@@ -106,21 +106,9 @@ def _saved(path: str) -> ModelShape:
 
 @cache
 def _tiny(size: Any) -> ModelShape:
-    from transformers import Qwen3Config
+    from agentrl.models.tiny import tiny_config
 
-    return memory.shape_of_config(
-        Qwen3Config(
-            vocab_size=size.vocabulary,
-            hidden_size=size.width,
-            head_dim=32,
-            intermediate_size=size.width // 2,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.width // 32,
-            num_key_value_heads=1,
-            max_position_embeddings=size.context,
-            tie_word_embeddings=True,
-        )
-    )
+    return memory.shape_of_config(tiny_config(size, size.vocabulary))
 
 
 def _length(pipeline: Pipeline, node: Node) -> int | None:

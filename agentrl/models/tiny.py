@@ -5,7 +5,7 @@ Small enough to learn on a laptop in minutes, and an ordinary Hugging Face model
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,7 +14,7 @@ from agentrl.models.policy import Policy, to_device
 from schemas.trajectory import Message, Role
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3Config
 
 TURN_START, TURN_END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 SPECIAL = [PAD, TURN_START, TURN_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
@@ -101,6 +101,24 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, digits: int = 1) -> "
     )
 
 
+def tiny_config(size: TinySize, vocabulary: int, **more: Any) -> "Qwen3Config":
+    """The architecture of a model of this size."""
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=size.width,
+        head_dim=32,
+        intermediate_size=size.width // 2,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.width // 32,
+        num_key_value_heads=1,
+        max_position_embeddings=size.context,
+        tie_word_embeddings=True,
+        **more,
+    )
+
+
 def init_model(tokenizer: "PreTrainedTokenizerBase", seed: int, size: TinySize = DEFAULT_SIZE) -> "PreTrainedModel":
     """A Qwen3 with tied embeddings whose heads share keys and values: by default 2 layers, width 128 and 4 heads. Its
     configs say the tokens of a row and of a turn.
@@ -112,23 +130,10 @@ def init_model(tokenizer: "PreTrainedTokenizerBase", seed: int, size: TinySize =
     ``initializer_range`` is 0.06: with the usual 0.02 it does not learn to copy within a few hundred steps.
     """
     import torch
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers import GenerationConfig, Qwen3ForCausalLM
 
     special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=size.width,
-        head_dim=32,
-        intermediate_size=size.width // 2,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.width // 32,
-        num_key_value_heads=1,
-        max_position_embeddings=size.context,
-        tie_word_embeddings=True,
-        initializer_range=0.06,
-        bos_token_id=None,
-        **special,
-    )
+    config = tiny_config(size, len(tokenizer), initializer_range=0.06, bos_token_id=None, **special)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)

@@ -102,33 +102,19 @@ class TextFormat(BaseModel):
 
 
 class ChatRequest(ApiRequest):
-    """``user``, ``metadata``, ``store`` and the like do not change what is sampled."""
-
-    model: str
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[ChatTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     stop: str | list[str] | None = None
     seed: int | None = None
     n: Literal[1] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: TextFormat | None = None
     logprobs: Literal[False] | None = None
     presence_penalty: Literal[0] | None = None
     frequency_penalty: Literal[0] | None = None
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
 
     def asked(self) -> TurnRequest:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []

@@ -71,18 +71,10 @@ class ReasoningOptions(BaseModel):
 
 
 class ResponsesRequest(ApiRequest):
-    """``user``, ``metadata``, ``store`` and the like do not change what is sampled."""
-
-    model: str
     input: str | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
     tools: list[ResponsesTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
     max_output_tokens: int | None = Field(None, ge=1)
-    stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     previous_response_id: str | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
@@ -90,12 +82,6 @@ class ResponsesRequest(ApiRequest):
     reasoning: ReasoningOptions | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
 
     def asked(self) -> TurnRequest:
         items = [Said(role="user", content=self.input)] if isinstance(self.input, str) else self.input

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.json_text import loads
 from schemas.trajectory import Message, Role
@@ -28,9 +28,22 @@ class ApiError(Exception):
 
 class ApiRequest(BaseModel):
     """What a request may hold. Everything else is refused, and so is a value that would change what is sampled in a way
-    that the engine does not know."""
+    that the engine does not know. ``user``, ``metadata``, ``store`` and the like do not change what is sampled."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: str
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stream: bool | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
 
 
 def read(kind: type[Parsed], body: bytes) -> Parsed:

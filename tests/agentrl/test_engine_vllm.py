@@ -330,7 +330,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_nothing_is_left_of_a_process_that_is_killed(policy: Policy, tmp_path: Path, number: signal.Signals) -> None:
     policy.save(tmp_path / "model")
     (tmp_path / "starts.py").write_text(STARTS)

@@ -220,7 +220,7 @@ def test_a_whole_run_is_sound_and_rows_that_no_batch_names_are_not() -> None:
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param({}, id="folders"),
+        pytest.param({}, id="folders", marks=pytest.mark.slow),
         pytest.param(
             {"optimizer": {"lr": 1e-3, "lora": {"rank": 4, "alpha": 8}}}, id="adapters", marks=pytest.mark.slow
         ),

@@ -1,7 +1,6 @@
 """Hugging Face ``datasets``: every column, exactly, both ways; the schema version travels in the Arrow metadata."""
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -58,7 +57,7 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
 
 
 def read(source: Source) -> Iterator[Row]:
-    dataset = _opened(source.path, (source.path / "state.json").stat().st_mtime_ns)
+    dataset = _opened(source.path)
     required = [name for name, field in Trajectory.model_fields.items() if field.is_required()]
     if missing := [name for name in required if name not in dataset.column_names]:
         raise StoreError(f"{source.name} is no dataset of trajectories: it lacks the columns {', '.join(missing)}")
@@ -73,15 +72,15 @@ def read(source: Source) -> Iterator[Row]:
             yield row
 
 
-@lru_cache(maxsize=1)
-def _opened(path: Path, changed_ns: int) -> Any:
-    """The dataset of a folder, which its parts are all read from."""
+def _opened(path: Path) -> Any:
+    """The dataset of a folder. Its files are mapped: each part opens them anew, so that what was read of them leaves
+    the memory of this process."""
     return _library().load_from_disk(str(path))
 
 
 def cut(source: Source) -> Iterator[Stretch]:
     """Rows of about the size of a part."""
-    dataset = _opened(source.path, (source.path / "state.json").stat().st_mtime_ns)
+    dataset = _opened(source.path)
     size = dataset.data.nbytes // max(1, len(dataset))
     step = (1 + parts.PART_SIZE // (size + 1) // BATCH_ROWS) * BATCH_ROWS
     return (Stretch(start, min(start + step, len(dataset)), start) for start in range(0, len(dataset), step))

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 PART_SIZE = 2**23
 """Bytes of files in a part, about."""
+LEAST_OF_A_ROW = 2**11
+"""Bytes that a row of Parquet counts at least."""
 MOST_FILES = 256
 
 Cut: TypeAlias = Callable[[Source], Iterator[Stretch] | None]
@@ -139,7 +141,8 @@ def _row_groups(source: Source) -> Iterator[Stretch] | None:
     try:
         with pq.ParquetFile(source.path) as file:
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-            sizes = [(group.total_byte_size, group.num_rows) for group in groups]
+            # a text that many rows share is in the file once, and in each of them when it is read
+            sizes = [(max(group.total_byte_size, LEAST_OF_A_ROW * group.num_rows), group.num_rows) for group in groups]
     except pa.ArrowException:
         return None  # what reads it says why
     return grouped(sizes)

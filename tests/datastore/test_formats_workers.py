@@ -85,6 +85,21 @@ def test_parts_of_a_file_give_the_rows_of_the_whole(name: str, tmp_path: Path) -
     assert same(name, [path]).rows
 
 
+def test_parquet_whose_rows_share_their_text_is_cut_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_SIZE", 2**20)
+    path = tmp_path / "rows.parquet"
+    assert FORMATS["verl-sft"].write
+    FORMATS["verl-sft"].write(ROWS[:1] * 5000, path)
+    assert path.stat().st_size < 2**17
+    assert [(span.start, span.stop) for span in parts.by_record(Source(path)) or []] == [
+        (0, 1),
+        (1, 2),
+        (2, 3),
+        (3, 4),
+        (4, 5),
+    ]
+
+
 def test_many_small_files_and_a_large_one(tmp_path: Path) -> None:
     write = FORMATS["openai-chat"].write
     assert write

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from agentrl.environments.base import Observation, Score, Step, answer_calls
+from agentrl.environments.drawing import digest
 from agentrl.rewards.answers import exact_match
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role, ToolCall
@@ -148,11 +149,13 @@ class LookupEnvironment:
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         """Tasks whose questions, and whose paths of entities from first name to answer, occur in one split only.
 
-        If ``sizes`` name a split ``compositional``, its chains of two or three relations occur in no other split.
+        If ``sizes`` name a split ``compositional``, its chains of two or three relations occur in no other split. The
+        ids contain a digest of the settings, the seed and the sizes, so that two draws share none.
 
         Raises ValueError if ``sizes`` ask for more questions than exist.
         """
         random = Random(f"lookup-{seed}")
+        drawn = digest(self.name, self.version, len(self.names), seed, sizes)
         questions = {level: self._questions(level, random) for level in LEVEL_SHARES}
         reserved = self._reserve(questions, seed) if sizes.get("compositional") else {}
         owner: dict[tuple[str, ...], str] = {}  # path of entities -> split
@@ -176,7 +179,7 @@ class LookupEnvironment:
                         break
                 rows.append(
                     Task(
-                        task_id=f"lookup-{split}-{number:04d}",
+                        task_id=f"lookup-{drawn}-{split}-{number:05d}",
                         env=self.name,
                         split=split,
                         level=level,

@@ -46,6 +46,14 @@ def test_tasks_are_the_same_for_the_same_seed_only(splits: dict[str, list[Task]]
     assert ENV.tasks(sizes, seed=4) != splits
 
 
+def test_two_draws_share_no_id(splits: dict[str, list[Task]]) -> None:
+    sizes = {"train": 768, "dev": 256, "heldout": 512}
+    more = load_environment('lookup{"names": 41}')
+    draws = [splits, ENV.tasks(sizes, seed=4), ENV.tasks({**sizes, "dev": 255}, seed=3), more.tasks(sizes, seed=3)]
+    ids = [task.task_id for draw in draws for rows in draw.values() for task in rows]
+    assert len(ids) == len(set(ids))
+
+
 def chain_of(task: Task) -> tuple[str, ...]:
     return tuple(json.loads(task.metadata)["relations"])
 

@@ -121,7 +121,7 @@ def test_a_curation_rule_of_ones_own(folder: Path, capsys: pytest.CaptureFixture
         ("return rows.select('prompt')", "rule my_classes:Mine returned columns prompt; keep"),
         ("return [1]", "rule my_classes:Mine returned a list"),
         ("return rows.vstack(rows)", "rule my_classes:Mine returned an id twice"),
-        ("return rows.with_columns(trajectory_id=rows['task_id'])", "returned \\['lookup-train-"),
+        ("return rows.with_columns(trajectory_id=rows['task_id'])", "returned \\['lookup-[0-9a-f]{8}-train-"),
     ],
 )
 def test_a_rule_chooses_among_rows_and_changes_none(folder: Path, body: str, message: str) -> None:

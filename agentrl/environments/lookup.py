@@ -143,8 +143,14 @@ class LookupEnvironment:
         names: Annotated[
             int, Field(ge=PEOPLE_PER_TASK, le=MOST_NAMES, description="first names; 155 questions start with each")
         ] = len(NAMES),
+        levels: Annotated[
+            list[int] | None, Field(min_length=1, description="levels of the tasks that are drawn; None: all")
+        ] = None,
     ) -> None:
+        if unknown := set(levels or ()) - set(LEVEL_SHARES):
+            raise ValueError(f"levels: lookup has no level {min(unknown)}; it has 1 to {max(LEVEL_SHARES)}")
         self.names = names_of(names)
+        self.shares = {level: share for level, share in LEVEL_SHARES.items() if level in (levels or LEVEL_SHARES)}
 
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         """Tasks whose questions, and whose paths of entities from first name to answer, occur in one split only.
@@ -152,20 +158,20 @@ class LookupEnvironment:
         If ``sizes`` name a split ``compositional``, its chains of two or three relations occur in no other split. The
         ids contain a digest of the settings, the seed and the sizes, so that two draws share none.
 
-        Raises ValueError if ``sizes`` ask for more questions than exist.
+        Raises ValueError if ``sizes`` ask for more questions than exist, or for compositional ones of level 1 alone.
         """
         random = Random(f"lookup-{seed}")
-        drawn = digest(self.name, self.version, len(self.names), seed, sizes)
-        questions = {level: self._questions(level, random) for level in LEVEL_SHARES}
+        drawn = digest(self.name, self.version, len(self.names), list(self.shares), seed, sizes)
+        questions = {level: self._questions(level, random) for level in self.shares}
         reserved = self._reserve(questions, seed) if sizes.get("compositional") else {}
         owner: dict[tuple[str, ...], str] = {}  # path of entities -> split
         splits: dict[str, list[Task]] = {}
         for split, size in sizes.items():
             rows = []
             pool = reserved if split == "compositional" else questions
-            for number, level in enumerate(
-                self._levels(size, random, [level for level in LEVEL_SHARES if level in pool])
-            ):
+            if size and not pool:
+                raise ValueError(f"{split}: questions of level 1 are made of one relation; add 2 or 3 to `levels`")
+            for number, level in enumerate(self._levels(size, random, list(pool))):
                 if not pool[level]:
                     raise ValueError(
                         f"{split}: {size} asks for more level-{level} questions than exist; use fewer tasks, "
@@ -213,6 +219,8 @@ class LookupEnvironment:
 
     @staticmethod
     def _levels(size: int, random: Random, levels: list[int]) -> list[int]:
+        if not size:
+            return []
         whole = sum(LEVEL_SHARES[level] for level in levels)
         counts = {level: round(size * LEVEL_SHARES[level] / whole) for level in levels}
         counts[max(counts)] += size - sum(counts.values())

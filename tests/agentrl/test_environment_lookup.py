@@ -70,6 +70,22 @@ def test_compositional_tasks_are_chains_that_occur_nowhere_else_of_relations_tha
     assert sum(map(len, sets)) == len(set.union(*sets))
 
 
+def test_levels_are_those_asked_for() -> None:
+    some = load_environment('lookup{"levels": [2, 1]}')
+    sizes = {"train": 40, "heldout": 10}
+    drawn = some.tasks(sizes, seed=0)
+    assert [sum(task.level == level for task in drawn["train"]) for level in (1, 2, 3)] == [8, 32, 0]
+    everything = {task.task_id for rows in ENV.tasks(sizes, seed=0).values() for task in rows}
+    assert not everything & {task.task_id for rows in drawn.values() for task in rows}
+    assert {task.level for task in some.tasks({"compositional": 5}, seed=0)["compositional"]} == {2}
+    first = load_environment('lookup{"levels": [1]}')
+    assert len(first.tasks({"train": 5, "compositional": 0}, seed=0)["train"]) == 5
+    with pytest.raises(ValueError, match="compositional: questions of level 1"):
+        first.tasks({"train": 5, "compositional": 5}, seed=0)
+    with pytest.raises(ValueError, match="lookup has no level 4; it has 1 to 3"):
+        load_environment('lookup{"levels": [4, 1]}')
+
+
 def test_more_tasks_than_questions_is_an_error() -> None:
     with pytest.raises(ValueError, match="train: 50000 asks for more level-"):
         ENV.tasks({"train": 50_000}, seed=0)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from schemas.arrow import from_table
 from schemas.manifest import Kind
 from schemas.pair import Pair
+from schemas.step import StepValue
 from schemas.task import Task
 from schemas.trajectory import NOT_TRAINED, RewardComponent, Trajectory
 
@@ -73,6 +74,19 @@ class Scores(Handle):
 
     def table(self) -> pa.Table:
         return pq.read_table(self.path)
+
+
+@dataclass(frozen=True)
+class Steps(Handle):
+    """A Parquet file of what the turns of trajectories are worth, see :mod:`schemas.step`."""
+
+    kind: ClassVar[Kind] = Kind.STEPS
+
+    def table(self) -> pa.Table:
+        return pq.read_table(self.path)
+
+    def read(self) -> list[StepValue]:
+        return list(from_table(StepValue, self.table()))
 
 
 @dataclass(frozen=True)
@@ -168,5 +182,5 @@ class Folder(Handle):
 
 
 HANDLES: dict[Kind, type[Handle]] = {
-    handle.kind: handle for handle in (Tasks, Trajectories, Pairs, Scores, Model, Table, Report, Folder)
+    handle.kind: handle for handle in (Tasks, Trajectories, Pairs, Scores, Steps, Model, Table, Report, Folder)
 }

@@ -8,11 +8,12 @@ from typing import Any
 import pyarrow as pa
 
 from datastore.buffer import TrajectoryBuffer
-from pipelines.handles import Handle, Model, Pairs, Scores, Table, Tasks, Trajectories
+from pipelines.handles import Handle, Model, Pairs, Scores, Steps, Table, Tasks, Trajectories
 from pipelines.stage import Context, Stage
 from schemas.arrow import to_table
 from schemas.pair import Pair
 from schemas.score import SCORE_SCHEMA, TrajectoryScore
+from schemas.step import StepValue
 from schemas.task import Task
 from schemas.trajectory import Trajectory
 
@@ -73,6 +74,9 @@ class Harness:
 
     def scores(self, rows: Iterable[TrajectoryScore]) -> Scores:
         return self._context("given").scores(to_table(rows, SCORE_SCHEMA))
+
+    def steps(self, rows: Iterable[StepValue]) -> Steps:
+        return self._context("given").steps(rows)
 
     def table(self, table: pa.Table) -> Table:
         return self._context("given").table(table)

@@ -28,12 +28,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from pipelines.handles import SELECTION_SCHEMA, Folder, Handle, Model, Pairs, Report, Scores, Table, Tasks, Trajectories
+from pipelines.handles import (
+    SELECTION_SCHEMA,
+    Folder,
+    Handle,
+    Model,
+    Pairs,
+    Report,
+    Scores,
+    Steps,
+    Table,
+    Tasks,
+    Trajectories,
+)
 from pipelines.secrets import revealed
 from schemas.annotations import External as External
 from schemas.arrow import to_table
 from schemas.manifest import Kind
 from schemas.pair import PAIR_SCHEMA, Pair
+from schemas.step import STEP_SCHEMA, StepValue
 from schemas.task import TASK_SCHEMA, Task
 from schemas.trajectory import Trajectory, row_fingerprint, trajectory_id
 
@@ -211,6 +224,9 @@ class Context:
 
     def scores(self, table: pa.Table, name: str = "scores") -> Scores:
         return Scores(self._write(name, table), **self._origin(name))
+
+    def steps(self, rows: Iterable[StepValue], name: str = "steps") -> Steps:
+        return Steps(self._write(name, to_table(rows, STEP_SCHEMA)), **self._origin(name))
 
     def table(self, table: "pa.Table | pa.RecordBatchReader", name: str = "table") -> Table:
         """A Parquet file of any schema; batches of a reader are written as they come."""

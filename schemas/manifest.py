@@ -20,6 +20,7 @@ class Kind(StrEnum):
     PAIRS = "pairs"  # Parquet of schemas.pair.Pair
     MODEL = "model"  # folder: config.json, safetensors, tokenizer files
     SCORES = "scores"  # Parquet of schemas.score.TrajectoryScore
+    STEPS = "steps"  # Parquet of schemas.step.StepValue
     TABLE = "table"  # Parquet of any schema (metrics, evaluations)
     REPORT = "report"  # folder: report.md, report.html
     FOLDER = "folder"  # anything else

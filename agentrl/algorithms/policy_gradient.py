@@ -185,11 +185,13 @@ class PolicyGradient(Minimised):
         description="groups of equal rewards are replaced by those of other tasks, up to this many times the tasks",
     )
     overlong: Overlong | None = None
-    credit: Literal["whole", "first_divergence", "subgoal"] = Field(
+    credit: Literal["whole", "first_divergence", "subgoal", "values", "fork_turn"] = Field(
         "whole",
         description="what a failed row is blamed for. first_divergence: all from the turn in which it differs from its "
         "group's nearest success; subgoal: the turns spent on the subgoal that failed first; the environment must "
-        "report subgoals",
+        "report subgoals. values, for stored rows: in a row with values, a turn's advantage is what it added to the "
+        "value, and turns without a value have none. fork_turn: of a continuation, the advantage is that of its first "
+        "turn alone, the alternative that was tried there",
     )
     per_level: bool = Field(False, description="bring rewards of each environment and level to mean 0 and std 1 first")
     off_policy: OffPolicy | None = None

@@ -82,8 +82,9 @@ class PPO(ClippedPolicyGradient):
         return Advantages(weights, targets)
 
     def _actions(self, row: Trajectory) -> list[Span]:
-        """The tokens of each action: of each turn, or each token by itself."""
-        spans = turn_spans(row.action_mask)
+        """The tokens of each action: of each turn that was sampled in this row, or each token by itself."""
+        turns = turn_spans(row.messages, row.action_mask)
+        spans = [(start, end) for start, end in turns if any(row.action_mask[start:end])]
         if self.level == "turn":
             return spans
         return [(place, place + 1) for start, end in spans for place in range(start, end)]
@@ -121,7 +122,7 @@ class PPO(ClippedPolicyGradient):
 def _step_rewards(row: Trajectory, final: float, spans: Sequence[Span]) -> list[float]:
     """Reward of each action, [actions]. If an action is a token, the last token of a turn has the turn's reward."""
     by_turn = turn_rewards(row.messages, row.action_mask, final)
-    ends = {end: reward for (_, end), reward in zip(turn_spans(row.action_mask), by_turn, strict=True)}
+    ends = {end: reward for (_, end), reward in zip(turn_spans(row.messages, row.action_mask), by_turn, strict=True)}
     return [ends.get(end, 0.0) for _, end in spans]
 
 

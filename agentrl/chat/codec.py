@@ -110,41 +110,24 @@ class ChatCodec:
         return Parsed(with_thoughts(parsed.message), parsed.error)
 
 
-def align(messages: list[Message], mask: list[bool]) -> list[Message]:
-    """Messages with their token spans, found from the action mask. Its runs are the opening, then alternately an
-    assistant message and a block of observations. If several messages were encoded together, the first has the span of
-    the run and the others an empty span at its end. Messages beyond the tokens get no span.
-    """
-    spanned: list[Message] = []
-    runs = [(key, len(list(group))) for key, group in groupby(mask)]
-    start = 0
-    for _, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT):
-        block = list(group)
-        if not runs:
-            spanned += block
-            continue
-        end = start + runs.pop(0)[1]
-        spanned += [
-            message.model_copy(update={"token_start": end if number else start, "token_end": end})
-            for number, message in enumerate(block)
-        ]
-        start = end
-    return spanned
+def spanned(messages: Sequence[Message], start: int, end: int) -> list[Message]:
+    """Messages that were encoded together: the first has the span of all, the others an empty one at its end."""
+    return [
+        message.model_copy(update={"token_start": end if number else start, "token_end": end})
+        for number, message in enumerate(messages)
+    ]
 
 
-Turn = tuple[Message, tuple[int, int]]
-"""An assistant's message and its span in the tokens."""
-
-
-def encode(codec: ChatCodec, messages: Sequence[Message], tools: str) -> tuple[list[int], list[bool], list[Turn]]:
-    """The tokens of a written conversation, which of them are the assistant's, and its turns.
+def encode(codec: ChatCodec, messages: Sequence[Message], tools: str) -> tuple[list[int], list[bool], list[Message]]:
+    """The tokens of a written conversation, which of them are the assistant's, and the messages with their spans.
 
     Raises ValueError if no assistant message follows the opening, two follow each other, or the dialect cannot write
     the conversation.
     """
     ids: list[int] = []
     mask: list[bool] = []
-    turns: list[Turn] = []
+    found: list[Message] = []
+    turn: tuple[int, int] | None = None
     blocks = [list(group) for _, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT)]
     for before, block, following in zip([[], *blocks[:-1]], blocks, [*blocks[1:], []], strict=True):
         is_action = block[0].role is Role.ASSISTANT
@@ -152,16 +135,17 @@ def encode(codec: ChatCodec, messages: Sequence[Message], tools: str) -> tuple[l
             if not ids or len(block) > 1:
                 raise ValueError("an assistant message must follow a user or tool message")
             answers = list(takewhile(lambda message: message.role is Role.TOOL, following))
-            new = codec.assistant(block[0], answers, before if turns else ())
-            turns.append((block[0], (len(ids), len(ids) + len(new))))
-        elif turns:
-            start, end = turns[-1][1]
+            new = codec.assistant(block[0], answers, before if turn else ())
+            turn = (len(ids), len(ids) + len(new))
+        elif turn:
+            start, end = turn
             new = codec.observations(block, ids[:start], ids[start:end], tools)
         else:
             new = codec.opening(block, tools)
+        found += spanned(block, len(ids), len(ids) + len(new))
         ids += new
         mask += [is_action] * len(new)
-    return ids, mask, turns
+    return ids, mask, found
 
 
 def tokenize(trajectory: Trajectory, codec: ChatCodec, tokenizer: str) -> Trajectory:
@@ -173,12 +157,12 @@ def tokenize(trajectory: Trajectory, codec: ChatCodec, tokenizer: str) -> Trajec
     if trajectory.input_ids:
         return trajectory
     try:
-        ids, mask, _ = encode(codec, trajectory.messages, trajectory.tools)
+        ids, mask, messages = encode(codec, trajectory.messages, trajectory.tools)
     except ValueError as error:
         raise ValueError(f"{trajectory.trajectory_id}: {error}") from error
     return trajectory.model_copy(
         update={
-            "messages": align(trajectory.messages, mask),
+            "messages": messages,
             "tokenizer": tokenizer,
             "input_ids": ids,
             "action_mask": mask,

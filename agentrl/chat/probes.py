@@ -102,7 +102,7 @@ def try_out(codec: ChatCodec, probe: Probe) -> ProbeOutcome | None:
     except TemplateError:
         return None
     try:
-        ids, _, turns = encode(codec, probe.messages, probe.tools)
+        ids, _, messages = encode(codec, probe.messages, probe.tools)
     except ValueError as error:
         return ProbeOutcome(refused=str(error))
     native = template.encode(whole)
@@ -111,7 +111,7 @@ def try_out(codec: ChatCodec, probe: Probe) -> ProbeOutcome | None:
     if lost := [message.content for message in probe.messages if message.content not in mine]:
         return ProbeOutcome(refused=f"the chat template drops or moves {lost[0]!r}")
     text = theirs.startswith(mine) and not _without(theirs[len(mine) :], template.ends).strip()
-    read = all(_reads_back(codec, message, ids, *span, probe.tools) for message, span in turns)
+    read = all(_reads_back(codec, one, ids, probe.tools) for one in messages if one.role is Role.ASSISTANT)
     return ProbeOutcome(None, text, text and native[: len(bare)] == bare, read)
 
 
@@ -121,8 +121,8 @@ def _without(text: str, parts: tuple[str, ...]) -> str:
     return text
 
 
-def _reads_back(codec: ChatCodec, message: Message, ids: list[int], start: int, end: int, tools: str) -> bool:
-    parsed = codec.parse(ids[start:end], ids[:start], tools)
+def _reads_back(codec: ChatCodec, message: Message, ids: list[int], tools: str) -> bool:
+    parsed = codec.parse(ids[message.token_start : message.token_end], ids[: message.token_start], tools)
     return parsed.error is None and _meaning(parsed.message) == _meaning(message)
 
 

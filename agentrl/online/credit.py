@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from agentrl.advantages.group import degenerate_groups, most_uncertain, normalise_by_domain
-from agentrl.advantages.turns import divergence_weights, subgoal_weights
+from agentrl.advantages.turns import acting, divergence_weights, fork_turn_weights, subgoal_weights, turn_spans
 from agentrl.algorithms.policy_gradient import KL, Advantages, ByToken, Experience, OffPolicy, PolicyGradient, total
 from agentrl.online.off_policy import as_tensors, guarded, importance_weights, ratio_sums
 from agentrl.training.batch import TrainingError
 from schemas.training import TrainingRow
-from schemas.trajectory import Message, Role, Trajectory, UnscoredError
+from schemas.trajectory import Trajectory, UnscoredError
 
 
 @dataclass(frozen=True)
@@ -243,9 +243,18 @@ def blamed(
     algorithm: PolicyGradient, rollouts: Sequence[Trajectory], groups: Sequence[str], weights: ByToken
 ) -> ByToken:
     """Weights of the tokens of whole groups, of which a failed rollout keeps those on the tokens that the algorithm's
-    ``credit`` blames."""
+    ``credit`` blames, and a continuation those of its first turn under ``fork_turn``."""
     if algorithm.credit == "first_divergence":
         return _blame_divergence(rollouts, groups, weights)
+    if algorithm.credit == "fork_turn":
+        return [
+            np.multiply(weight, fork_turn_weights(len(weight), turn_spans(row.messages, row.action_mask), row.fork_at))
+            for row, weight in zip(rollouts, weights, strict=True)
+        ]
+    if algorithm.credit == "values":
+        raise TrainingError(
+            "credit: values needs values of stored rows; use train.offline with the steps of steps.value"
+        )
     return _blame_subgoal(rollouts, weights) if algorithm.credit == "subgoal" else weights
 
 
@@ -259,7 +268,7 @@ def _blame_divergence(rollouts: Sequence[Trajectory], groups: Sequence[str], wei
         if row.scored_success():
             out.append(weight)
             continue
-        blame = divergence_weights(row.input_ids, row.action_mask, solved.get(group, []))
+        blame = divergence_weights(row.input_ids, turn_spans(row.messages, row.action_mask), solved.get(group, []))
         out.append(np.multiply(weight, blame))
     return out
 
@@ -276,9 +285,10 @@ def _blame_subgoal(rollouts: Sequence[Trajectory], weights: ByToken) -> ByToken:
         elif row.scored_success():
             out.append(weight)
         else:
-            turns = [turn for turn, message in enumerate(_actions(row)) for _ in message.tool_calls]
+            turns = [turn for turn, message in enumerate(acting(row.messages)) for _ in message.tool_calls]
             reached = [None if call is None else turns[call] for call in calls]
-            blame = subgoal_weights(row.action_mask, [*reached, None])
+            spans = turn_spans(row.messages, row.action_mask)
+            blame = subgoal_weights(len(row.input_ids), spans, [*reached, None])
             out.append(np.multiply(weight, blame))
     if silent:
         raise TrainingError(
@@ -286,10 +296,6 @@ def _blame_subgoal(rollouts: Sequence[Trajectory], weights: ByToken) -> ByToken:
             "state() give them, or use credit: first_divergence"
         )
     return out
-
-
-def _actions(row: Trajectory) -> list[Message]:
-    return [message for message in row.messages if message.role is Role.ASSISTANT]
 
 
 def _correct(

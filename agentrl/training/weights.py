@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentrl.advantages.group import centred_advantages
-from agentrl.advantages.turns import turn_spans
+from agentrl.advantages.turns import action_runs
+from schemas.step import StepValue
 from schemas.trajectory import UnscoredError
 
 Decode = Callable[[list[int]], str]
@@ -26,7 +27,7 @@ def template_weights(ids: Sequence[int], mask: Sequence[bool], decode: Decode, t
     the loss (Agent-FLAN: Chen et al. 2024, section 3.2). ``decode`` turns token ids into text.
     """
     weights = [1.0] * len(ids)
-    for start, end in turn_spans(mask):
+    for start, end in action_runs(mask):
         pieces = [decode([token]) for token in ids[start:end]]
         text = "".join(pieces)
         free = _differing(text)
@@ -50,6 +51,16 @@ def _differing(text: str) -> list[bool]:
             start, end = literal.span(group)
             free[start:end] = [True] * (end - start)
     return free
+
+
+def without_losses(weights: Sequence[float] | np.ndarray, steps: Sequence[StepValue]) -> np.ndarray:
+    """Weights of a row's tokens, [tokens], with 0 on the turns that lost value: those after which all of the interval
+    of the value lies below the value before them."""
+    kept = np.array(weights)
+    for one in steps:
+        if one.high < one.v:
+            kept[one.token_start : one.token_end] = 0.0
+    return kept
 
 
 def row_weights(rows: pa.Table, weighting: Literal["none", "reward", "advantage"]) -> np.ndarray:

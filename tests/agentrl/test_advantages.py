@@ -24,8 +24,11 @@ from agentrl.advantages.turns import (
     turn_spans,
 )
 from agentrl.algorithms.grpo import GRPO
-from agentrl.online.credit import assign_rows
-from schemas.trajectory import Message, Role
+from agentrl.algorithms.policy_gradient import Experience
+from agentrl.algorithms.ppo import PPO
+from agentrl.algorithms.rloo import RLOO
+from agentrl.online.credit import assign, assign_rows
+from schemas.trajectory import Message, Role, Termination, Trajectory
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 0.5, 0.5, 2.0, -1.0]
 GROUPS = ["a", "b", "a", "a", "c", "c", "b", "b"]
@@ -99,10 +102,11 @@ MASK = [False, True, True, False, False, True, False, True, True]
 
 
 def test_turns() -> None:
-    assert turn_spans(MASK) == [(1, 3), (5, 6), (7, 9)]
-    assert spread([1.0, 2.0, 3.0], turn_spans(MASK), len(MASK)) == [0, 1, 1, 0, 0, 2, 0, 3, 3]
+    spans = turn_spans([], MASK)
+    assert spans == [(1, 3), (5, 6), (7, 9)]
+    assert spread([1.0, 2.0, 3.0], spans, len(MASK)) == [0, 1, 1, 0, 0, 2, 0, 3, 3]
     with pytest.raises(ValueError):
-        spread([1.0, 2.0], turn_spans(MASK), len(MASK))
+        spread([1.0, 2.0], spans, len(MASK))
     messages = [
         Message(role=Role.USER),
         Message(role=Role.ASSISTANT, reward=0.5),
@@ -113,17 +117,66 @@ def test_turns() -> None:
     assert turn_rewards(messages, MASK, 1.0) == [0.75, 0.0, 1.0]
 
 
+def said(start: int, end: int, reward: float | None = None, role: Role = Role.ASSISTANT) -> Message:
+    return Message(role=role, token_start=start, token_end=end, reward=reward)
+
+
+def test_turns_come_from_the_spans_of_messages() -> None:
+    """Two turns may follow each other without a token between them, an opening may quote an assistant, and in a row
+    that was forked the first turns were not sampled."""
+    quoted, beyond = said(1, 1), Message(role=Role.ASSISTANT)
+    messages = [said(0, 1, role=Role.USER), quoted, said(1, 3, 0.5), said(3, 4), said(4, 6, role=Role.TOOL), said(6, 8)]
+    mask = [False, True, True, True, False, False, True, True]
+    assert turn_spans([*messages, beyond], mask) == [(1, 3), (3, 4), (6, 8)]
+    forked = [place >= 6 for place in range(8)]
+    assert turn_spans(messages, forked) == turn_spans(messages, mask)
+    assert turn_rewards(messages, forked, 1.0) == [0.5, 0.0, 1.0]
+
+
+def test_the_rewards_of_turns_that_a_forked_row_did_not_sample_go_to_these_turns() -> None:
+    """PPO's actions are the turns that were sampled; what was earned before the fork is nobody's reward here."""
+    messages = [said(0, 1, role=Role.USER), said(1, 2, 5.0), said(2, 3, 0.25, Role.TOOL), said(3, 4, 0.5), said(4, 5)]
+    row = Trajectory(
+        trajectory_id="r", episode_id="r", task_id="t", source="forked", env="e", split="train", prompt="q",
+        reward=1.0, success=True, termination=Termination.ANSWERED, messages=messages,
+        input_ids=[1] * 5, action_mask=[False, False, False, True, True],
+    )  # fmt: skip
+    step = Experience([row], ["g"], np.array([1.0]), [[0.0] * 5], values=[[0.0] * 5])
+    found = PPO(level="turn", lam=1.0, whiten=False).advantages(step)
+    assert list(found.tokens[0]) == [0.0, 0.0, 0.0, 1.5, 1.0]
+    assert found.targets[0].mask == [False, False, False, True, True]
+
+
 def test_blame_begins_with_the_turn_that_leaves_the_nearest_success() -> None:
-    failed = [9, 1, 2, 7, 7, 3, 7, 4, 5]
+    spans, failed = turn_spans([], MASK), [9, 1, 2, 7, 7, 3, 7, 4, 5]
     near, far = [9, 1, 2, 7, 7, 8, 7, 4], [9, 2]
-    assert divergence_weights(failed, MASK, [far, near]) == [0, 0, 0, 0, 0, 1, 1, 1, 1]
-    assert divergence_weights(failed, MASK, []) == [1] * 9
+    assert divergence_weights(failed, spans, [far, near]) == [0, 0, 0, 0, 0, 1, 1, 1, 1]
+    assert divergence_weights(failed, spans, []) == [1] * 9
 
 
 def test_subgoals() -> None:
-    assert subgoal_weights(MASK, [0, None, None]) == [0, 0, 0, 0, 0, 1, 0, 1, 1]
-    assert subgoal_weights(MASK, [None, None]) == [0, 1, 1, 0, 0, 1, 0, 1, 1]
-    assert subgoal_weights(MASK, [0, 1]) == [1] * 9
+    spans = turn_spans([], MASK)
+    assert subgoal_weights(9, spans, [0, None, None]) == [0, 0, 0, 0, 0, 1, 0, 1, 1]
+    assert subgoal_weights(9, spans, [None, None]) == [0, 1, 1, 0, 0, 1, 0, 1, 1]
+    assert subgoal_weights(9, spans, [0, 1]) == [1] * 9
+
+
+def test_alternatives_at_a_fork_are_credited_to_the_turn_that_was_tried() -> None:
+    """Counterfactual credit by hand: alternatives with rewards 1, 1, 0, 0 have 2/3 or -2/3 against the others."""
+    messages = [said(0, 1, role=Role.USER), said(1, 2), said(2, 4, role=Role.TOOL), said(4, 6), said(7, 8)]
+    mask = [False] * 4 + [True, True, False, True]
+    rows = [
+        Trajectory(
+            trajectory_id=f"r{n}", episode_id=f"r{n}", task_id="t", group_id="node-1", source="forked", env="e",
+            split="train", prompt="q", reward=reward, success=reward > 0, termination=Termination.ANSWERED,
+            messages=messages, input_ids=[1] * 8, action_mask=mask, logprobs=[-1.0] * 8, fork_at=fork_at,
+        )
+        for n, (reward, fork_at) in enumerate([(1.0, 4), (1.0, 4), (0.0, 4), (0.0, 0)])
+    ]  # fmt: skip
+    rows = assign(RLOO(credit="fork_turn"), rows).rows
+    turn, whole = [0, 0, 0, 0, 1, 1, 0, 0], [1] * 8
+    found = [[round(weight / (2 / 3), 6) for weight in row.weights] for row in rows]
+    assert found == [turn, turn, [-one for one in turn], [-one for one in whole]]
 
 
 def test_rows_of_one_episode_count_once_in_their_group_and_share_its_advantage() -> None:

@@ -6,7 +6,7 @@ from architectures import POLICIES, expert_runs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.chat.codec import align, tokenize
+from agentrl.chat.codec import tokenize
 from agentrl.chat.hermes import format_assistant, parse_assistant
 from agentrl.models.policy import Policy
 from schemas.trajectory import Message, Role, ToolCall
@@ -136,12 +136,6 @@ def test_two_assistant_messages_in_a_row_are_refused(policy: Policy) -> None:
     doubled = run.model_copy(update={"messages": [*run.messages, run.messages[-1]]})
     with pytest.raises(ValueError, match="expert-0: an assistant message must follow"):
         tokenize(doubled, policy.codec, "digest")
-
-
-def test_messages_beyond_the_tokens_get_no_span() -> None:
-    messages = [Message(role=role) for role in (Role.USER, Role.ASSISTANT, Role.TOOL)]
-    spans = [(m.token_start, m.token_end) for m in align(messages, [False, False, True])]
-    assert spans == [(0, 2), (2, 3), (None, None)]
 
 
 def test_a_tokenizer_without_a_template_is_refused() -> None:

@@ -1,6 +1,6 @@
 """An episode in the state of another: from a snapshot, or by making its steps again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -34,9 +34,14 @@ async def fork(environment: Environment, task: Task, episode: Episode, messages:
     return other
 
 
-async def rebuild(environment: Environment, task: Task, messages: Sequence[Message]) -> Episode:
+async def rebuild(
+    environment: Environment,
+    task: Task,
+    messages: Sequence[Message],
+    before: Callable[[Episode], None] = lambda episode: None,
+) -> Episode:
     """An episode of ``task`` in the state after ``messages``, the opening and what was said since: every assistant
-    message is answered again.
+    message is answered again. ``before`` is shown the episode before each of them.
 
     Raises ValueError if the environment is not replayable, and DivergedError if it answers otherwise than before.
     """
@@ -51,6 +56,7 @@ async def rebuild(environment: Environment, task: Task, messages: Sequence[Messa
         _compare(environment, task, "the opening", opening, episode.opening)
         for number, (said, answers) in enumerate(turns, 1):
             assert said is not None
+            before(episode)
             if answers and answers[0].name == FORMAT_ERROR:
                 continue
             step = await episode.step(said)

@@ -68,6 +68,16 @@ def expert(environment: Environment, episode: Episode, task: Task, noise: float,
     )
 
 
+def adviser(environment: Environment, episode: Episode) -> Advised:
+    """An episode as its own adviser. Raises NoExpertError if it advises nothing."""
+    if not hasattr(episode, "advise"):
+        raise NoExpertError(
+            f"env {environment.name!r} has no adviser: its episodes need advise(), which says what an expert would do "
+            "from any state"
+        )
+    return cast(Advised, episode)
+
+
 def advised(episode: Advised, noise: float, random: Random) -> Turns:
     """The turns that an episode advises, each replaced by a turn at random with probability ``noise``."""
     while True:

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from random import Random
 from typing import TypeVar
 
-from agentrl.chat.codec import ChatCodec
+from agentrl.advantages.turns import acting
+from agentrl.chat.codec import ChatCodec, spanned
 from agentrl.engines.base import Engine, EngineError, Sampling, Session, Turn, TurnError
 from agentrl.engines.streams import stream
 from agentrl.environments.adapted import AdaptedEpisode
@@ -24,6 +26,8 @@ from agentrl.environments.base import (
     is_cut,
     tool_message,
 )
+from agentrl.environments.forks import DivergedError, rebuild
+from agentrl.environments.scripted import adviser
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.rationalize import with_hint
 from schemas.task import Task
@@ -32,20 +36,49 @@ from schemas.trajectory import Message, Role, Termination
 COUNTED = ("tool_timeouts", "tool_exceptions", "observations_cut", "faults", "format_errors")
 """What an episode's tags and a stage's metrics count, of the numbers that steps give."""
 
+DIVERGED = "diverged"
+"""Tag of an episode that could not be continued: its environment answered otherwise than before."""
+
 _TRACEBACK_CHARS = 2000
 _REMEMBERED = 4096  # openings; groups of samples follow each other
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
+class Prefix:
+    """What a continuation goes on from: the ``messages`` of the row ``parent`` before one of its turns, with their
+    spans, and the token ``ids`` up to there."""
+
+    parent: str
+    messages: Sequence[Message]
+    ids: Sequence[int]
+
+    @property
+    def turns(self) -> int:
+        return len(acting(self.messages))
+
+    @property
+    def tool_calls(self) -> int:
+        return sum(len(message.tool_calls) for message in acting(self.messages))
+
+    @property
+    def format_errors(self) -> int:
+        return sum(message.name == FORMAT_ERROR for message in self.messages)
+
+
+@dataclass(frozen=True)
 class Attempt:
     """One rollout to make: of ``task``, as sample ``index`` of its group. ``hint`` is a template for
-    :func:`agentrl.rollouts.rationalize.with_hint`. ``group`` names its group; without it, the task does."""
+    :func:`agentrl.rollouts.rationalize.with_hint`. ``group`` names its group; without it, the task does. It begins
+    after ``prefix``, if there is one. With probability ``advised`` a turn is what the episode advises; then the row is
+    trained on these turns, and not on those of the policy."""
 
     task: Task
     index: int = 0
     hint: str = ""
     group: str = ""
+    prefix: Prefix | None = None
+    advised: float | None = None
 
     @property
     def group_id(self) -> str:
@@ -106,8 +139,9 @@ class _EnvironmentError(Exception):
 
 @dataclass
 class EpisodeRun:
-    """An episode under way, and what came of it. ``error`` is the traceback of an environment that failed, or what the
-    engine said of a request that did."""
+    """An episode under way, and what came of it. ``steps`` counts turns, those of a prefix too, and ``tool_calls`` the
+    calls after it. ``error`` is the traceback of an environment that failed, or what the engine said of a request that
+    did."""
 
     act: Act
     environment: Environment
@@ -121,6 +155,9 @@ class EpisodeRun:
     termination: Termination = Termination.MAX_STEPS
     score: Score | None = None
     error: str = ""
+    diverged: bool = False
+    advised: list[tuple[int, int]] = field(default_factory=list)
+    """The tokens of turns that the episode advised."""
     unreadable: str = ""
     """Why the calls of the last turn could not be read."""
 
@@ -134,7 +171,7 @@ class EpisodeRun:
         episode: Episode | None = None
         ends = time.monotonic() + self.act.limits.episode_s
         try:
-            episode = await self._of_environment(self.environment.reset(self.attempt.task))
+            episode = await self._begun()
             self.session.tools = episode.tools
             await self._play(episode, ends)
             self.score = await self._of_environment(episode.score())
@@ -146,15 +183,34 @@ class EpisodeRun:
             if episode is not None:
                 await self._close(episode)
 
-    async def _play(self, episode: Episode, ends: float) -> None:
+    async def _begun(self) -> Episode:
+        """The episode, at its beginning or in the state after the prefix."""
+        task, prefix = self.attempt.task, self.attempt.prefix
+        if prefix is None:
+            return await self._of_environment(self.environment.reset(task))
+        self.session.observe(prefix.ids)
+        self.messages.extend(prefix.messages)
+        self.steps = prefix.turns
+        try:
+            return await self._of_environment(rebuild(self.environment, task, prefix.messages), 1 + prefix.turns)
+        except _EnvironmentError as failure:
+            self.diverged = isinstance(failure.__cause__, DivergedError)
+            raise
+
+    def _open(self, episode: Episode) -> None:
+        """Put the opening into the session."""
         opening = list(episode.opening)
         if self.attempt.hint:
             opening = with_hint(opening, self.attempt.task, self.attempt.hint)
-        codec = self.act.codec
         self._heard(opening, self.act.opening(opening, episode.tools))
+
+    async def _play(self, episode: Episode, ends: float) -> None:
+        codec = self.act.codec
+        if self.attempt.prefix is None:
+            self._open(episode)
         allowed: int = self.act.limits.max_steps or getattr(self.environment, "max_steps", None) or MAX_STEPS
         while True:
-            message = await self._turn(ends)
+            message = self._advised(episode) or await self._turn(ends)
             if message is None:
                 return
             if self.steps >= allowed and (message.tool_calls or self.unreadable):
@@ -180,6 +236,19 @@ class EpisodeRun:
                 return
             self._heard(step.messages, ids)
 
+    def _advised(self, episode: Episode) -> Message | None:
+        """The next message, if it is the episode's own advice; None if it is the policy's turn."""
+        share, codec = self.attempt.advised, self.act.codec
+        if not share or codec is None or Random(stream(self.seed, "advised", self.steps)).random() >= share:
+            return None
+        message, start = adviser(self.environment, episode).advise(), len(self.session.ids)
+        self.session.observe(codec.assistant(message))
+        self.advised.append((start, len(self.session.ids)))
+        self.messages.extend(spanned([message], *self.advised[-1]))
+        self.steps += 1
+        self.unreadable = ""
+        return self.messages[-1]
+
     async def _turn(self, ends: float) -> Message | None:
         """The policy's next message; None if the episode ends with this turn."""
         codec, session = self.act.codec, self.session
@@ -200,7 +269,8 @@ class EpisodeRun:
         retries = self.act.limits.format_retries
         if retries is None:
             retries = getattr(self.environment, "format_retries", 0)
-        if self.unreadable and self.info["format_errors"] >= retries:
+        before = self.attempt.prefix.format_errors if self.attempt.prefix else 0
+        if self.unreadable and before + self.info["format_errors"] >= retries:
             self.termination = Termination.FORMAT_ERROR
             return None
         return self.messages[-1]
@@ -284,18 +354,12 @@ class EpisodeRun:
         the others an empty one at its end."""
         start = len(self.session.ids)
         self.session.observe(ids)
-        if self.act.codec is None:
-            self.messages.extend(messages)
-            return
-        end = start + len(ids)
-        for number, message in enumerate(messages):
-            span = {"token_start": end if number else start, "token_end": end}
-            self.messages.append(message.model_copy(update=span))
+        self.messages.extend(spanned(messages, start, start + len(ids)) if self.act.codec else messages)
 
-    async def _of_environment(self, work: Awaitable[Answer]) -> Answer:
-        """What a method of the environment returns, in time."""
+    async def _of_environment(self, work: Awaitable[Answer], times: int = 1) -> Answer:
+        """What a method of the environment returns, in ``times`` the time that it has."""
         try:
-            async with asyncio.timeout(self.act.limits.environment_s):
+            async with asyncio.timeout(times * self.act.limits.environment_s):
                 return await work
         except Exception as error:
             raise _EnvironmentError from error
@@ -314,4 +378,5 @@ class EpisodeRun:
     @property
     def tags(self) -> list[str]:
         counted = [f"{name}:{self.info[name]}" for name in COUNTED if self.info[name]]
+        counted += [DIVERGED] * self.diverged
         return counted + ([f"{self.termination}: {self.error}"] if self.error else [])

@@ -20,7 +20,8 @@ from agentrl.environments.forks import rebuild
 from agentrl.environments.hosts import Host, Processes, Threads
 from agentrl.models.policy import Policy
 from agentrl.rewards.component import Reward
-from agentrl.rollouts.episodes import COUNTED, Act, Attempt, EpisodeRun, tickets
+from agentrl.rollouts.corrections import advised_alone
+from agentrl.rollouts.episodes import COUNTED, DIVERGED, Act, Attempt, EpisodeRun, tickets
 from agentrl.rollouts.flow import Flow, NumberedAttempt, OnRow
 from agentrl.rollouts.garbage import rare_collections
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
@@ -109,6 +110,12 @@ class RolloutRunner:
             return [found[name] for name in ids]
 
         return self.wait(collect())
+
+    def environments(self, tasks: Sequence[Task]) -> Mapping[str, Environment]:
+        """The environments of tasks, by the names that these give them."""
+        if isinstance(self.environment, Mapping):
+            return {task.env: self.environment[task.env] for task in tasks}
+        return {task.env: self.environment for task in tasks}
 
     def openings(self, tasks: Sequence[Task]) -> list[tuple[list[Message], str]]:
         """What the policy sees first of each task: messages, and JSON of the tools. There are no messages if its
@@ -204,10 +211,13 @@ class RolloutRunner:
             run = EpisodeRun(act, environment, attempt, session, job.seed, job.deadline)
             await run.run()
         self.counts.update({name: run.info[name] for name in COUNTED if run.info[name]})
-        if run.error:
+        if run.diverged:
+            self.counts[DIVERGED] += 1
+        elif run.error:
             self.counts[f"{run.termination}s"] += 1
         await self._check_replay(run)
-        return self._trajectory(job.name, run, source)
+        row = self._trajectory(job.name, run, source)
+        return row if run.attempt.advised is None else advised_alone(row, run.advised)
 
     async def _check_replay(self, run: EpisodeRun) -> None:
         """Make one episode of each environment again, if an episode whose process is killed would be. Raises
@@ -215,7 +225,7 @@ class RolloutRunner:
         environment, name = run.environment, run.attempt.task.env
         relied_on = isinstance(environment, Adapted) and environment.replayable and self.limits.processes
         whole = run.termination is Termination.ANSWERED and run.steps > 1 and not run.info["tool_timeouts"]
-        if not relied_on or not whole or run.attempt.hint or name in self._replayed:
+        if not relied_on or not whole or run.attempt.hint or run.attempt.prefix or name in self._replayed:
             return
         self._replayed.add(name)
         last = max(number for number, message in enumerate(run.messages) if message.role is Role.ASSISTANT)
@@ -223,13 +233,15 @@ class RolloutRunner:
         await again.close()
 
     def _trajectory(self, name: str, run: EpisodeRun, source: str) -> Trajectory:
-        task, session, score = run.attempt.task, run.session, run.score
+        task, session, score, prefix = run.attempt.task, run.session, run.score, run.attempt.prefix
         return Trajectory(
             trajectory_id=name,
             episode_id=name,
             task_id=task.task_id,
             group_id=run.attempt.group_id,
             sample_index=run.attempt.index,
+            parent_id=prefix.parent if prefix else None,
+            fork_at=len(prefix.ids) if prefix else 0,
             source=source,
             env=task.env,
             env_version=run.environment.version,
@@ -244,7 +256,7 @@ class RolloutRunner:
             termination=run.termination,
             reward_components=list(score.components) if score else [],
             tags=run.tags,
-            n_steps=run.steps,
+            n_steps=run.steps - (prefix.turns if prefix else 0),
             n_tokens=len(session.ids),
             n_action_tokens=sum(session.mask),
             n_tool_calls=run.tool_calls,

@@ -1,0 +1,94 @@
+"""Continuations of stored rows: from one of its turns on, an episode is played again, with new samples.
+
+A continuation is a row of its own. It holds the tokens of its parent up to the turn (``fork_at``), which are not
+trained on again: the mask is false before the fork, so that each sampled token is true in exactly one row.
+Continuations of one state of one task are a group, which group estimators compare. The parent is none of them: it was
+chosen for its outcome, and a mean over it would be biased.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl.advantages.turns import acting, turn_spans
+from agentrl.environments.base import Environment
+from agentrl.rollouts.episodes import Attempt, Prefix
+from schemas.task import Task
+from schemas.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Node:
+    """A state that a row of ``task`` was in: its tokens so far. Equal states of one task have one ``name``."""
+
+    name: str
+    task: Task
+    prefix: Prefix
+
+
+def node_name(task_id: str, ids: Sequence[int]) -> str:
+    """The name of a state: a digest of the task and the tokens before the next turn."""
+    content = task_id.encode() + b"\0" + np.asarray(ids, np.int32).tobytes()
+    return f"node-{hashlib.blake2b(content, digest_size=12).hexdigest()}"
+
+
+def node(row: Trajectory, turn: int, task: Task) -> Node:
+    """The state of a row before its turn number ``turn``, from 0.
+
+    Raises ValueError if the row has no tokens, or its messages do not say where turns begin, or it has no such turn.
+    """
+    turns = acting(row.messages)
+    if not 0 <= turn < len(turns):
+        raise ValueError(f"{row.trajectory_id} has {len(turns)} turns, so it cannot be continued from turn {turn}")
+    start = turns[turn].token_start
+    if start is None or not row.input_ids:
+        raise ValueError(
+            f"{row.trajectory_id} does not say where its turns lie in its tokens, so it cannot be continued; "
+            "continue rows that this engine sampled, or text, which is tokenised"
+        )
+    number = next(place for place, message in enumerate(row.messages) if message is turns[turn])
+    ids = row.input_ids[:start]
+    return Node(node_name(task.task_id, ids), task, Prefix(row.trajectory_id, row.messages[:number], ids))
+
+
+def attempts(nodes: Iterable[Node], samples: int, name: Callable[[int], str], first: int = 0) -> dict[str, Attempt]:
+    """``samples`` attempts at each node, by the ids that ``name`` gives to their numbers, which begin at ``first``."""
+    return {
+        name(first + place * samples + index): Attempt(one.task, index, group=one.name, prefix=one.prefix)
+        for place, one in enumerate(nodes)
+        for index in range(samples)
+    }
+
+
+def check_replayable(environments: Mapping[str, Environment]) -> None:
+    """Raise ValueError that names an environment whose stored episodes cannot be made again."""
+    for name, environment in environments.items():
+        if not getattr(environment, "replayable", False):
+            raise ValueError(
+                f"rows of environment {name!r} cannot be continued: it may answer the same messages otherwise, and a "
+                "stored row holds no snapshot of it. Draw its random numbers from the task (or switch them off in its "
+                "settings, as slip of rooms), and set replayable = True"
+            )
+
+
+def check_continuation(row: Trajectory, prefix: Prefix) -> None:
+    """Check what every continuation keeps to: it begins with the tokens of its parent up to the beginning of a turn,
+    and none of them is trained on.
+
+    Raises ValueError that names the row and what is broken.
+    """
+    broken = ""
+    if row.parent_id != prefix.parent or row.fork_at != len(prefix.ids):
+        broken = f"is of parent {row.parent_id} up to token {row.fork_at}, not {prefix.parent} up to {len(prefix.ids)}"
+    elif list(row.input_ids[: row.fork_at]) != list(prefix.ids):
+        broken = "does not begin with the tokens of its parent"
+    elif any(row.action_mask[: row.fork_at]):
+        broken = "is trained on tokens of its parent"
+    elif row.n_tokens > row.fork_at and row.fork_at not in {
+        start for start, _ in turn_spans(row.messages, row.action_mask)
+    }:
+        broken = f"does not go on with a turn at token {row.fork_at}"
+    if broken:
+        raise ValueError(f"{row.trajectory_id} {broken}; this is an error of the engine or the dialect, report it")

@@ -1,0 +1,173 @@
+"""Corrections of a student's rows by an adviser (DAgger: Ross et al. 2011): what an expert says in the states that the
+student came to. A corrected row is trained on the adviser's tokens alone.
+
+Episodes advise (:class:`agentrl.environments.base.Advised`), so their environment must know what to do from wherever
+the student has led it, and it must be replayable.
+"""
+
+import json
+from collections.abc import Sequence
+
+from agentrl.advantages.turns import acting
+from agentrl.chat.codec import ChatCodec, spanned
+from agentrl.environments.base import MAX_STEPS, Environment, Episode, Score
+from agentrl.environments.forks import rebuild
+from agentrl.environments.scripted import adviser
+from agentrl.rollouts.continuations import Node, node
+from schemas.task import Task
+from schemas.trajectory import Message, Role, Termination, Trajectory
+
+SOURCE = "corrected"
+ADVISER = "expert"
+"""How rows name an environment's own adviser."""
+
+
+class _Line:
+    """A row that grows: the student's tokens so far, and then the adviser's."""
+
+    def __init__(self, start: Node, codec: ChatCodec, tools: str) -> None:
+        self.codec, self.tools = codec, tools
+        self.messages, self.ids = list(start.prefix.messages), list(start.prefix.ids)
+        self.mask = [False] * len(self.ids)
+        self.steps = self.calls = self.errors = 0
+
+    def say(self, message: Message) -> None:
+        self._append([message], self.codec.assistant(message), True)
+        self.steps += 1
+        self.calls += len(message.tool_calls)
+
+    def hear(self, messages: list[Message]) -> None:
+        start = self.messages[-1].token_start or 0
+        self._append(messages, self.codec.observations(messages, self.ids[:start], self.ids[start:], self.tools), False)
+
+    def _append(self, messages: Sequence[Message], ids: Sequence[int], acts: bool) -> None:
+        self.messages += spanned(messages, len(self.ids), len(self.ids) + len(ids))
+        self.ids += ids
+        self.mask += [acts] * len(ids)
+
+
+async def labelled(
+    environment: Environment, row: Trajectory, task: Task, turns: Sequence[int], names: Sequence[str], codec: ChatCodec
+) -> list[Trajectory]:
+    """What the adviser would say at these turns of a row, in place of the student: a row for each, called by its name,
+    that ends with the adviser's turn. It is not executed, so it has no reward.
+
+    Raises DivergedError if the environment answers otherwise than it did, and NoExpertError if it has no adviser.
+    """
+    said: list[Message] = []
+
+    def ask(episode: Episode) -> None:
+        said.append(adviser(environment, episode).advise())
+
+    last = node(row, max(turns), task)
+    episode = await rebuild(environment, task, last.prefix.messages, ask)
+    try:
+        ask(episode)
+    finally:
+        await episode.close()
+    found = []
+    for turn, name in zip(turns, names, strict=True):
+        start = node(row, turn, task)
+        line = _Line(start, codec, row.tools)
+        line.say(said[sum(message.role is Role.ASSISTANT for message in start.prefix.messages)])
+        found.append(_corrected(name, start, line, row, environment, Termination.CANCELLED, None))
+    return found
+
+
+async def switched(
+    environment: Environment, row: Trajectory, task: Task, turn: int, name: str, codec: ChatCodec, max_tokens: int
+) -> Trajectory:
+    """A row that begins as the student's up to a turn, from which on the adviser acts to the end.
+
+    Raises as :func:`labelled` does.
+    """
+    start = node(row, turn, task)
+    line = _Line(start, codec, row.tools)
+    episode = await rebuild(environment, task, start.prefix.messages)
+    try:
+        termination = await _act(environment, episode, line, start.prefix.turns, max_tokens)
+        score = await episode.score()
+    finally:
+        await episode.close()
+    return _corrected(name, start, line, row, environment, termination, score)
+
+
+async def _act(environment: Environment, episode: Episode, line: _Line, done: int, max_tokens: int) -> Termination:
+    """Let the adviser act until the end, or a limit of messages or tokens."""
+    expert = adviser(environment, episode)
+    allowed: int = getattr(environment, "max_steps", None) or MAX_STEPS
+    for left in range(allowed - done - 1, -1, -1):
+        message = expert.advise()
+        line.say(message)
+        if not left and message.tool_calls:
+            return Termination.MAX_STEPS
+        step = await episode.step(message)
+        line.messages[-1] = line.messages[-1].model_copy(update={"reward": step.reward})
+        line.errors += step.info.get("tool_errors", 0)
+        if step.done or not step.messages:
+            line.messages += step.messages
+            return Termination.ANSWERED
+        if len(line.ids) >= max_tokens:
+            return Termination.MAX_TOKENS
+        line.hear(step.messages)
+    return Termination.MAX_STEPS
+
+
+def _corrected(
+    name: str,
+    start: Node,
+    line: _Line,
+    row: Trajectory,
+    environment: Environment,
+    termination: Termination,
+    score: Score | None,
+) -> Trajectory:
+    return Trajectory(
+        trajectory_id=name,
+        episode_id=name,
+        task_id=row.task_id,
+        group_id=start.name,
+        parent_id=row.trajectory_id,
+        fork_at=len(start.prefix.ids),
+        source=SOURCE,
+        env=row.env,
+        env_version=environment.version,
+        split=row.split,
+        level=row.level,
+        prompt=row.prompt,
+        policy=ADVISER,
+        reward=score.reward if score else None,
+        success=score.success if score else None,
+        termination=termination,
+        reward_components=list(score.components) if score else [],
+        n_steps=line.steps,
+        n_tokens=len(line.ids),
+        n_action_tokens=sum(line.mask),
+        n_tool_calls=line.calls,
+        n_tool_errors=line.errors,
+        messages=line.messages,
+        tools=row.tools,
+        final_state=json.dumps(score.state if score else None),
+        tokenizer=row.tokenizer,
+        input_ids=line.ids,
+        action_mask=line.mask,
+        logprobs=[float("nan")] * len(line.ids),
+    )
+
+
+def advised_alone(row: Trajectory, spans: Sequence[tuple[int, int]]) -> Trajectory:
+    """A row in which student and adviser took turns, trained on the adviser's turns, at ``spans``, alone."""
+    mask = [False] * len(row.input_ids)
+    for begin, end in spans:
+        mask[begin:end] = [True] * (end - begin)
+    own = {begin for begin, _ in spans}
+    return row.model_copy(
+        update={
+            "action_mask": mask,
+            "logprobs": [float("nan")] * len(mask),
+            "spans": [],
+            "n_action_tokens": sum(mask),
+            "n_steps": sum(message.token_start in own for message in acting(row.messages)),
+            "policy": f"{ADVISER} and {row.policy}",
+        }
+    )

@@ -1,17 +1,22 @@
 """Preference pairs from rollouts of one task, in the manner of Agent Q (Putta et al. 2024).
 
 Rollouts of a task form a tree: those that made the same steps share a path. The value of a step is the mean reward of
-the rollouts that went through it, a Monte-Carlo estimate of Agent Q's Q-value. If siblings differ in value, the
-better one is preferred to the worse one, after exactly the same prefix. The loss covers only the step that differs.
+the rollouts that went through it, a Monte-Carlo estimate of Agent Q's Q-value, or what a table of values says of it. If
+siblings differ in value, the better one is preferred to the worse one, after exactly the same prefix. The loss covers
+only the step that differs.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl.advantages.turns import turn_spans
+from agentrl.advantages.turns import Span, turn_spans
 from schemas.pair import Pair, PairKind
+from schemas.step import StepValue
 from schemas.trajectory import Trajectory
+
+Values = Mapping[tuple[str, int], StepValue]
+"""Id of a trajectory, number of a turn -> what the turn is worth."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +30,12 @@ class _Turn:
 
 @dataclass(frozen=True)
 class _Step:
-    """One choice at a node of the tree, with every rollout that made it."""
+    """One choice at a node of the tree, with every rollout that made it. ``low`` and ``high`` bound its value."""
 
     turns: tuple[_Turn, ...]
-
-    @property
-    def value(self) -> float:
-        return sum(turn.trajectory.scored_reward() for turn in self.turns) / len(self.turns)
+    value: float
+    low: float
+    high: float
 
     def example(self, best: bool) -> _Turn:
         """The rollout that shows this choice at its best, or worst; ties go to the shortest, then to the first."""
@@ -44,26 +48,52 @@ class _Step:
             ),
         )
 
+    def beats(self, other: "_Step", margin: float) -> bool:
+        """Whether it is better by ``margin``, and what bounds the two values does not overlap."""
+        return self.value - other.value >= margin and self.low > other.high
 
-def _forks(turns: list[tuple[Trajectory, list[tuple[int, int]]]], depth: int = 0) -> Iterator[list[_Step]]:
-    """Every node of the tree at which the rollouts made different choices, as the list of these choices."""
-    choices: dict[tuple[int, ...], list[tuple[Trajectory, list[tuple[int, int]]]]] = defaultdict(list)
-    for trajectory, runs in turns:
+
+Path = tuple[Trajectory, list[Span]]
+"""A rollout, and the spans of its turns."""
+
+
+def _forks(paths: list[Path], values: Values | None, depth: int = 0) -> Iterator[list[_Step]]:
+    """Every node of the tree at which the rollouts made different choices, as the list of these choices. A row that was
+    forked made only the choices from its fork on."""
+    choices: dict[tuple[int, ...], list[Path]] = defaultdict(list)
+    for trajectory, runs in paths:
         if depth < len(runs):
             choices[tuple(trajectory.input_ids[: runs[depth][1]])].append((trajectory, runs))
     # Choices count as siblings only after the same prefix; an environment that answers differently makes another node.
     siblings: dict[tuple[int, ...], list[tuple[int, ...]]] = defaultdict(list)
     for path, members in choices.items():
         siblings[path[: members[0][1][depth][0]]].append(path)
-    for paths in siblings.values():
-        if len(paths) > 1:
-            yield [_Step(tuple(_Turn(t, *runs[depth]) for t, runs in choices[path])) for path in paths]
+    for several in siblings.values():
+        steps = [step for path in several if (step := _step(choices[path], values, depth))]
+        if len(steps) > 1:
+            yield steps
     for members in choices.values():
         if len(members) > 1:
-            yield from _forks(members, depth + 1)
+            yield from _forks(members, values, depth + 1)
 
 
-def _pair(number: int, kind: PairKind, chosen: _Turn, rejected: _Turn, values: tuple[float, float]) -> Pair:
+def _step(members: Sequence[Path], values: Values | None, depth: int) -> _Step | None:
+    """The choice that rollouts made at this depth; None if none of them sampled it, or its value is not known."""
+    turns = tuple(_Turn(row, *runs[depth]) for row, runs in members if row.fork_at <= runs[depth][0])
+    if not turns:
+        return None
+    if values is None:
+        mean = sum(turn.trajectory.scored_reward() for turn in turns) / len(turns)
+        return _Step(turns, mean, mean, mean)
+    known = [one for turn in turns if (one := values.get((turn.trajectory.trajectory_id, depth)))]
+    if not known:
+        return None
+    number = sum(one.n for one in known)
+    value, low, high = (sum(getattr(one, name) * one.n for one in known) / number for name in ("q", "low", "high"))
+    return _Step(turns, value, low, high)
+
+
+def _pair(number: int, kind: PairKind, chosen: _Turn, rejected: _Turn, values: tuple[float, float], by: str) -> Pair:
     first, second = chosen.trajectory, rejected.trajectory
 
     def side(turn: _Turn) -> tuple[list[int], list[bool]]:
@@ -82,7 +112,7 @@ def _pair(number: int, kind: PairKind, chosen: _Turn, rejected: _Turn, values: t
         kind=kind,
         chosen_id=first.trajectory_id,
         rejected_id=second.trajectory_id,
-        method="agentq" if kind is PairKind.STEP else "outcome",
+        method=by,
         chosen_reward=values[0],
         rejected_reward=values[1],
         shared_prefix=shared,
@@ -94,19 +124,30 @@ def _pair(number: int, kind: PairKind, chosen: _Turn, rejected: _Turn, values: t
     )
 
 
-def step_pairs(rollouts: Sequence[Trajectory], margin: float, limit: int) -> list[Pair]:
+def step_pairs(rollouts: Sequence[Trajectory], margin: float, limit: int, values: Values | None = None) -> list[Pair]:
     """Pairs from the steps at which rollouts of *one* task diverge: the best choice of each node against every other
-    whose value is lower by ``margin`` or more, largest difference first, at most ``limit``.
+    whose value is lower by ``margin`` or more, largest difference first, at most ``limit``. With ``values``, these are
+    the values of the choices, choices without one are left out, and the intervals of the two must not overlap.
 
     ``chosen_reward`` and ``rejected_reward`` are the values of the two steps.
     """
     found = []
-    for fork in _forks([(rollout, turn_spans(rollout.action_mask)) for rollout in rollouts]):
+    for fork in _forks([(row, turn_spans(row.messages, row.action_mask)) for row in rollouts], values):
         best = max(fork, key=lambda step: step.value)
-        found += [(best, step) for step in fork if best.value - step.value >= margin and step is not best]
+        if values is None:
+            found += [(best, step) for step in fork if best.value - step.value >= margin and step is not best]
+        else:
+            found += [(best, step) for step in fork if best.beats(step, margin)]
     found.sort(key=lambda pair: pair[1].value - pair[0].value)
     return [
-        _pair(number, PairKind.STEP, best.example(best=True), worse.example(best=False), (best.value, worse.value))
+        _pair(
+            number,
+            PairKind.STEP,
+            best.example(best=True),
+            worse.example(best=False),
+            (best.value, worse.value),
+            "agentq",
+        )
         for number, (best, worse) in enumerate(found[:limit])
     ]
 
@@ -120,8 +161,43 @@ def trajectory_pairs(rollouts: Sequence[Trajectory], margin: float, limit: int) 
         if number == limit or values[0] - values[1] < margin:
             break
         sides = (_Turn(best, 0, best.n_tokens), _Turn(worst, 0, worst.n_tokens))
-        pairs.append(_pair(number, PairKind.TRAJECTORY, *sides, values))
+        pairs.append(_pair(number, PairKind.TRAJECTORY, *sides, values, "outcome"))
     return pairs
+
+
+def outcome_pairs(rollouts: Sequence[Trajectory], cut: int | None, limit: int) -> list[Pair]:
+    """ETO's pairs of *one* task (Song et al. 2024): successes against failures. The failure is cut to as many turns as
+    the success has and ``cut`` more; None keeps it whole. Each failure is rejected once, the longest shared prefix
+    first, against the success that shares the longest prefix with it, then the shortest; at most ``limit``."""
+    successes = [row for row in rollouts if row.scored_success()]
+    found = []
+    for failure in rollouts:
+        if failure.scored_success() or not successes:
+            continue
+        success = min(successes, key=lambda row: (-_shared(row, failure), row.n_tokens, row.trajectory_id))
+        spans = turn_spans(failure.messages, failure.action_mask)
+        turns = len(turn_spans(success.messages, success.action_mask)) + cut if cut is not None else len(spans)
+        end = spans[turns - 1][1] if turns < len(spans) else failure.n_tokens
+        if end > failure.fork_at:
+            found.append((_shared(success, failure), success, failure, end))
+    found.sort(key=lambda one: (-one[0], one[2].trajectory_id))
+    return [
+        _pair(
+            number,
+            PairKind.TRAJECTORY,
+            _Turn(success, 0, success.n_tokens),
+            _Turn(failure, 0, end),
+            (success.scored_reward(), failure.scored_reward()),
+            "eto",
+        )
+        for number, (_, success, failure, end) in enumerate(found[:limit])
+    ]
+
+
+def _shared(one: Trajectory, other: Trajectory) -> int:
+    """The number of leading tokens that two rows share."""
+    both = zip(one.input_ids, other.input_ids, strict=False)
+    return next((place for place, (a, b) in enumerate(both) if a != b), min(one.n_tokens, other.n_tokens))
 
 
 def by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:

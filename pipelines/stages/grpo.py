@@ -96,6 +96,12 @@ class OnlineConfig(TokenLimits):
         return self
 
     @model_validator(mode="after")
+    def _credit_needs_no_stored_values(self) -> "OnlineConfig":
+        if self.algorithm.credit == "values":
+            raise ValueError("credit: values is for stored rows; value them by steps.value and use train.offline")
+        return self
+
+    @model_validator(mode="after")
     def _ranks_give_weights_as_files(self) -> "OnlineConfig":
         if self.deepspeed and isinstance(self.engine, VLLMConfig) and self.engine.sync != "folders":
             raise ValueError(

@@ -6,12 +6,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentrl.search.agentq import by_task, step_pairs, trajectory_pairs
-from pipelines.handles import Pairs, Scores, Trajectories
-from pipelines.stage import Context, stage
+from agentrl.chat.codec import tokenize
+from agentrl.search.agentq import by_task, outcome_pairs, step_pairs, trajectory_pairs
+from pipelines.handles import Model, Pairs, Scores, Steps, Trajectories
+from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.common import warn_of_splits
 from pipelines.stages.scores import ByScorer, under
-from schemas.trajectory import NOT_TRAINED
+from pipelines.stages.values import values_of
+from schemas.pair import Pair
+from schemas.trajectory import NOT_TRAINED, Trajectory
 
 
 class PairsConfig(ByScorer):
@@ -26,27 +29,81 @@ def agentq(
     config: PairsConfig,
     trajectories: list[Trajectories],
     scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
+    values: list[Steps] = [],  # noqa: B006  (an input that may be left out)
+    model: Model | None = None,
 ) -> Pairs:
     """Preference pairs from rollouts of the same task: at the steps where they diverge, or of whole rollouts.
     Unscored rows, and rows that are tagged as not trained on, are left out and counted. A pair counts by the product of
-    its rows' weights in the selection."""
+    its rows' weights in the selection. Text is tokenised for ``model``, and without it left out.
+
+    With ``values`` the worth of a step is what they say, and not the mean reward of the rollouts through it: a pair's
+    steps differ by ``margin``, and their intervals do not overlap."""
     trajectories = under(trajectories, scores, config.scorer)
-    make = step_pairs if config.kind == "step" else trajectory_pairs
-    weights = {name: weight for selection in trajectories for name, weight in _weights(selection)}
-    read = [row for selection in trajectories for row in selection.trained_on() if row.input_ids]
+    if values and config.kind == "trajectory":
+        raise ValueError("inputs.values are those of steps; set kind: step, or leave inputs.values out")
+    read = [row for row in _tokenised(trajectories, model) if row.input_ids]
     warn_of_splits(Counter(row.split for row in read), "rows")
     scored = [row for row in read if row.reward is not None]
     groups = by_task(scored)
-    rows = [pair for group in groups.values() for pair in make(group, config.margin, config.per_task)]
-    tokenizers = Counter(pair.tokenizer for pair in rows)
-    if len(tokenizers) > 1:
-        raise ValueError(f"rollouts of {len(tokenizers)} tokenizers cannot be paired; give those of one policy family")
+    if config.kind == "trajectory":
+        rows = [pair for group in groups.values() for pair in trajectory_pairs(group, config.margin, config.per_task)]
+    else:
+        known = values_of(values) if values else None
+        rows = [pair for group in groups.values() for pair in step_pairs(group, config.margin, config.per_task, known)]
     left = sum(tagged_as_not_trained(selection) for selection in trajectories)
     context.metrics.update(tasks=len(groups), pairs=len(rows), unscored=len(read) - len(scored), not_trained=left)
-    weighted = (
-        pair.model_copy(update={"weight": weights[pair.chosen_id] * weights[pair.rejected_id]}) for pair in rows
+    return context.pairs(_weighted(rows, trajectories))
+
+
+class OutcomeConfig(StageConfig):
+    cut: int | None = Field(
+        5, ge=0, description="a failure is cut to the turns of the success and so many more; null: it is kept whole"
     )
-    return context.pairs(weighted)
+    per_task: int = Field(4, ge=1, description="at most this many pairs of each task")
+
+
+@stage("pairs.outcome", version=1)
+def outcome(
+    context: Context, config: OutcomeConfig, trajectories: list[Trajectories], model: Model | None = None
+) -> Pairs:
+    """Preference pairs of whole rollouts, a success against a failure of the same task (ETO: Song et al. 2024): of the
+    policy's own, or an expert's against the policy's. Text is tokenised for ``model``, which is needed for it.
+    Unscored rows, and rows that are tagged as not trained on, are left out and counted."""
+    read = list(_tokenised(trajectories, model))
+    if text := [row.trajectory_id for row in read if not row.input_ids]:
+        raise ValueError(f"{text[0]} is text; wire inputs.model, for which it is tokenised")
+    warn_of_splits(Counter(row.split for row in read), "rows")
+    scored = [row for row in read if row.success is not None and row.reward is not None]
+    groups = by_task(scored)
+    rows = [pair for group in groups.values() for pair in outcome_pairs(group, config.cut, config.per_task)]
+    left = sum(tagged_as_not_trained(selection) for selection in trajectories)
+    both = sum(len({row.success for row in group}) == 2 for group in groups.values())
+    context.metrics.update(
+        tasks=len(groups), mixed_tasks=both, pairs=len(rows), unscored=len(read) - len(scored), not_trained=left
+    )
+    return context.pairs(_weighted(rows, trajectories))
+
+
+def _tokenised(trajectories: list[Trajectories], model: Model | None) -> Iterator[Trajectory]:
+    """Rows that are trained on. Text is tokenised for the model, if there is one."""
+    from agentrl.models.policy import Tokenizing
+
+    rows = (row for selection in trajectories for row in selection.trained_on())
+    if model is None:
+        yield from rows
+        return
+    speaker = Tokenizing(model.path, model.name)
+    for row in rows:
+        yield row if row.input_ids else tokenize(row, speaker.codec, speaker.tokenizer_fingerprint)
+
+
+def _weighted(pairs: list[Pair], trajectories: list[Trajectories]) -> Iterator[Pair]:
+    """Pairs that count by the product of their rows' weights. Raises ValueError if they are of several tokenizers."""
+    tokenizers = {pair.tokenizer for pair in pairs}
+    if len(tokenizers) > 1:
+        raise ValueError(f"rollouts of {len(tokenizers)} tokenizers cannot be paired; give those of one policy family")
+    weights = {name: weight for selection in trajectories for name, weight in _weights(selection)}
+    return (pair.model_copy(update={"weight": weights[pair.chosen_id] * weights[pair.rejected_id]}) for pair in pairs)
 
 
 def tagged_as_not_trained(selection: Trajectories) -> int:

@@ -16,7 +16,8 @@ from agentrl.rewards.component import Reward, check_shares, graded
 from pipelines.handles import Scores, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, reveal, stage
 from pipelines.stages.common import secrets_of
-from schemas.arrow import from_table, to_table
+from pipelines.stages.stored_tasks import TaskKey, key_of, tasks_of
+from schemas.arrow import to_table
 from schemas.score import SCORE_SCHEMA, TrajectoryScore
 from schemas.task import Task
 from schemas.trajectory import Trajectory
@@ -60,7 +61,7 @@ def score(
     for secret in secrets_of(config.rewards):
         reveal(secret)
     scorer = config.scorer or context.stage
-    known = {_key(task): task for one in tasks for task in one.read()} if tasks else _stored(trajectories)
+    known = tasks_of(trajectories, tasks)
     groups = _groups(trajectories)
     total, done, parts = sum(map(len, groups)), 0, []
     for number, batch in enumerate(_batches(groups)):
@@ -76,20 +77,6 @@ def score(
     table = pa.concat_tables(parts) if parts else SCORE_SCHEMA.empty_table()
     _report(context, config.rewards, table, trajectories)
     return Rescored(context.scores(table))
-
-
-def _key(row: Task | Trajectory) -> tuple[str, str, str]:
-    return row.env, row.task_id, row.prompt
-
-
-def _stored(trajectories: list[Trajectories]) -> dict[tuple[str, str, str], Task]:
-    """Tasks of the rows that the store has."""
-    found: dict[tuple[str, str, str], Task] = {}
-    for one in trajectories:
-        for task in from_table(Task, one.buffer.tasks(set(one.table(["task_id"])["task_id"].to_pylist()))):
-            if found.setdefault(_key(task), task) != task:
-                raise ValueError(f"the store has two different tasks {task.task_id} of {task.env}; wire inputs.tasks")
-    return found
 
 
 def _groups(trajectories: list[Trajectories]) -> list[list[str]]:
@@ -119,7 +106,7 @@ def _batches(groups: list[list[str]]) -> Iterator[list[list[str]]]:
 async def _scored(
     batch: list[list[str]],
     rows: list[Trajectory],
-    known: dict[tuple[str, str, str], Task],
+    known: dict[TaskKey, Task],
     has_tasks: bool,
     rewards: Sequence[Reward],
     scorer: str,
@@ -146,9 +133,9 @@ async def _scored(
     ]
 
 
-def _task(row: Trajectory, known: dict[tuple[str, str, str], Task], has_tasks: bool) -> Task:
-    if _key(row) in known:
-        return known[_key(row)]
+def _task(row: Trajectory, known: dict[TaskKey, Task], has_tasks: bool) -> Task:
+    if key_of(row) in known:
+        return known[key_of(row)]
     if has_tasks:
         raise ValueError(f"{row.trajectory_id} is of task {row.task_id}, which inputs.tasks lack; wire all tasks")
     return Task(task_id=row.task_id, env=row.env, split=row.split, level=row.level, prompt=row.prompt, tools=row.tools)

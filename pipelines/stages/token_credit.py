@@ -1,16 +1,19 @@
 """Training rows of stored rollouts whose tokens weigh different amounts: by what the group did, by log-probs, or by
 advantages of the user's own. Rollouts pass through memory in parts; of each one, only numbers stay."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
 
+from agentrl.advantages.turns import progress_weights
 from agentrl.algorithms.policy_gradient import ByToken, Experience, PolicyGradient
 from pipelines.stages.selected import TEXT_ROWS, Selected
 from pipelines.stages.training_rows import outcomes, sides, trained_on
+from schemas.step import StepValue
 from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -35,15 +38,21 @@ class TokenCredit(NamedTuple):
 
 
 def credited_by_token(
-    chosen: Selected, algorithm: PolicyGradient, policy: "Policy", micro_tokens: int, folder: Path
+    chosen: Selected,
+    algorithm: PolicyGradient,
+    policy: "Policy",
+    micro_tokens: int,
+    folder: Path,
+    values: Mapping[str, Sequence[StepValue]] = MappingProxyType({}),
 ) -> TokenCredit:
     """Training rows of any algorithm that needs no new rollouts. Rows lie in files in ``folder``, with the log-probs of
-    ``policy`` if they are needed, and later with their weights. ``chosen`` has the columns ``OUTCOME``."""
+    ``policy`` if they are needed, and later with their weights. ``chosen`` has the columns ``OUTCOME``; ``values`` of
+    turns, by trajectory, are for ``credit: values``."""
     from agentrl.online.credit import share_of
     from agentrl.online.off_policy import guarded
     from agentrl.training.rows import write_rows
 
-    work = _Work(chosen, algorithm, policy, micro_tokens)
+    work = _Work(chosen, algorithm, policy, micro_tokens, values)
     write_rows(folder / "scored.arrow", work.scored())
     found = work.found
     advantages, keep, degenerate = work.advantages(folder / "scored.arrow")
@@ -63,8 +72,16 @@ def credited_by_token(
 class _Work:
     """One credit at work. Numbers of rows are places in ``found``, and in a file the ``unit`` of a row."""
 
-    def __init__(self, chosen: Selected, algorithm: PolicyGradient, policy: "Policy", micro_tokens: int) -> None:
+    def __init__(
+        self,
+        chosen: Selected,
+        algorithm: PolicyGradient,
+        policy: "Policy",
+        micro_tokens: int,
+        values: Mapping[str, Sequence[StepValue]],
+    ) -> None:
         self.chosen = chosen
+        self.values = values
         self.algorithm = algorithm
         self.policy = policy
         self.micro_tokens = micro_tokens
@@ -186,7 +203,10 @@ class _Work:
             weights = [np.broadcast_to(advantages[one], size) for one, size in zip(numbers, lengths, strict=True)]
         else:
             weights = [advantages[one] for one in numbers]
-        if self.algorithm.credit != "whole":
+        if self.algorithm.credit == "values":
+            names = zip(rows.column("row_id").to_pylist(), weights, strict=True)
+            weights = [progress_weights(len(one), of) if (of := self.values.get(name)) else one for name, one in names]
+        elif self.algorithm.credit != "whole":
             rollouts = list(self.chosen.trajectories(rows.column("row_id")))
             weights = blamed(self.algorithm, rollouts, [self.found.groups[one] for one in numbers], weights)
         return np.concatenate([np.zeros(0), *weights])

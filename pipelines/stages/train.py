@@ -18,19 +18,23 @@ from agentrl.algorithms.kto import KTO
 from agentrl.algorithms.preference import Preference
 from agentrl.algorithms.sft import SFT
 from agentrl.rollouts.negatives import SOURCE as NEGATIVE
-from agentrl.training.weights import row_weights, template_weights
-from pipelines.handles import Model, Pairs, Scores, Trajectories
+from agentrl.training.weights import row_weights, template_weights, without_losses
+from pipelines.handles import Model, Pairs, Scores, Steps, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.common import ModelConfig, load_policy, outside, start_policy
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
 from pipelines.stages.token_credit import credited_by_token
 from pipelines.stages.training import TrainConfig, Trained, Training, meanwhile
-from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, trained_on
+from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, reweighted, trained_on
+from pipelines.stages.values import check_wired, values_by_row
 from schemas.trajectory import Message, UnscoredError
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy, Speaker
+
+
+OTHER_PROVER = "for credit: values: the values may be those of another policy than the one that sampled the rows"
 
 
 class SFTConfig(TrainConfig, ByScorer):
@@ -44,6 +48,10 @@ class SFTConfig(TrainConfig, ByScorer):
     negatives: float = Field(
         0.0, ge=0, le=1, description="factor of negative weights, which make a row less likely; 0 leaves it out"
     )
+    credit: Literal["whole", "values"] = Field(
+        "whole", description="values: turns that lost value, by inputs.steps, are not trained on"
+    )
+    other_prover: bool = Field(False, description=OTHER_PROVER)
 
 
 @stage("train.sft", version=2)
@@ -53,13 +61,15 @@ def sft(
     trajectories: list[Trajectories],
     model: Model | None = None,
     scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
+    steps: list[Steps] = [],  # noqa: B006  (an input that may be left out)
 ) -> Trained:
     """Supervised fine-tuning on the action tokens of trajectories, each counting by its weight in the selection."""
+    check_wired(config.credit, steps)
     with Training(context, config) as training:
         start = _start_of_ranks(config, model)
         fresh = config.model is not None and config.model.init is not None
         loading = None if fresh else meanwhile(partial(_speaker, model, config, (), context.seed, start))
-        chosen = Selected(under(trajectories, scores, config.scorer))
+        chosen = Selected(under(trajectories, scores, config.scorer), ["policy"] if steps else [])
         if loading is None:
             loading = meanwhile(partial(_speaker, None, config, chosen.conversations(), context.seed, start))
             loading.result()  # it reads the rows
@@ -80,6 +90,9 @@ def sft(
             trained_on(part, totals[part.positions], weigh=weigh)
             for part in chosen.tokens(loading.result, kept, check=made_by is None)
         )
+        if steps:
+            values = values_by_row(steps, chosen.scalars, config.other_prover)
+            batches = (reweighted(rows, values, without_losses) for rows in batches)
         return training.fit(loading.result, SFT(), map(acting, batches), start=start, made_by=made_by)
 
 
@@ -210,6 +223,7 @@ def kto(
 
 
 class OfflineConfig(TrainConfig, ByScorer):
+    other_prover: bool = Field(False, description=OTHER_PROVER)
     algorithm: PolicyGradientAlgorithm = Field(
         GRPO(), description="how stored rollouts become a loss; those with a critic are online"
     )
@@ -232,12 +246,14 @@ def offline(
     trajectories: list[Trajectories],
     model: Model,
     scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
+    steps: list[Steps] = [],  # noqa: B006  (an input that may be left out)
 ) -> Trained:
     """Policy gradient on rollouts that the buffer holds, with ``model`` as the proximal policy and the reference.
 
     Groups are the rollouts of one ticket; rows that name none are grouped by task and by the policy that sampled them.
-    ``algorithm.off_policy`` corrects for rollouts of other policies.
+    ``algorithm.off_policy`` corrects for rollouts of other policies. ``steps`` are for ``credit: values``.
     """
+    check_wired(config.algorithm.credit, steps)
     with Training(context, config) as training:
         policy = load_policy(model).prepare(config.optimizer.precision)
         given = under(trajectories, scores, config.scorer)
@@ -248,7 +264,10 @@ def offline(
         if algorithm.credits_whole_rows:
             metrics, batches = credited(chosen, algorithm, policy, micro_tokens)
         else:
-            metrics, lr_scale, batches = credited_by_token(chosen, algorithm, policy, micro_tokens, context.scratch)
+            values = values_by_row(steps, chosen.scalars, config.other_prover) if steps else {}
+            metrics, lr_scale, batches = credited_by_token(
+                chosen, algorithm, policy, micro_tokens, context.scratch, values
+            )
         context.metrics.update(metrics)
         if lr_scale == 0:
             raise ValueError(f"effective sample size {metrics['ess']:.3f} is below min_ess; use fresher rollouts")

@@ -1,6 +1,6 @@
 """Training rows in columns, from parts of a selection."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from agentrl.algorithms.policy_gradient import PolicyGradient
 from pipelines.stages.selected import Selected, Tokens
+from schemas.step import StepValue
 from schemas.training import TRAINING_SCHEMA
 from schemas.trajectory import Trajectory
 
@@ -61,6 +62,23 @@ def as_batch(
     numbers = (pa.array(values.astype(np.int32)) for values in (units, label))
     columns = [row_ids, *numbers, input_ids, mask, weights, logprobs if logprobs is not None else nothing, nothing]
     return pa.RecordBatch.from_arrays(columns, schema=TRAINING_SCHEMA)
+
+
+def reweighted(
+    rows: pa.RecordBatch,
+    values: Mapping[str, Sequence[StepValue]],
+    weigh: Callable[[np.ndarray, Sequence[StepValue]], np.ndarray],
+) -> pa.RecordBatch:
+    """The rows of a batch; those with values of their turns have the weights that ``weigh`` makes of theirs."""
+    from agentrl.training.rows import flat, nested
+
+    offsets, weights = flat(rows.column("weights"))
+    made = np.array(weights)
+    for name, start, end in zip(rows.column("row_id").to_pylist(), offsets[:-1], offsets[1:], strict=True):
+        if name in values:
+            made[start:end] = weigh(made[start:end], values[name])
+    place = rows.schema.get_field_index("weights")
+    return rows.set_column(place, rows.schema.field(place), nested(offsets, made, "weights"))
 
 
 def acting(rows: pa.RecordBatch) -> pa.RecordBatch:

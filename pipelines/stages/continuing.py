@@ -1,0 +1,145 @@
+"""What stages share that continue stored rows from one of their turns."""
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from agentrl.advantages.turns import turn_spans
+from agentrl.chat.codec import tokenize
+from agentrl.engines import TokenEngineChoice
+from agentrl.engines.configs import DEFAULT_ENGINE
+from agentrl.engines.streams import stream
+from agentrl.rewards import Rewards
+from agentrl.rollouts.limits import Limits
+from pipelines.handles import Tasks, Trajectories
+from pipelines.stage import Context, StageConfig
+from pipelines.stages.budget import SamplingConfig
+from pipelines.stages.common import REWARDS, count, warn_of_splits
+from pipelines.stages.shards import Shards
+from pipelines.stages.stored_tasks import key_of, tasks_of
+from schemas.task import Task
+from schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.models.policy import Policy
+    from agentrl.rollouts.continuations import Node
+    from agentrl.rollouts.runner import RolloutRunner
+
+NODES_AT_ONCE = 128
+"""States whose continuations are appended together: a killed run resumes at the next ones."""
+
+Where = Literal["all", "failed", "uncertain"]
+
+TaskRow = tuple[Trajectory, Task]
+
+
+class ContinuingConfig(StageConfig):
+    """How stored rows are continued."""
+
+    k: int = Field(8, ge=1, description="continuations of each state")
+    turns: int = Field(2, ge=1, description="for uncertain: at most this many turns of each row")
+    sampling: SamplingConfig = SamplingConfig()
+    rewards: Rewards = Field([], description=REWARDS)
+    engine: TokenEngineChoice = DEFAULT_ENGINE
+    limits: Limits = Limits()
+
+
+def rows_to_continue(trajectories: Sequence[Trajectories], tasks: Sequence[Tasks], policy: "Policy") -> list[TaskRow]:
+    """Rows of selections with their tasks. Text is tokenised; rows that are tagged as not trained on are left out.
+
+    Raises ValueError that names a row of another tokenizer than the policy's, or without its task.
+    """
+    known = tasks_of(trajectories, tasks)
+    found = []
+    splits: dict[str, int] = {}
+    for row in (one for selection in trajectories for one in selection.trained_on()):
+        row = tokenize(row, policy.codec, policy.tokenizer_fingerprint)
+        if wrong := policy.wrote(row.trajectory_id, row.tokenizer):
+            raise ValueError(wrong)
+        if key_of(row) not in known:
+            raise ValueError(f"{row.trajectory_id} is of task {row.task_id}, which is not known; wire inputs.tasks")
+        splits[row.split] = splits.get(row.split, 0) + 1
+        found.append((row, known[key_of(row)]))
+    warn_of_splits(splits, "rows")
+    return found
+
+
+def own_turns(row: Trajectory) -> list[int]:
+    """Numbers of the turns that a row does not share with its parent."""
+    spans = turn_spans(row.messages, row.action_mask)
+    return [number for number, (start, _) in enumerate(spans) if start >= row.fork_at]
+
+
+def chosen_turns(row: Trajectory, where: Where, most: int) -> list[int]:
+    """Numbers of a row's own turns: all, those of a row that is not known to have succeeded, or the ``most`` whose
+    tokens were least likely on average.
+
+    Raises ValueError that names the row if log-probs are needed and it has none.
+    """
+    turns = own_turns(row)
+    if where == "all" or (where == "failed" and not row.success):
+        return turns
+    if where == "failed":
+        return []
+    spans = turn_spans(row.messages, row.action_mask)
+    surprise = {turn: -fmean(row.logprobs[slice(*spans[turn])]) for turn in turns}
+    if any(math.isnan(one) for one in surprise.values()):
+        raise ValueError(f"{row.trajectory_id} has no log-probs, so its uncertain turns are not known; take all")
+    return sorted(sorted(turns, key=lambda turn: (-surprise[turn], turn))[:most])
+
+
+class Continuations:
+    """The continuations of states, which are sampled once each and appended to the buffer. Those whose replay went
+    otherwise than before are left out."""
+
+    def __init__(self, context: Context, runner: "RolloutRunner", samples: int) -> None:
+        self._context, self._runner, self._samples = context, runner, samples
+        self._shards = Shards(context)
+        self._known = set(context.row_ids())
+        self._rows: dict[str, list[Trajectory]] = {}
+        self._number = self._shard = 0
+        self.sampled = self.calls = 0
+
+    def of(self, nodes: "Iterable[Node]") -> dict[str, list[Trajectory]]:
+        """The continuations of all states so far, by their names, those of these states too."""
+        new = {one.name: one for one in nodes if one.name not in self._rows}
+        waiting = list(new.values())
+        for start in range(0, len(waiting), NODES_AT_ONCE):
+            self._sample(waiting[start : start + NODES_AT_ONCE])
+        return self._rows
+
+    def finish(self) -> None:
+        """Append what waits, and put what was spent into the metrics."""
+        self._shards.finish(self._shard)
+        count(self._context, self._runner.counts)
+        self._context.metrics.update(states=len(self._rows), sampled_tokens=self.sampled, environment_calls=self.calls)
+
+    def _sample(self, nodes: "Sequence[Node]") -> None:
+        from agentrl.rollouts.continuations import attempts, check_continuation
+        from agentrl.rollouts.episodes import DIVERGED
+
+        wanted = attempts(nodes, self._samples, self._context.trajectory_id, self._number)
+        stored = [name for name in wanted if name in self._known]
+        rows = dict(zip(stored, self._context.buffer.get_many(stored), strict=True)) if stored else {}
+        missing = self._shards.missing(wanted)
+        if missing:
+            seed = stream(self._context.seed, "continue", self._shard)
+            made = self._runner.run(list(missing.values()), seed, list(missing), source="forked")
+            for row, attempt in zip(made, missing.values(), strict=True):
+                assert attempt.prefix is not None
+                self.calls += attempt.prefix.tool_calls  # the replay's
+                if DIVERGED not in row.tags:
+                    check_continuation(row, attempt.prefix)
+                    rows[row.trajectory_id] = row
+            self._shards.append([rows[name] for name in missing if name in rows], self._shard)
+        self._rows.update({one.name: [] for one in nodes})
+        for name, attempt in wanted.items():
+            if row := rows.get(name):
+                self._rows[attempt.group_id].append(row)
+                self.sampled += row.n_action_tokens
+                self.calls += row.n_tool_calls
+        self._number += len(wanted)
+        self._shard += 1

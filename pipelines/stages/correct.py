@@ -1,0 +1,177 @@
+"""The stage by which an adviser corrects a student's rows."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from agentrl.engines import TokenEngineChoice
+from agentrl.engines.configs import DEFAULT_ENGINE
+from agentrl.engines.streams import stream
+from agentrl.rollouts.limits import Limits
+from pipelines.handles import Model, Tasks, Trajectories
+from pipelines.stage import Context, StageConfig, stage
+from pipelines.stages.budget import SamplingConfig
+from pipelines.stages.common import count, environment, load_policy, record_dialect, rollout_runner
+from pipelines.stages.continuing import TaskRow, own_turns, rows_to_continue
+from pipelines.stages.shards import Shards
+from schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.models.policy import Policy
+
+ROWS_AT_ONCE = 64
+"""Rows that are corrected at once, and appended together."""
+
+
+class CorrectConfig(StageConfig):
+    mode: Literal["label", "switch", "mix"] = Field(
+        "label",
+        description="label: what the adviser would say at the student's turns; switch: the student up to a turn drawn "
+        "at random, then the adviser; mix: new rollouts of the rows' tasks, in which either has the turn",
+    )
+    beta: float | None = Field(None, gt=0, le=1, description="for mix: the adviser's share of the turns")
+    k: int | None = Field(
+        None,
+        ge=1,
+        description="label: at most so many turns of each row, drawn at random; null: all. switch: turns of each row; "
+        "mix: rollouts of each task; null: 1",
+    )
+    sampling: SamplingConfig = SamplingConfig()
+    engine: TokenEngineChoice = Field(DEFAULT_ENGINE, description="for mix: what samples the student's turns")
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _only_mix_has_a_share(self) -> "CorrectConfig":
+        if (self.mode == "mix") != (self.beta is not None):
+            raise ValueError("beta is the adviser's share of the turns in mode: mix, which needs it; others have none")
+        return self
+
+
+@stage("trajectories.correct", version=1)
+def correct(
+    context: Context,
+    config: CorrectConfig,
+    trajectories: list[Trajectories],
+    model: Model,
+    tasks: list[Tasks] = [],  # noqa: B006  (an input that may be left out)
+) -> Trajectories:
+    """A student's rows, corrected by what their environment advises (DAgger). ``model`` is the student. The rows are
+    trained on the adviser's tokens alone. Rows whose environment answers otherwise than it did are left out, and
+    counted as ``diverged``.
+
+    Raises NoExpertError that names an environment without an adviser, and ValueError for one that is not replayable.
+    """
+    policy = load_policy(model, config.engine)
+    record_dialect(context, policy)
+    rows = rows_to_continue(trajectories, tasks, policy)
+    if config.mode == "mix":
+        _mixed(context, config, policy, rows)
+    else:
+        _corrected(context, config, policy, rows)
+    made = context.select()
+    found = made.table(["n_action_tokens", "n_tool_calls", "success"])
+    scored = [one for one in found["success"].to_pylist() if one is not None]
+    context.metrics.update(
+        rows=len(found),
+        foreign_tokens=sum(found["n_action_tokens"].to_pylist()),
+        **({"success": sum(scored) / len(scored)} if scored else {}),
+    )
+    return made
+
+
+def _corrected(context: Context, config: CorrectConfig, policy: "Policy", rows: Sequence[TaskRow]) -> None:
+    from agentrl.engines.blocking import blocking
+    from agentrl.rollouts.continuations import check_replayable
+
+    places = {name: environment(context, name) for name in sorted({task.env for _, task in rows})}
+    check_replayable(places)
+    max_tokens = config.sampling.of(policy).max_tokens
+    work: list[Work] = []
+    first = 0
+    for number, (row, task) in enumerate(rows):
+        turns = own_turns(row)
+        if config.mode == "switch" or config.k is not None:
+            drawn = Random(stream(context.seed, "turns", number)).sample(turns, min(config.k or 1, len(turns)))
+            turns = sorted(drawn)
+        names = [context.trajectory_id(first + place) for place in range(len(turns))]
+        first += len(turns)
+        work.append((row, task, turns, names))
+    shards, replayed = Shards(context), 0
+    for shard, start in enumerate(range(0, len(work), ROWS_AT_ONCE)):
+        if context.has_shard(shard):
+            continue
+        part = work[start : start + ROWS_AT_ONCE]
+        found = blocking(_all(part, config, policy, places, max_tokens))
+        made = [one for several in found if several is not None for one in several]
+        fitting = [one for one in made if one.n_tokens <= max_tokens]
+        shards.append(fitting, shard)
+        replayed += sum(row.n_tool_calls for row, *_ in part)
+        count(context, {"diverged": found.count(None), "too_long": len(made) - len(fitting)})
+        context.progress(start + len(part), len(work))
+    context.metrics.update(environment_calls=replayed)
+
+
+Work = tuple[Trajectory, Any, list[int], list[str]]
+"""A row, its task, the turns to correct, and the names of the rows to make."""
+
+
+async def _all(
+    part: Sequence[Work], config: CorrectConfig, policy: "Policy", places: dict[str, Any], max_tokens: int
+) -> list[list[Trajectory] | None]:
+    """The corrected rows of each row; None if its environment went otherwise."""
+    from agentrl.environments.adapted import protocol
+    from agentrl.environments.hosts import Threads
+    from agentrl.rollouts.corrections import labelled, switched
+
+    host = Threads()
+    acted = {name: protocol(place, host) for name, place in places.items()}
+
+    async def one(row: Trajectory, task: Any, turns: list[int], names: list[str]) -> list[Trajectory]:
+        place = acted[task.env]
+        if config.mode == "label":
+            return await labelled(place, row, task, turns, names, policy.codec)
+        pairs = zip(turns, names, strict=True)
+        return [await switched(place, row, task, turn, name, policy.codec, max_tokens) for turn, name in pairs]
+
+    try:
+        return await asyncio.gather(*(_unless_diverged(one, *each) for each in part))
+    finally:
+        await host.close()
+
+
+async def _unless_diverged(
+    work: Callable[..., Coroutine[Any, Any, list[Trajectory]]], *arguments: Any
+) -> list[Trajectory] | None:
+    from agentrl.environments.forks import DivergedError
+
+    try:
+        return await work(*arguments)
+    except DivergedError:
+        return None
+
+
+def _mixed(context: Context, config: CorrectConfig, policy: "Policy", rows: Sequence[TaskRow]) -> None:
+    """New rollouts of the rows' tasks, in which student and adviser take turns."""
+    from agentrl.rollouts.corrections import SOURCE
+    from agentrl.rollouts.runner import Attempt
+
+    known = list({task.task_id: task for _, task in rows}.values())
+    samples = config.k or 1
+    named = {
+        context.trajectory_id(place): (place, task)
+        for place, task in enumerate(task for task in known for _ in range(samples))
+    }
+    attempts = {
+        name: Attempt(task, place % samples, group=context.trajectory_id(place - place % samples), advised=config.beta)
+        for name, (place, task) in named.items()
+    }
+    shards = Shards(context)
+    missing = shards.missing(attempts)
+    with rollout_runner(context, policy, known, config.sampling.of(policy), config.engine, config.limits) as runner:
+        made = runner.run(list(missing.values()), stream(context.seed, "mixed"), list(missing), source=SOURCE)
+    shards.append(made, 0)
+    shards.finish(1)
+    count(context, runner.counts)

@@ -1,0 +1,51 @@
+"""Stages that read what turns are worth."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from pipelines.handles import Steps
+from schemas.step import StepValue
+
+
+def values_of(steps: Sequence[Steps]) -> dict[tuple[str, int], StepValue]:
+    """Values by trajectory and turn. Raises ValueError if two tables value one turn."""
+    found: dict[tuple[str, int], StepValue] = {}
+    for one in (step for table in steps for step in table.read()):
+        if found.setdefault((one.trajectory_id, one.turn), one) != one:
+            raise ValueError(f"two tables value turn {one.turn} of {one.trajectory_id} differently, wire one of them")
+    return found
+
+
+def values_by_row(steps: Sequence[Steps], rows: pa.Table, other_prover: bool) -> Mapping[str, list[StepValue]]:
+    """Values of the turns of each trajectory. ``rows`` has the columns ``trajectory_id`` and ``policy``.
+
+    Raises ValueError if a value is that of another policy than the one that sampled the row, unless ``other_prover``
+    says that it may be, or if no row has a value.
+    """
+    policies = dict(zip(rows["trajectory_id"].to_pylist(), rows["policy"].to_pylist(), strict=True))
+    found: dict[str, list[StepValue]] = defaultdict(list)
+    for (name, _), one in values_of(steps).items():
+        if name not in policies:
+            continue
+        if one.policy != policies[name] and not other_prover:
+            raise ValueError(
+                f"the values of {name} are those of {one.policy}, and {policies[name] or 'another policy'} sampled it: "
+                "what a prover can make of a state says little of what another policy can. Value the rows with the "
+                "model that sampled them, or set other_prover: true"
+            )
+        found[name].append(one)
+    if not found:
+        raise ValueError("inputs.steps value no turn of the rows to train on; wire the rows that were valued")
+    return dict(found)
+
+
+def check_wired(credit: str, steps: Sequence[Steps]) -> None:
+    """Raise ValueError unless values are wired if, and only if, credit is given by them."""
+    if (credit == "values") != bool(steps):
+        raise ValueError(
+            "credit: values needs inputs.steps, such as those of steps.value"
+            if credit == "values"
+            else "inputs.steps are wired, and credit is not values; set it, or leave them out"
+        )

@@ -1,0 +1,198 @@
+"""Stored rows that are continued, and what their turns are worth."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from forked import ERROR, LIMITS, by_id, harness, model, rollouts, tabular, task_of, tasks
+from tabular import exact, stumbling
+
+from agentrl.advantages.turns import turn_spans
+from agentrl.environments.rooms.environment import Rooms
+from agentrl.rollouts.continuations import check_continuation, node
+from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.search.values import estimate
+from pipelines.handles import Model, Tasks, Trajectories
+from pipelines.harness import Harness
+from pipelines.stages.correct import correct
+from pipelines.stages.fork import fork
+from pipelines.stages.steps import value
+from pipelines.stages.tasks import generate
+from pipelines.stages.trajectories import sample, synthesize
+from schemas.step import StepValue
+from schemas.trajectory import Role, Trajectory
+
+__all__ = ["harness", "model", "rollouts", "tabular", "tasks"]
+
+
+def test_stored_rows_are_continued_from_the_turns_that_are_named(
+    harness: Harness, model: Model, rollouts: Trajectories
+) -> None:
+    parents = by_id(rollouts)
+    failed = [row for row in parents.values() if not row.success]
+    states = {node(row, turn, task_of(row)).name for row in failed for turn in range(row.n_steps)}
+    done = harness.run(fork, {"at": "failed", "k": 3, **LIMITS}, trajectories=[rollouts], model=model)
+    rows = done["trajectories"].read()
+    assert {row.group_id for row in rows} == states
+    assert len(rows) == 3 * len(states), "a state that several rows share is continued once"
+    assert done.metrics["sampled_tokens"] == sum(row.n_action_tokens for row in rows)
+    replayed = sum(len(row.messages[: _first(row)]) // 2 for row in rows)
+    assert done.metrics["environment_calls"] == replayed + sum(row.n_tool_calls for row in rows)
+    for row in rows:
+        assert (row.source, row.policy) == ("forked", model.name)
+        parent = parents[row.parent_id or ""]
+        turn = sum(message.role is Role.ASSISTANT for message in row.messages) - row.n_steps
+        check_continuation(row, node(parent, turn, task_of(parent)).prefix)
+    named = harness.run(fork, {"at": [0, -1], "k": 1, **LIMITS}, trajectories=[rollouts], model=model)
+    turns = {(row.parent_id, row.fork_at) for row in named["trajectories"].read()}
+    for name, at in turns:
+        spans = turn_spans(parents[name].messages, parents[name].action_mask)
+        assert at in {spans[0][0], spans[-1][0]}
+
+
+def _first(row: Trajectory) -> int:
+    """The number of the first message after the fork."""
+    return next(place for place, message in enumerate(row.messages) if message.token_start == row.fork_at)
+
+
+def test_text_of_an_expert_is_continued_and_so_are_continuations(harness: Harness, model: Model, tasks: Tasks) -> None:
+    """An expert's rows have no tokens; they are tokenised. A continuation is continued from its own turns alone."""
+    expert = harness.run(synthesize, tasks=tasks)["trajectories"]
+    once = harness.run(fork, {"at": [1], "k": 1, **LIMITS}, trajectories=[expert], model=model)["trajectories"]
+    assert len(once.ids()) == 8
+    twice = harness.run(fork, {"at": "all", "k": 1, **LIMITS}, trajectories=[once], model=model)["trajectories"]
+    starts = {row.trajectory_id: row.fork_at for row in once.read()}
+    assert twice.ids()
+    assert all(row.fork_at >= starts[row.parent_id or ""] for row in twice.read())
+    with pytest.raises(ValueError, match="has no log-probs, so its uncertain turns are not known"):
+        harness.run(fork, {"at": "uncertain", **LIMITS}, trajectories=[expert], model=model)
+
+
+def test_uncertain_turns_are_those_of_unlikely_tokens(harness: Harness, model: Model, rollouts: Trajectories) -> None:
+    row = next(row for row in rollouts.read() if row.n_steps > 3)
+    start, end = turn_spans(row.messages, row.action_mask)[2]
+    logprobs = [-2.0 if start <= place < end else one for place, one in enumerate(row.logprobs)]
+    given = harness.trajectories([row.model_copy(update={"trajectory_id": "unsure", "logprobs": logprobs})])
+    config = {"at": "uncertain", "turns": 1, "k": 2, **LIMITS}
+    found = harness.run(fork, config, trajectories=[given], model=model)["trajectories"].read()
+    assert {row.fork_at for row in found} == {start}
+    assert len(found) == 2
+
+
+def test_stochastic_environments_are_refused_with_the_remedy(harness: Harness, model: Model) -> None:
+    slippery = {"type": "rooms", "slip": 0.2}
+    tasks = harness.run(generate, {"env": slippery, "train": 2, "dev": 0, "heldout": 0})["train"]
+    rows = harness.run(sample, {"samples": 1, **LIMITS}, model=model, tasks=tasks)["trajectories"]
+    for stage, config in ((fork, LIMITS), (value, LIMITS), (correct, {})):
+        with pytest.raises(ValueError, match=r"cannot be continued: it may answer .* as slip of rooms"):
+            harness.run(stage, config, trajectories=[rows], model=model)
+
+
+def test_a_resumed_stage_keeps_what_was_sampled(
+    harness: Harness, model: Model, rollouts: Trajectories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was killed has the first shard in the buffer: it is read, and the rest is sampled."""
+    from pipelines.stages import continuing
+
+    monkeypatch.setattr(continuing, "NODES_AT_ONCE", 2)
+    given = harness.trajectories(
+        [row.model_copy(update={"trajectory_id": f"r-{n}"}) for n, row in enumerate(rollouts.read()[:2])]
+    )
+    number, config = harness._count, {"at": "all", "k": 2, **LIMITS}
+    whole = harness.run(fork, config, trajectories=[given], model=model)["trajectories"].read()
+    kept = [row for row in whole if row.trajectory_id in {row.trajectory_id for row in whole[:4]}]
+    context = harness._context
+
+    def before(stage: str) -> Any:
+        found = context(stage)
+        renamed = [
+            row.model_copy(update={"trajectory_id": found.trajectory_id(place), "episode_id": "kept"})
+            for place, row in enumerate(kept)
+        ]
+        found.append(renamed, shard=0)
+        return found
+
+    monkeypatch.setattr(harness, "_context", before)
+    again = harness.run(fork, config, trajectories=[given], model=model)["trajectories"].read()
+    assert [row.input_ids for row in again] == [row.input_ids for row in whole]
+    assert [row.episode_id == "kept" for row in again] == [True] * 4 + [False] * (len(again) - 4)
+    assert number < harness._count
+
+
+def test_values_are_means_over_continuations_of_both_sides(
+    harness: Harness, model: Model, rollouts: Trajectories
+) -> None:
+    done = harness.run(value, {"where": "failed", "k": 4, **LIMITS}, trajectories=[rollouts], model=model)
+    steps, parents = done["steps"].read(), by_id(rollouts)
+    failed = {name for name, row in parents.items() if not row.success}
+    assert {step.trajectory_id for step in steps} == failed
+    assert done.metrics["valued_turns"] == len(steps) == sum(parents[name].n_steps for name in failed)
+    groups: dict[str, list[Trajectory]] = {}
+    for row in done["trajectories"].read():
+        groups.setdefault(row.group_id or "", []).append(row)
+    for step in steps:
+        row = parents[step.trajectory_id]
+        spans = turn_spans(row.messages, row.action_mask)
+        assert (step.token_start, step.token_end) == spans[step.turn]
+        assert (step.by, step.policy) == ("continuation", model.name)
+        before = groups[node(row, step.turn, task_of(row)).name]
+        assert step.v == np.mean([one.reward for one in before])
+        if step.turn == row.n_steps - 1:
+            assert (step.q, step.n, step.low, step.high) == (0.0, 1, 0.0, 0.0), "the end of a row is known"
+        else:
+            after = groups[node(row, step.turn + 1, task_of(row)).name]
+            assert (step.q, step.n) == (np.mean([one.reward for one in after]), 4)
+            assert (step.low, step.high) == estimate([one.scored_reward() for one in after], [1] * 4)[2:]
+    for name, mine in itertools.groupby(steps, key=lambda step: step.trajectory_id):
+        several = list(mine)
+        assert sum(step.progress for step in several) == pytest.approx(parents[name].scored_reward() - several[0].v)
+
+
+def test_bisection_values_the_turn_that_lost_with_few_continuations(
+    harness: Harness, model: Model, tasks: Tasks
+) -> None:
+    """The adviser walks well, and answers too early after all: the last turn lost."""
+    rows = []
+    for number, task in enumerate(tasks.read()):
+        good = demonstrate(Rooms(), task, 0.0, 0, "good")
+        if task.level > 2:
+            early = [*good.messages[:-3], good.messages[-1]]
+            lost = {"trajectory_id": f"early-{number}", "reward": 0.0, "success": False, "n_steps": task.level}
+            rows.append(good.model_copy(update={**lost, "messages": early}))
+    given = harness.trajectories(rows)
+    done = harness.run(value, {"where": "bisect", "k": 24, **LIMITS}, trajectories=[given], model=model)
+    worst: dict[str, StepValue] = {}
+    for step in done["steps"].read():
+        worst[step.trajectory_id] = min(worst.get(step.trajectory_id, step), step, key=lambda one: one.progress)
+    levels = {row.trajectory_id: row.n_steps for row in rows}
+    assert worst
+    assert all(step.turn == levels[name] - 1 for name, step in worst.items())
+    assert done.metrics["states"] <= sum(levels.values())
+
+
+def test_unscored_rows_are_left_out_and_counted(harness: Harness, model: Model, rollouts: Trajectories) -> None:
+    row = rollouts.read()[0]
+    unscored = {"trajectory_id": "unscored", "reward": None, "success": None}
+    given = harness.trajectories([row.model_copy(update=unscored)])
+    done = harness.run(value, {"where": "all", "k": 1, **LIMITS}, trajectories=[given], model=model)
+    assert (done.metrics["unscored"], done.metrics["valued_turns"]) == (1, 0)
+
+
+@pytest.mark.slow
+def test_exact_values_lie_in_the_intervals(harness: Harness, model: Model) -> None:
+    """400 states of rooms, sixteen continuations each: 93 to 97 % of the exact values lie in the 95 % interval."""
+    policy = stumbling(ERROR)
+    tasks = harness.run(generate, {"env": "rooms", "train": 150, "dev": 0, "heldout": 0})["train"]
+    rows = harness.run(sample, {"samples": 1, **LIMITS}, model=model, tasks=tasks)["trajectories"]
+    done = harness.run(value, {"where": "all", "k": 16, **LIMITS}, trajectories=[rows], model=model)
+    parents = by_id(rows)
+    states: dict[str, bool] = {}
+    for step in done["steps"].read():
+        row = parents[step.trajectory_id]
+        if step.turn < row.n_steps - 1:
+            true = exact(row, step.turn + 1, policy)
+            states[node(row, step.turn + 1, task_of(row)).name] = step.low <= true <= step.high
+    chosen = list(states.values())[:400]
+    assert len(chosen) == 400
+    assert 0.93 <= sum(chosen) / 400 <= 0.97

@@ -131,6 +131,7 @@ def _lost(rows: Sequence[TaskRow], states: _States) -> Turns:
     turns = [len(turn_spans(row.messages, row.action_mask)) for row, _ in failed]
     searches = [first_fall(number, row.scored_reward()) for number, (row, _) in zip(turns, failed, strict=True)]
     asked = {place: next(search) for place, search in enumerate(searches) if turns[place]}
+    states.find(zip(failed, turns, strict=True))  # their ends, which are known
     looked: list[set[int]] = [{number} for number in turns]
     while asked:
         states.find((failed[place], boundary) for place, boundary in asked.items())

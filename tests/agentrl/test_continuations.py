@@ -16,7 +16,7 @@ from agentrl.rollouts.continuations import attempts, check_continuation, check_r
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from schemas.task import Task
-from schemas.trajectory import Role, Termination, Trajectory
+from schemas.trajectory import Message, Role, Termination, Trajectory
 
 TASKS = Rooms().tasks({"train": 24}, 0)["train"]
 
@@ -63,7 +63,7 @@ def test_a_continuation_keeps_to_its_parent_and_each_sampled_token_is_true_once(
         assert row.input_ids[: row.fork_at] == parent.input_ids[: row.fork_at]
         assert not any(row.action_mask[: row.fork_at])
         assert row.n_steps == sum(message.role is Role.ASSISTANT for message in row.messages) - turn
-        assert row.n_tool_calls + turn == sum(len(message.tool_calls) for message in row.messages)
+        assert row.n_tool_calls + turn == sum(message.role is Role.TOOL for message in row.messages)
         assert row.spans[0].start == row.fork_at
     assert {row.group_id for row in rows} == {node_name(parent.task_id, parent.input_ids[: rows[0].fork_at])}
     budget = sum(len(acts.policy.codec.assistant(one)) for row in rows for one in row.messages if _is_new(one, row))
@@ -120,7 +120,10 @@ def test_what_cannot_be_made_again_is_refused_by_name() -> None:
         ({"parent_id": "q"}, "is of parent q"),
         ({"input_ids": [1] * 400}, "does not begin with the tokens of its parent"),
         ({"action_mask": [True] * 400}, "is trained on tokens of its parent"),
-        ({"messages": []}, "does not go on with a turn at token"),
+        (
+            {"messages": [Message(role=Role.ASSISTANT, token_start=1, token_end=2)]},
+            "does not go on with a turn at token",
+        ),
     ],
 )
 def test_a_broken_continuation_is_refused(

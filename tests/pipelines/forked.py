@@ -9,7 +9,7 @@ from tabular import TabularEngine, stumbling
 
 from agentrl.engines.configs import EmbeddedConfig
 from agentrl.environments.rooms.environment import Rooms
-from agentrl.models.tiny import tiny_policy
+from agentrl.models.tiny import TinySize, tiny_policy
 from agentrl.rollouts.demonstrations import demonstrate
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.harness import Harness
@@ -39,12 +39,12 @@ def tabular() -> Iterator[None]:
 def model(harness: Harness) -> Model:
     tasks = Rooms().tasks({"train": 24}, 0)["train"]
     spoken = [demonstrate(Rooms(), task, 0.3, 0, "t").messages for task in tasks]
-    return harness.model(tiny_policy(spoken, seed=0).save)
+    return harness.model(tiny_policy(spoken, 0, TinySize(context=256)).save)
 
 
 @pytest.fixture(scope="module")
 def tasks(harness: Harness) -> Tasks:
-    return harness.run(generate, {"env": "rooms", "train": 8, "dev": 0, "heldout": 0})["train"]
+    return harness.run(generate, {"env": "rooms", "train": 4, "dev": 0, "heldout": 0})["train"]
 
 
 @pytest.fixture(scope="module")

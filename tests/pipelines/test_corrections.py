@@ -59,7 +59,7 @@ def _check_corrected(row: Trajectory, parent: Trajectory) -> None:
     assert np.isnan(row.logprobs).all()
 
 
-def test_an_adviser_takes_over_and_solves_thetask_of(harness: Harness, model: Model, rollouts: Trajectories) -> None:
+def test_an_adviser_takes_over_and_solves_the_task(harness: Harness, model: Model, rollouts: Trajectories) -> None:
     parents = by_id(rollouts)
     done = harness.run(correct, {"mode": "switch", "k": 2, **LIMITS}, trajectories=[rollouts], model=model)
     rows = done["trajectories"].read()
@@ -73,7 +73,7 @@ def test_an_adviser_takes_over_and_solves_thetask_of(harness: Harness, model: Mo
 
 
 def test_adviser_and_student_take_turns(harness: Harness, model: Model, rollouts: Trajectories) -> None:
-    done = harness.run(correct, {"mode": "mix", "beta": 0.5, "k": 4, **LIMITS}, trajectories=[rollouts], model=model)
+    done = harness.run(correct, {"mode": "mix", "beta": 0.5, "k": 8, **LIMITS}, trajectories=[rollouts], model=model)
     rows, calls = done["trajectories"].read(), [0, 0]
     assert len(rows) == 32
     for row in rows:
@@ -84,7 +84,7 @@ def test_adviser_and_student_take_turns(harness: Harness, model: Model, rollouts
             number = next(place for place, one in enumerate(row.messages) if one.token_start == start)
             if row.action_mask[start]:
                 assert _best(row, number)
-    assert 0.4 < calls[1] / sum(calls) < 0.6
+    assert 0.35 < calls[1] / sum(calls) < 0.65
     for wrong in ({"mode": "mix"}, {"mode": "label", "beta": 0.5}):
         with pytest.raises(ValidationError, match="beta is the adviser's share"):
             harness.run(correct, wrong, trajectories=[rollouts], model=model)

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 from forked import ERROR, LIMITS, by_id, harness, model, rollouts, tabular, task_of, tasks
-from tabular import exact, stumbling
+from tabular import TabularEngine, exact, stumbling
 
 from agentrl.advantages.turns import turn_spans
+from agentrl.engines.configs import EmbeddedConfig
 from agentrl.environments.rooms.environment import Rooms
 from agentrl.rollouts.continuations import check_continuation, node
 from agentrl.rollouts.demonstrations import demonstrate
@@ -60,7 +61,7 @@ def test_text_of_an_expert_is_continued_and_so_are_continuations(harness: Harnes
     """An expert's rows have no tokens; they are tokenised. A continuation is continued from its own turns alone."""
     expert = harness.run(synthesize, tasks=tasks)["trajectories"]
     once = harness.run(fork, {"at": [1], "k": 1, **LIMITS}, trajectories=[expert], model=model)["trajectories"]
-    assert len(once.ids()) == 8
+    assert len(once.ids()) == 4
     twice = harness.run(fork, {"at": "all", "k": 1, **LIMITS}, trajectories=[once], model=model)["trajectories"]
     starts = {row.trajectory_id: row.fork_at for row in once.read()}
     assert twice.ids()
@@ -150,9 +151,10 @@ def test_values_are_means_over_continuations_of_both_sides(
 
 
 def test_bisection_values_the_turn_that_lost_with_few_continuations(
-    harness: Harness, model: Model, tasks: Tasks
+    harness: Harness, model: Model, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The adviser walks well, and answers too early after all: the last turn lost."""
+    monkeypatch.setattr(EmbeddedConfig, "build", lambda self, policy: TabularEngine(policy.codec, stumbling(0.2)))
     rows = []
     for number, task in enumerate(tasks.read()):
         good = demonstrate(Rooms(), task, 0.0, 0, "good")
@@ -161,7 +163,7 @@ def test_bisection_values_the_turn_that_lost_with_few_continuations(
             lost = {"trajectory_id": f"early-{number}", "reward": 0.0, "success": False, "n_steps": task.level}
             rows.append(good.model_copy(update={**lost, "messages": early}))
     given = harness.trajectories(rows)
-    done = harness.run(value, {"where": "bisect", "k": 24, **LIMITS}, trajectories=[given], model=model)
+    done = harness.run(value, {"where": "bisect", "k": 8, **LIMITS}, trajectories=[given], model=model)
     worst: dict[str, StepValue] = {}
     for step in done["steps"].read():
         worst[step.trajectory_id] = min(worst.get(step.trajectory_id, step), step, key=lambda one: one.progress)

@@ -24,7 +24,7 @@ __all__ = ["harness", "model", "rollouts", "tabular", "tasks"]
 
 
 def test_pairs_by_value_prefer_the_better_step(harness: Harness, model: Model, tasks: Tasks) -> None:
-    rows = harness.run(sample, {"samples": 8, **LIMITS}, model=model, tasks=tasks)["trajectories"]
+    rows = harness.run(sample, {"samples": 6, **LIMITS}, model=model, tasks=tasks)["trajectories"]
     plain = harness.run(agentq, trajectories=[rows])["pairs"]
     steps = harness.run(value, {"where": "all", "k": 8, **LIMITS}, trajectories=[rows], model=model)["steps"]
     pairs = harness.run(agentq, {"margin": 0.25}, trajectories=[rows], values=[steps])["pairs"].read()

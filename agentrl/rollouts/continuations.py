@@ -20,7 +20,7 @@ from schemas.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
-class Node:
+class ForkPoint:
     """A state that a row of ``task`` was in: its tokens so far. Equal states of one task have one ``name``."""
 
     name: str
@@ -34,7 +34,7 @@ def node_name(task_id: str, ids: Sequence[int]) -> str:
     return f"node-{hashlib.blake2b(content, digest_size=12).hexdigest()}"
 
 
-def node(row: Trajectory, turn: int, task: Task) -> Node:
+def node(row: Trajectory, turn: int, task: Task) -> ForkPoint:
     """The state of a row before its turn number ``turn``, from 0.
 
     Raises ValueError if the row has no tokens, or its messages do not say where turns begin, or it has no such turn.
@@ -50,10 +50,12 @@ def node(row: Trajectory, turn: int, task: Task) -> Node:
         )
     number = next(place for place, message in enumerate(row.messages) if message is turns[turn])
     ids = row.input_ids[:start]
-    return Node(node_name(task.task_id, ids), task, Prefix(row.trajectory_id, row.messages[:number], ids))
+    return ForkPoint(node_name(task.task_id, ids), task, Prefix(row.trajectory_id, row.messages[:number], ids))
 
 
-def attempts(nodes: Iterable[Node], samples: int, name: Callable[[int], str], first: int = 0) -> dict[str, Attempt]:
+def attempts(
+    nodes: Iterable[ForkPoint], samples: int, name: Callable[[int], str], first: int = 0
+) -> dict[str, Attempt]:
     """``samples`` attempts at each node, by the ids that ``name`` gives to their numbers, which begin at ``first``."""
     return {
         name(first + place * samples + index): Attempt(one.task, index, group=one.name, prefix=one.prefix)

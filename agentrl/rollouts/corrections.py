@@ -13,7 +13,7 @@ from agentrl.chat.codec import ChatCodec, spanned
 from agentrl.environments.base import MAX_STEPS, Environment, Episode, Score
 from agentrl.environments.forks import rebuild
 from agentrl.environments.scripted import adviser
-from agentrl.rollouts.continuations import Node, node
+from agentrl.rollouts.continuations import ForkPoint, node
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
@@ -25,7 +25,7 @@ ADVISER = "expert"
 class _Line:
     """A row that grows: the student's tokens so far, and then the adviser's."""
 
-    def __init__(self, start: Node, codec: ChatCodec, tools: str) -> None:
+    def __init__(self, start: ForkPoint, codec: ChatCodec, tools: str) -> None:
         self.codec, self.tools = codec, tools
         self.messages, self.ids = list(start.prefix.messages), list(start.prefix.ids)
         self.mask = [False] * len(self.ids)
@@ -115,7 +115,7 @@ async def _act(environment: Environment, episode: Episode, line: _Line, done: in
 
 def _corrected(
     name: str,
-    start: Node,
+    start: ForkPoint,
     line: _Line,
     row: Trajectory,
     environment: Environment,

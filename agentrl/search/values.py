@@ -13,7 +13,7 @@ from typing import NamedTuple
 from agentrl.statistics.intervals import wilson
 
 
-class Estimate(NamedTuple):
+class StateValue(NamedTuple):
     """The value of a state from ``n`` continuations, with its 95 % interval."""
 
     value: float
@@ -22,7 +22,7 @@ class Estimate(NamedTuple):
     high: float
 
 
-def estimate(rewards: Sequence[float], turns: Sequence[int], gamma: float = 1.0, hard: bool = False) -> Estimate:
+def estimate(rewards: Sequence[float], turns: Sequence[int], gamma: float = 1.0, hard: bool = False) -> StateValue:
     """The value of a state from the ``rewards`` of its continuations, which took so many ``turns`` each: the mean of
     ``gamma ** turns * reward``, or with ``hard`` 1 if any reward is above 0, else 0 (Math-Shepherd's hard label).
 
@@ -31,18 +31,18 @@ def estimate(rewards: Sequence[float], turns: Sequence[int], gamma: float = 1.0,
     """
     if hard:
         label = float(max(rewards) > 0)
-        return Estimate(label, len(rewards), label, label)
+        return StateValue(label, len(rewards), label, label)
     values = [gamma**length * reward for reward, length in zip(rewards, turns, strict=True)]
     mean, number = fmean(values), len(values)
     if all(0 <= value <= 1 for value in values):
-        return Estimate(mean, number, *wilson(sum(values), number))
+        return StateValue(mean, number, *wilson(sum(values), number))
     spread = 1.959964 * stdev(values) / number**0.5 if number > 1 else 0.0
-    return Estimate(mean, number, mean - spread, mean + spread)
+    return StateValue(mean, number, mean - spread, mean + spread)
 
 
-def at_the_end(reward: float) -> Estimate:
+def at_the_end(reward: float) -> StateValue:
     """The value of the end of a row, which is known."""
-    return Estimate(reward, 1, reward, reward)
+    return StateValue(reward, 1, reward, reward)
 
 
 def first_fall(turns: int, reward: float) -> Generator[int, float, int | None]:

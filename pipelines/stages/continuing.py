@@ -25,7 +25,7 @@ from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
-    from agentrl.rollouts.continuations import Node
+    from agentrl.rollouts.continuations import ForkPoint
     from agentrl.rollouts.runner import RolloutRunner
 
 NODES_AT_ONCE = 128
@@ -103,7 +103,7 @@ class Continuations:
         self._number = self._shard = 0
         self.sampled = self.calls = 0
 
-    def of(self, nodes: "Iterable[Node]") -> dict[str, list[Trajectory]]:
+    def of(self, nodes: "Iterable[ForkPoint]") -> dict[str, list[Trajectory]]:
         """The continuations of all states so far, by their names, those of these states too."""
         new = {one.name: one for one in nodes if one.name not in self._rows}
         waiting = list(new.values())
@@ -117,7 +117,7 @@ class Continuations:
         count(self._context, self._runner.counts)
         self._context.metrics.update(states=len(self._rows), sampled_tokens=self.sampled, environment_calls=self.calls)
 
-    def _sample(self, nodes: "Sequence[Node]") -> None:
+    def _sample(self, nodes: "Sequence[ForkPoint]") -> None:
         from agentrl.rollouts.continuations import attempts, check_continuation
         from agentrl.rollouts.episodes import DIVERGED
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pydantic import Field
 
 from agentrl.advantages.turns import turn_spans
-from agentrl.search.values import Estimate, at_the_end, estimate, first_fall
+from agentrl.search.values import StateValue, at_the_end, estimate, first_fall
 from pipelines.handles import Model, Steps, Tasks, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.budget import check_room
@@ -17,7 +17,7 @@ from schemas.step import StepValue
 from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from agentrl.rollouts.continuations import Node
+    from agentrl.rollouts.continuations import ForkPoint
 
 BY = "continuation"
 """How the values of this stage are found."""
@@ -83,13 +83,13 @@ class _States:
 
     def __init__(self, forked: Continuations, config: ValueConfig) -> None:
         self._forked, self._config = forked, config
-        self._values: dict[tuple[str, int], Estimate | None] = {}
+        self._values: dict[tuple[str, int], StateValue | None] = {}
 
     def find(self, wanted: Iterable[tuple[TaskRow, int]]) -> None:
         """Find the values of boundaries of rows, all at once."""
         from agentrl.rollouts.continuations import node
 
-        missing: dict[tuple[str, int], Node] = {}
+        missing: dict[tuple[str, int], ForkPoint] = {}
         for (row, task), boundary in wanted:
             place = row.trajectory_id, boundary
             if place in self._values:
@@ -103,11 +103,11 @@ class _States:
             scored = [found for found in made[one.name] if found.reward is not None]
             self._values[place] = self._estimate(scored) if scored else None
 
-    def _estimate(self, rows: Sequence[Trajectory]) -> Estimate:
+    def _estimate(self, rows: Sequence[Trajectory]) -> StateValue:
         rewards = [row.scored_reward() for row in rows]
         return estimate(rewards, [row.n_steps for row in rows], self._config.gamma, self._config.hard)
 
-    def at(self, row: Trajectory, boundary: int) -> Estimate | None:
+    def at(self, row: Trajectory, boundary: int) -> StateValue | None:
         """The value of a boundary; None if it was not asked for, or no continuation from there has a reward."""
         return self._values.get((row.trajectory_id, boundary))
 
@@ -149,7 +149,7 @@ def _lost(rows: Sequence[TaskRow], states: _States) -> Turns:
     ]
 
 
-def _sent(search: Generator[int, float, int | None], found: Estimate | None) -> int | None:
+def _sent(search: Generator[int, float, int | None], found: StateValue | None) -> int | None:
     """The next boundary that a search asks for; None if it is over, or has no value to go on with."""
     if found is None:
         return None

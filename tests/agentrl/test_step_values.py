@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from agentrl.advantages.turns import progress_weights
-from agentrl.search.values import Estimate, at_the_end, estimate, first_fall
+from agentrl.search.values import StateValue, at_the_end, estimate, first_fall
 from agentrl.training.weights import without_losses
 from schemas.step import StepValue
 
@@ -23,12 +23,12 @@ def test_three_hops_that_succeed_with_probability_seven_tenths_each() -> None:
 
 def test_discounts_hard_labels_and_rewards_beyond_one() -> None:
     assert estimate([1.0, 1.0, 0.0, 0.0], [1, 3, 2, 2], gamma=0.5).value == pytest.approx((0.5 + 0.125) / 4)
-    assert estimate([0.0, 0.25], [1, 1], hard=True) == Estimate(1.0, 2, 1.0, 1.0)
+    assert estimate([0.0, 0.25], [1, 1], hard=True) == StateValue(1.0, 2, 1.0, 1.0)
     assert estimate([0.0, 0.0], [1, 1], hard=True).value == 0.0
     mean, n, low, high = estimate([1.0, 3.0], [1, 1])
     assert (mean, n) == (2.0, 2)
     assert (high - mean) == pytest.approx(mean - low) == pytest.approx(1.959964 * math.sqrt(2) / math.sqrt(2))
-    assert at_the_end(0.5) == Estimate(0.5, 1, 0.5, 0.5)
+    assert at_the_end(0.5) == StateValue(0.5, 1, 0.5, 0.5)
 
 
 def search(turns: int, reward: float, value: Callable[[int], float]) -> tuple[int | None, list[int]]:

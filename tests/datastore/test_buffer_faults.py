@@ -49,6 +49,7 @@ def kill_and_resume(store: str, shards: int, seed: int) -> int:
             assert kills < 200
 
 
+@pytest.mark.slow
 def test_kill_dash_nine_in_the_middle_of_appends(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     kills = kill_and_resume(store, 50, seed=1)

@@ -70,7 +70,7 @@ def same(name: str, paths: list[Path], quarantine: bool = False) -> Found:
     return one
 
 
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow) if one == "tau2" else one for one in CUT])
 def test_parts_of_a_file_give_the_rows_of_the_whole(name: str, tmp_path: Path) -> None:
     suffix = FORMATS[name].suffix or ("" if name == "huggingface" else ".jsonl")
     path = tmp_path / f"rows{suffix}"

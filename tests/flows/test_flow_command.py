@@ -162,6 +162,7 @@ def test_json_everywhere(project: Project) -> None:
     assert json.loads(agentrl("schema", "pipeline").stdout)["title"] == "PipelineSpec"
 
 
+@pytest.mark.slow
 def test_prefect_runs_only_where_something_needs_it(project: Project) -> None:
     """It is not even imported if nothing does; what runs the stages is in the plan, the output and the record."""
     project.write(PIPELINE)
@@ -243,6 +244,7 @@ def test_lineage_as_tree_and_mermaid(project: Project) -> None:
     assert mermaid.count("-->|") == 2
 
 
+@pytest.mark.slow
 def test_gc_keeps_runs_tags_and_lineage_and_never_rows(project: Project) -> None:
     for n in (1, 2, 3):
         assert run(project, "--set", f"stages.a.with.n={n}").returncode == 0

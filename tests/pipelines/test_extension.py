@@ -64,6 +64,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store(tmp_path_factory.mktemp("extension"))
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_and_equals_one_from_the_start(store: Store) -> None:
     short = store.run(["iterations=2"])
     assert "continued_from" not in short.manifest.metrics

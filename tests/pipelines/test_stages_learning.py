@@ -26,6 +26,7 @@ def harness(tmp_path: Path) -> Harness:
     return Harness(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_saved_llama_stands_where_the_tiny_model_stands(harness: Harness, tmp_path: Path) -> None:
     """Another architecture, tokenizer and chat template from disk goes through every learning stage, unchanged. It
     learns two ways to act in each task, so that rollouts of a group differ in reward and the online steps are taken."""

@@ -137,9 +137,9 @@ class Continuations:
             self._shards.append([rows[name] for name in missing if name in rows], self._shard)
         self._rows.update({one.name: [] for one in nodes})
         for name, attempt in wanted.items():
-            if row := rows.get(name):
-                self._rows[attempt.group_id].append(row)
-                self.sampled += row.n_action_tokens
-                self.calls += row.n_tool_calls
+            if kept := rows.get(name):
+                self._rows[attempt.group_id].append(kept)
+                self.sampled += kept.n_action_tokens
+                self.calls += kept.n_tool_calls
         self._number += len(wanted)
         self._shard += 1

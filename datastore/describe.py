@@ -25,7 +25,8 @@ VIEWS: dict[str, dict[str, str]] = {
         "sample_index": "number of the attempt among those of one task",
         "parent_id": "row that this one was made from or forked from",
         "fork_at": "leading tokens that the row shares with its parent and did not sample itself; 0 for a whole row",
-        "source": "how the row came about: model, expert, hinted, rationalized, negative, or the format of an import",
+        "source": "how the row came about: model, expert, hinted, rationalized, relabelled, negative, or the format "
+        "of an import",
         "env_version": "version that the environment declares",
         "level": "difficulty of the task, as the environment counts it",
         "prompt": "first user message",

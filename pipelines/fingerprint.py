@@ -64,6 +64,7 @@ NO_EFFECT: Mapping[str, tuple[str, ...]] = {
         *(f"engine.{name}" for name in _SERVING),
         *(f"rewards.*.engines.*.{name}" for name in _SERVING),  # of judges
     ),
+    "trajectories.relabel": tuple(f"{who}.engines.*.{name}" for who in ("describe", "verify") for name in _SERVING),
     "train.*": (
         "track",  # sends metrics elsewhere too
         "checkpoint_every",  # from where a killed run goes on

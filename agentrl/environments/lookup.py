@@ -18,7 +18,7 @@ from agentrl.environments.base import Observation, Score, Step, answer_calls
 from agentrl.environments.drawing import digest
 from agentrl.rewards.answers import exact_match
 from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall
+from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
 
 # fmt: off
 NAMES = [
@@ -65,6 +65,18 @@ def _walk(facts: dict[str, dict[str, str]], start: str, relations: list[str]) ->
     for relation in relations:
         path.append(facts[path[-1]][relation])
     return path
+
+
+def _asked(row: Trajectory, facts: dict[str, dict[str, str]]) -> list[tuple[str, str, str]]:
+    """Who, relation and value of each call of a row that found something, in the order of the calls."""
+    found = []
+    for call in (call for message in row.messages for call in message.tool_calls):
+        arguments = call.parsed()
+        if call.name == "find" and isinstance(arguments, dict) and set(arguments) == {"who", "rel"}:
+            who, relation = str(arguments["who"]), str(arguments["rel"])
+            if (value := facts.get(who, {}).get(relation)) is not None:
+                found.append((who, relation, value))
+    return found
 
 
 class LookupEpisode:
@@ -200,6 +212,43 @@ class LookupEnvironment:
 
     async def reset(self, task: Task) -> LookupEpisode:
         return LookupEpisode(task)
+
+    def achieved(self, row: Trajectory, task: Task) -> list[Task]:
+        """Questions that the answer of a row solves, about the same facts: each chain of its calls that ends at the
+        answer, the longest last. A chain may leave out calls that led elsewhere."""
+        last = row.messages[-1]
+        if last.role is not Role.ASSISTANT or last.tool_calls:
+            return []
+        facts: dict[str, dict[str, str]] = json.loads(task.metadata)["facts"]
+        asked = _asked(row, facts)
+        found: list[Task] = []
+        path, relations = [last.content], list[str]()
+        for who, relation, value in reversed(asked):
+            fits = relation in (LINKS if relations else VALUES) and exact_match(path[0], value)
+            if not fits or who in path or len(relations) == max(LEVEL_SHARES):
+                continue
+            path, relations = [who, *path], [relation, *relations]
+            if _question(who, relations) != task.prompt:
+                found.append(self._about(task, facts, who, relations))
+        return found
+
+    def goal(self, task: Task) -> str:
+        """The path of entities from the first name to the answer, which tasks of two splits never share."""
+        metadata = json.loads(task.metadata)
+        return " ".join(_walk(metadata["facts"], metadata["start"], metadata["relations"]))
+
+    def _about(self, task: Task, facts: dict[str, dict[str, str]], start: str, relations: list[str]) -> Task:
+        """Another question about the facts of a task, of its split, with an id that says so."""
+        metadata = {"facts": facts, "start": start, "relations": relations}
+        return task.model_copy(
+            update={
+                "task_id": f"{task.task_id}+{digest(start, relations)}",
+                "level": len(relations),
+                "prompt": _question(start, relations),
+                "ground_truth": json.dumps(_walk(facts, start, relations)[-1]),
+                "metadata": json.dumps(metadata),
+            }
+        )
 
     def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Message], None]:
         """A scripted expert that errs with probability ``noise`` at each turn: it asks for a wrong relation, about a

@@ -11,21 +11,16 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
-from agentrl.engines import EngineChoice
-from agentrl.engines.base import Sampling
 from agentrl.engines.blocking import blocking
-from agentrl.engines.configs import EngineConfig
+from agentrl.rewards.asking import Asking, transcript
 from agentrl.rewards.component import Grade, Reward
 from agentrl.statistics.agreement import kappa
 from schemas.task import Task
-from schemas.trajectory import Message, Role, Trajectory
-
-if TYPE_CHECKING:
-    from agentrl.engines.base import Engine
+from schemas.trajectory import Trajectory
 
 RUBRIC = "Did the assistant do what the user asked, correctly and completely, without making anything up?"
 KAPPA_ROWS = 50
@@ -36,51 +31,13 @@ class JudgeError(RuntimeError):
     """A judge that agrees too little with the verifier."""
 
 
-class _Asking(Reward):
-    """A component that asks models."""
+class _Grader(Asking, Reward):
+    """A component that asks models, and keeps what they said by content."""
 
-    engines: list[EngineChoice] = Field(min_length=1, description="the models that judge; they give text")
-    temperature: float = Field(0.0, ge=0)
-    max_tokens: int = Field(1024, ge=1, description="of one reply")
-    retries: int = Field(2, ge=0, description="how often a model is asked again if its reply holds no verdict")
-    transcript_chars: int = Field(40_000, ge=100, description="of a rollout; of a longer one the middle is left out")
-
-    _built: "list[Engine]" = PrivateAttr(default_factory=list)
     _kept: dict[str, Grade] = PrivateAttr(default_factory=dict)
 
-    @field_validator("engines")
-    @classmethod
-    def _give_text(cls, engines: list[EngineConfig]) -> list[EngineConfig]:
-        for one in engines:
-            if one.exact:
-                raise ValueError(f"engine {one.type} samples from the model that is trained; a judge is an endpoint")
-        return engines
 
-    async def close(self) -> None:
-        while self._built:
-            await self._built.pop().close()
-
-    async def _ask(self, place: int, prompt: str, number: int) -> dict[str, Any] | None:
-        """The JSON object of a reply of the model at ``place``; None if no reply holds one."""
-        if not self._built:
-            self._built += [one.build(None) for one in self.engines]
-        engine = self._built[place]
-        sampling = Sampling(temperature=self.temperature, max_turn_tokens=self.max_tokens, max_tokens=2**31 - 1)
-        for attempt in range(1 + self.retries):
-            with engine.open() as session:
-                session.messages.append(Message(role=Role.USER, content=prompt))
-                turn = await engine.turn(session, sampling, stop=[], seed=_seed(prompt, number, attempt))
-            found = _verdict(turn.message.content if turn.message else "")
-            if found is not None and self._fits(found):
-                return found
-        return None
-
-    def _fits(self, verdict: dict[str, Any]) -> bool:
-        """Whether a verdict says what was asked for."""
-        raise NotImplementedError
-
-
-class Judge(_Asking):
+class Judge(_Grader):
     """A model's verdict by a rubric (LLM as a judge: Zheng et al. 2023), from 0 to 1.
 
     Each of ``engines`` gives ``votes`` verdicts on a scale of whole numbers from 0 to ``best``. The value is the
@@ -164,7 +121,7 @@ class Judge(_Asking):
 
     async def _judged(self, prompt: str) -> Grade:
         asked = [(place, number) for place in range(len(self.engines)) for number in range(self.votes)]
-        said = await asyncio.gather(*(self._ask(place, prompt, number) for place, number in asked))
+        said = await asyncio.gather(*(self.ask(place, prompt, number) for place, number in asked))
         scores = [verdict["score"] for verdict in said if verdict is not None]
         if 2 * len(scores) < len(asked) or not scores:
             return Grade(None, why=f"{len(asked) - len(scores)} of {len(asked)} verdicts could not be read")
@@ -172,7 +129,7 @@ class Judge(_Asking):
         return Grade(majority / self.best, {"votes": float(len(scores)), "agreement": votes / len(scores)})
 
 
-class Ranking(_Asking):
+class Ranking(_Grader):
     """The place of a rollout in its group, as models rank it: 1 for the best, 0 for the last, in equal steps; the mean
     over ``orders`` of each engine, each of which shows the rollouts in another order, since judges prefer what comes
     first (Zheng et al. 2023, section 3.3). In a group of one there is nothing to rank, and the value is 0."""
@@ -201,7 +158,7 @@ class Ranking(_Asking):
         for (place, order), numbers in zip(asked, orders, strict=True):
             Random(f"{place} {order} {shown}").shuffle(numbers)
         prompts = [self._prompt(task, [shown[number] for number in numbers]) for numbers in orders]
-        work = (self._ask(place, prompt, order) for (place, order), prompt in zip(asked, prompts, strict=True))
+        work = (self.ask(place, prompt, order) for (place, order), prompt in zip(asked, prompts, strict=True))
         places: list[list[float]] = [[] for _ in shown]
         for verdict, numbers in zip(await asyncio.gather(*work), orders, strict=True):
             ranking = verdict["ranking"] if verdict else []
@@ -227,34 +184,3 @@ class Ranking(_Asking):
         return isinstance(ranking, list) and len(set(map(str, ranking))) == len(ranking) and all(
             isinstance(one, int) and not isinstance(one, bool) for one in ranking
         )  # fmt: skip
-
-
-def transcript(rollout: Trajectory, chars: int) -> list[dict[str, Any]] | str:
-    """What was said and called in a rollout after its opening, for a judge; text with its middle left out if it is
-    longer than ``chars``."""
-    begun = next((n for n, one in enumerate(rollout.messages) if one.role is Role.ASSISTANT), len(rollout.messages))
-    turns: list[dict[str, Any]] = []
-    for message in rollout.messages[begun:]:
-        turn: dict[str, Any] = {"role": message.role.value, "content": message.content}
-        if message.tool_calls:
-            turn["calls"] = [{"tool": call.name, "arguments": call.arguments} for call in message.tool_calls]
-        turns.append(turn)
-    text = json.dumps(turns, ensure_ascii=False)
-    if len(text) <= chars:
-        return turns
-    return f"{text[: chars // 2]} [{len(text) - chars} characters are left out] {text[-(chars // 2) :]}"
-
-
-def _verdict(text: str) -> dict[str, Any] | None:
-    """The last JSON object in a text that is in no other."""
-    decoder, place, found = json.JSONDecoder(), 0, None
-    while (start := text.find("{", place)) >= 0:
-        try:
-            found, place = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            place = start + 1
-    return found
-
-
-def _seed(*parts: object) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())

@@ -7,7 +7,7 @@ from agentrl.environments import load_environment
 from agentrl.environments.lookup import NAMES
 from agentrl.rollouts.demonstrations import demonstrate
 from schemas.task import Task
-from schemas.trajectory import Message, Role, ToolCall
+from schemas.trajectory import Message, Role, ToolCall, Trajectory
 
 ENV = load_environment("lookup")
 
@@ -122,6 +122,46 @@ def test_bad_calls_are_observations(splits: dict[str, list[Task]], asked: ToolCa
     step = blocking(episode.step(Message(role=Role.ASSISTANT, tool_calls=[asked])))
     assert [message.content for message in step.messages] == [content]
     assert step.info == {"tool_errors": 1}
+
+
+FACTS = {
+    "Ann": {"boss": "Bob", "job": "cook"},
+    "Bob": {"boss": "Cid", "job": "vet", "friend": "Ann"},
+    "Cid": {"boss": "Bob", "job": "judge"},
+}
+
+
+def walk(task: Task, *asked: tuple[str, str], answer: str) -> Trajectory:
+    messages = [Message(role=Role.USER, content=task.prompt)]
+    for who, rel in asked:
+        messages.append(Message(role=Role.ASSISTANT, tool_calls=[call("find", {"who": who, "rel": rel})]))
+        found = FACTS.get(who, {}).get(rel, "unknown")
+        messages.append(Message(role=Role.TOOL, content=found, tool_call_id="call_0", name="find"))
+    messages.append(Message(role=Role.ASSISTANT, content=answer))
+    return Trajectory(
+        trajectory_id="t", episode_id="t", task_id=task.task_id, source="model", env="lookup", split="train",
+        prompt=task.prompt, reward=0.0, success=False, termination="answered", messages=messages,
+    )  # fmt: skip
+
+
+def test_a_failed_walk_has_solved_the_questions_whose_chain_of_calls_ends_at_its_answer() -> None:
+    asked = Task(
+        task_id="q", env="lookup", split="train", level=2, prompt="city of the boss of Ann?",
+        metadata=json.dumps({"facts": FACTS, "start": "Ann", "relations": ["boss", "city"]}),
+    )  # fmt: skip
+
+    def achieved(*calls: tuple[str, str], answer: str) -> list[str]:
+        return [new.prompt for new in ENV.achieved(walk(asked, *calls, answer=answer), asked)]  # type: ignore[attr-defined]
+
+    assert achieved(("Ann", "boss"), ("Bob", "job"), answer="vet") == ["job of Bob?", "job of the boss of Ann?"]
+    new = ENV.achieved(walk(asked, ("Ann", "boss"), ("Bob", "job"), answer="vet"), asked)[-1]  # type: ignore[attr-defined]
+    assert (new.level, json.loads(new.ground_truth), new.split) == (2, "vet", "train")
+    assert ENV.goal(new) == "Ann Bob vet"  # type: ignore[attr-defined]
+    assert achieved(("Ann", "boss"), ("Bob", "job"), answer="cook") == [], "no call returned it"
+    assert achieved(("Ann", "boss"), answer="Bob") == [], "no question asks for a name"
+    assert achieved(("Bob", "job"), ("Ann", "boss"), answer="vet") == ["job of Bob?"], "calls in another order"
+    back = achieved(("Bob", "friend"), ("Ann", "boss"), ("Bob", "job"), answer="vet")
+    assert back == ["job of Bob?", "job of the boss of Ann?"], "nobody is met twice"
 
 
 def test_a_perfect_expert_solves_everything_and_a_noisy_one_does_not(splits: dict[str, list[Task]]) -> None:

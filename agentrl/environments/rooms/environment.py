@@ -125,6 +125,11 @@ class Rooms(Family):
         rooms = dict.fromkeys(self.house.numbers[name] for name in heard if name in self.house.numbers)
         return [self._between(task, start, room) for room in rooms if room != start]
 
+    def goal(self, task: Task) -> str:
+        """The start and the goal: tasks of two splits never share both, whatever their prompts show."""
+        where: dict[str, Any] = json.loads(task.metadata)
+        return f"{where['start']} {where['goal']}"
+
     def vary(self, task: Task, random: Random) -> Task:
         """A task whose start or goal lies behind a door of the old one."""
         where: dict[str, Any] = json.loads(task.metadata)

@@ -1,0 +1,82 @@
+"""Reopening: the same run after another opening. What follows the opening keeps its tokens and its mask."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.chat.codec import ChatCodec
+from schemas.trajectory import Message, Role, Span, Trajectory
+
+
+def opening_of(row: Trajectory) -> list[Message]:
+    """The messages before the first one of the assistant: all of them if there is none."""
+    return row.messages[: _first_turn(row)]
+
+
+def reopened(
+    row: Trajectory,
+    opening: Sequence[Message],
+    codec: ChatCodec | None,
+    trajectory_id: str,
+    source: str,
+    tools: str | None = None,
+    **changes: Any,
+) -> Trajectory:
+    """The row, called ``trajectory_id``, after another ``opening`` and, if given, with other ``tools``: its parent is
+    the row itself. ``changes`` are other columns. A row without tokens needs no ``codec``.
+
+    Its log-probabilities are NaN, since no policy has sampled these tokens after this opening. It shares no prefix with
+    its parent, so ``fork_at`` is 0; what was not trained on in the parent is not trained on here.
+
+    Raises ValueError if the first turn of a row with tokens has no span in them.
+    """
+    number = _first_turn(row)
+    offered = row.tools if tools is None else tools
+    of_row = {
+        "trajectory_id": trajectory_id,
+        "episode_id": trajectory_id,
+        "parent_id": row.trajectory_id,
+        "fork_at": 0,
+        "source": source,
+        "tools": offered,
+        **changes,
+    }
+    if not row.input_ids:
+        return row.model_copy(update={"messages": [*opening, *row.messages[number:]], **of_row})
+    start = row.messages[number].token_start if number < len(row.messages) else None
+    if start is None or codec is None:
+        raise ValueError(f"{row.trajectory_id} has tokens, and its first turn no span in them; it cannot be reopened")
+    ids = codec.opening(list(opening), offered)
+    shift = len(ids) - start
+    mask = [False] * len(ids) + row.action_mask[start:]
+    return row.model_copy(
+        update={
+            "messages": [*_shown_at_once(opening, len(ids)), *(_moved(one, shift) for one in row.messages[number:])],
+            "input_ids": ids + row.input_ids[start:],
+            "action_mask": mask,
+            "logprobs": [float("nan")] * len(mask),
+            "spans": [Span(version=one.version, start=one.start + shift, end=one.end + shift) for one in row.spans],
+            "n_tokens": len(mask),
+            **of_row,
+        }
+    )
+
+
+def _first_turn(row: Trajectory) -> int:
+    said = (number for number, message in enumerate(row.messages) if message.role is Role.ASSISTANT)
+    return next(said, len(row.messages))
+
+
+def _shown_at_once(opening: Sequence[Message], end: int) -> list[Message]:
+    """Messages that were encoded together: the first has the span of all, the others an empty one at its end."""
+    return [
+        message.model_copy(update={"token_start": end if number else 0, "token_end": end})
+        for number, message in enumerate(opening)
+    ]
+
+
+def _moved(message: Message, shift: int) -> Message:
+    if message.token_start is None or message.token_end is None:
+        return message
+    return message.model_copy(
+        update={"token_start": message.token_start + shift, "token_end": message.token_end + shift}
+    )

@@ -1,0 +1,214 @@
+"""The stage that relabels failed rows with the tasks that they do solve."""
+
+import asyncio
+import json
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from random import Random
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from agentrl.engines.blocking import blocking
+from agentrl.rewards.judge import Judge
+from agentrl.rollouts.hindsight import AchievedGoals, Admission, DescribedGoals, Describer, Goals, Solved, Which
+from agentrl.rollouts.reopen import reopened
+from pipelines.handles import Model, Table, Tasks, Trajectories
+from pipelines.stage import Context, StageConfig, reveal, stage
+from pipelines.stages.common import count, environment, load_policy, secrets_of
+from pipelines.stages.known import TaskKey, known_tasks, task_key
+from pipelines.stages.selected import check_tokenizer
+from schemas.trajectory import NOT_TRAINED, Termination, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.environments.base import Environment
+    from agentrl.models.policy import Policy
+    from schemas.task import Task
+
+SOURCE = "relabelled"
+AT_ONCE = 64
+"""Rows that are read, and asked about, at once."""
+
+SHIFTS = pa.schema(
+    [
+        pa.field("asked", pa.int32(), nullable=False),
+        pa.field("achieved", pa.int32(), nullable=False),
+        pa.field("rows", pa.int32(), nullable=False),
+    ]
+)
+"""How levels shift: ``rows`` of tasks of level ``asked`` that now are of tasks of level ``achieved``."""
+
+
+class RelabelConfig(StageConfig):
+    by: Literal["env", "judge"] = Field(
+        "env", description="who says what a row achieved: its environment, or a model that describes it"
+    )
+    goals: Which = Field(
+        "final", description="final: the last goal that a row achieved; future: k of all that it achieved; for by: env"
+    )
+    k: int = Field(4, ge=1, description="goals of a row that are tried, for goals: future")
+    cap: int | None = Field(None, ge=1, description="rows that are kept of each level; None: all")
+    weight: float = Field(1.0, gt=0, description="what a relabelled row counts, beside 1 of a row that was sampled")
+    describe: Describer | None = Field(None, description="the model that describes what a row did, for by: judge")
+    verify: Judge | None = Field(None, description="the second model, which judges whether it did that")
+
+    @model_validator(mode="after")
+    def _a_judge_needs_two_models(self) -> "RelabelConfig":
+        given = [name for name in ("describe", "verify") if getattr(self, name) is not None]
+        if self.by == "judge" and len(given) < 2:
+            raise ValueError("by: judge asks two models: set describe: {engines: [...]} and verify: {engines: [...]}")
+        if self.by == "env" and given:
+            raise ValueError(f"{given[0]} does nothing with by: env; set by: judge, or leave it out")
+        if self.by == "judge" and self.goals != "final":
+            raise ValueError("goals: future is for by: env; each engine of describe gives one goal")
+        return self
+
+
+class Relabelled(NamedTuple):
+    trajectories: Trajectories
+    tasks: Tasks
+    levels: Table
+
+
+@stage("trajectories.relabel", version=1)
+def relabel(
+    context: Context,
+    config: RelabelConfig,
+    trajectories: list[Trajectories],
+    heldout: list[Tasks],
+    model: Model | None = None,
+    tasks: list[Tasks] = [],  # noqa: B006  (an input that may be left out)
+) -> Relabelled:
+    """Hindsight: failed rows after the opening of a task that they do solve, with the same tokens and mask from the
+    first turn on. A row is kept only if the verifier of the new task scores it as a success. Their log-probs are NaN,
+    so algorithms that compare with these refuse them.
+
+    No new task is one of ``heldout``: wire all tasks there that anything is measured on. ``model`` tokenises the new
+    openings of rows with tokens. The metrics count what was dropped, by reason; ``levels`` says how levels shift.
+
+    Raises ValueError if a row is not of the train split, or of none of the tasks.
+    """
+    for secret in secrets_of([config.describe, config.verify]):
+        reveal(secret)
+    drops: Counter[str] = Counter()
+    ids = _failed(trajectories, drops)
+    Random(f"relabel-{context.seed}").shuffle(ids)
+    known = known_tasks(trajectories, tasks)
+    held = [task for one in heldout for task in one.read()]
+    envs = {env for env, _, _ in known} if config.by == "env" else set()
+    places = {env: environment(context, env) for env in sorted(envs | {one.env for one in held if envs})}
+    admission = Admission(places, held, config.cap)
+    goals = _goals(config, {env: places[env] for env in sorted(envs)}, context.seed)
+    solved = blocking(_solved(context, goals, admission, trajectories[0], ids, known))
+    policy = load_policy(model) if model else None
+    rows = [_reopened(one, policy, context.trajectory_id(number)) for number, one in enumerate(solved)]
+    context.append(rows)
+    _tell(context, drops + goals.drops + admission.drops, len(ids), solved)
+    shifts = Counter((one.row.level, one.task.level) for one in solved)
+    table = [{"asked": old, "achieved": new, "rows": rows} for (old, new), rows in sorted(shifts.items())]
+    distinct = {one.task.task_id: one.task for one in solved}
+    return Relabelled(
+        context.select(weights=[config.weight] * len(rows)),
+        context.tasks(distinct.values()),
+        context.table(pa.Table.from_pylist(table, SHIFTS), "levels"),
+    )
+
+
+def _failed(trajectories: list[Trajectories], drops: Counter[str]) -> list[str]:
+    """Ids of the rows that failed and ended by themselves, each once, sorted."""
+    columns = ["trajectory_id", "episode_id", "segment", "split", "success", "termination", "tags"]
+    rows = {row["trajectory_id"]: row for one in trajectories for row in one.table(columns).to_pylist()}
+    if others := [row for row in rows.values() if row["split"] != "train"]:
+        raise ValueError(
+            f"{len(others)} of {len(rows)} rows are not of the train split, {others[0]['trajectory_id']} is of "
+            f"{others[0]['split']!r}: nothing is made from what is measured on; leave them out by trajectories.select"
+        )
+    episodes = Counter(row["episode_id"] for row in rows.values())
+    failed = []
+    for name, row in sorted(rows.items()):
+        if row["success"] is None:
+            drops["unscored"] += 1
+        elif NOT_TRAINED in row["tags"]:
+            drops["not_trained"] += 1
+        elif row["success"]:
+            drops["successes"] += 1
+        elif row["segment"] or episodes[row["episode_id"]] > 1:
+            drops["part_of_episode"] += 1
+        elif row["termination"] != Termination.ANSWERED:
+            drops["not_ended"] += 1
+        else:
+            failed.append(name)
+    return failed
+
+
+def _goals(config: RelabelConfig, places: "Mapping[str, Environment]", seed: int) -> Goals:
+    if config.by == "env":
+        return AchievedGoals(places, config.goals, config.k, seed)
+    assert config.describe is not None
+    assert config.verify is not None
+    return DescribedGoals(config.describe, config.verify)
+
+
+async def _solved(
+    context: Context,
+    goals: Goals,
+    admission: Admission,
+    trajectories: Trajectories,
+    ids: list[str],
+    known: "Mapping[TaskKey, Task]",
+) -> list[Solved]:
+    """What is kept, in the order of ``ids``."""
+    kept: list[Solved] = []
+    try:
+        for start in range(0, len(ids), AT_ONCE):
+            rows = trajectories.buffer.get_many(ids[start : start + AT_ONCE])
+            found = await asyncio.gather(*(goals.solved(row, _task_of(row, known)) for row in rows))
+            kept += [one for solved in found for one in solved if admission.admits(one)]
+            context.progress(start + len(rows), len(ids), relabelled=len(kept))
+    finally:
+        await goals.close()
+    return kept
+
+
+def _task_of(row: Trajectory, known: "Mapping[TaskKey, Task]") -> "Task":
+    if task_key(row) not in known:
+        raise ValueError(f"{row.trajectory_id} is of task {row.task_id}, which is not known; wire inputs.tasks")
+    return known[task_key(row)]
+
+
+def _reopened(solved: Solved, policy: "Policy | None", name: str) -> Trajectory:
+    """The row as one of the new task. Rewards of its steps were those of the old task, so they are taken out."""
+    row, task, score = solved.row, solved.task, solved.score
+    if row.input_ids:
+        if policy is None:
+            raise ValueError(f"{row.trajectory_id} has tokens; wire inputs.model, whose tokenizer they are of")
+        check_tokenizer(row.trajectory_id, row.tokenizer, policy)
+    messages = [one.model_copy(update={"reward": None}) for one in row.messages]
+    return reopened(
+        row.model_copy(update={"messages": messages}),
+        solved.opening,
+        policy.codec if policy else None,
+        name,
+        SOURCE,
+        solved.tools,
+        task_id=task.task_id,
+        group_id=task.task_id,
+        sample_index=0,
+        level=task.level,
+        prompt=task.prompt,
+        reward=score.reward,
+        success=True,
+        reward_components=list(score.components),
+        final_state=json.dumps(score.state),
+    )
+
+
+def _tell(context: Context, drops: Counter[str], failed: int, solved: list[Solved]) -> None:
+    """Put what was dropped into the metrics, and say it."""
+    count(context, {"failed": failed, "relabelled": len(solved), **dict(sorted(drops.items()))})
+    said = ", ".join(f"{reason} {number}" for reason, number in sorted(drops.items()) if number) or "nothing"
+    print(f"relabelled {len(solved)} of {failed} failed rows; left out: {said}")
+    if failed and not solved:
+        warnings.warn(f"none of {failed} failed rows solves another task: {said}", stacklevel=3)

@@ -7,11 +7,11 @@ trained on again without sampling, and what was made is not made again.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any, Self
 
 from agentrl.advantages.group import degenerate_groups
 from agentrl.engines.streams import stream
+from agentrl.online.curriculum import Curriculum, Draws, EveryTask
 from agentrl.online.learner import Learner, OnlineState
 from agentrl.online.recorded import Log, Recorded
 from agentrl.online.tickets import Tickets
@@ -40,8 +40,8 @@ class OnlineStep:
 
 class OnlineLoop:
     """Each iteration trains on the groups of tickets that :class:`Tickets` chooses, of ``learner.samples`` rollouts
-    each. Every task is drawn once before any is drawn again. ``name`` gives the id of a rollout by its number, which
-    follows from ticket and sample.
+    each. Without a ``curriculum``, every task is drawn once before any is drawn again. ``name`` gives the id of a
+    rollout by its number, which follows from ticket and sample.
 
     Use it in ``with``, inside that of its runner: at the end, what is under way is cancelled. If the engine is
     reproducible, tickets that are opened together are sampled to their end before anything else happens, so that equal
@@ -56,6 +56,7 @@ class OnlineLoop:
         tickets: Tickets,
         log: Log,
         name: Callable[[int], str],
+        curriculum: Curriculum | None = None,
     ) -> None:
         self.runner, self.learner, self.tasks = runner, learner, tasks
         self.tickets, self.log, self.name = tickets, log, name
@@ -65,7 +66,8 @@ class OnlineLoop:
         self._rows: dict[int, list[Trajectory]] = {}
         self._fresh: list[Trajectory] = []
         self._begun: set[int] = set()
-        self._orders: dict[int, list[int]] = {}
+        self.curriculum = curriculum
+        self._draws: Draws = curriculum or EveryTask(len(tasks), learner.seed)
 
     def __enter__(self) -> Self:
         self._flowing = self.runner.flow(None if self.in_step else self.log.keep)
@@ -90,7 +92,7 @@ class OnlineLoop:
             made = self._collected()
             self.log.record(made)
         else:
-            self.tickets.restore(made.state)
+            self._restore(made.state)
         if not again or self.log.recorded(self.iteration + 1) is None:
             self._open()
             if self.in_step:
@@ -118,7 +120,11 @@ class OnlineLoop:
         made = self.learner.batch(self.iteration, sampled, greedy)
         made.metrics["tickets"] = float(len(numbers))
         about = [self._ticket(number, groups[number], number in taken.fill) for number in numbers]
-        return replace(made, tickets=about, state=self.tickets.state())
+        if self.curriculum:
+            made.metrics["level"] = float(self.curriculum.level)
+            for number in numbers:
+                self.curriculum.learn(number, _outcomes(groups[number]))
+        return replace(made, tickets=about, state=self._state())
 
     def _ticket(self, number: int, rows: Sequence[Trajectory], fills: bool) -> dict[str, Any]:
         """What :mod:`agentrl.online.coverage` says of a ticket."""
@@ -147,6 +153,8 @@ class OnlineLoop:
     def _begin(self, numbers: Sequence[int]) -> None:
         """Sample the groups of tickets, or take them from the buffer."""
         self._begun.update(numbers)
+        if self.curriculum:
+            self._as_logged(self.curriculum, numbers)
         jobs = {number: self._jobs(number) for number in numbers}
         stored = self.log.stored([job.name for group in jobs.values() for job in group])
         missing = {number: [job.name for job in group if job.name not in stored] for number, group in jobs.items()}
@@ -205,20 +213,27 @@ class OnlineLoop:
         return jobs
 
     def _task(self, number: int) -> Task:
-        """A place in an endless sequence of seeded permutations of the tasks."""
-        size = len(self.tasks)
-        block, place = divmod(number, size)
-        if block not in self._orders:
-            self._orders = {one: order for one, order in self._orders.items() if one >= block - 1}
-            order = self._orders[block] = list(range(size))
-            Random(f"{self.learner.seed}-{block}").shuffle(order)
-        return self.tasks[self._orders[block][place]]
+        return self.tasks[self._draws.of(number)]
+
+    def _as_logged(self, curriculum: Curriculum, numbers: Sequence[int]) -> None:
+        """Give tickets of which the log has rollouts the tasks of these: if tickets overlap, what was learned when a
+        ticket was opened may be other than before the kill."""
+        wanted = [number for number in numbers if not curriculum.is_drawn(number)]
+        names = {self.name(job): job // self.per_ticket for number in wanted for job in self._numbers(number)}
+        logged = {**self.log.stored(list(names)), **self.log.under_way(list(names))}
+        places = {task.task_id: place for place, task in enumerate(self.tasks)} if logged else {}
+        for number, task_id in {names[name]: row.task_id for name, row in logged.items()}.items():
+            curriculum.take(number, places[task_id])
+
+    def _numbers(self, ticket: int) -> range:
+        """Numbers of a ticket's rollouts."""
+        return range(ticket * self.per_ticket, (ticket + 1) * self.per_ticket)
 
     # -- checkpoints
 
     def save(self, path: Path, state: OnlineState) -> None:
         """Write everything that :meth:`restore` needs to go on as if nothing had happened."""
-        self.learner.save(path, state, {"made": self.made, "tickets": self.tickets.state()})
+        self.learner.save(path, state, {"made": self.made, "tickets": self._state()})
 
     def restore(self, path: Path) -> OnlineState:
         """The state at the newest checkpoint that can be read. If there is none, a new state; nothing is changed
@@ -228,9 +243,23 @@ class OnlineLoop:
             return OnlineState()
         state, progress = found
         self.made = progress["made"]
-        self.tickets.restore(progress["tickets"])
+        self._restore(progress["tickets"])
         self.runner.wait(self.runner.renew())
         return state
+
+    def _state(self) -> dict[str, Any]:
+        """The state of the scheduler, and of the curriculum if there is one."""
+        return self.tickets.state() | ({"curriculum": self.curriculum.state()} if self.curriculum else {})
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.tickets.restore(state)
+        if self.curriculum:
+            self.curriculum.restore(state["curriculum"])
+
+
+def _outcomes(rows: Sequence[Trajectory]) -> list[bool]:
+    """Whether the sampled rollouts of a group that were scored succeeded."""
+    return [row.success for row in rows if row.success is not None and GREEDY not in row.tags]
 
 
 def _tagged(row: Trajectory, samples: int) -> Trajectory:

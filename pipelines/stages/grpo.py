@@ -19,6 +19,7 @@ from agentrl.algorithms.grpo import GRPO
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE, VLLMConfig
 from agentrl.online import coverage
+from agentrl.online.curriculum import CurriculumConfig
 from agentrl.online.tickets import Tickets, check
 from agentrl.rewards import Rewards
 from agentrl.rollouts.limits import Limits
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from agentrl.online.ranks import ModelsOnRanks
 
 
-SHOWN = ("grad_norm", "reference_kl", "behaviour_kl")
+SHOWN = ("grad_norm", "reference_kl", "behaviour_kl", "level")
 """Metrics of an iteration that its progress shows, beside success and reward, if the algorithm has them."""
 
 
@@ -58,6 +59,9 @@ class OnlineConfig(TokenLimits):
     iterations: int = Field(25, ge=1)
     tasks: int = Field(32, ge=1, description="tasks of one iteration")
     samples: int = Field(8, ge=2, description="rollouts of each task, which form its group")
+    draw: CurriculumConfig | None = Field(
+        None, description="a curriculum over the levels of the tasks; None: every task in turn"
+    )
     updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")
     ahead: int = Field(
         0, ge=0, description="how many iterations after the next one have rollouts under way already; more waits less"
@@ -137,6 +141,7 @@ def _loop(
     context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None
 ) -> "Iterator[tuple[OnlineLoop, Keeper]]":
     """The loop, and what keeps its checkpoints. At the end its engine is closed."""
+    from agentrl.online.curriculum import Curriculum
     from agentrl.online.learner import Learner
     from agentrl.online.loop import OnlineLoop
 
@@ -156,6 +161,7 @@ def _loop(
         )
         spare = config.algorithm.resample * config.tasks
         tickets = Tickets(config.tasks, config.iterations, config.ahead, config.max_staleness, spare)
+        curriculum = Curriculum(config.draw, [task.level for task in rows], context.seed) if config.draw else None
         changes = tickets.overlaps and not models  # the model that samples would be trained meanwhile
         own = replace(policy, model=copy.deepcopy(policy.model)) if changes else None
         shown = rows + judged
@@ -164,7 +170,7 @@ def _loop(
         ) as runner:
             check_room(policy, runner, shown)
             log = OnlineLog(context)
-            with OnlineLoop(runner, learner, rows, tickets, log, context.trajectory_id) as loop:
+            with OnlineLoop(runner, learner, rows, tickets, log, context.trajectory_id, curriculum) as loop:
                 yield loop, Keeper(context, config.checkpoints, loop, judged)
 
 
@@ -247,7 +253,8 @@ def _check_coverage(
 ) -> None:
     """See :func:`agentrl.online.coverage.check`. ``ids`` are the rollouts that the buffer has."""
     rows = Counter(number_of(name) // loop.per_ticket for name in ids)
-    coverage.check(tickets, rows, loop.per_ticket, len(loop.tasks), config.max_staleness)
+    in_turn = None if config.draw else len(loop.tasks)
+    coverage.check(tickets, rows, loop.per_ticket, in_turn, config.max_staleness)
     turns = context.buffer.read(ids, ["n_steps"])["n_steps"]
     context.metrics.update(coverage.summary(tickets, int(pc.sum(turns).as_py() or 0)))
 

@@ -1,0 +1,124 @@
+"""A curriculum opens levels when they are learned, draws each task of a level in turn, and goes on after a kill."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from agentrl.online.curriculum import Curriculum, CurriculumConfig, EveryTask
+
+LEVELS = [1] * 10 + [2] * 6 + [4] * 4
+"""Levels of tasks need not be next to each other."""
+
+ONE_AT_A_TIME = CurriculumConfig(start=(1.0,), gate=0.7, window=64, easier=0.0)
+
+
+def test_a_scripted_table_of_successes_opens_levels_at_known_iterations() -> None:
+    """Eight groups of eight an iteration. Of 64 rollouts, 52 are the first number whose interval begins above 0.7."""
+    table = {1: [48, 52], 2: [40, 51, 56], 4: [51, 52]}
+    levels, shares = [], []
+    curriculum = Curriculum(ONE_AT_A_TIME, LEVELS, 0)
+    for iteration in range(8):
+        tickets = range(8 * iteration, 8 * iteration + 8)
+        drawn = {LEVELS[curriculum.of(ticket)] for ticket in tickets}
+        levels.append(drawn)
+        shares.append(curriculum.shares())
+        if iteration == 7:
+            break
+        [level] = drawn
+        successes = table[level].pop(0)
+        for ticket in tickets:
+            right = successes // 8 + (ticket % 8 < successes % 8)
+            curriculum.learn(ticket, [place < right for place in range(8)])
+    assert levels[:7] == [{1}, {1}, {2}, {2}, {2}, {4}, {4}]
+    assert levels[7] == {1, 2, 4}
+    assert shares[7] == dict.fromkeys((1, 2, 4), pytest.approx(1 / 3))
+
+
+def test_luck_opens_nothing() -> None:
+    """All of eight succeed, or 75 % of a long window: the share is above the gate, the lower end is not."""
+    for successes in ([True] * 8, [True, True, True, False] * 16):
+        curriculum = Curriculum(ONE_AT_A_TIME, LEVELS, 0)
+        curriculum.of(0)
+        curriculum.learn(0, successes)
+        assert curriculum.level == 1
+    curriculum = Curriculum(ONE_AT_A_TIME, LEVELS, 0)
+    curriculum.of(0)
+    curriculum.learn(0, [True] * 16)
+    assert curriculum.level == 2
+
+
+def test_shares_by_hand() -> None:
+    config = CurriculumConfig(start=(0.8, 0.2), easier=0.15, final=(0.5, 0.3, 0.2))
+    curriculum = Curriculum(config, LEVELS, 0)
+    found = []
+    for at in range(4):
+        curriculum.at = at
+        found.append(curriculum.shares())
+    assert found == [
+        {1: 0.8, 2: 0.2},
+        {1: 0.15, 2: pytest.approx(0.68), 4: pytest.approx(0.17)},
+        {1: 0.075, 2: 0.075, 4: pytest.approx(0.85)},
+        {1: 0.5, 2: 0.3, 4: 0.2},
+    ]
+    drawn = Counter(LEVELS[curriculum.of(ticket)] for ticket in range(4000))
+    assert [drawn[level] / 4000 for level in (1, 2, 4)] == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
+
+
+def test_each_task_of_a_level_comes_once_before_any_comes_again() -> None:
+    curriculum = Curriculum(ONE_AT_A_TIME, LEVELS, 3)
+    assert sorted(curriculum.of(ticket) for ticket in range(10)) == list(range(10))
+    assert sorted(curriculum.of(ticket) for ticket in range(10, 20)) == list(range(10))
+    assert [curriculum.of(ticket) for ticket in range(10)] != list(range(10))
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=8, max_size=8), min_size=1, max_size=30), st.integers(0, 29))
+def test_a_restored_curriculum_draws_what_the_other_one_draws(outcomes: list[list[bool]], kill: int) -> None:
+    config = CurriculumConfig(start=(0.6, 0.4), gate=0.3, window=16, easier=0.2)
+    whole, killed = Curriculum(config, LEVELS, 1), Curriculum(config, LEVELS, 1)
+    for ticket, successes in enumerate(outcomes):
+        if ticket == kill:
+            state = killed.state()
+            killed = Curriculum(config, LEVELS, 1)
+            killed.restore(state)
+        assert {one.of(ticket) for one in (whole, killed)} == {whole.of(ticket)}
+        for one in (whole, killed):
+            one.of(ticket + 1)  # under way
+            one.learn(ticket, successes)
+        assert whole.state() == killed.state()
+
+
+def test_a_ticket_of_which_there_are_rollouts_keeps_its_task() -> None:
+    curriculum = Curriculum(ONE_AT_A_TIME, LEVELS, 0)
+    curriculum.take(0, 17)
+    assert curriculum.of(0) == 17
+    assert curriculum.is_drawn(0)
+    assert not curriculum.is_drawn(1)
+
+
+def test_without_a_curriculum_every_task_comes_in_turn() -> None:
+    draws = EveryTask(5, 0)
+    first = [draws.of(ticket) for ticket in range(10)]
+    assert sorted(first[:5]) == sorted(first[5:]) == list(range(5))
+    assert first == [EveryTask(5, 0).of(ticket) for ticket in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"start": [0.5, 0.2]}, "add up to 0.7"),
+        ({"final": [1.5, -0.5]}, "shares are not negative"),
+        ({"start": [0, 1]}, "the first share is 0"),
+        ({"gate": 1.0}, "less than 1"),
+    ],
+)
+def test_shares_that_cannot_be_are_refused(config: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        CurriculumConfig.model_validate(config)
+
+
+def test_final_shares_are_those_of_the_levels_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"draw.final has 2 shares, and the tasks have 3 levels \(1, 2, 4\)"):
+        Curriculum(CurriculumConfig(final=(0.5, 0.5)), LEVELS, 0)

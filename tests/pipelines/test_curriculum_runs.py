@@ -86,5 +86,5 @@ def test_a_killed_run_goes_on_with_the_tasks_that_it_drew(
 
 
 def test_shares_that_do_not_fit_the_tasks_are_refused(harness: Harness, warm: Model, tasks: Tasks) -> None:
-    with pytest.raises(ValueError, match="draw.final has 5 shares, and the tasks have 3 levels"):
+    with pytest.raises(ValueError, match=r"draw\.final has 5 shares, and the tasks have 3 levels"):
         harness.run(online, {**SMALL, "draw": {"final": [0.2] * 5}}, model=warm, tasks=tasks)

@@ -18,8 +18,8 @@ from agentrl.rollouts.reopen import reopened
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, reveal, stage
 from pipelines.stages.common import count, environment, load_policy, secrets_of
-from pipelines.stages.known import TaskKey, known_tasks, task_key
 from pipelines.stages.selected import check_tokenizer
+from pipelines.stages.stored_tasks import TaskKey, key_of, tasks_of
 from schemas.trajectory import NOT_TRAINED, Termination, Trajectory
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def relabel(
     drops: Counter[str] = Counter()
     ids = _failed(trajectories, drops)
     Random(f"relabel-{context.seed}").shuffle(ids)
-    known = known_tasks(trajectories, tasks)
+    known = tasks_of(trajectories, tasks)
     held = [task for one in heldout for task in one.read()]
     envs = {env for env, _, _ in known} if config.by == "env" else set()
     places = {env: environment(context, env) for env in sorted(envs | {one.env for one in held if envs})}
@@ -173,9 +173,9 @@ async def _solved(
 
 
 def _task_of(row: Trajectory, known: "Mapping[TaskKey, Task]") -> "Task":
-    if task_key(row) not in known:
+    if key_of(row) not in known:
         raise ValueError(f"{row.trajectory_id} is of task {row.task_id}, which is not known; wire inputs.tasks")
-    return known[task_key(row)]
+    return known[key_of(row)]
 
 
 def _reopened(solved: Solved, policy: "Policy | None", name: str) -> Trajectory:

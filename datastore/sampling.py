@@ -69,11 +69,14 @@ def prioritized(
     rows: pl.DataFrame, n: int, seed: int = 0, *, priority: str = "reward", alpha: float = 0.6, beta: float = 0.4
 ) -> Sample:
     """With replacement, P(i) = p_i^alpha / sum p^alpha (Schaul et al. 2015, proportional variant) with
-    p = |priority| + 1e-6.
+    p = |priority| + 1e-6. ``priority`` is a column, or :data:`SURPRISE`.
 
     The weights (N P(i))^-beta, divided by their largest, undo the bias: completely if beta is 1, since the weighted
     mean then estimates the uniform one, and in part if beta is smaller.
     """
+    if priority == SURPRISE:
+        _scored(rows, "reward")
+        rows = rows.with_columns(_surprise().alias(SURPRISE))
     chosen = _Sorted(rows, n)
     if priority not in rows.columns:
         raise StoreError(f"there is no column {priority!r} to prioritise by; columns are {', '.join(rows.columns)}")
@@ -85,6 +88,17 @@ def prioritized(
     drawn = np.random.default_rng(seed).choice(rows.height, size=n, p=probability)
     weights = (rows.height * probability) ** -beta
     return chosen.sample(drawn, weights[drawn] / weights.max())
+
+
+SURPRISE = "surprise"
+"""Priority by how far a reward is from the mean of its group: what the advantage of a group is before it is scaled. The
+name stands for it among the columns."""
+
+
+def _surprise() -> pl.Expr:
+    """Rows that name no group are compared with those of their task."""
+    group = pl.coalesce("group_id", "task_id")
+    return (pl.col("reward") - pl.col("reward").mean().over(group)).abs()
 
 
 def recency(rows: pl.DataFrame, n: int, seed: int = 0, *, half_life: float = 1.0) -> Sample:
@@ -139,7 +153,7 @@ SAMPLERS: dict[str, Callable[..., Sample]] = {
 COLUMNS: dict[str, tuple[str, ...]] = {
     "uniform": (),
     "success_first": ("success",),
-    "prioritized": ("reward",),
+    "prioritized": ("reward", "group_id", "task_id"),
     "recency": ("policy_version",),
     "diversity": ("task_id",),
     "curriculum": ("level", "success", "policy_version"),

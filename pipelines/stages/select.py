@@ -1,11 +1,11 @@
 """The stage that selects rows of one version of the buffer's table: by SQL, by rules, by drawing."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from datastore.curation.rules import Rule
 from datastore.errors import StoreError
@@ -30,6 +30,27 @@ class Draw(BaseModel):
 
     strategy: Literal["uniform", "success_first", "prioritized", "recency", "diversity", "curriculum"] = "uniform"
     n: int = Field(ge=1, description="rows to draw")
+    priority: Literal["reward", "surprise"] = Field(
+        "reward", description="of prioritized: the reward, or how far it is from the mean of its group"
+    )
+    alpha: float = Field(
+        0.6, ge=0, description="of prioritized: 0 draws all rows alike, 1 in proportion to the priority"
+    )
+    beta: float = Field(0.4, ge=0, le=1, description="of prioritized: how far weights undo the bias; 1 does completely")
+
+    @model_validator(mode="after")
+    def _of_prioritized(self) -> "Draw":
+        given = sorted(self.model_fields_set & {"priority", "alpha", "beta"})
+        if given and self.strategy != "prioritized":
+            raise ValueError(f"{given[0]} does nothing with strategy: {self.strategy}; it is of prioritized")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the strategy is called with beside rows, number and seed."""
+        if self.strategy != "prioritized":
+            return {}
+        return {"priority": self.priority, "alpha": self.alpha, "beta": self.beta}
 
 
 class SelectConfig(ByScorer):
@@ -155,7 +176,7 @@ def _drawn(
     from datastore.sampling import COLUMNS, SAMPLERS
 
     rows = _rows(context.buffer, where, config.version, ids, COLUMNS[draw.strategy], scores)
-    return rows.height, SAMPLERS[draw.strategy](rows, draw.n, context.seed)
+    return rows.height, SAMPLERS[draw.strategy](rows, draw.n, context.seed, **draw.options)
 
 
 def _rows(

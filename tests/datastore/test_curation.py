@@ -227,6 +227,24 @@ def test_prioritized_weights_undo_the_bias() -> None:
         prioritized(ROWS, 5, priority="td")
 
 
+def test_a_surprise_is_a_reward_far_from_those_of_its_group() -> None:
+    rows = pl.DataFrame(
+        {
+            "trajectory_id": ["a", "b", "c", "d", "e", "f"],
+            "task_id": ["t"] * 4 + ["u"] * 2,
+            "group_id": ["g"] * 4 + [None] * 2,
+            "reward": [1.0, 0.0, 0.0, 0.0, 1.0, 1.0],
+        }
+    )
+    sample = prioritized(rows, 4000, 0, priority="surprise", alpha=1.0, beta=1.0)
+    share = {name: sample.ids.count(name) / 4000 for name in "abcdef"}
+    # |reward - mean of its group| is 3/4 for the one success, 1/4 for the failures, and 0 where all are alike
+    assert [share[name] for name in "abcd"] == pytest.approx([0.5, 1 / 6, 1 / 6, 1 / 6], abs=0.03)
+    assert share["e"] == share["f"] == 0
+    weights = dict(zip(sample.ids, sample.weights, strict=True))
+    assert weights["b"] / weights["a"] == pytest.approx(3, rel=1e-4)
+
+
 def test_recency_prefers_new_policies() -> None:
     counts = drawn(recency(ROWS, 100, half_life=1.0).ids)["policy_version"].value_counts()
     share = dict(counts.iter_rows())

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from small_models import small_policy
 
 from agentrl.algorithms.dpo import DPO
@@ -16,6 +17,7 @@ from agentrl.training.step import Trainer
 from pipelines.handles import Trajectories
 from pipelines.harness import Harness
 from pipelines.stages.pairs import agentq
+from pipelines.stages.select import select
 from pipelines.stages.tasks import generate
 from pipelines.stages.train import dpo, kto, offline, preference, sft
 from pipelines.stages.trajectories import sample, synthesize
@@ -91,6 +93,41 @@ def test_each_stage_hands_the_weights_on(harness: Harness) -> None:
     assert expected
     for stage in (dpo, preference):
         assert of_rows(harness.run(stage, config, pairs=pairs, model=model)) == pytest.approx(expected)
+
+
+def test_rows_that_are_drawn_by_priority_are_trained_on_with_their_importance_weights(harness: Harness) -> None:
+    """Of three successes and nine failures in groups of four, drawn by surprise with replacement."""
+    tasks = harness.run(generate, {"env": "lookup", "train": 3, "dev": 1, "heldout": 1})["train"]
+    [shown] = [harness.run(synthesize, tasks=tasks)["trajectories"]]
+    warm = harness.run(sft, {"model": {"init": "tiny"}, "steps": 1, "batch": 2}, trajectories=[shown])["model"]
+    limits = {"max_turn_tokens": 8, "max_tokens": 120}
+    sampled = harness.run(sample, {"samples": 4, "sampling": limits}, model=warm, tasks=tasks)["trajectories"]
+    given = harness.trajectories(
+        row.model_copy(update={"trajectory_id": f"p-{n:02d}", "reward": float(n % 4 == 0), "success": n % 4 == 0})
+        for n, row in enumerate(sampled.read())
+    )
+    draw = {"strategy": "prioritized", "n": 200, "priority": "surprise", "alpha": 1.0, "beta": 1.0}
+    config = {"version": harness.buffer.version, "draw": draw}
+    chosen = harness.run(select, config, trajectories=[given])["trajectories"]
+    ids = chosen.ids()
+    drawn = {name: ids.count(name) for name in set(ids)}
+    assert sum(number for name, number in drawn.items() if int(name[-2:]) % 4 == 0) == pytest.approx(100, abs=25)
+    # P is 3/4 : 1/4, so a success weighs a third of a failure, and both kinds count as often as they occur
+    expected = {name: 1 / 3 if int(name[-2:]) % 4 == 0 else 1.0 for name in drawn}
+    made = harness.run(sft, {"steps": 1, "batch": 4}, trajectories=[chosen], model=warm)
+    assert of_rows(made) == pytest.approx(expected, rel=1e-4)
+    assert made.metrics["rows"] == 200
+    total = sum(expected[name] for name in ids)
+    share = sum(expected[name] for name in ids if int(name[-2:]) % 4 == 0) / total
+    assert share == pytest.approx(0.25, abs=0.08), "the weighted share of successes is that of the buffer"
+    weights = of_rows(harness.run(offline, {"steps": 1, "batch": 4}, trajectories=[chosen], model=warm))
+    plain = of_rows(harness.run(offline, {"steps": 1, "batch": 4}, trajectories=[given], model=warm))
+    assert {name: weight > 0 for name, weight in weights.items()} == {name: plain[name] > 0 for name in weights}
+
+
+def test_settings_of_a_strategy_are_refused_with_another_one() -> None:
+    with pytest.raises(ValidationError, match="beta does nothing with strategy: uniform; it is of prioritized"):
+        select.config.model_validate({"version": 1, "draw": {"n": 3, "beta": 1.0}})
 
 
 def of_rows(result: Any) -> dict[str, float]:

@@ -71,7 +71,7 @@ def prioritized(
     """With replacement, P(i) = p_i^alpha / sum p^alpha (Schaul et al. 2015, proportional variant) with
     p = |priority| + 1e-6. ``priority`` is a column, or :data:`SURPRISE`.
 
-    The weights (N P(i))^-beta, divided by their largest, undo the bias: completely if beta is 1, since the weighted
+    The weights (N P(i))^-beta, divided by the largest of those drawn, undo the bias: completely if beta is 1, since the weighted
     mean then estimates the uniform one, and in part if beta is smaller.
     """
     if priority == SURPRISE:
@@ -87,7 +87,7 @@ def prioritized(
     probability = values / values.sum()
     drawn = np.random.default_rng(seed).choice(rows.height, size=n, p=probability)
     weights = (rows.height * probability) ** -beta
-    return chosen.sample(drawn, weights[drawn] / weights.max())
+    return chosen.sample(drawn, weights[drawn] / weights[drawn].max())
 
 
 SURPRISE = "surprise"

@@ -243,6 +243,7 @@ def test_a_surprise_is_a_reward_far_from_those_of_its_group() -> None:
     assert share["e"] == share["f"] == 0
     weights = dict(zip(sample.ids, sample.weights, strict=True))
     assert weights["b"] / weights["a"] == pytest.approx(3, rel=1e-4)
+    assert max(sample.weights) == 1, "rows that cannot be drawn make no weight small"
 
 
 def test_recency_prefers_new_policies() -> None:

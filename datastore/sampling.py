@@ -71,8 +71,8 @@ def prioritized(
     """With replacement, P(i) = p_i^alpha / sum p^alpha (Schaul et al. 2015, proportional variant) with
     p = |priority| + 1e-6. ``priority`` is a column, or :data:`SURPRISE`.
 
-    The weights (N P(i))^-beta, divided by the largest of those drawn, undo the bias: completely if beta is 1, since the weighted
-    mean then estimates the uniform one, and in part if beta is smaller.
+    The weights (N P(i))^-beta, divided by the largest of those drawn, undo the bias: completely if beta is 1, since the
+    weighted mean then estimates the uniform one, and in part if beta is smaller.
     """
     if priority == SURPRISE:
         _scored(rows, "reward")

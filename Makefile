@@ -7,7 +7,7 @@ VLLM_VENV ?= .venv-vllm
 ADAPTERS_VENV ?= .venv-adapters
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-scale bench-environments bench-online bench-families clean
+.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-families clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -72,7 +72,7 @@ bench-families: $(VENV)/.run bubblewrap
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 	$(BIN)/python benchmarks/scale_store.py
 
-bench-buffer bench-pipelines bench-training bench-learning bench-scale bench-formats bench-online: $(VENV)/.bench
+bench-buffer bench-pipelines bench-training bench-learning bench-methods bench-scale bench-formats bench-online: $(VENV)/.bench
 	$(BIN)/python benchmarks/$(@:bench-%=%).py
 
 clean:

@@ -246,7 +246,8 @@ class Admission:
     def _goal(self, task: Task) -> tuple[str, str] | None:
         """What a task asks for, as its environment says it; None if the environment says nothing."""
         environment = self.environments.get(task.env)
-        if environment is None or not hasattr(environment, "goal") or task.verifier == "judge":
+        known = task.metadata != "{}" and task.verifier != "judge"
+        if environment is None or not hasattr(environment, "goal") or not known:
             return None
         return str(environment.name), str(environment.goal(task))
 

@@ -21,10 +21,7 @@ class PinnedIndex(SearchIndex):
 
     def __init__(self, buffer: "TrajectoryBuffer", ids: "Ids", embedder: str = EMBEDDED) -> None:
         super().__init__(buffer, embedder)
-        table = buffer.read(ids, [*COLUMNS, "source"])
-        rows = pl.DataFrame({name: pl.Series(table[name]) for name in table.column_names}).unique(
-            "trajectory_id", maintain_order=True
-        )
+        rows = pl.DataFrame(buffer.read(ids, [*COLUMNS, "source"])).unique("trajectory_id", maintain_order=True)
         self._texts = rows["prompt"].unique().sort().to_list()
         if not self._texts:
             raise StoreError("there are no rows to search")

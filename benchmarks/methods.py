@@ -1,0 +1,263 @@
+"""What methods gain at an equal budget, on held-out tasks.
+
+Every method starts from one supervised policy for each seed and spends the same budget: sampled tokens, foreign tokens
+(a teacher's, a judge's), environment calls and trained tokens are counted and printed. Rejection sampling and GRPO are
+always among the baselines. Success is that at temperature 1 on held-out tasks, with Wilson 95 % intervals over the
+tasks of all seeds; a gain is a paired difference over tasks and seeds, with a bootstrap interval.
+
+- hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, `lookup`).
+- curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum.
+
+    python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
+    METHODS=hindsight python benchmarks/methods.py  # some
+    SPLIT=dev ...                                   # judge on dev tasks, on which settings are chosen
+    SCALE=small ...                                 # one seed, under a minute: everything runs, nothing is learned
+    CHECK=1 ...                                     # exit code 1 if a target is missed
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # a small model: a second thread costs more than it brings
+SMALL = os.environ.get("SCALE") == "small"
+SEEDS = range(1) if SMALL else range(3)
+SPLIT = os.environ.get("SPLIT", "heldout")
+TRAIN, JUDGED = (48, 24) if SMALL else (768, 512)
+WARM_STEPS, CURATED_STEPS = (30, 4) if SMALL else (300, 60)
+TASKS, SAMPLES, ITERATIONS = (8, 2, 2) if SMALL else (32, 8, 24)
+WITHIN = 0.15
+"""How far the sampled tokens of two methods with equal rollouts may be apart."""
+
+
+@dataclass
+class Spent:
+    """What a method used, beside its warm policy."""
+
+    sampled: int = 0
+    foreign: int = 0
+    calls: int = 0
+    trained: int = 0
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+@dataclass
+class Arm:
+    """A method over all seeds: what it solved, by seed and task, and what it spent."""
+
+    name: str
+    runs: list[dict[str, float]] = field(default_factory=list)
+    spent: Spent = field(default_factory=Spent)
+
+    def add(self, run: dict[str, float], spent: Spent) -> None:
+        self.runs.append(run)
+        self.spent += spent
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment and one seed: tasks, a warm policy, and the model that it starts from."""
+
+    harness: Any
+    tasks: Any
+    judged: Any
+    heldout: list[Any]
+    warm: Any
+
+
+ENVIRONMENTS: dict[str, Any] = {
+    "rooms": {"type": "rooms", "spoken": True},
+    "lookup": "lookup",
+    "rooms 1-6": {"type": "rooms", "spoken": True, "levels": [1, 2, 3, 4, 5, 6]},
+}
+CONTEXT = {"rooms": 256, "lookup": 192, "rooms 1-6": 256}
+
+
+def prepared(env: str, seed: int, folder: Path) -> Setting:
+    """A model that has imitated an imperfect expert on a share of the tasks."""
+    from pipelines.harness import Harness
+    from pipelines.stages.tasks import generate
+    from pipelines.stages.train import sft
+    from pipelines.stages.trajectories import synthesize
+
+    harness = Harness(folder, seed)
+    sizes = {"train": TRAIN, "dev": JUDGED, "heldout": JUDGED}
+    tasks = harness.run(generate, {"env": ENVIRONMENTS[env], **sizes})
+    expert = harness.run(synthesize, {"noise": 0.2, "coverage": 0.5}, tasks=tasks["train"])["trajectories"]
+    optimizer = {"lr": 5e-3, "schedule": "cosine", "warmup": 20}
+    model = {"init": "tiny", "size": {"context": CONTEXT[env]}}
+    config = {"model": model, "steps": WARM_STEPS, "batch": 32, "optimizer": optimizer}
+    warm = harness.run(sft, config, trajectories=[expert])["model"]
+    return Setting(harness, tasks["train"], tasks[SPLIT], [tasks["dev"], tasks["heldout"]], warm)
+
+
+def judged(setting: Setting, model: Any) -> dict[str, float]:
+    """Task -> success of one rollout at temperature 1."""
+    from pipelines.stages.evaluate import evaluate
+
+    made = setting.harness.run(evaluate, model=model, tasks=setting.judged)
+    rows = made["trajectories"].table(["task_id", "success", "tags"]).to_pylist()
+    return {row["task_id"]: float(row["success"]) for row in rows if "sampled" in row["tags"]}
+
+
+def of_rollouts(rows: Any) -> Spent:
+    import pyarrow.compute as pc
+
+    table = rows.table(["n_action_tokens", "n_tool_calls"])
+    return Spent(pc.sum(table["n_action_tokens"]).as_py(), 0, pc.sum(table["n_tool_calls"]).as_py(), 0)
+
+
+def curated(setting: Setting, selections: list[Any]) -> tuple[Any, Spent]:
+    """The warm policy after supervised steps on these rows, and the tokens that it was trained on."""
+    from pipelines.stages.train import sft
+
+    optimizer = {"lr": 2e-3, "schedule": "linear"}
+    config = {"steps": CURATED_STEPS, "batch": 32, "optimizer": optimizer}
+    made = setting.harness.run(sft, config, trajectories=selections, model=setting.warm)
+    counts = [n for one in selections for n in one.table(["n_action_tokens"])["n_action_tokens"].to_pylist()]
+    return made["model"], Spent(trained=round(CURATED_STEPS * 32 * sum(counts) / len(counts)))
+
+
+def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:
+    """The warm policy after GRPO, what it spent, and the level of each iteration that had one."""
+    from pipelines.stages.grpo import online as stage
+
+    config = {
+        "iterations": ITERATIONS, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0}, **settings,
+        "optimizer": {"lr": 3e-4, "schedule": "linear", "warmup": 4}, "checkpoint_every": 1000,
+    }  # fmt: skip
+    made = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks)
+    spent = of_rollouts(made["trajectories"])
+    levels = [row["level"] for row in made["metrics"].table().to_pylist() if row.get("level")]
+    return made["model"], spent + Spent(trained=spent.sampled), levels
+
+
+def hindsight(env: str) -> bool:
+    """The same rollouts with and without what failed ones did achieve, against GRPO with as many."""
+    from pipelines.stages.relabel import relabel
+    from pipelines.stages.trajectories import reject, sample
+
+    arms = {name: Arm(name) for name in ("warm", "rejection", "rejection + hindsight", "GRPO")}
+    shifts: Counter[tuple[int, int]] = Counter()
+    for seed in SEEDS:
+        with tempfile.TemporaryDirectory() as folder:
+            setting = prepared(env, seed, Path(folder))
+            run = setting.harness.run
+            config = {"samples": SAMPLES}
+            tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+            rows = run(sample, config, model=setting.warm, tasks=tasks)["trajectories"]
+            spent = of_rollouts(rows)
+            arms["warm"].add(judged(setting, setting.warm), Spent())
+            good = run(reject, {"keep": 2}, trajectories=[rows])["trajectories"]
+            model, more = curated(setting, [good])
+            arms["rejection"].add(judged(setting, model), spent + more)
+            made = run(
+                relabel, {"cap": len(good.ids()) // 4 or None},
+                trajectories=[rows], heldout=setting.heldout, model=setting.warm, tasks=[tasks],
+            )  # fmt: skip
+            print(f"{env}, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
+            new = made["trajectories"]
+            replayed = Spent(calls=replays(made, new))
+            model, more = curated(setting, [good, new])
+            arms["rejection + hindsight"].add(judged(setting, model), spent + replayed + more)
+            shifts.update({(one["asked"], one["achieved"]): one["rows"] for one in made["levels"].table().to_pylist()})
+            model, more, _ = online(setting)
+            arms["GRPO"].add(judged(setting, model), more)
+    print(f"\nhindsight, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
+    table(arms)
+    print(f"levels asked -> achieved: {', '.join(f'{a} -> {b}: {n}' for (a, b), n in sorted(shifts.items()))}")
+    return gain(f"hindsight, {env}", arms["rejection"], arms["rejection + hindsight"])
+
+
+def replays(made: Any, new: Any) -> int:
+    """Calls that were made again to verify new tasks: for each task tried, as many as a kept row has on average."""
+    counts = new.table(["n_tool_calls"])["n_tool_calls"].to_pylist()
+    tried = sum(int(made.metrics.get(name) or 0) for name in ("relabelled", "not_solved", "over_cap", "doubled"))
+    return round(tried * sum(counts) / max(1, len(counts)))
+
+
+def curriculum() -> bool:
+    """GRPO with every task in turn, and with levels that open, with as many rollouts; rejection beside them."""
+    from pipelines.stages.trajectories import reject, sample
+
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO + curriculum")}
+    draw = {"start": [0.8, 0.2], "gate": 0.7, "window": 256, "easier": 0.15}
+    for seed in SEEDS:
+        with tempfile.TemporaryDirectory() as folder:
+            setting = prepared("rooms 1-6", seed, Path(folder))
+            tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+            rows = setting.harness.run(sample, {"samples": SAMPLES}, model=setting.warm, tasks=tasks)["trajectories"]
+            arms["warm"].add(judged(setting, setting.warm), Spent())
+            good = setting.harness.run(reject, {"keep": 2}, trajectories=[rows])["trajectories"]
+            model, more = curated(setting, [good])
+            arms["rejection"].add(judged(setting, model), of_rollouts(rows) + more)
+            model, more, _ = online(setting)
+            arms["GRPO"].add(judged(setting, model), more)
+            model, more, levels = online(setting, draw=draw)
+            arms["GRPO + curriculum"].add(judged(setting, model), more)
+            print(f"curriculum, seed {seed}: level of each iteration {levels}", file=sys.stderr, flush=True)
+    print(f"\ncurriculum, rooms of levels 1 to 6: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
+    table(arms)
+    return gain("curriculum, rooms", arms["GRPO"], arms["GRPO + curriculum"])
+
+
+def table(arms: dict[str, Arm]) -> None:
+    from agentrl.statistics.intervals import wilson
+
+    print(f"{'method':<22} {'success':>7}  {'95 % interval':<15} {'each seed':<20} "
+          f"{'sampled':>10} {'foreign':>8} {'calls':>8} {'trained':>10}")  # fmt: skip
+    for arm in arms.values():
+        solved, total = sum(sum(run.values()) for run in arm.runs), sum(map(len, arm.runs))
+        low, high = wilson(solved, total)
+        each = " ".join(f"{sum(run.values()) / len(run):.3f}" for run in arm.runs)
+        spent = " ".join(
+            f"{number:>{width},}" for number, width in zip(vars(arm.spent).values(), (10, 8, 8, 10), strict=True)
+        )
+        print(f"{arm.name:<22} {solved / total:>7.3f}  {low:.3f} to {high:.3f}  {each:<20} {spent}")
+
+
+def gain(name: str, before: Arm, after: Arm) -> bool:
+    """Print how much is gained at an equal budget, and whether the budget was equal."""
+    from agentrl.statistics.paired import difference
+
+    found = difference(before.runs, after.runs, same_seeds=True)
+    ratio = after.spent.sampled / max(1, before.spent.sampled)
+    met = [
+        line(f"{name}: {found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f}) over {before.name}",
+             found.low > 0, "the interval above 0"),
+        line(f"{name}: {ratio:.2f} of the sampled tokens of {before.name}", abs(ratio - 1) <= WITHIN,
+             f"within {WITHIN:.0%}"),
+    ]  # fmt: skip
+    return all(met)
+
+
+def line(figure: str, met: bool, target: str) -> bool:
+    print(f"{figure} (target {target}): {'met' if met else 'MISSED'}", flush=True)
+    return met
+
+
+METHODS = {
+    "hindsight": lambda: [hindsight("rooms"), hindsight("lookup")],
+    "curriculum": lambda: [curriculum()],
+}
+
+
+def main() -> int:
+    started = time.process_time()
+    chosen = os.environ.get("METHODS", ",".join(METHODS)).split(",")
+    print(f"{len(SEEDS)} seeds x {JUDGED} {SPLIT} tasks")
+    met = [one for name in chosen for one in METHODS[name]()]
+    print(f"\n{time.process_time() - started:.0f} processor seconds")
+    return int(os.environ.get("CHECK") == "1" and not all(met))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    sys.exit(main())

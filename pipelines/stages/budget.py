@@ -2,15 +2,13 @@
 before anything is sampled."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 from pydantic import Field
 
 from agentrl.engines.base import Sampling
-from agentrl.rollouts.context import Shown, with_context
 from agentrl.rollouts.rationalize import with_hint
 from pipelines.stage import StageConfig
 
@@ -97,15 +95,8 @@ def warn_of_long_rows(policy: "Policy", rows: "TrainingRows") -> None:
         )
 
 
-def check_room(
-    policy: "Policy | None",
-    runner: "RolloutRunner",
-    tasks: "Sequence[Task]",
-    hint: str = "",
-    context: "Mapping[str, Shown]" = MappingProxyType({}),
-) -> None:
-    """Compare prompts, as the model's chat template renders them with their tools, with the limit of tokens. Before
-    them stands what ``context`` shows to tasks, by their ids.
+def check_room(policy: "Policy | None", runner: "RolloutRunner", tasks: "Sequence[Task]", hint: str = "") -> None:
+    """Compare prompts, as the model's chat template renders them with their tools, with the limit of tokens.
 
     Raises ValueError if even the shortest prompt leaves less than :data:`ROOM` tokens. A warning names the longest if
     that leaves less.
@@ -113,8 +104,7 @@ def check_room(
     if policy is None:
         return
     sampling = runner.sampling
-    texts = {name: len(shown.text) for name, shown in context.items()}
-    ordered = sorted(tasks, key=lambda task: len(task.prompt) + texts.get(task.task_id, 0))
+    ordered = sorted(tasks, key=lambda task: len(task.prompt))
     chosen = {task.task_id: task for task in [*ordered[:LOOKED_AT], *ordered[-LOOKED_AT:]]}
     shown = zip(chosen.values(), runner.openings(list(chosen.values())), strict=True)
     sizes: dict[str, int] = {}
@@ -123,8 +113,6 @@ def check_room(
             continue
         if hint:
             opening = with_hint(opening, task, hint)
-        if task.task_id in context:
-            opening = with_context(opening, context[task.task_id])
         sizes[task.task_id] = len(policy.codec.opening(opening, tools))
     if not sizes:
         return

@@ -2,9 +2,8 @@
 
 import asyncio
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from pipelines.handles import Model, Scores, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig, check_room
 from pipelines.stages.common import REWARDS, count, environment, load_policy, record_dialect, rollout_runner
-from pipelines.stages.context import ContextConfig, shown_to
 from pipelines.stages.outcomes import FEW, warn_of_ends
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.shards import Shards
@@ -32,7 +30,6 @@ from schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
-    from agentrl.rollouts.context import Shown
     from agentrl.rollouts.runner import Attempt, RolloutRunner
     from schemas.task import Task
 
@@ -71,30 +68,19 @@ class SampleConfig(StageConfig):
     shard_tasks: int = Field(128, ge=1, description="tasks between two points at which a killed run resumes")
     engine: EngineChoice = DEFAULT_ENGINE
     limits: Limits = Limits()
-    context: list[ContextConfig] = Field(
-        [], description="what stands before the prompt: {experience: {k: 3}}, runs like it from the input experience"
-    )
 
 
 @stage("trajectories.sample", version=1)
-def sample(
-    context: Context,
-    config: SampleConfig,
-    tasks: Tasks,
-    model: Model | None = None,
-    experience: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
-) -> Trajectories:
+def sample(context: Context, config: SampleConfig, tasks: Tasks, model: Model | None = None) -> Trajectories:
     """Rollouts of a policy, ``samples`` for each task, in the environments that the tasks name. The policy is the
-    model, or if the engine is an endpoint, what is behind it. Of what they are shown besides their task, the rows' tags
-    name the ids."""
+    model, or if the engine is an endpoint, what is behind it."""
     rows = tasks.read()
     policy = _policy(config, model)
     sampling = config.sampling.of(policy)
-    shown = shown_to(context, config.context, rows, experience, policy)
     with rollout_runner(context, policy, rows, sampling, config.engine, config.limits, config.rewards) as runner:
-        check_room(policy, runner, rows, context=shown)
+        check_room(policy, runner, rows)
         shards = Shards(context)
-        for round_ in _rounds(context, config, rows, runner.engine.reproducible, shards, shown):
+        for round_ in _rounds(context, config, rows, runner.engine.reproducible, shards):
             runner.wait(_sample(context, runner, round_, shards))
     shards.finish(len(range(0, len(rows), config.shard_tasks)))
     count(context, runner.counts)
@@ -114,12 +100,7 @@ def sample(
 
 
 def _rounds(
-    context: Context,
-    config: SampleConfig,
-    tasks: "Sequence[Task]",
-    one_by_one: bool,
-    shards: Shards,
-    shown: "Mapping[str, Shown]",
+    context: Context, config: SampleConfig, tasks: "Sequence[Task]", one_by_one: bool, shards: Shards
 ) -> "list[dict[int, dict[str, Attempt]]]":
     """The attempts of each shard that the buffer lacks, by their ids. An engine that is reproducible begins each shard
     from nothing (``one_by_one``), so that a resumed run makes the same rows."""
@@ -130,10 +111,7 @@ def _rounds(
         part = tasks[start : start + config.shard_tasks]
         attempts = shards.missing(tickets(part, config.samples, context.trajectory_id, start * config.samples))
         if attempts:
-            missing[shard] = {
-                name: replace(one, shown=shown.get(one.task.task_id)) if shown else one
-                for name, one in attempts.items()
-            }
+            missing[shard] = attempts
     return [{shard: missing[shard]} for shard in missing] if one_by_one else [missing]
 
 

@@ -47,7 +47,7 @@ def test_segments_fit_and_train_each_turn_once(harness: Harness, by: str) -> Non
     sampled = [
         row.model_copy(update={"logprobs": [-0.5 if acted else math.nan for acted in row.action_mask]}) for row in whole
     ]
-    limit = 110
+    limit = 90
     given, model = harness.trajectories(sampled), harness.model(policy.save)
     made = harness.run(segment, {"limit": limit, "keep_last": 2, "by": by}, trajectories=[given], model=model)
     chosen = made["trajectories"].read()
@@ -77,8 +77,9 @@ def test_segments_fit_and_train_each_turn_once(harness: Harness, by: str) -> Non
             calls = [call for one in row.messages for call in one.tool_calls]
             assert ("So far:" in row.messages[0].content) == (by == "schema" and len(calls) < old.n_tool_calls)
             assert row.messages[0].content.startswith(old.prompt)
-    config = {"steps": 1, "batch": 4}
+    config: dict[str, Any] = {"steps": 1, "batch": 4}
     assert harness.run(sft, config, trajectories=[made["trajectories"]], model=model).metrics["rows"] == len(chosen)
+    config["algorithm"] = {"type": "reinforce_plus_plus"}
     with pytest.raises(Exception, match="logprobs not finite"):
         harness.run(offline, config, trajectories=[made["trajectories"]], model=model)
 
@@ -87,7 +88,7 @@ def test_what_stands_for_steps_that_are_left_out_names_their_calls(harness: Harn
     [row] = [max(walks(), key=lambda row: row.n_steps)]
     policy = tiny_policy([row.messages], 0)
     made = harness.run(
-        segment, {"limit": 120, "keep_last": 0, "by": "schema"},
+        segment, {"limit": 80, "keep_last": 0, "by": "schema"},
         trajectories=[harness.trajectories([row])], model=harness.model(policy.save),
     )["trajectories"].read()  # fmt: skip
     first = next(one for one in row.messages if one.tool_calls)
@@ -105,7 +106,7 @@ def test_a_turn_that_was_not_trained_on_is_not_trained_on_in_a_segment(harness: 
     mask = [acted and place >= second.token_start for place, acted in enumerate(whole.action_mask)]
     fork = whole.model_copy(update={"action_mask": mask, "n_action_tokens": sum(mask)})
     made = harness.run(
-        segment, {"limit": 100}, trajectories=[harness.trajectories([fork])], model=harness.model(policy.save)
+        segment, {"limit": 80}, trajectories=[harness.trajectories([fork])], model=harness.model(policy.save)
     )["trajectories"].read()
     assert sum(one.n_action_tokens for one in made) == sum(mask)
 

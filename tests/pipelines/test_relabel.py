@@ -80,7 +80,7 @@ def test_what_a_failed_row_did_achieve_is_a_task_that_it_solves(harness: Harness
     config: dict[str, Any] = {"steps": 1, "batch": 2}
     assert harness.run(sft, config, trajectories=[made["trajectories"]], model=model).metrics["rows"] == len(new)
     both = [made["trajectories"], given]
-    config["algorithm"] = {"type": "reinforce_plus_plus"}
+    config["algorithm"] = {"type": "reinforce++"}
     with pytest.raises(Exception, match="logprobs not finite"):
         harness.run(offline, config, trajectories=both, model=model)
 

@@ -79,7 +79,7 @@ def test_segments_fit_and_train_each_turn_once(harness: Harness, by: str) -> Non
             assert row.messages[0].content.startswith(old.prompt)
     config: dict[str, Any] = {"steps": 1, "batch": 4}
     assert harness.run(sft, config, trajectories=[made["trajectories"]], model=model).metrics["rows"] == len(chosen)
-    config["algorithm"] = {"type": "reinforce_plus_plus"}
+    config["algorithm"] = {"type": "reinforce++"}
     with pytest.raises(Exception, match="logprobs not finite"):
         harness.run(offline, config, trajectories=[made["trajectories"]], model=model)
 

@@ -25,21 +25,21 @@ class StepTooLongError(ValueError):
 
 
 @dataclass(frozen=True)
-class Step:
+class Exchange:
     """An assistant message, what answered it, and whether it is trained on."""
 
     messages: list[Message]
     trained: bool
 
 
-def steps_of(row: Trajectory) -> list[Step]:
+def steps_of(row: Trajectory) -> list[Exchange]:
     """The steps of a row. In a row with tokens, a turn is trained on if a token of it is."""
     steps: list[list[Message]] = []
     for message in row.messages[len(opening_of(row)) :]:
         if message.role is Role.ASSISTANT:
             steps.append([])
         steps[-1].append(message)
-    return [Step(step, _is_trained(row, step[0])) for step in steps]
+    return [Exchange(step, _is_trained(row, step[0])) for step in steps]
 
 
 def _is_trained(row: Trajectory, turn: Message) -> bool:
@@ -48,7 +48,7 @@ def _is_trained(row: Trajectory, turn: Message) -> bool:
     return turn.token_start is not None and any(row.action_mask[turn.token_start : turn.token_end])
 
 
-def opening_after(opening: Sequence[Message], left_out: Sequence[Step], by: By) -> list[Message]:
+def opening_after(opening: Sequence[Message], left_out: Sequence[Exchange], by: By) -> list[Message]:
     """The opening of a segment: what stands for the steps that were left out comes after the prompt."""
     lines = [line for step in left_out for line in _lines(step)] if by == "schema" else []
     if not lines:
@@ -57,7 +57,7 @@ def opening_after(opening: Sequence[Message], left_out: Sequence[Step], by: By) 
     return [*opening[:-1], opening[-1].model_copy(update={"content": text})]
 
 
-def _lines(step: Step) -> list[str]:
+def _lines(step: Exchange) -> list[str]:
     answers = {one.tool_call_id: one.content for one in step.messages[1:] if one.role is Role.TOOL}
     return [
         f"{call.name} {call.arguments} -> {_short(answers.get(call.id, ''))}" for call in step.messages[0].tool_calls
@@ -86,7 +86,14 @@ def segments(row: Trajectory, codec: ChatCodec, tokenizer: str, limit: int, keep
 
 
 def _segment(
-    row: Trajectory, steps: list[Step], done: int, codec: ChatCodec, tokenizer: str, limit: int, keep_last: int, by: By
+    row: Trajectory,
+    steps: list[Exchange],
+    done: int,
+    codec: ChatCodec,
+    tokenizer: str,
+    limit: int,
+    keep_last: int,
+    by: By,
 ) -> Trajectory:
     """The longest segment that begins with the step ``done`` and fits."""
     for kept in range(min(keep_last, done), -1, -1):
@@ -105,7 +112,7 @@ def _segment(
 
 
 def _encoded(
-    row: Trajectory, steps: list[Step], first: int, done: int, end: int, codec: ChatCodec, tokenizer: str, by: By
+    row: Trajectory, steps: list[Exchange], first: int, done: int, end: int, codec: ChatCodec, tokenizer: str, by: By
 ) -> Trajectory:
     """The segment that shows the steps from ``first`` on, and is trained on those from ``done`` to ``end``."""
     shown = [message for step in steps[first:end] for message in step.messages]

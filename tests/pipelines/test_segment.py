@@ -17,10 +17,10 @@ from schemas.trajectory import Role, Trajectory
 ENV = load_environment("rooms")
 
 
-def walks(number: int = 24) -> list[Trajectory]:
+def walks(number: int = 32) -> list[Trajectory]:
     """Walks of up to twelve turns, of an expert that errs."""
     tasks = ENV.tasks({"train": number}, 0)["train"]
-    return [demonstrate(ENV, task, 0.5, 1, f"w-{n:03d}") for n, task in enumerate(tasks)]
+    return [demonstrate(ENV, task, 0.6, 1, f"w-{n:03d}") for n, task in enumerate(tasks)]
 
 
 @pytest.fixture
@@ -39,15 +39,14 @@ def said(row: Trajectory, policy: Any, trained: bool) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("by", ["drop", "schema"])
-def test_segments_fit_and_train_each_turn_once(harness: Harness, by: str) -> None:
+@pytest.mark.parametrize(("by", "limit"), [("drop", 90), ("schema", 160)])
+def test_segments_fit_and_train_each_turn_once(harness: Harness, by: str, limit: int) -> None:
     rows = walks()
     policy = tiny_policy([row.messages for row in rows], 0)
     whole = [tokenize(row, policy.codec, policy.tokenizer_fingerprint) for row in rows]
     sampled = [
         row.model_copy(update={"logprobs": [-0.5 if acted else math.nan for acted in row.action_mask]}) for row in whole
     ]
-    limit = 90
     given, model = harness.trajectories(sampled), harness.model(policy.save)
     made = harness.run(segment, {"limit": limit, "keep_last": 2, "by": by}, trajectories=[given], model=model)
     chosen = made["trajectories"].read()
@@ -85,10 +84,11 @@ def test_segments_fit_and_train_each_turn_once(harness: Harness, by: str) -> Non
 
 
 def test_what_stands_for_steps_that_are_left_out_names_their_calls(harness: Harness) -> None:
-    [row] = [max(walks(), key=lambda row: row.n_steps)]
+    row = max(walks(), key=lambda row: row.n_steps)
     policy = tiny_policy([row.messages], 0)
+    limit = int(0.75 * tokenize(row, policy.codec, policy.tokenizer_fingerprint).n_tokens)
     made = harness.run(
-        segment, {"limit": 80, "keep_last": 0, "by": "schema"},
+        segment, {"limit": limit, "keep_last": 0, "by": "schema"},
         trajectories=[harness.trajectories([row])], model=harness.model(policy.save),
     )["trajectories"].read()  # fmt: skip
     first = next(one for one in row.messages if one.tool_calls)
@@ -99,7 +99,7 @@ def test_what_stands_for_steps_that_are_left_out_names_their_calls(harness: Harn
 
 
 def test_a_turn_that_was_not_trained_on_is_not_trained_on_in_a_segment(harness: Harness) -> None:
-    [row] = [max(walks(), key=lambda row: row.n_steps)]
+    row = max(walks(), key=lambda row: row.n_steps)
     policy = tiny_policy([row.messages], 0)
     whole = tokenize(row, policy.codec, policy.tokenizer_fingerprint)
     second = [one for one in whole.messages if one.role is Role.ASSISTANT][1]
@@ -117,5 +117,6 @@ def test_a_row_with_a_step_that_does_not_fit_is_left_out_and_counted(harness: Ha
     made = harness.run(
         segment, {"limit": 32}, trajectories=[harness.trajectories(rows)], model=harness.model(policy.save)
     )
-    assert made.metrics["step_too_long"] == len(rows)
-    assert made["trajectories"].ids() == []
+    assert made.metrics["step_too_long"] > 3
+    assert made.metrics["step_too_long"] + made.metrics["fitting"] == len(rows)
+    assert len(made["trajectories"].ids()) == made.metrics["fitting"]

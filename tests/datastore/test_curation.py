@@ -236,7 +236,7 @@ def test_a_surprise_is_a_reward_far_from_those_of_its_group() -> None:
             "reward": [1.0, 0.0, 0.0, 0.0, 1.0, 1.0],
         }
     )
-    samples = [prioritized(rows, 6, seed, priority="surprise", alpha=1.0, beta=1.0) for seed in range(500)]
+    samples = [prioritized(rows, 6, seed, priority="surprise", alpha=1.0, beta=1.0) for seed in range(500, 1500)]
     ids = [name for sample in samples for name in sample.ids]
     share = {name: ids.count(name) / len(ids) for name in "abcdef"}
     # |reward - mean of its group| is 3/4 for the one success, 1/4 for the failures, and 0 where all are alike

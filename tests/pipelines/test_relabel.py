@@ -147,11 +147,11 @@ def test_what_cannot_be_relabelled_is_said(harness: Harness) -> None:
 
 def reply(request: dict[str, Any]) -> str:
     """Describes a run by its first call; one without a call is not described for sure, and one of `Ann` is no failure.
-    Judges that nothing about a pet was done."""
+    Judges that nothing about a boss was done."""
     text = request["messages"][-1]["content"]
     shown = json.loads(text.split("\n\n")[1])
     if "Which request" not in text:
-        return json.dumps({"reason": "so", "score": 0 if "pet" in shown["task"] else 4})
+        return json.dumps({"reason": "so", "score": 0 if "boss" in shown["task"] else 4})
     calls = [call for turn in shown["transcript"] for call in turn.get("calls", [])]
     if not calls:
         return json.dumps({"request": "say nothing", "confidence": 0.2, "severity": 0.9})
@@ -178,7 +178,7 @@ def test_a_model_describes_what_was_done_and_another_one_judges_it(
         asked = first.tool_calls[0].parsed()
         assert row.prompt == row.messages[0].content == f"look up the {asked['rel']} of {asked['who']}"
         assert asked["who"] != "Ann"
-        assert asked["rel"] != "pet"
+        assert asked["rel"] != "boss"
         assert row.success
         assert (
             row.input_ids[first.token_start :]

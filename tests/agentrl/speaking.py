@@ -4,6 +4,8 @@ import asyncio
 import copy
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from typing import Any
 
@@ -34,6 +36,16 @@ class Speaking(ThreadingHTTPServer):
         self.paths: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+
+@contextmanager
+def speaking(policy: Policy) -> Iterator[list[Speaking]]:
+    """Two servers, which end with the block."""
+    made = [Speaking(policy), Speaking(policy)]
+    yield made
+    for one in made:
+        one.shutdown()
+        one.server_close()
 
 
 class Handler(JsonHandler):

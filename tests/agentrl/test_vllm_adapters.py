@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from architectures import qwen
-from speaking import Speaking, settled, turn
+from speaking import Speaking, settled, speaking, turn
 
 from agentrl.engines.base import EngineError, Weights
 from agentrl.engines.blocking import blocking
@@ -25,11 +25,8 @@ def policy() -> Policy:
 
 @pytest.fixture
 def servers(policy: Policy) -> Iterator[list[Speaking]]:
-    made = [Speaking(policy), Speaking(policy)]
-    yield made
-    for one in made:
-        one.shutdown()
-        one.server_close()
+    with speaking(policy) as made:
+        yield made
 
 
 @pytest.fixture

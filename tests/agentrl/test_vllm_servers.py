@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from architectures import qwen
-from speaking import Speaking, settled, turn
+from speaking import Speaking, settled, speaking, turn
 
 from agentrl.engines.base import EngineError, Weights
 from agentrl.engines.blocking import blocking
@@ -33,11 +33,8 @@ def policy() -> Policy:
 
 @pytest.fixture
 def servers(policy: Policy) -> Iterator[list[Speaking]]:
-    made = [Speaking(policy), Speaking(policy)]
-    yield made
-    for one in made:
-        one.shutdown()
-        one.server_close()
+    with speaking(policy) as made:
+        yield made
 
 
 @pytest.fixture

@@ -21,9 +21,6 @@ from pipelines.handles import Model, Tasks
 from pipelines.harness import Harness, Result
 from pipelines.stages.grpo import online
 from pipelines.stages.online_log import OnlineLog
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import synthesize
 from schemas.training import TrainingRow
 from schemas.trajectory import Trajectory
 
@@ -75,20 +72,8 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 
 
 @pytest.fixture(scope="module")
-def tasks(harness: Harness) -> Tasks:
-    return harness.run(generate, {"env": "lookup", "train": 6, "dev": 1, "heldout": 1})["train"]
-
-
-@pytest.fixture(scope="module")
 def slow(harness: Harness, tasks: Tasks) -> Tasks:
     return harness.tasks([row.model_copy(update={"env": "slow_lookup:Slow"}) for row in tasks.read()])
-
-
-@pytest.fixture(scope="module")
-def warm(harness: Harness, tasks: Tasks) -> Model:
-    shown = [harness.run(synthesize, {"noise": noise}, tasks=tasks)["trajectories"] for noise in (0.0, 1.0)]
-    config = {"model": {"init": "tiny"}, "steps": 40, "batch": 6, "optimizer": {"lr": 5e-3, "warmup": 10}}
-    return harness.run(sft, config, trajectories=shown)["model"]
 
 
 def logprobs(policy: Policy, row: Trajectory) -> list[float]:

@@ -16,9 +16,7 @@ from agentrl.training.scoring import batch_logprobs
 from pipelines.handles import Model, Tasks
 from pipelines.harness import Harness
 from pipelines.stages.grpo import online
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import sample, synthesize
+from pipelines.stages.trajectories import sample
 from schemas.training import TrainingRow
 
 LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
@@ -27,19 +25,6 @@ LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
     return Harness(tmp_path_factory.mktemp("online"))
-
-
-@pytest.fixture(scope="module")
-def tasks(harness: Harness) -> Tasks:
-    return harness.run(generate, {"env": "lookup", "train": 6, "dev": 1, "heldout": 1})["train"]
-
-
-@pytest.fixture(scope="module")
-def warm(harness: Harness, tasks: Tasks) -> Model:
-    """It has learnt two ways to act in each task, so that the rollouts of a group differ in reward."""
-    shown = [harness.run(synthesize, {"noise": noise}, tasks=tasks)["trajectories"] for noise in (0.0, 1.0)]
-    config = {"model": {"init": "tiny"}, "steps": 40, "batch": 6, "optimizer": {"lr": 5e-3, "warmup": 10}}
-    return harness.run(sft, config, trajectories=shown)["model"]
 
 
 SMALL = {"iterations": 4, "tasks": 3, "samples": 4, "optimizer": {"lr": 1e-3}, "checkpoint_every": 2, **LIMITS}

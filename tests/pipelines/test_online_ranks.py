@@ -11,9 +11,6 @@ from agentrl.models.policy import Policy
 from pipelines.handles import Model, Tasks
 from pipelines.harness import Harness, Result
 from pipelines.stages.grpo import online
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import synthesize
 
 LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
 SMALL = {"iterations": 3, "tasks": 3, "samples": 4, "checkpoint_every": 1, "checkpoints": {"last": 0}, **LIMITS}
@@ -42,18 +39,6 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     sys.path.insert(0, str(folder))
     yield Harness(folder)
     sys.path.remove(str(folder))
-
-
-@pytest.fixture(scope="module")
-def tasks(harness: Harness) -> Tasks:
-    return harness.run(generate, {"env": "lookup", "train": 6, "dev": 1, "heldout": 1})["train"]
-
-
-@pytest.fixture(scope="module")
-def warm(harness: Harness, tasks: Tasks) -> Model:
-    shown = [harness.run(synthesize, {"noise": noise}, tasks=tasks)["trajectories"] for noise in (0.0, 1.0)]
-    config = {"model": {"init": "tiny"}, "steps": 40, "batch": 6, "optimizer": {"lr": 5e-3, "warmup": 10}}
-    return harness.run(sft, config, trajectories=shown)["model"]
 
 
 def spread(zero: int) -> dict[str, Any]:

@@ -118,6 +118,19 @@ def test_where_it_runs_is_in_no_fingerprint(models: dict[str, Path], tmp_path: P
     assert prints() != prints("stages.sample.with.engine.tolerance=0.01"), "what changes a result is"
 
 
+DEMONSTRATED = """
+name: p
+stages:
+  t: {uses: tasks.generate, with: {env: lookup, train: 2, dev: 1, heldout: 1}}
+  e: {uses: trajectories.synthesize, inputs: {tasks: t.train}}
+"""
+
+
+def write_spec(folder: Path, *stages: str) -> None:
+    """Write ``p.yaml``: demonstrations, and the lines of what is done with them."""
+    (folder / "p.yaml").write_text(DEMONSTRATED + "".join(f"  {line}\n" for line in stages))
+
+
 @pytest.mark.parametrize(
     ("execution", "config", "says"),
     [
@@ -133,13 +146,8 @@ def test_where_it_runs_is_in_no_fingerprint(models: dict[str, Path], tmp_path: P
 def test_launchers_that_cannot_work_are_refused_when_the_file_is_read(
     execution: str, config: str, says: str, folder: Path
 ) -> None:
-    (folder / "p.yaml").write_text(
-        "name: p\nstages:\n"
-        "  t: {uses: tasks.generate, with: {env: lookup, train: 2, dev: 1, heldout: 1}}\n"
-        "  e: {uses: trajectories.synthesize, inputs: {tasks: t.train}}\n"
-        f"  s:\n    uses: train.sft\n    inputs: {{trajectories: e}}\n    with: {{model: {{init: tiny}}, {config}}}\n"
-        f"    execution: {execution}\n"
-    )
+    trained = f"uses: train.sft, inputs: {{trajectories: e}}, with: {{model: {{init: tiny}}, {config}}}"
+    write_spec(folder, f"s: {{{trained}, execution: {execution}}}")
     with pytest.raises(SpecError, match=says):
         load("p.yaml")
 
@@ -156,13 +164,11 @@ def test_launchers_that_cannot_work_are_refused_when_the_file_is_read(
 def test_servers_of_other_machines_need_addresses_or_a_shared_folder(
     launcher: str, engine: str, says: str, folder: Path
 ) -> None:
-    (folder / "p.yaml").write_text(
-        "name: p\nstages:\n"
-        "  t: {uses: tasks.generate, with: {env: lookup, train: 2, dev: 1, heldout: 1}}\n"
-        "  e: {uses: trajectories.synthesize, inputs: {tasks: t.train}}\n"
-        "  s: {uses: train.sft, inputs: {trajectories: e}, with: {model: {init: tiny}}}\n"
-        "  r:\n    uses: trajectories.sample\n    inputs: {tasks: t.train, model: s}\n"
-        f"    with: {{engine: {engine}}}\n    execution: {{launcher: {launcher}}}\n"
+    sampled = f"uses: trajectories.sample, inputs: {{tasks: t.train, model: s}}, with: {{engine: {engine}}}"
+    write_spec(
+        folder,
+        "s: {uses: train.sft, inputs: {trajectories: e}, with: {model: {init: tiny}}}",
+        f"r: {{{sampled}, execution: {{launcher: {launcher}}}}}",
     )
     if says:
         with pytest.raises(SpecError, match=says):

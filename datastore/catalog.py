@@ -35,7 +35,8 @@ COMPLETE = ".complete-"
 """Prefix of the files that mark a download as complete."""
 
 
-def _checked(field: str, name: str) -> str:
+def checked_name(field: str, name: str) -> str:
+    """``name``, which becomes part of a key. Raises StoreError, with the field's name, if it could lead elsewhere."""
     if not _NAME.fullmatch(name):
         raise StoreError(f"{field} {name!r} cannot name a folder: it is empty, starts with a dot or holds a slash")
     return name
@@ -50,7 +51,7 @@ class Catalog:
     @staticmethod
     def folder(stage: str, fingerprint: str) -> str:
         """Key of an artifact's folder."""
-        return f"artifacts/{_checked('stage', stage)}/{_checked('fingerprint', fingerprint)}"
+        return f"artifacts/{checked_name('stage', stage)}/{checked_name('fingerprint', fingerprint)}"
 
     # artifacts
 
@@ -82,7 +83,7 @@ class Catalog:
 
     def fingerprints(self, stage: str) -> list[str]:
         """Names of the folders of one stage; what else lies there is named in a warning."""
-        return self._folders(f"artifacts/{_checked('stage', stage)}")
+        return self._folders(f"artifacts/{checked_name('stage', stage)}")
 
     def _folders(self, prefix: str) -> list[str]:
         folders, strays = self.place.children(prefix)
@@ -245,7 +246,7 @@ class Catalog:
         if self.manifest(stage, fingerprint) is None:
             raise StoreError(f"cannot tag {stage}/{fingerprint}: no such artifact; `agentrl status` lists them")
         body = json.dumps({"stage": stage, "fingerprint": fingerprint}).encode()
-        self.place.write(f"tags/{_checked('tag', name)}.json", body)
+        self.place.write(f"tags/{checked_name('tag', name)}.json", body)
 
     def tags(self) -> dict[str, tuple[str, str]]:
         """Name -> (stage, fingerprint)."""
@@ -257,11 +258,11 @@ class Catalog:
     def write_run(self, run: dict[str, Any]) -> None:
         """Create or replace ``runs/<run_id>.json``."""
         body = json.dumps(run, indent=2, default=str).encode()
-        self.place.write(f"runs/{_checked('run_id', run['run_id'])}.json", body)
+        self.place.write(f"runs/{checked_name('run_id', run['run_id'])}.json", body)
 
     def run(self, run_id: str) -> dict[str, Any] | None:
         """A run's record. None if there is none, or (with a warning) if it cannot be read."""
-        _checked("run_id", run_id)
+        checked_name("run_id", run_id)
         return self._record(f"runs/{run_id}.json")
 
     def runs(self) -> list[dict[str, Any]]:
@@ -274,7 +275,8 @@ class Catalog:
         """Name -> content of the records of a folder. What cannot be read, or is no record, is named in a warning."""
         folders, files = self.place.children(folder)
         names = [one for one in files if one.endswith(".json")]
-        self._say_strays(folder, [*folders, *(one for one in files if one not in names)])
+        beside = [one for one in folders if f"{one}.json" not in names]  # a run has a folder beside its record
+        self._say_strays(folder, [*beside, *(one for one in files if one not in names)])
         found = {one.removesuffix(".json"): self._record(f"{folder}/{one}") for one in names}
         return {name: record for name, record in found.items() if record is not None}
 

@@ -50,6 +50,9 @@ class Place(Protocol):
     def listing(self, prefix: str) -> Iterator[tuple[str, datetime]]:
         """The same with the time of each object's last change."""
 
+    def beside(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """The same for the objects directly below a folder."""
+
     def children(self, prefix: str) -> tuple[list[str], list[str]]:
         """Names of the folders and of the objects directly below a folder, each sorted, without hidden ones."""
 
@@ -130,6 +133,11 @@ class LocalPlace:
         for key in self.keys(prefix):
             with suppress(FileNotFoundError):  # removed while we look
                 yield key, datetime.fromtimestamp((self.root / key).stat().st_mtime, UTC)
+
+    def beside(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        for name in self.children(prefix)[1]:
+            with suppress(FileNotFoundError):
+                yield f"{prefix}/{name}", datetime.fromtimestamp((self.root / prefix / name).stat().st_mtime, UTC)
 
     def children(self, prefix: str) -> tuple[list[str], list[str]]:
         try:
@@ -243,6 +251,12 @@ class S3Place:
         for page in obstore.list(self._store, prefix=prefix):
             for meta in page:
                 yield meta["path"], meta["last_modified"]
+
+    def beside(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        import obstore
+
+        for meta in obstore.list_with_delimiter(self._store, prefix=prefix)["objects"]:
+            yield meta["path"], meta["last_modified"]
 
     def children(self, prefix: str) -> tuple[list[str], list[str]]:
         import obstore

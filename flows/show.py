@@ -179,8 +179,10 @@ def print_garbage(console: Console, garbage: Garbage, dry_run: bool) -> None:
         console.print(f"leftover {folder}", markup=False, highlight=False)
     for attempt in garbage.attempts:
         console.print(f"attempt  {attempt}", markup=False, highlight=False)
+    for run_id in garbage.live:
+        console.print(f"live log of run {run_id}", markup=False, highlight=False)
     verb = "would free" if dry_run else "freed"
-    left = len(garbage.folders) + len(garbage.attempts)
+    left = len(garbage.folders) + len(garbage.attempts) + len(garbage.live)
     console.print(f"{verb} {len(garbage.artifacts)} artifacts and {left} leftovers; {garbage.kept} artifacts stay")
 
 

@@ -19,10 +19,12 @@ BY_COMMAND = "command"
 
 @dataclass
 class Garbage:
-    """What may go: artifacts, attempts that no manifest names, and what killed processes left on this machine."""
+    """What may go: artifacts, attempts that no manifest names, the live logs of these runs, and what killed processes
+    left on this machine."""
 
     artifacts: list[Manifest] = field(default_factory=list)
     attempts: list[str] = field(default_factory=list)
+    live: list[str] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
     kept: int = 0
     damaged: list[str] = field(default_factory=list)
@@ -32,6 +34,7 @@ class Garbage:
         return {
             "artifacts": [{"stage": m.ingredients.stage, "fingerprint": m.fingerprint} for m in self.artifacts],
             "attempts": self.attempts,
+            "live": self.live,
             "folders": [str(folder) for folder in self.folders],
             "kept": self.kept,
             "damaged": self.damaged,
@@ -46,7 +49,8 @@ def find_garbage(catalog: Catalog, keep_runs: int) -> Garbage:
     runs = all_runs(catalog)
     at_work = [run for run in runs if run["state"] == "running"]
     manifests = {(one.ingredients.stage, one.fingerprint): one for one in catalog.all()}
-    keep = _needed(catalog, [*runs[:keep_runs], *at_work], manifests)
+    kept = [*runs[:keep_runs], *at_work]
+    keep = _needed(catalog, kept, manifests)
     garbage = Garbage(damaged=catalog.damaged(), at_work=bool(at_work))
     garbage.artifacts = [] if garbage.damaged else [one for name, one in manifests.items() if name not in keep]
     garbage.kept = len(manifests) - len(garbage.artifacts)
@@ -54,6 +58,8 @@ def find_garbage(catalog: Catalog, keep_runs: int) -> Garbage:
     garbage.folders = leftovers.leftovers(catalog.place)
     if not garbage.damaged:
         garbage.folders += _old_scratch(catalog, keep)
+        named = {run["run_id"] for run in kept}
+        garbage.live = [one for one in catalog.place.children("runs")[0] if one not in named]
     if not at_work:
         garbage.folders += leftovers.old_downloads(catalog.place, manifests)
     return garbage
@@ -119,6 +125,8 @@ def collect(catalog: Catalog, keep_runs: int) -> Garbage:
         garbage.artifacts = removed
         for key in garbage.attempts:
             catalog.remove_attempt(key)
+        for run_id in garbage.live:
+            catalog.place.delete(f"runs/{run_id}")
     leftovers.remove(garbage.folders)
     if not garbage.at_work and not garbage.damaged:  # otherwise something of a dead owner may be left
         owners.forget_dead(catalog.place.working_folder())

@@ -47,7 +47,7 @@ def all_runs(catalog: Catalog) -> list[Run]:
     """Newest first. A run whose process is gone before it recorded an end is ``killed``, and ``gone`` says how that is
     known."""
     found = catalog.runs()
-    written = dict(catalog.place.listing("runs")) if any(run["state"] == "running" for run in found) else {}
+    written = dict(catalog.place.beside("runs")) if any(run["state"] == "running" for run in found) else {}
     runs = [_with_true_state(run, written) for run in found]
     return sorted(runs, key=lambda run: run["run_id"], reverse=True)
 

@@ -18,7 +18,8 @@ import inspect
 import os
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
@@ -158,6 +159,15 @@ class Context:
             for batch in batches:
                 writer.write_table(batch)
         return path
+
+    @contextmanager
+    def live(self) -> Iterator[Callable[[Mapping[str, float]], None]]:
+        """Yield a function that adds the metrics of a step, by their ``step``, to the live log of the run, from which
+        others read them at once; see :mod:`datastore.live`. A step that a killed run added is not added again."""
+        from datastore.live import LiveLog
+
+        with LiveLog(self.buffer.place, self.run_id, self.stage, self.scratch / "live.jsonl") as log:
+            yield log.write
 
     def trajectory_id(self, number: int) -> str:
         return trajectory_id(self.stage, self.fingerprint, number, self.made_again)

@@ -209,7 +209,10 @@ def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", keeper:
     from agentrl.training.trackers import track
 
     state, before = keeper.begin(config.optimizer.schedule)
-    with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:
+    name, folder = f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking"
+    with track(config.track, name, folder) as send, context.live() as live:
+        for row in state.metrics:
+            live(row)
         while loop.iteration < config.iterations:
             started = time.perf_counter()
             step = _step(context, loop)
@@ -217,6 +220,7 @@ def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", keeper:
             state.steps += step.records
             state.tickets += step.tickets
             keeper.after(state)
+            live(step.metrics)
             send(step.metrics)
             _report(context, config, step, time.perf_counter() - started)
             if loop.iteration % config.checkpoint_every == 0:

@@ -120,8 +120,9 @@ class Training:
             )
         if "codec" in vars(policy()):  # it encoded rows, or was asked how
             record_dialect(context, policy())
-        with track(config.track, f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking") as send:
-            report = self._report(send)
+        name, folder = f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking"
+        with track(config.track, name, folder) as send, context.live() as live:
+            report = self._report(live, send)
             if self._ranks:
                 if start is None:
                     _with_weights(policy()).save(self.job / "start")
@@ -152,7 +153,7 @@ class Training:
             merge_lora(policy)
         return self._trained(rows, history, policy.save)
 
-    def _report(self, send: Callable[[dict[str, float]], None]) -> Callable[[dict[str, float]], None]:
+    def _report(self, *listeners: Callable[[dict[str, float]], None]) -> Callable[[dict[str, float]], None]:
         """What is told of each step."""
         last = time.perf_counter()
 
@@ -164,7 +165,8 @@ class Training:
             self.context.progress(
                 int(metrics["step"]) + 1, self.config.steps, loss=round(metrics["loss"], 4), **{"tokens/s": speed}
             )
-            send(metrics)
+            for listener in listeners:
+                listener(metrics)
 
         return report
 

@@ -1,0 +1,191 @@
+"""The live log of a stage: lines that are there at once, whole and once, whatever happens to who writes them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastore import live
+from datastore.catalog import Catalog
+from datastore.errors import StoreError
+from datastore.live import LiveLog, lines_after, live_stages
+from datastore.places import LocalPlace
+from pipelines.gc import collect, find_garbage
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PUT_S", 0.02)
+
+
+def steps(place: Any, run: str, stage: str = "sft", cursor: int = 0, most: int = live.MOST) -> tuple[list[int], int]:
+    found = lines_after(place, run, stage, cursor, most)
+    assert found is not None
+    return [json.loads(line)["step"] for line in found.lines], found.cursor
+
+
+def until(condition: Any) -> None:
+    ends = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def test_lines_are_read_after_a_cursor_while_they_are_written(store: str, tmp_path: Path) -> None:
+    place = Catalog(store).place
+    assert lines_after(place, "r1", "sft") is None
+    with LiveLog(place, "r1", "sft", tmp_path / "live.jsonl") as log:
+        log.write({"step": 0.0, "loss": 2.5, "norm": float("inf")})
+        until(lambda: lines_after(place, "r1", "sft") is not None and steps(place, "r1")[0])
+        first = lines_after(place, "r1", "sft")
+        assert first is not None
+        assert json.loads(first.lines[0]) == {
+            "step": 0,
+            "loss": 2.5,
+            "norm": None,
+            "time": pytest.approx(time.time(), abs=60),
+        }
+        log.write({"step": 1.0, "loss": 2.0})
+        until(lambda: steps(place, "r1", cursor=first.cursor)[0] == [1])
+        assert live_stages(place, "r1") == ["sft"]
+    found, cursor = steps(place, "r1")
+    assert found == [0, 1]
+    assert steps(place, "r1", cursor=cursor) == ([], cursor)
+
+
+def test_a_log_of_many_parts_is_read_from_any_cursor(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "PART", 300)
+    place = Catalog(store).place
+    with LiveLog(place, "r1", "sft", tmp_path / "live.jsonl") as log:
+        for number in range(20):
+            log.write({"step": number, "loss": 1.0})
+            if not isinstance(place, LocalPlace) and number % 5 == 0:
+                until(lambda number=number: steps(place, "r1")[0][-1:] == [number])
+    if not isinstance(place, LocalPlace):
+        assert len(list(place.keys("runs/r1/live"))) > 2, "a full part is not put again"
+    seen, cursor = [], 0
+    while (more := steps(place, "r1", cursor=cursor, most=200))[0]:
+        seen, cursor = seen + more[0], more[1]
+    assert seen == list(range(20))
+    whole = lines_after(place, "r1", "sft")
+    assert whole is not None
+    ends = [0]
+    for line in whole.lines:
+        ends.append(ends[-1] + len(line) + 1)
+    for number, cursor in enumerate(ends):
+        assert steps(place, "r1", cursor=cursor)[0] == list(range(number, 20))
+
+
+def test_a_run_that_goes_on_has_each_step_once_and_the_killed_one_keeps_its_log(store: str, tmp_path: Path) -> None:
+    """The killed run left half a line, and its checkpoint is two steps older than its log."""
+    place, kept = Catalog(store).place, tmp_path / "live.jsonl"
+    with LiveLog(place, "r1", "sft", kept) as log:
+        for number in range(5):
+            log.write({"step": number, "loss": 1.0})
+    with kept.open("ab") as file:
+        file.write(b'{"step": 5, "lo')
+    assert steps(place, "r1")[0] == [0, 1, 2, 3, 4], "half a line is no line"
+    with LiveLog(place, "r2", "sft", kept) as log:
+        for number in range(3, 8):
+            log.write({"step": number, "loss": 2.0})
+    assert steps(place, "r2")[0] == list(range(8))
+    assert steps(place, "r1")[0] == list(range(5))
+    with LiveLog(place, "r2", "sft", kept) as log:  # the same run tries its stage again
+        log.write({"step": 7, "loss": 3.0})
+        log.write({"step": 8, "loss": 3.0})
+    assert steps(place, "r2")[0] == list(range(9))
+
+
+def test_a_log_that_began_again_is_read_from_its_beginning(store: str, tmp_path: Path) -> None:
+    place = Catalog(store).place
+    ends = []
+    for number in (9, 2):
+        with LiveLog(place, "r1", "sft", tmp_path / str(number)) as log:
+            for step in range(number):
+                log.write({"step": step})
+        ends.append(steps(place, "r1")[1])
+    assert steps(place, "r1", cursor=ends[0])[0] == [0, 1]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from datastore.live import LiveLog
+from datastore.places import place
+
+with LiveLog(place(sys.argv[1]), sys.argv[2], "sft", Path(sys.argv[3])) as log:
+    for step in range(int(sys.argv[4]), 1_000_000):
+        log.write({"step": step, "loss": 1.0, **{f"metric {number}": 0.123456789 for number in range(20)}})
+"""
+
+
+def test_kill_9_loses_no_line_and_doubles_none(tmp_path: Path) -> None:
+    store, kept = tmp_path / "store", tmp_path / "live.jsonl"
+    place = Catalog(str(store)).place
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    for run in ("r1", "r2"):
+        begin = steps(place, "r1")[0][-1] // 2 if run == "r2" else 0
+        command = [sys.executable, "-c", WRITER, str(store), run, str(kept), str(begin)]
+        writer = subprocess.Popen(command, env=env)
+        until(lambda run=run: (found := lines_after(place, run, "sft")) is not None and len(found.lines) > 100)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+    seen, cursor = [], 0
+    while (more := steps(place, "r2", cursor=cursor))[0]:
+        seen, cursor = seen + more[0], more[1]
+    assert seen == list(range(len(seen)))
+    assert len(seen) > steps(place, "r1")[0][-1]
+
+
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
+    place = Catalog(str(tmp_path)).place
+    for run, stage in (("..", "sft"), ("r/../..", "sft"), ("r", "../../secret"), ("", "sft")):
+        with pytest.raises(StoreError, match="cannot name a folder"):
+            lines_after(place, run, stage)
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) -> None:
+    (tmp_path / "store" / "runs").mkdir(parents=True)
+    (tmp_path / "store" / "runs" / "r1").write_text("in the way")
+    with (
+        pytest.warns(UserWarning, match="is not written any more"),
+        LiveLog(Catalog(str(tmp_path / "store")).place, "r1", "sft", tmp_path / "live.jsonl") as log,
+    ):
+        log.write({"step": 0})
+
+
+def record(catalog: Catalog, run_id: str) -> None:
+    catalog.write_run({"run_id": run_id, "state": "completed", "host": "elsewhere", "pid": 1, "stages": {}})
+
+
+@pytest.mark.filterwarnings("error")
+def test_gc_removes_the_logs_of_runs_that_it_does_not_keep(store: str, tmp_path: Path) -> None:
+    catalog = Catalog(store)
+    for run_id in ("2026-1", "2026-2"):
+        record(catalog, run_id)
+        with LiveLog(catalog.place, run_id, "sft", tmp_path / run_id) as log:
+            log.write({"step": 0})
+    assert [run["run_id"] for run in catalog.runs()] == ["2026-1", "2026-2"]
+    assert find_garbage(catalog, keep_runs=1).live == ["2026-1"]
+    assert collect(catalog, keep_runs=1).live == ["2026-1"]
+    assert lines_after(catalog.place, "2026-1", "sft") is None
+    assert steps(catalog.place, "2026-2")[0] == [0]
+    assert [run["run_id"] for run in catalog.runs()] == ["2026-1", "2026-2"]
+
+
+def test_a_step_costs_less_than_a_millisecond(tmp_path: Path) -> None:
+    metrics = {f"metric {number}": 0.123456789 * number for number in range(40)}
+    with LiveLog(Catalog(str(tmp_path)).place, "r1", "sft", tmp_path / "live.jsonl") as log:
+        began = time.process_time()
+        for number in range(500):
+            log.write({"step": number, **metrics})
+        each = (time.process_time() - began) / 500
+    assert each < 1e-3

@@ -68,6 +68,7 @@ NO_EFFECT: Mapping[str, tuple[str, ...]] = {
     "train.*": (
         "track",  # sends metrics elsewhere too
         "checkpoint_every",  # from where a killed run goes on
+        "record_tokens",  # adds columns to what was recorded, from which nothing is made
         "optimizer.micro_tokens",  # how a step is divided to fit the memory
         "optimizer.gradient_checkpointing",
     ),

@@ -36,7 +36,8 @@ class OnlineState:
 
 class Learner:
     """Trains ``policy`` by ``algorithm`` in ``iterations`` iterations, of ``updates`` optimiser steps each, over groups
-    of ``samples`` rollouts. ``models`` are those on ranks; without them, all models are in this process."""
+    of ``samples`` rollouts. ``models`` are those on ranks; without them, all models are in this process, and
+    ``record_tokens`` says whether they keep what updates saw of their tokens."""
 
     def __init__(
         self,
@@ -49,11 +50,13 @@ class Learner:
         seed: int,
         updates: int = 1,
         models: "Models | ModelsOnRanks | None" = None,
+        record_tokens: bool = False,
     ) -> None:
         self.policy, self.algorithm = policy, algorithm
         self.iterations, self.samples, self.seed, self.updates = iterations, samples, seed, updates
         policy.prepare(optimizer.precision)
-        self.models = models or Models(policy, algorithm, optimizer, iterations * updates, seed, updates)
+        steps = iterations * updates
+        self.models = models or Models(policy, algorithm, optimizer, steps, seed, updates, record_tokens=record_tokens)
 
     def batch(self, iteration: int, sampled: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> Recorded:
         """What an iteration trains on, from whole groups of rollouts, and greedy ones of the same tasks if the

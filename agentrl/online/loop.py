@@ -98,6 +98,8 @@ class OnlineLoop:
             if self.in_step:
                 self._wait()
         metrics = self.learner.update(made)
+        if (seen := self.learner.models.seen) is not None:
+            self.log.record_tokens(made.iteration, seen)
         self.tickets.step()
         self.runner.wait(self.runner.renew())
         self.made += sum(one["rows"] for one in made.tickets)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from agentrl.algorithms.policy_gradient import PolicyGradient
@@ -22,6 +23,7 @@ from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
 from agentrl.training.step import Trainer
+from agentrl.training.token_record import TokenRecord
 
 Scores = dict[str, list[np.ndarray]]
 """What the models say of each token of some rows, [rows][tokens], by what said it: ``reference`` and ``proximal``
@@ -31,7 +33,10 @@ policy give log-probs, the critic gives ``values``. What the algorithm does not 
 class Models:
     """What is trained, and what it is compared with. ``updates`` is how many optimiser steps an iteration has,
     ``steps`` how many there are in all. ``again`` loads what ``policy`` is before training once more; without it, it is
-    copied."""
+    copied. With ``record_tokens``, ``seen`` is what the last update saw of its tokens, a row for each of its rows
+    (:class:`agentrl.training.token_record.TokenRecord`), if it took a step."""
+
+    seen: pa.Table | None = None
 
     def __init__(
         self,
@@ -43,6 +48,7 @@ class Models:
         updates: int = 1,
         backend: Callable[[torch.nn.Module, OptimizerConfig | None], Backend] = OneProcess,
         again: Callable[[], Policy] | None = None,
+        record_tokens: bool = False,
     ) -> None:
         self.policy, self.algorithm, self.updates = policy, algorithm, updates
         self.micro_tokens = optimizer.micro_tokens
@@ -58,6 +64,8 @@ class Models:
             torch.manual_seed(seed)
             self.critic = CriticTrainer(again().prepare(optimizer.precision), algorithm.critic, optimizer, backend)
         self.trainer = Trainer(policy, algorithm, optimizer, steps, backend, seed)
+        if record_tokens:
+            self.trainer.seen = TokenRecord()
 
     @property
     def done(self) -> int:
@@ -92,10 +100,12 @@ class Models:
         metrics = {}
         if self.critic and made.targets is not None:
             metrics.update(self.critic.step(made.targets))
-        history = [
-            self.trainer.step(part, made.lr_scale, place)
-            for place, (_, part) in enumerate(made.parts, made.iteration * self.updates)
-        ]
+        history, seen = [], []
+        for place, (_, part) in enumerate(made.parts, made.iteration * self.updates):
+            history.append(self.trainer.step(part, made.lr_scale, place))
+            if self.trainer.seen:
+                seen.append(self.trainer.seen.table(len(part), self.trainer.backend))
+        self.seen = pa.concat_tables(seen) if seen else None
         if history:
             metrics.update({name: sum(one[name] for one in history) / len(history) for name in history[0]})
         return metrics

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.training.job import TrainingJob
@@ -25,7 +26,7 @@ MODULE = "agentrl.online.ranks"
 KEPT_WEIGHTS = 2
 """Folders of weights that stay: an engine may still read the one before the newest."""
 
-ASKED, ANCHORED, SCORES = "asked.parquet", "anchored.parquet", "scores.npz"
+ASKED, ANCHORED, SCORES, SEEN = "asked.parquet", "anchored.parquet", "scores.npz", "seen.parquet"
 """Files beside the job's, of rows that go with an order, and of what is answered."""
 
 
@@ -42,6 +43,7 @@ class ModelsOnRanks:
     def __init__(self, policy: "Policy", job: TrainingJob, folder: Path, batches: Path) -> None:
         self.policy, self.folder, self.batches = policy, folder.absolute(), batches.absolute()
         self.done = 0
+        self.seen: pa.Table | None = None
         self._job = job
         self._saved: Path | None = None
         self._since: list[Path] = []
@@ -93,12 +95,14 @@ class ModelsOnRanks:
 
         batch = file_of(self.batches, made.iteration)
         try:
-            metrics: dict[str, float] = self._asked("update", batch=str(batch))["metrics"]
+            found = self._asked("update", batch=str(batch))
         except TrainingError as error:
             raise TrainingError(str(error), TrainingRows.of_table(step_table(0, made.parts))) from None
         self._since.append(batch)
+        self.seen = pq.read_table(self.folder / SEEN) if found["seen"] else None
         if made.parts:
             self._renew(self.policy.version + 1)
+        metrics: dict[str, float] = found["metrics"]
         return metrics
 
     def export(self, folder: Path) -> None:
@@ -169,7 +173,9 @@ def run(job_file: Path) -> None:
     assert job.orders is not None
     start = partial(load_start, job, job_file.parent)
     again = start if job.deepspeed.zero == 3 else None
-    models = Models(start(), job.objective, job.optimizer, job.steps, job.seed, job.updates, backend_of(job), again)  # type: ignore[arg-type]
+    spread: Any = backend_of(job)
+    about_steps = (job.steps, job.seed, job.updates)
+    models = Models(start(), job.objective, job.optimizer, *about_steps, spread, again, job.record_tokens)  # type: ignore[arg-type]
     for path, order in arriving(Path(job.orders)):
         try:
             about = _carried_out(models, order, job_file.parent)
@@ -199,7 +205,10 @@ def _carried_out(models: "Models", order: dict[str, Any], folder: Path) -> dict[
                 pq.write_table(step_table(0, list(enumerate(parts))), folder / ANCHORED)
         case "update":
             metrics = models.update(Recorded.read(Path(order["batch"])))
-            return {"metrics": {**metrics, "peak_gib": highest_peak(models.trainer.backend)}}
+            if first and models.seen is not None:
+                pq.write_table(models.seen, folder / SEEN)
+            peak = highest_peak(models.trainer.backend)
+            return {"metrics": {**metrics, "peak_gib": peak}, "seen": models.seen is not None}
         case "export":
             models.export(Path(order["path"]))
         case "save":

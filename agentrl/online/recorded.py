@@ -53,6 +53,21 @@ class Recorded:
         return cls(parts=parts, targets=targets, **json.loads(table.schema.metadata[_KEY]))
 
 
+def write_tokens(path: Path, seen: pa.Table) -> None:
+    """Write what the update of a recorded iteration saw of its tokens beside it."""
+    _in_place(path.with_suffix(".tokens"), seen)
+
+
+def with_tokens(path: Path) -> pa.Table:
+    """The rows of a recorded iteration, with what its update saw of their tokens, if that was written."""
+    table, beside = pq.read_table(path).replace_schema_metadata(None), path.with_suffix(".tokens")
+    if beside.exists():
+        seen = pq.read_table(beside)
+        for name in seen.column_names:
+            table = table.append_column(name, seen[name])
+    return table
+
+
 def file_of(folder: Path, iteration: int) -> Path:
     """Where an iteration is recorded."""
     return folder / f"{iteration:06d}.parquet"
@@ -100,4 +115,8 @@ class Log(Protocol):
 
     def record(self, made: Recorded) -> None:
         """Record an iteration. From then on its rollouts are trained on."""
+        ...
+
+    def record_tokens(self, iteration: int, seen: pa.Table) -> None:
+        """Record what the update of an iteration saw of its tokens."""
         ...

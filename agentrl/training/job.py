@@ -80,7 +80,8 @@ class TrainingJob(BaseModel):
     must have, and the id of a row that it tokenised; None if that was compared before.
 
     A job whose batches arrive meanwhile, in online training, names the folder of its ``orders``
-    (:mod:`agentrl.training.orders`) and the ``updates`` of an iteration, and has no ``rows.arrow``."""
+    (:mod:`agentrl.training.orders`) and the ``updates`` of an iteration, and has no ``rows.arrow``. With
+    ``record_tokens`` it answers what updates saw of their tokens."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -95,6 +96,7 @@ class TrainingJob(BaseModel):
     made_by: tuple[str, str] | None = None
     orders: str | None = None
     updates: int = 1
+    record_tokens: bool = False
 
     def write(self, folder: Path) -> Path:
         path = folder / "job.json"

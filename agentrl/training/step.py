@@ -22,6 +22,7 @@ from agentrl.training.packing import can_pack, packed
 from agentrl.training.probe import plain_pass
 from agentrl.training.rows import TrainingRows, nested
 from agentrl.training.scoring import Passes
+from agentrl.training.token_record import TokenRecord
 
 Metrics = dict[str, float]
 
@@ -53,6 +54,8 @@ class Trainer:
         self.backend = backend(policy.model, config)
         self.plain = plain_pass(policy, self.backend)
         self.packs = can_pack(policy.model) and not self.plain
+        self.seen: TokenRecord | None = None
+        """What the last step saw of its tokens, if it is set to keep that."""
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of a batch on the backend's device, both [rows, tokens]."""
@@ -115,7 +118,8 @@ class Trainer:
         parts = list(micro_batches(rows, units(rows), self.micro_tokens))
         rank, world = self.backend.rank, self.backend.world
         rounds = math.ceil(len(parts) / world)
-        mine = [collate(rows.take(part), self.packs) for part in parts[rank::world]]
+        positions = parts[rank::world]
+        mine = [collate(rows.take(part), self.packs) for part in positions]
         # All ranks must take part in every round: a rank without a micro batch left computes one that does not count.
         spare = [] if len(mine) == rounds else [collate(rows.take(parts[0][:2]), self.packs)]
         sums = self._step_sums(mine, spare)
@@ -123,6 +127,8 @@ class Trainer:
         if count <= 0 or n_tokens == 0:
             raise TrainingError(f"no token to train on in rows {rows.ids()[:5]}; check their masks")
         totals: Metrics = {"loss": 0.0, "entropy": 0.0}
+        if self.seen:
+            self.seen.clear()
         with packed(self.policy.model, self.packs):
             baseline = (
                 self._baseline(mine, spare) / len(rows)
@@ -138,6 +144,8 @@ class Trainer:
                     per = n_tokens if self.objective.metrics_by_token and name != "loss" else count
                     totals[name] = totals.get(name, 0.0) + value / per * share
                 totals["entropy"] += entropy.detach().sum().item() / n_tokens * share
+                if self.seen and share:
+                    self.seen.add(positions[place], batch.mask, logprobs, entropy)
         return {**self.backend.total(totals), "tokens": n_tokens}
 
     def _step_sums(self, mine: Sequence[Batch], spare: Sequence[Batch]) -> Metrics:

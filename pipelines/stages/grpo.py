@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from agentrl.algorithms import PolicyGradientAlgorithm
@@ -81,6 +80,9 @@ class OnlineConfig(TokenLimits):
     limits: Limits = Limits()
     checkpoints: Checkpoints = Checkpoints()
     checkpoint_every: int = Field(5, ge=1, description="iterations between two points at which a killed run resumes")
+    record_tokens: bool = Field(
+        True, description="add to batches what each step saw of its tokens: train_logprobs and entropy, in float16"
+    )
 
     @model_validator(mode="after")
     def _staleness_can_be_kept(self) -> "OnlineConfig":
@@ -158,6 +160,7 @@ def _loop(
             seed=context.seed,
             updates=config.updates,
             models=models,
+            record_tokens=config.record_tokens,
         )
         spare = config.algorithm.resample * config.tasks
         tickets = Tickets(config.tasks, config.iterations, config.ahead, config.max_staleness, spare)
@@ -193,6 +196,7 @@ def _policy(context: Context, config: OnlineConfig, model: Model) -> "Iterator[t
         updates=config.updates,
         seed=context.seed,
         start=str(model.path.absolute()),
+        record_tokens=config.record_tokens,
     )
     served = isinstance(config.engine, VLLMConfig)
     policy = Policy.without_weights(model.path, model.name) if served else load_policy(model)
@@ -206,6 +210,7 @@ def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks, d
 
 
 def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", keeper: Keeper) -> Online:
+    from agentrl.online.recorded import with_tokens
     from agentrl.training.trackers import track
 
     state, before = keeper.begin(config.optimizer.schedule)
@@ -236,7 +241,8 @@ def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", keeper:
         groups=loop.tickets.next,
     )
     count(context, loop.runner.counts)
-    batches = pa.concat_tables([_plain(pq.read_table(path)) for path in sorted(keeper.batches.glob("*.parquet"))])
+    tables = [with_tokens(path) for path in sorted(keeper.batches.glob("*.parquet"))]
+    batches = pa.concat_tables(tables, promote_options="default")  # an earlier run may not have recorded tokens
     return Online(
         keeper.model(state),
         context.select(ids),
@@ -246,10 +252,6 @@ def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", keeper:
         keeper.folder(),
         context.table(pa.Table.from_pylist(state.tickets, coverage.SCHEMA), "coverage"),
     )
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    return table.replace_schema_metadata(None)
 
 
 def _check_coverage(

@@ -63,6 +63,11 @@ class OnlineLog:
         path = file_of(self.batches, iteration)
         return Recorded.read(path) if path.exists() else None
 
+    def record_tokens(self, iteration: int, seen: pa.Table) -> None:
+        from agentrl.online.recorded import file_of, write_tokens
+
+        write_tokens(file_of(self.batches, iteration), seen)
+
     def record(self, made: "Recorded") -> None:
         from agentrl.online.recorded import file_of
 

@@ -242,6 +242,16 @@ class Context:
         """A Parquet file of any schema; batches of a reader are written as they come."""
         return Table(self._write(name, table), **self._origin(name))
 
+    @contextmanager
+    def growing_table(
+        self, schema: pa.Schema, name: str = "table"
+    ) -> Iterator[tuple[Table, Callable[[pa.Table], None]]]:
+        """Yield a Parquet file and a function that adds rows to it, for rows that come one part after another. It is
+        whole after the block."""
+        path = self.folder / f"{name}.parquet"
+        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+            yield Table(path, **self._origin(name)), writer.write_table
+
     def model(self, write: Callable[[Path], object], name: str = "model") -> Model:
         """A model folder; ``write`` fills the folder that it is given."""
         path = self.folder / name

@@ -78,6 +78,10 @@ class Work:
         return pl.DataFrame(self.buffer.read(rows["trajectory_id"].to_list(), list(names)))
 
 
+def _forget(rule: str, ids: pa.Array) -> None:
+    pass
+
+
 def curate(
     buffer: "TrajectoryBuffer",
     rules: Sequence[r.Rule],
@@ -88,10 +92,12 @@ def curate(
     embedder: str = EMBEDDED,
     version: int | None = None,
     scores: pa.Table | None = None,
+    on_dropped: Callable[[str, pa.Array], None] = _forget,
 ) -> Curated:
     """Narrow rows (default: the whole buffer) by rules. ``heldout`` holds prompts of held-out tasks, for
     decontamination. The same buffer version (None: the newest), rules and seed give the same selection. ``scores`` of
-    one scorer take the place of the rows' rewards."""
+    one scorer take the place of the rows' rewards. ``on_dropped`` is called after each rule with its name in the funnel
+    and the ids that it dropped, sorted."""
     version = buffer.table().version() if version is None else version
     found = rescored(buffer.scan(version), scores)
     if ids is not None:
@@ -103,9 +109,9 @@ def curate(
         kept = (_own(rows, rule, work) if isinstance(rule, r.OwnRule) else _APPLY[rule.rule](rows, rule, work)).sort(
             "trajectory_id"
         )
-        dropped = rows.join(kept, on="trajectory_id", how="anti")
-        examples = dropped["trajectory_id"].head(EXAMPLES).to_list()
-        funnel.append(Level(_describe(rule), rows.height, kept.height, examples))
+        dropped = rows.join(kept, on="trajectory_id", how="anti")["trajectory_id"]
+        funnel.append(Level(_describe(rule), rows.height, kept.height, dropped.head(EXAMPLES).to_list()))
+        on_dropped(funnel[-1].rule, id_array(dropped.to_arrow()))
         rows = kept
     return Curated(id_array(rows["trajectory_id"].to_arrow()), funnel)
 

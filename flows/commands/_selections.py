@@ -27,7 +27,7 @@ def left_out(buffer: "TrajectoryBuffer", rows: Rows, split: str | None) -> int:
     """How many rows :func:`selected` leaves out because they are of other splits."""
     from pipelines.stages.select import not_in_split
 
-    return 0 if split is None else not_in_split(buffer, rows.where, split, ids=_given(buffer, rows))
+    return 0 if split is None else len(not_in_split(buffer, rows.where, split, ids=_given(buffer, rows)))
 
 
 def _given(buffer: "TrajectoryBuffer", rows: Rows) -> "pa.Array | None":

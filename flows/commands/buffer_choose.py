@@ -113,8 +113,12 @@ def curate(
             say(f"  {level['rule'].split()[0]} dropped {line}")
     if funnel and funnel[0]["rule"].startswith("split "):
         say(f"{funnel[0]['before'] - funnel[0]['after']} rows of other splits are left out; --split all takes them")
-    where_to = f"selection {name}/{fingerprint[:8]}" if fingerprint else "a dry run, nothing was published"
-    say(f"{count} rows; {where_to}")
+    if fingerprint is None:
+        say(f"{count} rows; a dry run, nothing was published")
+        return
+    say(f"{count} rows; selection {name}/{fingerprint[:8]}")
+    if dropped := sum(level["before"] - level["after"] for level in funnel):
+        say(f"{dropped} dropped rows, each with its rule: output `dropped` of agentrl show {name}/{fingerprint[:8]}")
 
 
 def newest(store: str) -> int:

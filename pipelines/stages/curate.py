@@ -44,9 +44,18 @@ def distinct(selections: list[Trajectories]) -> pa.Array:
     return pc.unique(pa.chunked_array(chunk for one in selections for chunk in one.selection()["trajectory_id"].chunks))
 
 
+DROPPED_SCHEMA = pa.schema([pa.field(name, pa.string(), nullable=False) for name in ("trajectory_id", "rule")])
+
+
+def dropped_rows(rule: str, ids: pa.Array) -> pa.Table:
+    """The rows that a rule dropped, by its name in the funnel."""
+    return pa.table({"trajectory_id": ids, "rule": pa.repeat(rule, len(ids))}, schema=DROPPED_SCHEMA)
+
+
 class Curation(NamedTuple):
     trajectories: Trajectories
     funnel: Table
+    dropped: Table
 
 
 class CurateConfig(ByScorer):
@@ -65,30 +74,33 @@ def curate(
     scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
 ) -> Curation:
     """Narrow trajectories by rules to a selection of ids. The funnel has a row per rule: rows before and after, and the
-    ids of some rows that it dropped. Rows of other splits are left out by default, as the funnel says. ``heldout``
-    tasks are what the rule ``decontaminate`` compares with."""
+    ids of some rows that it dropped. The table ``dropped`` has all of them, each with the rule. Rows of other splits
+    are left out by default, as the funnel says. ``heldout`` tasks are what the rule ``decontaminate`` compares with."""
     from datastore.curation.curate import Level
     from datastore.curation.curate import curate as apply
 
     given = distinct(trajectories)
     kept, funnel = given, list[Level]()
-    if config.split is not None:
-        same = pc.equal(context.buffer.read(given, ["split"])["split"], config.split).combine_chunks()
-        kept, dropped = given.filter(same), given.filter(pc.invert(same))
-        if len(dropped):
-            examples = dropped.take(pc.sort_indices(dropped)[:EXAMPLES]).to_pylist()
-            funnel.append(Level(f"split {config.split}", len(given), len(kept), examples))
     prompts = [task.prompt for tasks in heldout or [] for task in tasks.read()]
-    result = apply(
-        context.buffer,
-        config.rules,
-        ids=kept,
-        heldout=prompts,
-        seed=context.seed,
-        embedder=config.embedder,
-        scores=scores_of(scores, config.scorer),
-    )
+    with context.growing_table(DROPPED_SCHEMA, "dropped") as (dropped, add):
+        if config.split is not None:
+            same = pc.equal(context.buffer.read(given, ["split"])["split"], config.split).combine_chunks()
+            kept, others = given.filter(same), given.filter(pc.invert(same))
+            if len(others):
+                others = others.take(pc.sort_indices(others))
+                funnel.append(Level(f"split {config.split}", len(given), len(kept), others[:EXAMPLES].to_pylist()))
+                add(dropped_rows(funnel[-1].rule, others))
+        result = apply(
+            context.buffer,
+            config.rules,
+            ids=kept,
+            heldout=prompts,
+            seed=context.seed,
+            embedder=config.embedder,
+            scores=scores_of(scores, config.scorer),
+            on_dropped=lambda rule, ids: add(dropped_rows(rule, ids)),
+        )
     funnel += result.funnel
     context.metrics.update(before=len(given), after=len(result.ids), other_splits=len(given) - len(kept))
     chosen = given if config.dry_run else result.ids
-    return Curation(context.select(chosen), context.table(funnel_table(funnel), "funnel"))
+    return Curation(context.select(chosen), context.table(funnel_table(funnel), "funnel"), dropped)

@@ -12,7 +12,7 @@ from datastore.errors import StoreError
 from datastore.lookup import id_array
 from pipelines.handles import Scores, Trajectories
 from pipelines.stage import Context, stage
-from pipelines.stages.curate import Curation, distinct, funnel_table
+from pipelines.stages.curate import DROPPED_SCHEMA, Curation, distinct, dropped_rows, funnel_table
 from pipelines.stages.scores import ByScorer, scores_of
 
 if TYPE_CHECKING:
@@ -77,44 +77,48 @@ def select(
     scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
 ) -> Curation:
     """Rows of one version of the buffer, or of the selections given: first ``where`` and ``split``, then ``rules``,
-    then ``draw``. The funnel has a row per rule: rows before and after, and the ids of some rows that it dropped. Rows
-    of other splits are left out by default, so that no held-out row is trained on; they are counted. If a ``scorer`` is
-    named, all of these see its rewards, and a row that it did not score is unscored."""
+    then ``draw``. The funnel has a row per rule: rows before and after, and the ids of some rows that it dropped. The
+    table ``dropped`` has all of them, each with the rule. Rows of other splits are left out by default, so that no
+    held-out row is trained on; they are counted. If a ``scorer`` is named, all of these see its rewards, and a row that
+    it did not score is unscored."""
     from datastore.curation.curate import curate
 
     given = None if trajectories is None else distinct(trajectories)
     rewards = scores_of(scores, config.scorer)
-    funnel: list[Level] = []
-    where, left = in_split(config.where, config.split), 0
+    where, left = in_split(config.where, config.split), id_array([])
     if config.split is not None:
         left = not_in_split(context.buffer, config.where, config.split, config.version, given, rewards)
     if config.draw and not config.rules:
         try:
             before, sample = _drawn(context, config, config.draw, where, given, rewards)
         except StoreError as error:
-            more = f"; {left} rows of other splits are left out, and `split: null` (--split all) takes them"
-            raise StoreError(f"{error}{more if left else ''}") from None
+            more = f"; {len(left)} rows of other splits are left out, and `split: null` (--split all) takes them"
+            raise StoreError(f"{error}{more if len(left) else ''}") from None
         ids, weights = id_array(sample.ids), sample.weights
     else:
         ids, weights = matching(context.buffer, where, config.version, given, rewards), None
         before = len(ids)
-    if config.rules:
-        result = curate(
-            context.buffer,
-            config.rules,
-            ids=ids,
-            seed=context.seed,
-            embedder=config.embedder,
-            version=config.version,
-            scores=rewards,
-        )
-        ids, weights, funnel = result.ids, None, result.funnel
-        if config.draw:
-            _, sample = _drawn(context, config, config.draw, None, ids, rewards)
-            ids, weights = id_array(sample.ids), sample.weights
-    context.metrics.update(before=before, after=len(ids), other_splits=left)
-    funnel = [*first_level(config.split, left, before), *funnel]
-    return Curation(context.select(ids, weights), context.table(funnel_table(funnel), "funnel"))
+    funnel = first_level(config.split, len(left), before)
+    with context.growing_table(DROPPED_SCHEMA, "dropped") as (dropped, add):
+        if funnel:
+            add(dropped_rows(funnel[0].rule, left))
+        if config.rules:
+            result = curate(
+                context.buffer,
+                config.rules,
+                ids=ids,
+                seed=context.seed,
+                embedder=config.embedder,
+                version=config.version,
+                scores=rewards,
+                on_dropped=lambda rule, ids: add(dropped_rows(rule, ids)),
+            )
+            ids, weights, funnel = result.ids, None, [*funnel, *result.funnel]
+    if config.rules and config.draw:
+        _, sample = _drawn(context, config, config.draw, None, ids, rewards)
+        ids, weights = id_array(sample.ids), sample.weights
+    context.metrics.update(before=before, after=len(ids), other_splits=len(left))
+    return Curation(context.select(ids, weights), context.table(funnel_table(funnel), "funnel"), dropped)
 
 
 def first_level(split: str | None, left: int, kept: int) -> "list[Level]":
@@ -136,9 +140,10 @@ def not_in_split(
     version: int | None = None,
     ids: pa.Array | None = None,
     scores: pa.Table | None = None,
-) -> int:
-    """How many rows for which ``where`` holds, of ``ids`` or of all, are of other splits."""
-    return _rows(buffer, _and(where, f"split <> {_quoted(split)}"), version, ids, (), scores).height
+) -> pa.Array:
+    """The ids of the rows of other splits for which ``where`` holds, of ``ids`` or of all, sorted."""
+    found = _rows(buffer, _and(where, f"split <> {_quoted(split)}"), version, ids, (), scores)
+    return id_array(found["trajectory_id"].sort().to_arrow())
 
 
 def _and(where: str | None, more: str) -> str:

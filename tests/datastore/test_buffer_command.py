@@ -103,6 +103,10 @@ def test_curate_export_and_import(filled: str, tmp_path: Path) -> None:
     assert not (Path(filled) / "artifacts").exists()
     made = json.loads(ask("curate", str(rules), "--store", filled, "--json"))
     assert [(level["before"], level["after"]) for level in made["funnel"]] == [(12, 8), (8, 2)]
+    assert (
+        f"10 dropped rows, each with its rule: output `dropped` of agentrl show curated/{made['fingerprint'][:8]}"
+        in ask("curate", str(rules), "--store", filled)
+    )
     out = tmp_path / "out.jsonl"
     assert "2 records" in ask("export", str(out), "-f", "verifiers", "--selection", "curated", "--store", filled)
     other = str(tmp_path / "other")

@@ -41,11 +41,19 @@ def test_the_stage_narrows_its_inputs_and_reports_the_funnel(tmp_path: Path) -> 
     funnel = outputs["funnel"].table().to_pylist()
     assert [(level["before"], level["after"]) for level in funnel] == [(12, 11), (11, 11), (11, 3)]
     assert funnel[0]["dropped_examples"] == [build(5).trajectory_id]
+    dropped = pq.ParquetFile(outputs["dropped"].path)
+    assert dropped.metadata.num_row_groups == 2, "each rule's rows are written when it has dropped them"
+    first, last = funnel[0]["rule"], funnel[2]["rule"]
+    assert dropped.read().to_pylist() == [
+        {"trajectory_id": build(i).trajectory_id, "rule": first if i == 5 else last}
+        for i in (5, *sorted(set(range(12)) - {1, 5, 7, 9}))
+    ]
 
     config = CurateConfig.model_validate({"rules": RULES, "dry_run": True})
     dry = curate(context("dry"), config, trajectories=[rows], heldout=[tasks])
     assert dry["trajectories"].ids() == rows.ids()
     assert dry["funnel"].table().to_pylist() == funnel
+    assert dry["dropped"].table() == outputs["dropped"].table()
 
 
 def test_rows_of_other_splits_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -63,11 +71,14 @@ def test_rows_of_other_splits_are_left_out_and_counted(tmp_path: Path) -> None:
         assert made.metrics["other_splits"] == 3
         first = made["funnel"].table().to_pylist()[0]
         assert (first["rule"], first["before"], first["after"]) == ("split train", 9, 6)
+        others = [row.trajectory_id for row in rows if row.split != "train"]
+        assert made["dropped"].table().to_pydict() == {"trajectory_id": others, "rule": ["split train"] * 3}
     for stage in (curate, select):
         config = {"rules": rules, "split": None} | ({"version": harness.buffer.version} if stage is select else {})
         made = harness.run(stage, config, trajectories=[given])
         assert made["trajectories"].ids() == [row.trajectory_id for row in rows]
         assert made["funnel"].table().num_rows == 1
+        assert made["dropped"].table().num_rows == 0
         assert made.metrics["other_splits"] == 0
     quoted = harness.run(select, {"version": harness.buffer.version, "split": "it's"})
     assert quoted["trajectories"].ids() == []

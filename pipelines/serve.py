@@ -13,6 +13,7 @@ from datastore.catalog import Catalog
 from datastore.places import LocalPlace
 from pipelines.generate import policy_of
 from pipelines.stages.budget import SamplingConfig
+from pipelines.tokenizers import keep_tokenizer
 from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def recorder_of(
     policy.name = name or Path(policy.name).name
     _ = policy.codec  # a model whose dialect is not known is refused before anything is served
     place = (buffer := TrajectoryBuffer(store)).place
+    keep_tokenizer(place, policy)
     folder = (place.root if isinstance(place, LocalPlace) else place.working_folder()) / FOLDER
     episodes = Episodes(folder, BufferRows(buffer), policy.name, policy.tokenizer_fingerprint)
     sampler = Sampler(engine.build(policy), policy, sampling.of(policy), turn_s, seed)

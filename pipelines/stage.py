@@ -18,6 +18,7 @@ import inspect
 import os
 import re
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ from schemas.task import TASK_SCHEMA, Task
 from schemas.trajectory import Trajectory, row_fingerprint, trajectory_id
 
 if TYPE_CHECKING:
+    from agentrl.models.policy import Speaker
     from datastore.buffer import TrajectoryBuffer
     from datastore.ingest import OnError
     from datastore.lookup import Ids
@@ -168,6 +170,18 @@ class Context:
 
         with LiveLog(self.buffer.place, self.run_id, self.stage, self.scratch / "live.jsonl") as log:
             yield log.write
+
+    def keep_tokenizer(self, speaker: "Speaker") -> None:
+        """Keep the tokenizer of a policy in the store, under its fingerprint, so that the ids of rows become text
+        without the model."""
+        from pipelines.tokenizers import keep_tokenizer
+
+        if not keep_tokenizer(self.buffer.place, speaker):
+            warnings.warn(
+                f"the tokenizer of {speaker.name} has no fast form, so the store cannot keep it: token ids become text "
+                "with the model alone",
+                stacklevel=2,
+            )
 
     def trajectory_id(self, number: int) -> str:
         return trajectory_id(self.stage, self.fingerprint, number, self.made_again)

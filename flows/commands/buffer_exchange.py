@@ -1,11 +1,11 @@
-"""Commands that bring trajectories in and out in the formats of others: import, export, forget."""
+"""Commands that bring trajectories in and out in the formats of others: import, tokenizer, export, forget."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.commands._common import open_buffer
+from flows.commands._common import fail, open_buffer, print_rows
 from flows.options import AnyFormat, DryRun, Force, Format, Json, Location, Rows, Split, Store, command
 from flows.terminal import say, say_json
 
@@ -42,17 +42,39 @@ def import_(
     from datastore.formats.imports import Labels, import_paths
     from pipelines.library import search_in
     from pipelines.stages.imports import tokenizer_check
+    from pipelines.tokenizers import keep_tokenizer
 
     search_in([Path.cwd()])  # a format of the user's own
-    fingerprint, check = tokenizer_check(tokenizer) if tokenizer else (None, None)
+    buffer = open_buffer(store)
+    speaker, check = tokenizer_check(tokenizer) if tokenizer else (None, None)
+    if speaker and not dry_run:
+        keep_tokenizer(buffer.place, speaker)
+    fingerprint = speaker.tokenizer_fingerprint if speaker else None
     labels = Labels(env, split, policy, task_prefix, reward, success, fingerprint)
     on_error: Any = "quarantine" if quarantine else "raise"
     options: dict[str, Any] = {"stage": stage, "on_error": on_error, "dry_run": dry_run, "check_tokens": check}
-    result = import_paths(open_buffer(store), paths, format, labels=labels, **options)
+    result = import_paths(buffer, paths, format, labels=labels, **options)
     if as_json:
         say_json(result.as_dict())
     else:
         _report(result)
+
+
+@command(app)
+def tokenizer(
+    model: Annotated[str, typer.Argument(help="A model folder, or a name on the Hugging Face hub")],
+    store: Store = "store",
+    as_json: Json = False,
+) -> None:
+    """Keep a model's tokenizer in the store, so that the token ids of its rows become text. Stages do this by
+    themselves; rows of older stores and of other programs need it."""
+    from agentrl.models.policy import Tokenizing
+    from pipelines.tokenizers import keep_tokenizer
+
+    speaker = Tokenizing(model)
+    if not keep_tokenizer(open_buffer(store).place, speaker):
+        raise fail(f"error: the tokenizer of {model} has no fast form (tokenizer.json), which is what a store keeps")
+    print_rows([{"tokenizer": speaker.tokenizer_fingerprint}], as_json)
 
 
 def _report(result: "Imported") -> None:

@@ -136,6 +136,8 @@ def rollout_runner(
     for secret in secrets_of([engine, *rewards, *(getattr(one, "config", None) for one in places.values())]):
         reveal(secret)  # from now on, what is printed shows *** instead
     record_dialect(context, policy)
+    if policy:
+        context.keep_tokenizer(policy)
     tell = _progress(context) if report else None
     return RolloutRunner(policy, engine.build(sampler or policy), places, sampling, rewards, limits, tell)
 

@@ -10,6 +10,7 @@ from pipelines.handles import Table, Trajectories
 from pipelines.stage import Context, External, StageConfig, stage
 
 if TYPE_CHECKING:
+    from agentrl.models.policy import Tokenizing
     from datastore.formats.imports import CheckTokens, Imported, Labels
     from datastore.formats.own import OwnFormat
     from datastore.ingest import OnError
@@ -78,23 +79,21 @@ class ImportConfig(StageConfig):
                 raise ValueError(f"is no SQL expression: {error}") from None
         return success
 
-    def labels(self) -> "tuple[Labels, CheckTokens | None]":
-        """The values for all rows, and the check of their tokens, if a tokenizer is named."""
+    def labels(self, tokenizer: str | None) -> "Labels":
+        """The values for all rows, of which ``tokenizer``, by its fingerprint, made the ids."""
         from datastore.formats.labels import Labels
 
-        fingerprint, check = tokenizer_check(self.tokenizer) if self.tokenizer else (None, None)
-        return Labels(
-            self.env, self.split, self.policy, self.task_prefix, self.reward, self.success, fingerprint
-        ), check
+        return Labels(self.env, self.split, self.policy, self.task_prefix, self.reward, self.success, tokenizer)
 
 
-def tokenizer_check(name: str) -> "tuple[str, CheckTokens]":
-    """Fingerprint of a tokenizer, and the check that a row's ids are its own."""
+def tokenizer_check(name: str) -> "tuple[Tokenizing, CheckTokens]":
+    """A tokenizer, and the check that a row's ids are its own."""
     from agentrl.chat.check import token_problem
-    from agentrl.models.policy import load_tokenizer, tokenizer_fingerprint
+    from agentrl.models.policy import Tokenizing, load_tokenizer
 
-    loaded = load_tokenizer(name)
-    return tokenizer_fingerprint(loaded), lambda row: token_problem(row, loaded)
+    speaker = Tokenizing(name)
+    speaker.tokenizer = loaded = load_tokenizer(name)
+    return speaker, lambda row: token_problem(row, loaded)
 
 
 class Import(NamedTuple):
@@ -109,7 +108,10 @@ def import_(context: Context, config: ImportConfig) -> Import:
     the metrics count what is not carried."""
     from datastore.formats.imports import reading
 
-    labels, check = config.labels()
+    speaker, check = tokenizer_check(config.tokenizer) if config.tokenizer else (None, None)
+    if speaker:
+        context.keep_tokenizer(speaker)
+    labels = config.labels(speaker.tokenizer_fingerprint if speaker else None)
     on_error: OnError = "quarantine" if config.quarantine else "raise"
     with reading(
         config.paths, config.format, stage=context.stage, labels=labels, on_error=on_error, check_tokens=check

@@ -120,6 +120,8 @@ class Training:
             )
         if "codec" in vars(policy()):  # it encoded rows, or was asked how
             record_dialect(context, policy())
+        if "tokenizer" in vars(policy()):  # else nobody needed it here, and loading takes seconds
+            context.keep_tokenizer(policy())
         name, folder = f"{context.stage}-{context.fingerprint[:8]}", context.folder / "tracking"
         with track(config.track, name, folder) as send, context.live() as live:
             report = self._report(live, send)

@@ -205,6 +205,13 @@ class Catalog:
             done.touch()
         return working / key
 
+    def open(self, manifest: Manifest, path: str) -> Any:
+        """A file of an artifact, as a path or an Arrow file of which only the ranges asked for are read."""
+        if isinstance(self.place, LocalPlace):
+            return self.local(manifest, path)
+        folder = self.folder(manifest.ingredients.stage, manifest.fingerprint)
+        return self.place.open("/".join(one for one in (folder, manifest.attempt, path) if one))
+
     def remove(self, manifest: Manifest) -> None:
         """Remove an artifact: its manifest, then the files of the attempt that it names. Rows in the buffer stay."""
         stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.training.epochs import starts_of
 from agentrl.training.packing import Packing, pack
 from agentrl.training.rows import TrainingRows, flat, holds_true
 
@@ -87,9 +88,7 @@ def units(rows: TrainingRows) -> list[list[int]]:
 
 def unit_starts(rows: TrainingRows) -> np.ndarray:
     """The position of the first row of each unit, [units + 1]; the last one is the number of rows."""
-    unit = rows.scalars("unit")
-    changes = np.flatnonzero(unit[1:] != unit[:-1]) + 1
-    return np.concatenate([[0], changes, [len(unit)]]) if len(unit) else np.zeros(1, np.int64)
+    return starts_of(rows.scalars("unit"))
 
 
 def _length_class(length: int) -> int:

@@ -1,35 +1,19 @@
 """The training loop: epochs over rows in seeded order, checkpoints, and what is kept of a step that failed."""
 
-import random
-from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from agentrl.training.batch import TrainingError, check_rows, unit_starts
+from agentrl.training.epochs import shuffled
 from agentrl.training.rows import TrainingRows, save_rows
 from agentrl.training.step import Metrics, Trainer
 
 
 def epochs(rows: TrainingRows, batch_units: int, seed: int) -> Iterator[np.ndarray]:
-    """Positions of the rows of batches of ``batch_units`` units, without end: each epoch is a fresh seeded order, and
-    holds every unit once. Units left at the end of an epoch begin the next
-    batch."""
-    starts = unit_starts(rows)
-    pending = array("q")
-    epoch = 0
-    while True:
-        order = array("q", range(len(starts) - 1))
-        random.Random(f"{seed}-{epoch}").shuffle(order)
-        pending += order
-        used = 0
-        while len(pending) - used >= batch_units:
-            batch = pending[used : used + batch_units]
-            yield np.concatenate([np.arange(starts[unit], starts[unit + 1]) for unit in batch])
-            used += batch_units
-        pending = pending[used:]
-        epoch += 1
+    """Positions of the rows of batches, without end; see :func:`agentrl.training.epochs.shuffled`."""
+    return shuffled(unit_starts(rows), batch_units, seed)
 
 
 def fit(

@@ -24,10 +24,12 @@ from flows.commands.artifacts import app as artifacts
 from flows.commands.replay import app
 from pipelines.diagnose import _case
 from pipelines.execute import job_of, perform
+from pipelines.learned import learned_by, rows_of_step
+from pipelines.library import resolve
 from pipelines.lineage import find_artifact
 from pipelines.load import load
 from pipelines.plan import make_plan
-from pipelines.replay import ReplayError, _changed, objective_of, replay
+from pipelines.replay import ReplayError, _changed, _steps, objective_of, replay
 from pipelines.stage import StageConfig
 from pipelines.stages.grpo import GRPOConfig
 from pipelines.stages.train import DPOConfig, PreferenceConfig
@@ -52,6 +54,8 @@ stages:
     uses: train.sft
     inputs: {trajectories: expert, model: warm}
     with: {steps: 3, batch: 4, optimizer: {lr: 1.0e-3, lora: {rank: 2, alpha: 4}}, template_weight: 0.5}
+  pairs: {uses: pairs.agentq, inputs: {trajectories: sample}}
+  dpo: {uses: train.dpo, inputs: {pairs: pairs, model: warm}, with: {steps: 3, batch: 2}}
   kto: {uses: train.kto, inputs: {trajectories: [sample], model: warm}, with: {steps: 2, batch: 4}}
   offline:
     uses: train.offline
@@ -110,6 +114,48 @@ def test_a_replayed_step_has_the_recorded_loss_and_gradient(catalog: Catalog, st
     assert found.equal, found
     assert found.recorded["grad_norm"] > 0
     assert found.recorded["grad_norm"] == pytest.approx(found.replayed["grad_norm"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("stage", "steps"), [("warm", 50), ("adapted", 3), ("dpo", 3), ("kto", 2), ("plain", 2)])
+def test_steps_know_their_rows_and_rows_their_steps(catalog: Catalog, stage: str, steps: int) -> None:
+    """What a step trained on is what its replay takes, of which another test shows that it gives the same loss."""
+    manifest = find_artifact(catalog, stage)
+    config = resolve(manifest.ingredients.uses).config.model_validate(manifest.ingredients.config)
+    seen: dict[str, set[int]] = {}
+    for number, batches, _ in _steps(catalog, manifest, config):
+        found = rows_of_step(catalog, manifest, number)
+        trained = found.filter(found["trained"])
+        expected = [name for batch in batches for name in batch.ids()]
+        names = trained["trajectory_id" if stage != "dpo" else "pair_id"].to_pylist()
+        assert sorted(names) == sorted(expected)
+        if stage == "plain":
+            assert any(weight > 0 for weight in trained["weight"].to_pylist())
+        elif stage == "dpo":
+            assert trained["label"].to_pylist() == [1, -1] * 2
+        for name in trained["trajectory_id"].to_pylist():
+            seen.setdefault(name, set()).add(number)
+    assert set.union(*seen.values()) == set(range(steps))
+    name = max(seen)
+    [learned] = [one for one in learned_by(catalog, name) if one.stage == stage]
+    assert learned.steps == sorted(seen[name])
+    assert learned.models == [f"{stage}/{manifest.fingerprint[:8]}"]
+    assert bool(learned.pairs) == (stage == "dpo")
+    with pytest.raises(LookupError, match=f"steps are 0 to {steps - 1}"):
+        rows_of_step(catalog, manifest, steps)
+
+
+def test_a_row_names_all_that_learned_from_it(catalog: Catalog) -> None:
+    row = max(find_rows(catalog, "expert"))
+    assert {one.stage for one in learned_by(catalog, row)} == {"warm", "adapted"}
+    assert learned_by(catalog, "nobody-01234567-000000") == []
+    with pytest.raises(LookupError, match=r"sample is of stage trajectories\.sample, which trains nothing"):
+        rows_of_step(catalog, find_artifact(catalog, "sample"), 0)
+
+
+def find_rows(catalog: Catalog, stage: str) -> list[str]:
+    manifest = find_artifact(catalog, stage)
+    path = catalog.local(manifest, manifest.outputs["trajectories"].path)
+    return list(pq.read_table(path)["trajectory_id"].to_pylist())
 
 
 def test_the_coverage_of_an_online_stage_is_shown_and_reported(catalog: Catalog) -> None:

@@ -141,7 +141,7 @@ class _Parts:
             warnings.warn(f"{self._place.uri}/{self._key} lacks its end: {self._failed}", stacklevel=4)
 
 
-class Lines(NamedTuple):
+class LiveLines(NamedTuple):
     """Lines of a log, and the ``cursor`` after them, in bytes."""
 
     lines: list[str]
@@ -150,7 +150,7 @@ class Lines(NamedTuple):
 
 def lines_after(
     place: LocalPlace | S3Place, run_id: str, stage: str, cursor: int = 0, most: int = MOST
-) -> Lines | None:
+) -> LiveLines | None:
     """The lines of a live log after a cursor, about ``most`` bytes of them; None if there is no such log. A line that
     is not whole yet is left for the next time. If the log is shorter than the cursor, its stage began again, and so do
     the lines."""
@@ -161,7 +161,7 @@ def lines_after(
     if found is None:
         return None
     whole = _whole(found)
-    return Lines(whole.decode().splitlines(), cursor + len(whole))
+    return LiveLines(whole.decode().splitlines(), cursor + len(whole))
 
 
 def live_stages(place: LocalPlace | S3Place, run_id: str) -> list[str]:

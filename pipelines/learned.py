@@ -29,7 +29,7 @@ false for rollouts of an online step that it left out, such as those of groups w
 
 
 @dataclass(frozen=True)
-class Learned:
+class TrainedOn:
     """An artifact that was trained on a row, and the ``steps`` that were, as its metrics number them: optimiser steps,
     online iterations. ``pairs`` are those that the row is a side of. ``models`` are its outputs that learned from it,
     as rows that they sample name them."""
@@ -43,7 +43,7 @@ class Learned:
     models: list[str]
 
 
-def learned_by(catalog: Catalog, trajectory_id: str) -> list[Learned]:
+def learned_by(catalog: Catalog, trajectory_id: str) -> list[TrainedOn]:
     """All training artifacts of the store that learned from a row, the newest first. Each one's ids are looked
     through."""
     found = []
@@ -56,7 +56,7 @@ def learned_by(catalog: Catalog, trajectory_id: str) -> list[Learned]:
             found.append((manifest, pairs, steps))
     found.sort(key=lambda one: one[0].created_at, reverse=True)
     return [
-        Learned(
+        TrainedOn(
             stage=manifest.ingredients.stage,
             fingerprint=manifest.fingerprint,
             uses=manifest.ingredients.uses,

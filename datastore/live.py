@@ -164,6 +164,16 @@ def lines_after(
     return LiveLines(whole.decode().splitlines(), cursor + len(whole))
 
 
+def length(place: LocalPlace | S3Place, run_id: str, stage: str) -> int:
+    """The bytes of a live log, the beginning of a line that is not whole yet included; 0 if there is none."""
+    key = _key(run_id, stage)
+    if isinstance(place, LocalPlace):
+        path = place.root / key
+        return path.stat().st_size if path.exists() else 0
+    last = max(map(int, place.children(key)[1]), default=0)
+    return last + len(place.read(f"{key}/{last:012d}") or b"")
+
+
 def live_stages(place: LocalPlace | S3Place, run_id: str) -> list[str]:
     """The stages of a run that have a live log, sorted."""
     folders, files = place.children(folder_of(run_id))

@@ -14,7 +14,7 @@ import pytest
 from datastore import live
 from datastore.catalog import Catalog
 from datastore.errors import StoreError
-from datastore.live import LiveLog, lines_after, live_stages
+from datastore.live import LiveLog, length, lines_after, live_stages
 from datastore.places import LocalPlace
 from pipelines.gc import collect, find_garbage
 
@@ -56,6 +56,7 @@ def test_lines_are_read_after_a_cursor_while_they_are_written(store: str, tmp_pa
         assert live_stages(place, "r1") == ["sft"]
     found, cursor = steps(place, "r1")
     assert found == [0, 1]
+    assert (length(place, "r1", "sft"), length(place, "r1", "other")) == (cursor, 0)
     assert steps(place, "r1", cursor=cursor) == ([], cursor)
 
 

@@ -96,8 +96,8 @@ def curate(
 ) -> Curated:
     """Narrow rows (default: the whole buffer) by rules. ``heldout`` holds prompts of held-out tasks, for
     decontamination. The same buffer version (None: the newest), rules and seed give the same selection. ``scores`` of
-    one scorer take the place of the rows' rewards. ``on_dropped`` is called after each rule with its name in the funnel
-    and the ids that it dropped, sorted."""
+    one scorer take the place of the rows' rewards. ``on_dropped`` is called after each rule that dropped rows, with its
+    name in the funnel and their ids, sorted."""
     version = buffer.table().version() if version is None else version
     found = rescored(buffer.scan(version), scores)
     if ids is not None:
@@ -111,7 +111,8 @@ def curate(
         )
         dropped = rows.join(kept, on="trajectory_id", how="anti")["trajectory_id"]
         funnel.append(Level(_describe(rule), rows.height, kept.height, dropped.head(EXAMPLES).to_list()))
-        on_dropped(funnel[-1].rule, id_array(dropped.to_arrow()))
+        if len(dropped):
+            on_dropped(funnel[-1].rule, id_array(dropped.to_arrow()))
         rows = kept
     return Curated(id_array(rows["trajectory_id"].to_arrow()), funnel)
 

@@ -69,7 +69,7 @@ class LiveLog:
     def write(self, metrics: Mapping[str, float | None]) -> None:
         """Add the metrics of a step, unless it is there. Numbers that are not finite become null. Takes tens of
         microseconds; another thread talks to S3."""
-        step = int(metrics["step"])
+        step = int(metrics["step"] or 0)
         if self._file is None or step <= self._last:
             return
         numbers = {

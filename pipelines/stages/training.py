@@ -164,11 +164,11 @@ class Training:
             now = time.perf_counter()
             speed = f"{metrics['tokens'] / (now - last):,.0f}"
             last = now
+            for listener in listeners:
+                listener(metrics)
             self.context.progress(
                 int(metrics["step"]) + 1, self.config.steps, loss=round(metrics["loss"], 4), **{"tokens/s": speed}
             )
-            for listener in listeners:
-                listener(metrics)
 
         return report
 

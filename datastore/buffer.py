@@ -279,17 +279,17 @@ class TrajectoryBuffer:
         except NoBufferError:
             return []
 
-    def read(self, ids: Ids, columns: Sequence[str] | None = None) -> pa.Table:
-        """These rows, in the order asked, with these columns (default: all). For many rows give the ids as an Arrow
-        array."""
+    def read(self, ids: Ids, columns: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
+        """These rows, in the order asked, with these columns (default: all), as they were at a version (default: the
+        newest). For many rows give the ids as an Arrow array."""
         wanted = list(columns) if columns is not None else list(TRAJECTORY_SCHEMA.names)
         if unknown := [name for name in wanted if name not in TRAJECTORY_SCHEMA.names]:
             near = difflib.get_close_matches(unknown[0], TRAJECTORY_SCHEMA.names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
-        return self._read(id_array(ids), wanted)
+        return self._read(id_array(ids), wanted, version)
 
-    def _read(self, ids: pa.Array, wanted: list[str]) -> pa.Table:
+    def _read(self, ids: pa.Array, wanted: list[str], version: int | None = None) -> pa.Table:
         schema = _columns(wanted)
         if not len(ids):
             return schema.empty_table()
@@ -297,10 +297,10 @@ class TrajectoryBuffer:
 
         def ask() -> pa.Table:
             with self._table.following() as table:
-                files = self._lookup.files(table)
+                files = self._lookup.files(table if version is None else self.table(version))
             return self._lookup.read(files, ids, read, _columns(read))
 
-        found = self._current(None, ask)
+        found = self._current(version, ask)
         order = pc.index_in(ids, value_set=found["trajectory_id"].combine_chunks())
         if order.null_count:
             missing = pc.unique(ids.filter(order.is_null())).to_pylist()

@@ -20,7 +20,7 @@ LIMIT_BYTES = 2**29
 stream from the files."""
 BATCH_ROWS = 2048
 
-SCHEMA = pl.DataFrame(TRAJECTORY_SCHEMA.empty_table()).schema
+SCHEMA = pl.Schema(TRAJECTORY_SCHEMA)
 
 
 @dataclass(frozen=True)

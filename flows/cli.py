@@ -24,6 +24,7 @@ from flows.commands import (
     pipelines,
     replay,
     serve,
+    view,
 )
 from flows.commands._common import BAD_INPUT, CANCELLED, FAILED
 from flows.terminal import protect, say
@@ -41,7 +42,7 @@ _buffer = typer.Typer(
     no_args_is_help=True, help="Query, curate, search, exchange and look after the trajectory buffer."
 )
 
-for _module in (pipelines, artifacts, compare, doctor, generate, replay, serve):
+for _module in (pipelines, artifacts, compare, doctor, generate, replay, serve, view):
     app.add_typer(_module.app)
 for _module in (buffer_read, buffer_choose, buffer_exchange, buffer):
     _buffer.add_typer(_module.app)

@@ -27,6 +27,8 @@ ModelName = Annotated[
     str, typer.Option("--model", help="TAG, STAGE, PIPELINE:STAGE or STAGE/FINGERPRINT, or a model folder")
 ]
 TurnTokens = Annotated[int | None, typer.Option(min=1, help="Sampled tokens in one turn")]
+Host = Annotated[str, typer.Option(help="Address to listen at; one that others reach needs more, see the docs")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done")]
 
 # pipelines

@@ -9,7 +9,7 @@ import typer
 
 from flows.commands._common import FAILED, fail, open_catalog
 from flows.commands.artifacts import looked_up
-from flows.options import Json, ModelName, Seed, TurnTokens, command
+from flows.options import Host, Json, ModelName, Port, Seed, TurnTokens, command
 from flows.terminal import say, say_json
 
 app = typer.Typer()
@@ -22,8 +22,8 @@ def serve(
         str, typer.Option(envvar="AGENTRL_STORE", help="Store that rows go to, and where artifacts are looked for")
     ] = "store",
     served_name: Annotated[str | None, typer.Option(help="What clients call the model; default: its own name")] = None,
-    host: Annotated[str, typer.Option(help="Address; one that others reach needs --api-key")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8321,
+    host: Host = "127.0.0.1",
+    port: Port = 8321,
     api_key: Annotated[
         str | None, typer.Option(envvar="AGENTRL_API_KEY", help="Key that clients give; better by the variable")
     ] = None,

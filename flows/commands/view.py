@@ -1,0 +1,77 @@
+"""Look at a store in the browser."""
+
+import getpass
+import secrets
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.commands._common import FAILED, fail
+from flows.options import Host, Json, Port, Store, command
+from flows.terminal import say, say_json
+
+if TYPE_CHECKING:
+    from flows.viewer.guard import Door
+
+app = typer.Typer()
+
+
+@command(app)
+def view(
+    store: Store = "store",
+    host: Host = "127.0.0.1",
+    port: Port = 8322,
+    unsafe_open: Annotated[
+        bool, typer.Option("--unsafe-open", help="Let in everybody who reaches the address, without a token")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the store in the browser: plan, runs, rows, tokens. Nothing is written. Ends at Ctrl-C."""
+    from schemas.installation import missing
+
+    if said := missing("uvicorn", "view") or missing("starlette", "view"):
+        raise fail(f"error: {said}")
+    from flows.viewer.guard import Door, is_loopback
+
+    if "://" not in store and not Path(store).is_dir():
+        raise fail(f"error: there is no store at {store}; check --store, or run a pipeline first")
+    try:
+        listening = _listening(host, port)
+    except OSError as error:
+        raise fail(f"error: --host {host} --port {port}: {error.strerror or error}", FAILED) from None
+    port = listening.getsockname()[1]
+    token = None if unsafe_open or is_loopback(host) else secrets.token_urlsafe(24)
+    door = Door(host, port, token)
+    name = host if is_loopback(host) else socket.gethostname() if host in ("0.0.0.0", "::") else host
+    address = f"http://{f'[{name}]' if ':' in name else name}:{port}/" + (f"#token={token}" if token else "")
+    forward = f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}"
+    if as_json:
+        say_json({"event": "serving", "url": address, "forward": forward, "store": store})
+    else:
+        say(f"serving {store} at {address}")
+        if is_loopback(host):
+            say(f"from another machine: {forward}")
+        if unsafe_open and not is_loopback(host):
+            say("warning: everybody who reaches this address can read the store", stderr=True)
+    sys.stdout.flush()
+    _serve(store, door, listening)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that holds requests until they are answered; port 0 takes a free one. Raises OSError if it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=128)
+
+
+def _serve(store: str, door: "Door", listening: socket.socket) -> None:
+    """Until Ctrl-C or SIGTERM."""
+    import uvicorn
+
+    from flows.viewer.app import application, opening
+
+    app_ = application(opening(store), door)
+    config = uvicorn.Config(app_, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+    uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,1 @@
+"""The viewer: a stateless reader of a store, for the browser. It never writes."""

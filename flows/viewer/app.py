@@ -1,0 +1,239 @@
+"""The viewer's routes: questions about a store, the page, and the files that it is made of."""
+
+import gzip
+import hashlib
+import logging
+import mimetypes
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+from anyio import CapacityLimiter
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from datastore.errors import NoBufferError, StoreError
+from flows.viewer.guard import SESSION, Door, Guard
+from flows.viewer.refused import RefusedError
+from flows.viewer.wire import Refusal
+from pipelines.secrets import redacted
+
+if TYPE_CHECKING:
+    from flows.viewer.reader import Reader
+
+STATIC = Path(__file__).parent / "static"
+AT_ONCE = 4
+"""Questions that are worked on at once."""
+PATIENCE_S = 60.0
+"""Seconds after which the client is told that an answer takes too long."""
+ARROW = "application/vnd.apache.arrow.stream"
+TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+TYPES |= {".woff2": "font/woff2", ".html": "text/html", ".json": "application/json", ".png": "image/png"}
+
+log = logging.getLogger(__name__)
+
+
+class Asked(BaseModel):
+    """The query of a request. What is not a field is refused by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class AtVersion(Asked):
+    at: str | None = None
+
+
+class OfPipeline(Asked):
+    pipeline: str | None = None
+
+
+class Filtered(AtVersion):
+    filter: str = ""
+
+
+class Page(Filtered):
+    sort: str = "created_at"
+    desc: bool = True
+    offset: int = Field(0, ge=0, lt=2**31)
+    limit: int = Field(100, ge=1, le=1000)
+
+
+class Near(Asked):
+    q: str = Field(min_length=1, max_length=4000)
+    k: int = Field(20, ge=1, le=200)
+
+
+Question = TypeVar("Question", bound=Asked)
+Answering = Callable[["Reader", Request, Question], Response]
+
+
+def opening(store: str) -> "Future[Reader]":
+    """The reader of a store to come: what it imports is loaded in a thread, while the server answers already."""
+    future: Future[Reader] = Future()
+
+    def open_store() -> None:
+        try:
+            from flows.viewer.reader import Reader
+
+            future.set_result(Reader(store))
+        except BaseException as error:  # raised again by each question
+            future.set_exception(error)
+
+    threading.Thread(target=open_store, daemon=True).start()
+    return future
+
+
+def application(opened: "Future[Reader]", door: Door) -> Guard:
+    """The viewer of one store behind a door."""
+    limiter: list[CapacityLimiter] = []  # made in the event loop
+
+    def asked(kind: type[Question], answer: Answering[Question]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            if not limiter:
+                limiter.append(CapacityLimiter(AT_ONCE))
+            try:
+                question = kind.model_validate(dict(request.query_params))
+                work = partial(_answered, opened, answer, request, question)
+                with anyio.fail_after(PATIENCE_S):
+                    return await anyio.to_thread.run_sync(work, limiter=limiter[0], abandon_on_cancel=True)
+            except Exception as error:
+                refused = explained(error)
+                return JSONResponse(refused.body.model_dump(), refused.status)
+
+        return endpoint
+
+    files = _static_files()
+
+    async def session(request: Request) -> Response:
+        return Response(status_code=204)
+
+    async def file(request: Request) -> Response:
+        found = files.get(request.path_params["name"])
+        if found is None:
+            return _not_found(request, f"there is no file {request.url.path[:200]!r}")
+        return found.answer(request)
+
+    async def page(request: Request) -> Response:
+        if request.url.path.startswith("/api"):
+            return _not_found(request, f"there is no {request.url.path[:200]!r}")
+        found = files.get("index.html")
+        if found is None:
+            return _not_found(request, "the front-end is not installed")
+        return found.answer(request)
+
+    routes = [Route(path, asked(kind, answer)) for path, kind, answer in QUESTIONS]
+    routes += [Route(SESSION, session), Route("/static/{name:path}", file), Route("/{path:path}", page)]
+    return Guard(Starlette(routes=routes), door)
+
+
+def _answered(opened: "Future[Reader]", answer: Answering[Question], request: Request, question: Question) -> Response:
+    return answer(opened.result(), request, question)
+
+
+def _overview(reader: "Reader", request: Request, question: OfPipeline) -> Response:
+    return _json(reader.overview(question.pipeline))
+
+
+def _rows(reader: "Reader", request: Request, question: Page) -> Response:
+    body, headers = reader.rows(
+        question.filter, question.sort, question.desc, question.offset, question.limit, question.at
+    )
+    return Response(body, headers=headers, media_type=ARROW)
+
+
+def _facets(reader: "Reader", request: Request, question: Filtered) -> Response:
+    return _json(reader.facets(question.filter, question.at))
+
+
+def _search(reader: "Reader", request: Request, question: Near) -> Response:
+    return _json(reader.search(question.q, question.k))
+
+
+def _row(reader: "Reader", request: Request, question: AtVersion) -> Response:
+    return _json(reader.row(request.path_params["id"], question.at))
+
+
+def _message(reader: "Reader", request: Request, question: AtVersion) -> Response:
+    return _json(reader.message(request.path_params["id"], request.path_params["number"], question.at))
+
+
+def _tokens(reader: "Reader", request: Request, question: AtVersion) -> Response:
+    return Response(reader.tokens(request.path_params["id"], question.at), media_type=ARROW)
+
+
+def _text(reader: "Reader", request: Request, question: AtVersion) -> Response:
+    return Response(reader.text(request.path_params["id"], question.at), media_type="text/plain; charset=utf-8")
+
+
+QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
+    ("/api/overview", OfPipeline, _overview),
+    ("/api/rows", Page, _rows),
+    ("/api/facets", Filtered, _facets),
+    ("/api/search", Near, _search),
+    ("/api/rows/{id}", AtVersion, _row),
+    ("/api/rows/{id}/messages/{number:int}", AtVersion, _message),
+    ("/api/tokens/{id}", AtVersion, _tokens),
+    ("/api/tokens/{id}/text", AtVersion, _text),
+]
+
+
+def _json(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def _not_found(request: Request, error: str) -> Response:
+    return JSONResponse(Refusal(error=error, next="open /").model_dump(), 404)
+
+
+def explained(error: Exception) -> RefusedError:
+    """What a client is told of an error."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        said = "is not known here" if first["type"] == "extra_forbidden" else first["msg"]
+        return RefusedError(f"{name}: {said}", field=name)
+    if isinstance(error, NoBufferError):
+        return RefusedError(str(error), following="agentrl run quickstart", status=404)
+    if isinstance(error, StoreError):
+        return RefusedError(str(error))
+    if isinstance(error, TimeoutError):
+        return RefusedError(f"the answer takes more than {PATIENCE_S:g} s", following="ask for less", status=503)
+    log.error("a request failed", exc_info=error)
+    first_line = redacted((str(error).strip().splitlines() or [""])[0][:300])
+    return RefusedError(f"{type(error).__name__}: {first_line}", following="reload the page", status=500)
+
+
+class StaticFile:
+    """A file of the front-end, in memory, also compressed."""
+
+    def __init__(self, path: Path) -> None:
+        self.body = path.read_bytes()
+        self.type = TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        small = gzip.compress(self.body, 9, mtime=0)
+        self.compressed = small if len(small) < len(self.body) * 0.9 else None
+        self.tag = f'"{hashlib.blake2b(self.body, digest_size=12).hexdigest()}"'
+
+    def answer(self, request: Request) -> Response:
+        headers = {"etag": self.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+        if request.headers.get("if-none-match") == self.tag:
+            return Response(status_code=304, headers=headers)
+        body = self.body
+        if self.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+            body, headers["content-encoding"] = self.compressed, "gzip"
+        kind = f"{self.type}; charset=utf-8" if self.type.startswith("text/") else self.type
+        return Response(body, headers=headers, media_type=kind)
+
+
+def _static_files() -> dict[str, StaticFile]:
+    """By their names below ``static``; a request's path is looked up here and never joined to a folder."""
+    paths = (path for path in STATIC.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {path.relative_to(STATIC).as_posix(): StaticFile(path) for path in sorted(paths)}

@@ -1,0 +1,124 @@
+"""Artifacts of a store by what a row says of them: what made it, what sampled it, and what learned from it."""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pipelines.learned import TrainedOn, learned_by
+
+from datastore.catalog import Catalog
+from datastore.errors import StoreError
+from flows.viewer.tables import Recent
+from schemas.manifest import Manifest
+
+FRESH_S = 5.0
+"""Seconds for which the list of artifacts is believed."""
+CANDIDATES = 16
+"""Training rows of one artifact that are compared with a row's tokens: pairs train on many sides that begin alike."""
+
+TrainingScalars = dict[str, pa.Scalar]
+"""A training row by column."""
+
+
+@dataclass(frozen=True)
+class LearnedTokens:
+    """An artifact that learned from a row, with the training row that it learned from last, and which of the row's
+    tokens that trains on, [tokens]. Both are None if its training rows have other tokens than the row."""
+
+    learned: TrainedOn
+    row: TrainingScalars | None
+    mask: np.ndarray | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.learned.stage}/{self.learned.fingerprint[:8]}"
+
+
+class Artifacts:
+    """The manifests of a catalog, read again every few seconds."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._lock = threading.Lock()
+        self._known: list[Manifest] = []
+        self._until = 0.0
+        self._learned: Recent[tuple[str, float], list[TrainedOn]] = Recent(64)
+
+    def all(self) -> list[Manifest]:
+        """Newest first."""
+        with self._lock:
+            if time.monotonic() > self._until:
+                self._known = sorted(self.catalog.all(), key=lambda one: one.created_at, reverse=True)
+                self._until = time.monotonic() + FRESH_S
+            return self._known
+
+    def find(self, stage: str, fingerprint: str) -> Manifest | None:
+        """By the beginning of a fingerprint, eight characters or more. A point and a number at its end, which rows have
+        that ``--force`` made again, do not count. Nothing is looked up as a path."""
+        wanted = fingerprint.partition(".")[0]
+        found = (one for one in self.all() if one.ingredients.stage == stage and len(wanted) >= 8)
+        return next((one for one in found if one.fingerprint.startswith(wanted)), None)
+
+    def named(self, text: str) -> Manifest | None:
+        """By STAGE/FINGERPRINT, as rows name their policies."""
+        stage, _, fingerprint = text.rpartition("/")
+        return self.find(stage, fingerprint) if stage else None
+
+    def learned(self, trajectory_id: str) -> list[TrainedOn]:
+        """What learned from a row, newest first."""
+        self.all()
+        return self._learned.get_or((trajectory_id, self._until), lambda: learned_by(self.catalog, trajectory_id))
+
+    def trained_on(self, trajectory_id: str, ids: np.ndarray) -> list[LearnedTokens]:
+        """What learned from a row with these token ids, newest first."""
+        found = []
+        for learned in self.learned(trajectory_id):
+            manifest = self.find(learned.stage, learned.fingerprint)
+            try:
+                rows = self._training_rows(manifest, [trajectory_id, *learned.pairs]) if manifest else []
+            except (OSError, StoreError, pa.ArrowException):  # freed since the list was read
+                continue
+            same = [(row, _mask(row, ids)) for row in rows]
+            matching = [(row, mask) for row, mask in same if mask is not None]
+            row, mask = max(matching, key=lambda one: len(one[0]["input_ids"]), default=(None, None))
+            found.append(LearnedTokens(learned, row, mask))
+        return found
+
+    def _training_rows(self, manifest: Manifest, row_ids: list[str]) -> list[TrainingScalars]:
+        """The last of the training rows of these ids, each read from its row group alone."""
+        output = manifest.outputs.get("batches") or manifest.outputs["rows"]
+        with pq.ParquetFile(self.catalog.open(manifest, output.path)) as file:
+            names = file.read(["row_id"])["row_id"]
+            places = np.flatnonzero(pc.is_in(names, value_set=pa.array(row_ids)).to_numpy())[-CANDIDATES:]
+            return [_row_at(file, int(place)) for place in reversed(places)]
+
+
+def _row_at(file: pq.ParquetFile, place: int) -> TrainingScalars:
+    sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    starts = np.cumsum([0, *sizes])
+    group = int(np.searchsorted(starts, place, side="right")) - 1
+    table = file.read_row_group(group).slice(place - int(starts[group]), 1)
+    return {name: table[name][0] for name in table.column_names}
+
+
+def _mask(row: TrainingScalars, ids: np.ndarray) -> np.ndarray | None:
+    """Which of these tokens a training row trains on; None if its tokens are not those, or their beginning."""
+    theirs = numbers(row["input_ids"], np.int32)
+    if len(theirs) > len(ids) or not np.array_equal(theirs, ids[: len(theirs)]):
+        return None
+    found = np.zeros(len(ids), dtype=bool)
+    found[: len(theirs)] = numbers(row["mask"], bool)
+    return found
+
+
+def numbers(values: pa.Scalar, kind: Any) -> np.ndarray:
+    """The values of a list; none if it is null."""
+    if values.values is None:
+        return np.zeros(0, kind)
+    found: np.ndarray = values.values.to_numpy(zero_copy_only=False).astype(kind)
+    return found

@@ -1,0 +1,112 @@
+"""The filter box: one SQL expression over the scalar columns, which comes from a browser.
+
+Polars' SQL reads any file that ``read_csv('...')`` names. Its expressions do too, in a subquery, and even the error of
+a subquery shows the first line of the file. So what is not on a list is refused before Polars sees it: subqueries,
+comments, and calls of other functions than those that only look at a value. None of those on the list makes a text
+longer, so a filter cannot fill the memory either.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+
+import polars as pl
+from polars.exceptions import PanicException, PolarsError
+
+from datastore import sql
+from datastore.errors import StoreError
+from flows.viewer.refused import RefusedError
+
+MAX_CHARACTERS = 4000
+
+WORDS = {"and", "or", "not", "xor", "in", "any", "all", "like", "ilike", "between", "is", "null"}
+WORDS |= {"case", "when", "then", "else", "end", "cast", "try_cast"}
+"""Words that may stand before a parenthesis without being a function."""
+
+FUNCTIONS = {"abs", "ceil", "ceiling", "floor", "round", "sign", "sqrt", "mod", "exp", "pow", "power"}
+FUNCTIONS |= {"log", "ln", "log10", "log2", "lower", "upper", "length", "char_length", "octet_length", "strpos"}
+FUNCTIONS |= {"starts_with", "ends_with", "regexp_like", "left", "right", "substr", "substring", "date_part", "extract"}
+FUNCTIONS |= {"coalesce", "nullif", "ifnull", "if", "greatest", "least", "varchar", "char", "decimal", "numeric"}
+
+_TOKEN = re.compile(
+    r"""(?P<literal>'(?:[^']|'')*')|(?P<name>"(?:[^"]|"")*")|(?P<word>[^\W\d]\w*)|(?P<number>\d[\w.]*)|(?P<other>\S)""",
+    re.DOTALL,
+)
+_ALLOWED_MARKS = frozenset("()=<>!+-*/%,.|:~")
+_REFUSED_WORDS = {"select", "from", "with", "union", "intersect", "except", "join", "values", "exists", "over", "table"}
+_REFUSED_WORDS |= {"into", "copy", "explain", "show", "lateral", "unnest"}
+
+
+_WITH_A_TEXT = "cannot compare 'date/datetime/time' to a string"
+_OF_TIMES = "a time is not a text; write created_at >= date '2026-01-31', or >= '2026-01-31T12:00:00Z'::timestamptz"
+
+
+def check(text: str) -> None:
+    """Raise RefusedError if an expression holds anything but values, columns, operators and functions of the lists."""
+    if len(text) > MAX_CHARACTERS:
+        raise bad(f"the filter has {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed")
+    try:
+        sql.check(text)
+    except StoreError as error:
+        raise bad(str(error).partition(". If you wrote")[0].replace("the query", "the filter")) from None
+    if "--" in text or "/*" in text:
+        raise bad("a filter holds no comment")
+    found = [(str(token.lastgroup), token[0], token.end()) for token in _TOKEN.finditer(text)]
+    for (kind, value, end), (follows, after, _) in zip(found, [*found[1:], ("", "", 0)], strict=False):
+        word = value.lower()
+        if kind == "other" and value not in _ALLOWED_MARKS:
+            raise bad(f"{value!r} has no place in a filter", allowed=sorted(_ALLOWED_MARKS))
+        if kind == "word" and word in _REFUSED_WORDS:
+            raise bad(f"a filter is one expression without {value!r}: it is asked of each row by itself")
+        if after == "(" and (kind == "name" or (kind == "word" and word not in FUNCTIONS | WORDS)):
+            raise _function(value)
+        if kind == "word" and follows == "literal" and text[end] == "'":
+            raise bad(f"{value}{after[:20]}: put a space before a text; texts have no prefix")
+
+
+def _function(name: str) -> RefusedError:
+    near = difflib.get_close_matches(name.lower().strip('"'), FUNCTIONS, 1, 0.7)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return bad(f"a filter has no function {name!r}{hint}", allowed=sorted(FUNCTIONS))
+
+
+def bad(error: str, allowed: Sequence[str] = ()) -> RefusedError:
+    """What is wrong with a filter, and how one is written."""
+    return RefusedError(
+        error, field="filter", allowed=allowed, following="write it as in: success and env = 'lookup' and reward >= 0.5"
+    )
+
+
+def expression(text: str, schema: pl.Schema) -> tuple[pl.Expr, list[str]]:
+    """The filter as Polars computes it, and the columns that it reads. Raises RefusedError that names an unknown column
+    and the one that was probably meant."""
+    check(text)
+    try:
+        found = pl.sql_expr(text)
+        names = list(dict.fromkeys(found.meta.root_names()))
+        if unknown := [name for name in names if name not in schema]:
+            raise _unknown(unknown[0], schema)
+        kind = pl.LazyFrame(schema=schema).select(found.alias("found")).collect_schema()["found"]
+    except (PolarsError, PanicException) as error:
+        first = first_line(error)
+        raise bad(f"the filter is wrong: {_OF_TIMES if _WITH_A_TEXT in first else first}") from None
+    if kind not in (pl.Boolean, pl.Null):
+        raise bad(f"the filter gives {kind}, not true or false; compare it with something")
+    return found, names
+
+
+def _unknown(name: str, schema: pl.Schema) -> RefusedError:
+    near = difflib.get_close_matches(name, schema.names(), 1, 0.7)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    quoted = "; a text stands in single quotes" if not near else ""
+    return bad(f"there is no column {name!r}{hint}{quoted}", allowed=schema.names())
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of Polars says, without its plan."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def quoted(value: str) -> str:
+    """A text as a literal of SQL."""
+    return "'" + value.replace("'", "''") + "'"

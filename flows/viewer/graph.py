@@ -1,0 +1,218 @@
+"""The stage graph of a pipeline: what a plan says of it, and where each stage is drawn."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from datastore.catalog import Catalog
+from datastore.places import LocalPlace
+from flows.viewer.wire import StageBox, StageInput
+from pipelines.document import LIBRARY
+from pipelines.runs import Run
+
+FRESH_S = 10.0
+"""Seconds for which a plan is believed."""
+PATIENCE_S = 60.0
+"""Seconds that a plan may take."""
+
+Stage = Mapping[str, Any]
+"""One stage of ``agentrl plan --json``."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What ``agentrl plan`` said of a pipeline, or why it could not."""
+
+    stages: Sequence[Stage] = ()
+    problem: str | None = None
+
+
+class Plans:
+    """Plans of pipelines that ran in a store. Each is made by a process of its own, so that the user's code is not
+    imported into the server, and is as it is now. While one is made again, the one before is shown."""
+
+    def __init__(self, catalog: Catalog, store: str) -> None:
+        self.catalog = catalog
+        self.store = store
+        self._known: dict[str, tuple[float, Drawn]] = {}
+        self._at_work: dict[str, threading.Event] = {}
+        self._lock = threading.Lock()
+
+    def of(self, run: Run, patience: float) -> Drawn | None:
+        """The plan of a run's pipeline; None if there is none yet after ``patience`` seconds."""
+        arguments, problem = plan_arguments(run, self.catalog, self.store)
+        if problem:
+            return Drawn(problem=problem)
+        key = shlex.join(arguments)
+        with self._lock:
+            made, known = self._known.get(key, (0.0, None))
+            done = self._at_work.get(key)
+            if done is None and time.monotonic() > made + FRESH_S:
+                done = self._at_work[key] = threading.Event()
+                threading.Thread(target=self._make, args=(key, arguments, done), daemon=True).start()
+        if known is None and done is not None:
+            done.wait(patience)
+            with self._lock:
+                known = self._known.get(key, (0.0, None))[1]
+        return known
+
+    def _make(self, key: str, arguments: list[str], done: threading.Event) -> None:
+        try:
+            found = planned(arguments)
+        except Exception as error:  # shown, instead of a graph that never comes
+            found = Drawn(problem=f"the plan could not be made: {type(error).__name__}: {error}")
+        with self._lock:
+            self._known[key] = (time.monotonic(), found)
+            del self._at_work[key]
+        done.set()
+
+
+def plan_arguments(run: Run, catalog: Catalog, store: str) -> tuple[list[str], str | None]:
+    """The arguments of `agentrl plan` for a run's pipeline, and why it is not planned, if so.
+
+    A plan imports the user's classes, and a store may come from others. So a file is planned only if it is in the
+    library, or below the folder where the viewer was started and not in the store.
+    """
+    try:
+        words = shlex.split(str(run.get("command", "")))
+    except ValueError:
+        words = []
+    file = Path(str(run.get("file", "")))
+    library = {path.relative_to(LIBRARY).with_suffix("").as_posix() for path in LIBRARY.rglob("*.yaml")}
+    reference = words[2] if words[:2] == ["agentrl", "run"] and len(words) > 2 else ""
+    if reference not in library:
+        try:
+            here, own = Path.cwd().resolve(), file.resolve()
+        except (OSError, ValueError):  # no path at all
+            return [], f"the run names no pipeline file: {str(file)[:80]!r}"
+        inside = isinstance(catalog.place, LocalPlace) and own.is_relative_to(catalog.place.root.resolve())
+        if not own.is_relative_to(here) or inside or not own.is_file():
+            said = f"{file} is not in this folder: to see its plan, start `agentrl view` in the folder of the pipeline"
+            return [], said
+        reference = str(own)
+    more: list[str] = []
+    for option, value in pairwise(words):
+        if option in ("--profile", "--set"):
+            more += [f"{option}={value}"]
+    return ["plan", reference, *more, "--store", store, "--json"], None
+
+
+def planned(arguments: Sequence[str]) -> Drawn:
+    """What `agentrl plan` says."""
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    root = str(Path(__file__).parents[2])
+    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    try:
+        document = json.loads(done.stdout)
+    except ValueError:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return Drawn(problem=f"the plan could not be made: {lines[0][:300]}")
+    if problems := document.get("problems"):
+        said = "; ".join(str(one.get("message", one)) for one in problems[:3])
+        return Drawn(problem=f"the pipeline cannot be planned any more: {said}")
+    return Drawn(stages=document["stages"])
+
+
+_STATUS = {"ran": "cached", "reused": "cached", "cached": "cached", "blocked": "blocked", "skipped": "skipped"}
+
+
+def recorded(run: Run, catalog: Catalog) -> list[Stage]:
+    """The stages as a run recorded them, in the form of a plan. Edges are those of the artifacts that are there."""
+    stages = []
+    for name, one in run["stages"].items():
+        manifest = catalog.manifest(name, one["fingerprint"]) if one.get("fingerprint") else None
+        inputs = manifest.ingredients.inputs if manifest else {}
+        stages.append(
+            {
+                "stage": name,
+                "uses": manifest.ingredients.uses if manifest else "",
+                "status": _STATUS.get(one["status"], "run") if manifest else "run",
+                "reasons": one.get("reasons", []) if manifest is None else [],
+                "fingerprint": one.get("fingerprint") or None,
+                "inputs": {key: [f"{edge.stage}.{edge.output}" for edge in edges] for key, edges in inputs.items()},
+                "duration_s": manifest.duration_s if manifest else one.get("duration_s"),
+            }
+        )
+    return stages
+
+
+def boxes(stages: Sequence[Stage], running: frozenset[str] = frozenset()) -> list[StageBox]:
+    """Stages with their places. ``running`` are at work now."""
+    reads = {one["stage"]: _upstream(one, stages) for one in stages}
+    places = layout(reads)
+    return [
+        StageBox(
+            id=one["stage"],
+            stage=one["stage"],
+            uses=one["uses"],
+            artifact=_artifact(one),
+            status="running" if one["stage"] in running else one["status"],
+            reason="; ".join(one["reasons"]),
+            fingerprint=one["fingerprint"] or "",
+            seconds=one["duration_s"],
+            inputs=[StageInput(stage=name, reason=_reason_of(name, one["reasons"])) for name in reads[one["stage"]]],
+            x=places[one["stage"]][0],
+            y=places[one["stage"]][1],
+        )
+        for one in stages
+    ]
+
+
+def _artifact(stage: Stage) -> str | None:
+    fingerprint = stage["fingerprint"] if stage["status"] == "cached" else None
+    return f"{stage['stage']}/{fingerprint[:8]}" if fingerprint else None
+
+
+def _upstream(stage: Stage, stages: Sequence[Stage]) -> list[str]:
+    known = {one["stage"] for one in stages}
+    edges = [edge.rpartition(".")[0] for each in stage["inputs"].values() for edge in each]
+    return [name for name in dict.fromkeys(edges) if name in known]
+
+
+def _reason_of(name: str, reasons: Sequence[str]) -> str | None:
+    """The reason that an input gives, as plans word it: ``input NAME is made again``."""
+    found = [reason for reason in reasons if reason.startswith(f"input {name} ")]
+    return "; ".join(found) or None
+
+
+def layout(reads: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, int]]:
+    """Column and row of each stage. ``reads`` is what each reads, in an order in which they can run.
+
+    The column is the longest way from a stage without inputs, so every edge points to the right. In a column, a stage
+    stands at the mean row of what it reads (Sugiyama's barycentre heuristic, one sweep), which keeps edges short and
+    mostly uncrossed.
+    """
+    columns: dict[str, int] = {}
+    for name, above in reads.items():
+        columns[name] = max((columns[one] + 1 for one in above if one in columns), default=0)
+    places: dict[str, tuple[int, int]] = {}
+    for column in range(max(columns.values(), default=-1) + 1):
+        members = [name for name, own in columns.items() if own == column]
+        mean = {name: _mean([places[one][1] for one in reads[name] if one in places]) for name in members}
+        taken = -1
+        for name in sorted(members, key=lambda name: mean[name]):
+            taken = max(taken + 1, round(mean[name]))
+            places[name] = (column, taken)
+    return places
+
+
+def _mean(rows: Sequence[int]) -> float:
+    return sum(rows) / len(rows) if rows else 0.0

@@ -1,0 +1,127 @@
+"""The first page: the stage graph, the runs, and whether the policy got better."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from datastore.catalog import Catalog
+from datastore.errors import NoBufferError, StoreError
+from flows.viewer import graph
+from flows.viewer.artifacts import Artifacts
+from flows.viewer.refused import RefusedError
+from flows.viewer.tables import Tables
+from flows.viewer.wire import Measurement, Overview, RunLine
+from pipelines.problems import did_you_mean
+from pipelines.runs import Run, all_runs
+from pipelines.secrets import redacted
+
+RUNS = 50
+POLICIES = 8
+LOG_LINES, LOG_BYTES = 20, 2**16
+PLAN_S = 0.25
+"""Seconds that the page waits for a plan; then it shows what the run recorded, and asks again."""
+EVALUATION = "evaluate.policy"
+
+
+def overview(
+    store: str, catalog: Catalog, tables: Tables, artifacts: Artifacts, plans: graph.Plans, pipeline: str | None
+) -> Overview:
+    """Raises RefusedError if no run is of ``pipeline``."""
+    runs = all_runs(catalog)
+    names = list(dict.fromkeys(str(run.get("pipeline", "")) for run in runs))
+    if pipeline and pipeline not in names:
+        hint = did_you_mean(pipeline, names)
+        raise RefusedError(
+            f"no run is of pipeline {pipeline[:80]!r}{hint}", field="pipeline", allowed=names, status=404
+        )
+    shown = next((run for run in runs if pipeline in (None, "", run.get("pipeline"))), None)
+    drawn = plans.of(shown, PLAN_S) if shown else graph.Drawn()
+    stages = drawn.stages if drawn and drawn.stages else graph.recorded(shown, catalog) if shown else []
+    own = shown.get("pipeline") if shown else None
+    at_work = [run for run in runs if run["state"] == "running" and run.get("pipeline") == own]
+    running = {name for run in at_work for name, stage in run["stages"].items() if stage["status"] == "running"}
+    try:
+        snapshot = tables.at(None)
+        version, rows = snapshot.version, snapshot.total
+    except NoBufferError:
+        version, rows = None, 0
+    return Overview(
+        store=store,
+        version=version,
+        rows=rows,
+        pipeline=own,
+        problem=drawn.problem if drawn else None,
+        planning=drawn is None,
+        stages=graph.boxes(stages, frozenset(running)),
+        runs=[run_line(run, catalog) for run in runs[:RUNS]],
+        results=measurements(artifacts),
+        pipelines=names,
+    )
+
+
+def run_line(run: Run, catalog: Catalog) -> RunLine:
+    failed = next((name for name, stage in run["stages"].items() if stage["status"] == "failed"), None)
+    return RunLine(
+        run_id=run["run_id"],
+        pipeline=str(run.get("pipeline", "")),
+        when=str(run.get("started_at", "")),
+        seconds=run.get("duration_s"),
+        state=run["state"],
+        failed_stage=failed,
+        log_tail=log_tail(catalog, run["run_id"], failed) if failed else "",
+    )
+
+
+def log_tail(catalog: Catalog, run_id: str, stage: str) -> str:
+    """The last lines of a stage's log; empty if there is none on this machine. Where the log lies is looked up in the
+    folder of logs: what a record says of it is not believed, since a store may come from others."""
+    from flows.session import logs_folder  # which imports all that runs stages
+
+    logs = logs_folder(catalog)
+    folder = _child(logs, run_id)
+    file = _child(folder, f"{stage}.log") if folder else None
+    if file is None or not file.resolve().is_relative_to(logs.resolve()) or not file.is_file():
+        return ""
+    with file.open("rb") as source:
+        source.seek(max(0, file.stat().st_size - LOG_BYTES))
+        lines = source.read(LOG_BYTES).decode("utf-8", "replace").splitlines()
+    return redacted("\n".join(lines[-LOG_LINES:]))
+
+
+def _child(folder: Path, name: str) -> Path | None:
+    """The file or folder of this name that lies in a folder."""
+    try:
+        return next((one for one in folder.iterdir() if one.name == name), None)
+    except OSError:
+        return None
+
+
+def measurements(artifacts: Artifacts) -> list[Measurement]:
+    """What the newest evaluation of each stage measured over all environments and levels, newest first."""
+    newest: dict[str, Any] = {}
+    for manifest in artifacts.all():
+        if manifest.ingredients.uses == EVALUATION and "results" in manifest.outputs:
+            newest.setdefault(manifest.ingredients.stage, manifest)
+    found = []
+    for stage, manifest in list(newest.items())[:POLICIES]:
+        try:
+            file = artifacts.catalog.local(manifest, manifest.outputs["results"].path)
+            rows = pq.read_table(file).to_pylist()
+        except (OSError, StoreError):
+            continue  # freed since the list was read
+        found += [
+            Measurement(
+                policy=row["policy"],
+                stage=stage,
+                split=row["split"],
+                greedy=row["decoding"] == "greedy",
+                success=row["success"],
+                low=row["low"],
+                high=row["high"],
+                n=row.get("attempts") or row["tasks"],
+            )
+            for row in rows
+            if row["level"] == -1 and not row.get("env")
+        ]
+    return found

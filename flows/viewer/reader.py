@@ -1,0 +1,107 @@
+"""What the viewer reads of one store, one method for each question. Nothing here writes."""
+
+import numpy as np
+import pyarrow as pa
+from datastore.tokenizers import TokenBytes
+from pipelines.tokenizers import token_bytes
+
+from datastore.buffer import TrajectoryBuffer
+from datastore.catalog import Catalog
+from datastore.errors import StoreError, UnknownTrajectoryError
+from flows.viewer import facets, tokens, trajectory, wire
+from flows.viewer.artifacts import Artifacts, numbers
+from flows.viewer.decoding import Decoded, decoded
+from flows.viewer.graph import Plans
+from flows.viewer.overview import overview
+from flows.viewer.refused import RefusedError
+from flows.viewer.tables import Recent, Snapshot, Tables, sort_column, stream
+
+INDEX = "embedded"
+
+
+class Reader:
+    """A store, as the viewer sees it."""
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+        self.catalog = Catalog(store)
+        self.tables = Tables(TrajectoryBuffer(store))
+        self.artifacts = Artifacts(self.catalog)
+        self._tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
+        self.plans = Plans(self.catalog, store)
+
+    def overview(self, pipeline: str | None) -> wire.Overview:
+        return overview(self.store, self.catalog, self.tables, self.artifacts, self.plans, pipeline)
+
+    def rows(
+        self, text: str, sort: str, desc: bool, offset: int, limit: int, at: str | None
+    ) -> tuple[bytes, dict[str, str]]:
+        """A page as an Arrow stream, and the headers that go with it."""
+        snapshot = self.tables.at(at)
+        table, total = snapshot.page(text, sort_column(sort), desc, offset, limit)
+        return stream(table), {"x-total": str(total), "x-version": str(snapshot.version)}
+
+    def facets(self, text: str, at: str | None) -> wire.Facets:
+        return facets.facets(self.tables.at(at), text)
+
+    def search(self, text: str, k: int) -> wire.Hits:
+        """The rows whose prompts are nearest. The index is only read. Raises RefusedError if there is none."""
+        from datastore.retrieval.index import SearchIndex
+
+        buffer = self.tables.buffer
+        index = SearchIndex(buffer, INDEX)
+        state = index.state()
+        if state is None or buffer.place.read(f"{index.folder}/model.npz") is None:
+            raise RefusedError(
+                "this store has no search index", following=f"agentrl buffer index --store {self.store}", status=409
+            )
+        found = index.search(text, k, refresh=False)
+        hits = [wire.Hit(trajectory_id=one["trajectory_id"], score=one["score"]) for one in found.to_dicts()]
+        return wire.Hits(version=state.table_version, behind=state.stale, hits=hits)
+
+    def row(self, trajectory_id: str, at: str | None) -> wire.RowAnswer:
+        row, snapshot = self._row(trajectory_id, at, trajectory.CONTENT)
+        return trajectory.answer(row, snapshot, self.artifacts)
+
+    def message(self, trajectory_id: str, number: int, at: str | None) -> wire.ShownMessage:
+        row, _ = self._row(trajectory_id, at, ("messages", "n_tool_errors"))
+        return trajectory.one_message(row, number)
+
+    def tokens(self, trajectory_id: str, at: str | None) -> bytes:
+        """The tokens of a row as an Arrow stream."""
+        row, snapshot = self._row(trajectory_id, at, ("tokenizer", "policy", *trajectory.TOKENS))
+        found, reason = self._decoded(row)
+        scalars = {name: row[name][0] for name in trajectory.TOKENS}
+        learned = self.artifacts.trained_on(trajectory_id, numbers(scalars["input_ids"], np.int32))
+        matching = next((one for one in learned if one.row is not None), learned[0] if learned else None)
+        return stream(tokens.token_table(scalars, found, matching, snapshot.version, reason))
+
+    def text(self, trajectory_id: str, at: str | None) -> bytes:
+        """The text of a row's tokens. Raises RefusedError if their tokenizer is not known."""
+        row, _ = self._row(trajectory_id, at, ("tokenizer", "policy", "input_ids"))
+        found, reason = self._decoded(row)
+        if found is None:
+            raise RefusedError(reason, status=404)
+        return found.text
+
+    def _decoded(self, row: pa.Table) -> tuple[Decoded | None, str]:
+        """The tokens with their text, or why there is none."""
+        ids = numbers(row["input_ids"][0], np.int32)
+        if not len(ids):
+            return None, "this row has no tokens: it can be read, but not trained on as sampled"
+        tokenizer, policy = row["tokenizer"][0].as_py(), row["policy"][0].as_py()
+        try:
+            known = self._tokenizers.get_or((tokenizer, policy), lambda: token_bytes(self.catalog, tokenizer, policy))
+        except (LookupError, StoreError) as error:
+            return None, str(error.args[0])
+        return decoded(known, ids), ""
+
+    def _row(self, trajectory_id: str, at: str | None, columns: tuple[str, ...]) -> tuple[pa.Table, Snapshot]:
+        snapshot = self.tables.at(at)
+        newest = snapshot.version == self.tables.buffer.version
+        names = list(dict.fromkeys(["trajectory_id", *columns]))
+        try:
+            row = self.tables.buffer.read([trajectory_id], names, None if newest else snapshot.version)
+        except UnknownTrajectoryError as error:
+            raise RefusedError(str(error), field="id", status=404) from None
+        return row, snapshot

@@ -1,0 +1,202 @@
+"""Rows of the buffer as a table: filtered, sorted, a page at a time. Everything is over scalar columns, which the
+buffer keeps in memory, so that a key press is answered at once."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from polars.exceptions import PanicException, PolarsError
+
+from datastore.buffer import TrajectoryBuffer
+from datastore.errors import NoBufferError, StoreError
+from datastore.scalars import SCHEMA
+from datastore.writer import SCALARS
+from flows.viewer import filters
+from flows.viewer.refused import RefusedError
+from pipelines.problems import did_you_mean
+
+COLUMNS = pl.Schema({name: SCHEMA[name] for name in SCALARS})
+"""The scalar columns: what filters, sorts and pages are over."""
+
+FILTER_S = 5.0
+"""Seconds after which a filter is given up."""
+ROWS_AT_ONCE = 2**16
+MAX_PAGE = 1000
+TEXT = 300
+"""Characters of a text in a table; the row itself has all."""
+VERSIONS, MASKS, ORDERS = 3, 16, 4
+"""How many are kept of each: versions of the table, and filters and orders of one version."""
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Recent(OrderedDict[Key, Value]):
+    """The values that were asked for last. Threads may make one twice, and never wait for each other."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+        self._lock = threading.Lock()
+
+    def get_or(self, key: Key, make: Callable[[], Value]) -> Value:
+        with self._lock:
+            if key in self:
+                self.move_to_end(key)
+                return self[key]
+        made = make()
+        with self._lock:
+            self[key] = made
+            while len(self) > self._limit:
+                self.popitem(last=False)
+        return made
+
+
+class Snapshot:
+    """The rows of one version of the buffer, each by its number in an order that stays."""
+
+    def __init__(self, version: int, rows: pl.LazyFrame) -> None:
+        self.version = version
+        self._rows = rows
+        self._masks: Recent[str, np.ndarray] = Recent(MASKS)
+        self._orders: Recent[tuple[str, bool], np.ndarray] = Recent(ORDERS)
+        self.kept: Recent[str, object] = Recent(64)
+        """What others have computed over all rows."""
+
+    def columns(self, names: Sequence[str]) -> pl.DataFrame:
+        return self._rows.select(list(dict.fromkeys(names))).collect()
+
+    @property
+    def total(self) -> int:
+        return self.columns(["segment"]).height
+
+    def matching(self, text: str) -> np.ndarray | None:
+        """Whether each row is in the filter, [rows]; None if the filter is empty. Raises RefusedError if it is wrong,
+        or takes too long."""
+        text = text.strip()
+        return self._masks.get_or(text, lambda: self._matching(text)) if text else None
+
+    def _matching(self, text: str) -> np.ndarray:
+        chosen, names = filters.expression(text, COLUMNS)
+        rows = self.columns(names or ["segment"])
+        until = time.monotonic() + FILTER_S
+        parts = [np.zeros(0, dtype=bool)]
+        for start in range(0, rows.height, ROWS_AT_ONCE):
+            part = rows.slice(start, ROWS_AT_ONCE)
+            try:
+                found = part.select(chosen.alias("found"))["found"].cast(pl.Boolean).fill_null(False)
+            except (PolarsError, PanicException) as error:
+                raise filters.bad(f"the filter fails on the data: {filters.first_line(error)}") from None
+            parts.append(np.broadcast_to(found.to_numpy(), part.height))  # an expression without columns is one value
+            if time.monotonic() > until:
+                raise RefusedError(
+                    f"the filter took more than {FILTER_S:g} s and was given up", field="filter", status=408
+                )
+        return np.concatenate(parts)
+
+    def _order(self, sort: str, desc: bool) -> np.ndarray:
+        """Numbers of all rows, sorted; what is unknown comes last, and equals are in the order of their ids, which
+        unlike that of the table stays from version to version."""
+        by_id = self.kept.get_or(
+            "by id", lambda: self.columns(["trajectory_id"])["trajectory_id"].arg_sort().to_numpy()
+        )
+        assert isinstance(by_id, np.ndarray)
+        order = pl.arg_sort_by(sort, descending=desc, nulls_last=True, maintain_order=True)
+        found: np.ndarray = by_id[self.columns([sort])[by_id].select(order).to_series().to_numpy()]
+        return found
+
+    def chosen(self, text: str, sort: str, desc: bool) -> np.ndarray:
+        """Numbers of the rows in the filter, sorted."""
+        mask = self.matching(text)
+        order = self._orders.get_or((sort, desc), lambda: self._order(sort, desc))
+        return order if mask is None else order[mask[order]]
+
+    def page(self, text: str, sort: str, desc: bool, offset: int, limit: int) -> tuple[pa.Table, int]:
+        """A page of the rows in the filter as Arrow, and how many rows are in the filter."""
+        chosen = self.chosen(text, sort, desc)
+        rows = self.columns(SCALARS)[chosen[offset : offset + limit]]
+        texts = [name for name, kind in COLUMNS.items() if kind == pl.String]
+        return plain(rows.with_columns(pl.col(texts).str.slice(0, TEXT))), len(chosen)
+
+
+class Tables:
+    """Snapshots of a buffer."""
+
+    def __init__(self, buffer: TrajectoryBuffer) -> None:
+        self.buffer = buffer
+        self._snapshots: Recent[int, Snapshot] = Recent(VERSIONS)
+
+    def newest(self) -> int:
+        """Raises NoBufferError if nothing was ever appended."""
+        version = self.buffer.version
+        if version is None:
+            raise NoBufferError(self.buffer.uri)
+        return version
+
+    def at(self, at: str | None) -> Snapshot:
+        """The rows at a version or a time; None is the newest. Raises RefusedError if ``at`` is neither."""
+        version = self.version(at)
+        return self._snapshots.get_or(version, lambda: Snapshot(version, self.buffer.scan(version)))
+
+    def version(self, at: str | None) -> int:
+        if not at:
+            return self.newest()
+        if at.isascii() and at.isdigit():
+            version = int(at) if len(at) < 16 else 10**16
+            if version > (newest := self.newest()):
+                raise RefusedError(
+                    f"the buffer has no version {at[:80]}: the newest is {newest}",
+                    field="at",
+                    following="leave `at` out, or see `agentrl buffer history`",
+                    status=404,
+                )
+            return version
+        try:
+            when = datetime.fromisoformat(at).astimezone()
+        except (ValueError, OverflowError):
+            raise RefusedError(
+                f"{at[:80]!r} is neither a version nor a time", field="at", allowed=["12", "2026-01-31T12:00"]
+            ) from None
+        try:
+            return int(self.buffer.table(when).version())
+        except StoreError as error:
+            raise RefusedError(str(error), field="at", status=404) from None
+
+
+def sort_column(name: str) -> str:
+    """A column to sort by. Raises RefusedError if there is none of this name."""
+    if name in COLUMNS:
+        return name
+    hint = did_you_mean(name, COLUMNS.names())
+    raise RefusedError(f"there is no column {name[:80]!r}{hint}", field="sort", allowed=COLUMNS.names())
+
+
+def plain(rows: pl.DataFrame) -> pa.Table:
+    """Arrow with the types that every reader knows: utf8, numbers, bool, timestamp[ms]."""
+    table = rows.to_arrow(compat_level=pl.CompatLevel.oldest())
+    kinds = {
+        field.name: pa.string()
+        if pa.types.is_large_string(field.type)
+        else pa.timestamp("ms", field.type.tz)
+        if pa.types.is_timestamp(field.type)
+        else field.type
+        for field in table.schema
+    }
+    return pa.Table.from_arrays(
+        [column.cast(kinds[name], safe=False) for name, column in zip(kinds, table.columns, strict=True)],
+        schema=pa.schema(list(kinds.items())),
+    )
+
+
+def stream(table: pa.Table) -> bytes:
+    """A table as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return bytes(sink.getvalue())

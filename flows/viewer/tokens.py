@@ -1,0 +1,107 @@
+"""The tokens of one row as Arrow: their places in the text, and what each lens shows of them."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+
+from flows.viewer.artifacts import LearnedTokens, numbers
+from flows.viewer.decoding import Decoded
+
+TOKEN_SCHEMA = pa.schema(
+    [
+        pa.field("start", pa.int32()),
+        pa.field("length", pa.int32()),
+        pa.field("joined", pa.bool_()),
+        pa.field("id", pa.int32()),
+        pa.field("mask", pa.bool_()),
+        pa.field("logprob", pa.float32()),
+        pa.field("version", pa.int32()),
+    ]
+)
+"""The columns that every answer has; :mod:`flows.viewer.wire` says what they mean."""
+
+LENSES = {
+    "weight": pa.float32(),
+    "trained": pa.bool_(),
+    "step": pa.int32(),
+    "ref_logprob": pa.float32(),
+    "train_logprob": pa.float32(),
+    "entropy": pa.float32(),
+}
+"""Optional columns, which are there if something wrote them."""
+
+RECORDED = {"ref_logprob": "ref_logprobs", "train_logprob": "train_logprobs", "entropy": "entropy"}
+"""Lens -> column of the training rows, with a number for each token or none at all."""
+
+
+def token_table(
+    row: dict[str, pa.Scalar], decoded: Decoded | None, trained_on: LearnedTokens | None, version: int, reason: str
+) -> pa.Table:
+    """The answer. ``row`` has the token columns of a trajectory; ``reason`` says why there is no text."""
+    ids = numbers(row["input_ids"], np.int32)
+    count = len(ids)
+    columns: dict[str, pa.Array] = {
+        "start": pa.nulls(count, pa.int32()) if decoded is None else pa.array(decoded.start.astype(np.int32)),
+        "length": pa.nulls(count, pa.int32()) if decoded is None else pa.array(decoded.length.astype(np.int32)),
+        "joined": pa.nulls(count, pa.bool_()) if decoded is None else pa.array(decoded.joined),
+        "id": pa.array(ids),
+        "mask": pa.array(numbers(row["action_mask"], bool)),
+        "logprob": _or_null(numbers(row["logprobs"], np.float32), count),
+        "version": _versions(row["spans"], count),
+    }
+    lenses, absent = _lenses(count, trained_on)
+    sources = dict.fromkeys(lenses, trained_on.label) if trained_on else {}
+    metadata = {
+        "text": "no" if decoded is None else "yes",
+        "reason": reason,
+        "version": str(version),
+        "absent": json.dumps(absent),
+        "sources": json.dumps(sources),
+    }
+    fields = [*TOKEN_SCHEMA, *(pa.field(name, LENSES[name]) for name in lenses)]
+    return pa.Table.from_arrays([*columns.values(), *lenses.values()], schema=pa.schema(fields, metadata))
+
+
+def _or_null(values: np.ndarray, count: int) -> pa.Array:
+    """Floats, null where they are NaN or missing."""
+    if len(values) != count:
+        return pa.nulls(count, pa.float32())
+    return pa.array(values.astype(np.float32), mask=np.isnan(values))
+
+
+def _versions(spans: pa.Scalar, count: int) -> pa.Array:
+    """The version of the weights that sampled each token; null outside of all spans."""
+    found, known = np.zeros(count, np.int32), np.zeros(count, dtype=bool)
+    for span in spans.as_py():
+        found[span["start"] : span["end"]] = span["version"]
+        known[span["start"] : span["end"]] = True
+    return pa.array(found, mask=~known)
+
+
+def _lenses(count: int, trained_on: LearnedTokens | None) -> tuple[dict[str, pa.Array], dict[str, str]]:
+    """Optional columns, and why the others are not there."""
+    if trained_on is None:
+        return {}, dict.fromkeys(LENSES, "no training stage of this store learned from this row")
+    label, row, trained = trained_on.label, trained_on.row, trained_on.mask
+    if row is None or trained is None:
+        return {}, dict.fromkeys(LENSES, f"{label} learned from other tokens than this row's")
+
+    def lens(column: str) -> pa.Array | None:
+        """Values of the tokens that are trained on."""
+        values = numbers(row[column], np.float32) if column in row else np.zeros(0, np.float32)
+        if not len(values):
+            return None
+        whole = np.full(count, np.nan, np.float32)
+        whole[: len(values)] = values
+        return _or_null(np.where(trained, whole, np.nan), count)
+
+    found = {"weight": lens("weights"), "trained": pa.array(trained), "step": None}
+    if steps := trained_on.learned.steps:
+        found["step"] = pa.array(np.full(count, steps[-1], np.int32), mask=~trained)
+    found |= {name: lens(column) for name, column in RECORDED.items()}
+    said = f"{label} did not record it; `agentrl replay` computes one of its steps again"
+    return (
+        {name: values for name, values in found.items() if values is not None},
+        {name: said for name, values in found.items() if values is None},
+    )

@@ -1,0 +1,189 @@
+"""One row as the trajectory page shows it: messages, where it came from, who learned from it, and the proof that only
+sampled tokens are trained on."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from datastore.writer import SCALARS
+from flows.viewer.artifacts import Artifacts, numbers
+from flows.viewer.refused import RefusedError
+from flows.viewer.tables import Snapshot
+from flows.viewer.wire import (
+    Breach,
+    Component,
+    LearnedBy,
+    Made,
+    Maker,
+    Neighbours,
+    RowAnswer,
+    SampledBy,
+    ShownCall,
+    ShownMessage,
+    VersionSpan,
+)
+
+CUT = 20_000
+"""Characters of a message's texts, unless the whole message is asked for."""
+CUT_JSON = 200_000
+BREACHES = 1000
+ATTEMPTS = 1024
+TOKENS = ("input_ids", "action_mask", "logprobs", "spans")
+CONTENT = (*SCALARS, "reward_components", "tags", "messages", "tools", "final_state", *TOKENS)
+
+
+def answer(row: pa.Table, snapshot: Snapshot, artifacts: Artifacts) -> RowAnswer:
+    """``row`` is one row with the columns :data:`CONTENT`."""
+    scalars = {name: _plain(row[name][0].as_py()) for name in SCALARS}
+    messages = row["messages"][0].as_py()
+    found = list(breaches(row, messages, artifacts))
+    return RowAnswer(
+        version=snapshot.version,
+        row=scalars,
+        messages=[turn(number, one, scalars["n_tool_errors"] > 0, CUT) for number, one in enumerate(messages)],
+        tools=row["tools"][0].as_py()[:CUT_JSON],
+        final_state=row["final_state"][0].as_py()[:CUT_JSON],
+        reward_components=[Component(**one) for one in row["reward_components"][0].as_py()],
+        tags=row["tags"][0].as_py(),
+        spans=[VersionSpan(**one) for one in row["spans"][0].as_py()],
+        lineage=_lineage(scalars, artifacts),
+        proof=[Breach(token=token, rule=rule) for token, rule in sorted(found)[:BREACHES]],
+        breaches=len(found),
+        neighbours=_neighbours(scalars, snapshot),
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def one_message(row: pa.Table, number: int) -> ShownMessage:
+    """A whole message. Raises RefusedError if there is none of this number."""
+    messages = row["messages"][0]
+    if not 0 <= number < len(messages):
+        raise RefusedError(
+            f"this row has no message {number}", field="number", allowed=[f"0 to {len(messages) - 1}"], status=404
+        )
+    return turn(number, messages[number].as_py(), row["n_tool_errors"][0].as_py() > 0, None)
+
+
+def turn(number: int, message: dict[str, Any], errors: bool, cut: int | None) -> ShownMessage:
+    """``errors`` says whether any tool of the row failed; which one is told by its answer, since rows do not say."""
+    content, reasoning = message["content"], message["reasoning"]
+    calls = [ShownCall(**{**one, "arguments": one["arguments"][:cut]}) for one in message["tool_calls"]]
+    texts = [content, reasoning or "", *(one["arguments"] for one in message["tool_calls"])]
+    return ShownMessage(
+        number=number,
+        role=message["role"],
+        content=content[:cut],
+        reasoning=reasoning and reasoning[:cut],
+        tool_calls=calls,
+        tool_call_id=message["tool_call_id"],
+        name=message["name"],
+        reward=message["reward"],
+        token_start=message["token_start"],
+        token_end=message["token_end"],
+        error=errors and message["role"] == "tool" and _says_error(content),
+        characters=len(content),
+        cut=cut is not None and any(len(text) > cut for text in texts),
+    )
+
+
+def _says_error(content: str) -> bool:
+    """Whether a tool's answer reports a failure, as our environments and most others word it."""
+    start = content[:200].lstrip().lower()
+    return start.startswith(("error", "traceback", "exception", '{"error', "failed"))
+
+
+# the proof
+
+NOT_ASSISTANT = "sampled by the policy, but inside a message of another role"
+OUTSIDE = "sampled by the policy, but outside the assistant messages"
+NO_LOGPROB = "sampled by the policy, but without a log-prob, which other tokens of the row have"
+SHARED = "sampled by the policy, but before fork_at: it belongs to the parent"
+NO_VERSION = "sampled by the policy, but by no known version of its weights"
+
+
+def breaches(row: pa.Table, messages: Sequence[dict[str, Any]], artifacts: Artifacts) -> Iterator[tuple[int, str]]:
+    """Tokens that are trained on and that no policy sampled, with the rule that each breaks."""
+    mask, ids = numbers(row["action_mask"][0], bool), numbers(row["input_ids"][0], np.int32)
+    if not len(ids):
+        return
+    for rule, broken in _rules(row, messages, mask):
+        yield from ((int(token), rule) for token in np.flatnonzero(broken))
+    for one in artifacts.trained_on(row["trajectory_id"][0].as_py(), ids):
+        if one.mask is not None:
+            rule = f"{one.label} trained on it, and no policy sampled it"
+            yield from ((int(token), rule) for token in np.flatnonzero(one.mask & ~mask))
+
+
+def _rules(row: pa.Table, messages: Sequence[dict[str, Any]], mask: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    speaker = np.zeros(len(mask), np.int8)  # 1 the assistant, 2 another role
+    spanned = [one for one in messages if one["token_start"] is not None and one["token_end"] is not None]
+    for one in spanned:
+        speaker[one["token_start"] : one["token_end"]] = 1 if one["role"] == "assistant" else 2
+    if spanned:
+        yield NOT_ASSISTANT, mask & (speaker == 2)
+        yield OUTSIDE, mask & (speaker == 0)
+    logprobs = numbers(row["logprobs"][0], np.float32)
+    if len(logprobs) == len(mask):
+        unknown = np.isnan(logprobs)
+        if (mask & ~unknown).any():
+            yield NO_LOGPROB, mask & unknown
+    yield SHARED, mask & (np.arange(len(mask)) < row["fork_at"][0].as_py())
+    spans = row["spans"][0].as_py()
+    if spans:
+        covered = np.zeros(len(mask), dtype=bool)
+        for span in spans:
+            covered[span["start"] : span["end"]] = True
+        yield NO_VERSION, mask & ~covered
+
+
+# where it came from, and what is beside it
+
+
+def _lineage(row: dict[str, Any], artifacts: Artifacts) -> Made:
+    made = artifacts.find(row["stage"], row["fingerprint"])
+    inputs = [] if made is None else [one for records in made.ingredients.inputs.values() for one in records]
+    policy = artifacts.named(row["policy"])
+    return Made(
+        made_by=Maker(
+            pipeline=row["pipeline"],
+            stage=row["stage"],
+            fingerprint=row["fingerprint"],
+            run_id=row["run_id"],
+            uses=made.ingredients.uses if made else "",
+            inputs=list(dict.fromkeys(f"{one.stage}/{one.fingerprint[:8]}" for one in inputs)),
+        ),
+        policy=SampledBy(
+            name=row["policy"],
+            version=row["policy_version"],
+            stage=policy.ingredients.stage if policy else None,
+            fingerprint=policy.fingerprint if policy else None,
+        ),
+        learned_by=[
+            LearnedBy(stage=one.stage, fingerprint=one.fingerprint, steps=one.steps, models=one.models)
+            for one in artifacts.learned(row["trajectory_id"])
+        ],
+    )
+
+
+def _neighbours(row: dict[str, Any], snapshot: Snapshot) -> Neighbours:
+    """Looked up among all rows of the version, by equal values."""
+    rows = snapshot.columns(["trajectory_id", "stage", "fingerprint", "env", "task_id", "created_at"])
+    name = row["trajectory_id"]
+    same = (pl.col("fingerprint") == row["fingerprint"]) & (pl.col("stage") == row["stage"])
+    beside = rows.filter(same)["trajectory_id"]
+    before, after = beside.filter(beside < name).max(), beside.filter(beside > name).min()
+    others = rows.filter((pl.col("task_id") == row["task_id"]) & (pl.col("env") == row["env"]))
+    own_first = others.sort(pl.col("trajectory_id") != name, "created_at", "trajectory_id").head(ATTEMPTS)
+    attempts = own_first.sort("created_at", "trajectory_id")["trajectory_id"]
+    return Neighbours(
+        previous=None if before is None else str(before),
+        next=None if after is None else str(after),
+        attempts=attempts.to_list(),
+    )

@@ -1,0 +1,170 @@
+"""The viewer's door: other sites, other names of this host, paths that climb, and tokens."""
+
+from pathlib import Path
+
+import pytest
+from viewer_store import Browser
+
+from flows.viewer import app as viewer
+from flows.viewer.guard import CONTENT_SECURITY_POLICY, HEADERS, Door, is_loopback
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Browser:
+    return Browser(tmp_path)
+
+
+@pytest.fixture
+def front_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of our own, since the real one may change."""
+    static = tmp_path / "front" / "static"
+    (static / "vendor").mkdir(parents=True)
+    (static / "index.html").write_text("<!doctype html><title>page</title>")
+    (static / "main.js").write_text("export const x = 1;\n" * 100)
+    (static / "vendor/lib.js").write_text("export {};")
+    (static.parent / "secret.txt").write_text("a secret")
+    (static / "link.js").symlink_to(static.parent / "secret.txt")
+    monkeypatch.setattr(viewer, "STATIC", static)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "evil.example",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example:8322",
+            "evil.example:8322",
+            "localhost@evil",
+        ),
+        *("localhost#evil", "localhost/evil", "", " ", "[::1", "[evil]", "0.0.0.0", "192.168.0.7", "127.0.0.1, evil"),
+        *("lоcalhost", "localhost\\evil", "2130706433", "0x7f.1", "127.1"),
+    ],
+)
+def test_other_names_of_this_host_are_refused(browser: Browser, host: str) -> None:
+    """A name of an attacker's that resolves to this machine (DNS rebinding)."""
+    status, headers, body = browser.raw(b"/api/overview", [(b"host", host.encode())])
+    assert status == 403
+    assert b"is not this server" in body
+    assert headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8322", "127.0.0.1:1", "[::1]:8322", "127.0.0.2"])
+def test_names_of_this_machine_are_let_in(browser: Browser, host: str) -> None:
+    assert browser.raw(b"/api/session", [(b"host", host.encode())])[0] == 204
+
+
+def test_a_request_names_one_host(browser: Browser) -> None:
+    assert browser.raw(b"/api/session", [])[0] == 403
+    assert browser.raw(b"/api/session", [(b"host", b"localhost"), (b"host", b"evil.example")])[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": "http://127.0.0.1:8322.evil.example"}, 403),
+        ({"origin": "file://"}, 403),
+        ({"origin": "http://127.0.0.1:8322"}, 204),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "nonsense"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 204),
+        ({"sec-fetch-site": "none"}, 204),
+    ],
+)
+def test_requests_that_other_sites_cause_are_refused(browser: Browser, headers: dict[str, str], status: int) -> None:
+    assert browser.ask("/api/session", headers=headers).status_code == status
+
+
+@pytest.mark.usefixtures("front_end")
+def test_a_link_on_another_site_opens_a_page_and_embeds_nothing(tmp_path: Path) -> None:
+    browser = Browser(tmp_path)
+    linked = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert browser.ask("/rows/x", headers=linked).status_code == 200
+    assert browser.ask("/rows/x", headers={**linked, "sec-fetch-dest": "iframe"}).status_code == 403
+    assert browser.ask("/static/main.js", headers=linked).status_code == 403
+    assert browser.ask("/static/main.js", headers={"sec-fetch-site": "cross-site"}).status_code == 403
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_nothing_but_reading_is_allowed(browser: Browser, method: str) -> None:
+    for path in ("/api/overview", "/static/main.js", "/"):
+        assert browser.ask(path, method).status_code == 405
+
+
+@pytest.mark.usefixtures("front_end")
+def test_every_answer_has_the_headers(tmp_path: Path) -> None:
+    browser = Browser(tmp_path)
+    for path, status in {
+        "/": 200,
+        "/trajectory/x": 200,
+        "/static/main.js": 200,
+        "/static/none.js": 404,
+        "/api/none": 404,
+        "/api/rows": 404,
+        "/api/rows?nonsense=1": 400,
+        "/api/session": 204,
+    }.items():
+        answer = browser.ask(path)
+        assert answer.status_code == status, path
+        assert HEADERS.items() <= dict(answer.headers).items(), path
+    assert "script-src 'self'" in CONTENT_SECURITY_POLICY
+    assert "unsafe" not in CONTENT_SECURITY_POLICY
+
+
+@pytest.mark.usefixtures("front_end")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../secret.txt", "../../secret.txt", "%2e%2e/secret.txt", "..%2fsecret.txt", "%2e%2e%2fsecret.txt"),
+        *("..%5csecret.txt", "..\\secret.txt", "%252e%252e/secret.txt", "vendor/../../secret.txt", "/etc/passwd"),
+        *("%2fetc%2fpasswd", "vendor/%00", "main.js%00.txt", ".", "", "vendor", "....//secret.txt", "~/.ssh/id_rsa"),
+    ],
+)
+def test_no_path_leaves_the_front_end(tmp_path: Path, name: str) -> None:
+    status, _, body = Browser(tmp_path).raw(b"/static/" + name.encode())
+    assert status == 404
+    assert b"secret" not in body.replace(b"secret.txt", b"")
+
+
+@pytest.mark.usefixtures("front_end")
+def test_files_come_with_their_type_compressed_and_once(tmp_path: Path) -> None:
+    browser = Browser(tmp_path)
+    whole = browser.ask("/static/main.js", headers={"accept-encoding": "identity"})
+    small = browser.ask("/static/main.js", headers={"accept-encoding": "gzip"})
+    assert whole.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert small.headers["content-encoding"] == "gzip"
+    assert int(small.headers["content-length"]) < len(whole.content) / 10
+    assert small.content == whole.content
+    again = browser.ask("/static/main.js", headers={"if-none-match": whole.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert browser.ask("/static/vendor/lib.js").text == "export {};"
+
+
+def test_beyond_this_machine_a_token_opens_the_door(tmp_path: Path) -> None:
+    door = Door("0.0.0.0", 8322, "the-token")
+    browser = Browser(tmp_path, door)
+    assert browser.ask("/api/overview").status_code == 401
+    for wrong in ({}, {"x-agentrl-token": ""}, {"x-agentrl-token": "the-toke"}, {"x-agentrl-token": "é"}):
+        answer = browser.ask("/api/session", headers={k: v.encode() for k, v in wrong.items()})  # type: ignore[misc]
+        assert answer.status_code == 401
+        assert "set-cookie" not in answer.headers
+    opened = browser.ask("/api/session", headers={"x-agentrl-token": "the-token"})
+    assert opened.status_code == 204
+    cookie, *flags = opened.headers["set-cookie"].split("; ")
+    assert flags == ["Path=/", "HttpOnly", "SameSite=Strict"]
+    assert "the-token" not in cookie
+    assert browser.ask("/api/overview", headers={"cookie": cookie}).status_code == 200
+    assert browser.ask("/api/overview", headers={"cookie": f"{door.cookie}=guess"}).status_code == 401
+    assert browser.ask("/api/overview?token=the-token").status_code == 401
+    assert browser.raw(b"/api/session", [(b"host", b"evil.example"), (b"x-agentrl-token", b"the-token")])[0] == 403
+    assert browser.raw(b"/", [(b"host", b"192.168.0.7:8322")])[0] != 403
+
+
+def test_addresses_that_only_this_machine_reaches() -> None:
+    assert all(map(is_loopback, ["localhost", "127.0.0.1", "127.9.9.9", "::1"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "192.168.0.1", "example.com", "", "127.0.0.1.evil.example"]))

@@ -1,0 +1,210 @@
+"""The first page: the graph, runs with the ends of their logs, results, and plans that are made safely."""
+
+import json
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_project import Project
+from viewer_store import EVAL, GRPO, WARM, Browser, make_store, record_run
+
+from datastore.catalog import Catalog
+from flows import cli
+from flows.viewer import graph
+from flows.viewer.overview import log_tail
+
+RUN = "20260101-120000-abcd"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("viewer") / "store"
+    make_store(folder)
+    record_run(folder)
+    (folder / "logs" / RUN).mkdir(parents=True)
+    (folder / "logs" / RUN / "eval.log").write_text("".join(f"line {number}\n" for number in range(100)))
+    return folder
+
+
+def test_the_page_holds_graph_runs_and_results(store: Path) -> None:
+    found = Browser(store).json("/api/overview")
+    assert (found["version"], found["rows"], found["pipeline"]) == (3, 24, "sums")
+    assert found["pipelines"] == ["sums"]
+    assert "is not in this folder" in found["problem"]
+    by_name = {one["stage"]: one for one in found["stages"]}
+    assert by_name["warm"]["status"] == by_name["grpo"]["status"] == "cached"
+    assert by_name["grpo"]["artifact"] == f"grpo/{GRPO[:8]}"
+    assert by_name["grpo"]["inputs"] == [{"stage": "warm", "reason": None}]
+    assert (by_name["warm"]["x"], by_name["grpo"]["x"]) == (0, 1)
+    assert by_name["eval"]["status"] == "run"
+    [run] = found["runs"]
+    assert (run["state"], run["failed_stage"], run["seconds"]) == ("failed", "eval", 60.0)
+    assert run["log_tail"].splitlines() == [f"line {number}" for number in range(80, 100)]
+    assert [(one["greedy"], one["success"], one["low"], one["high"], one["n"]) for one in found["results"]] == [
+        (False, 0.6, 0.39, 0.78, 20),
+        (True, 0.7, 0.48, 0.85, 20),
+    ]
+    assert {one["stage"] for one in found["results"]} == {"eval"}
+    assert EVAL
+
+
+def test_another_pipeline_is_asked_for_by_name(store: Path) -> None:
+    browser = Browser(store)
+    assert browser.json("/api/overview", pipeline="sums")["pipeline"] == "sums"
+    refused = browser.json("/api/overview", 404, pipeline="sum")
+    assert refused["allowed"] == ["sums"]
+    assert "did you mean 'sums'" in refused["error"]
+
+
+@pytest.mark.parametrize("run_id", ["..", "../..", "/etc", ".", "", "20260101", f"{RUN}/", f"{RUN}/../{RUN}", "\0"])
+def test_logs_are_looked_up_below_the_folder_of_logs(store: Path, run_id: str) -> None:
+    assert log_tail(Catalog(store), run_id, "eval") == ""
+
+
+def test_no_log_leads_out_of_the_store(tmp_path: Path) -> None:
+    """A store that came from others may hold links, and names that climb."""
+    store = tmp_path / "store"
+    logs = store / "logs" / RUN
+    logs.mkdir(parents=True)
+    (tmp_path / "secret.log").write_text("a secret")
+    (logs / "link.log").symlink_to(tmp_path / "secret.log")
+    (store / "logs" / "away").symlink_to(tmp_path)
+    catalog = Catalog(store)
+    for run_id, stage in ((RUN, "link"), (RUN, "../../../secret"), ("away", "secret"), (RUN, str(tmp_path / "secret"))):
+        assert log_tail(catalog, run_id, stage) == "", stage
+    log = str(tmp_path / "secret.log")
+    stages = {"a": {"status": "failed", "fingerprint": "", "reasons": [], "cause": "x", "log": log}}
+    record_run(store, stages=stages)
+    assert Browser(store).json("/api/overview")["runs"][0]["log_tail"] == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("agentrl run evil.yaml", "{store}/evil.yaml"),
+        ("agentrl run /etc/evil.yaml", "/etc/evil.yaml"),
+        ("agentrl run x.yaml", "{folder}/../x.yaml"),
+        ("agentrl run link.yaml", "{folder}/link.yaml"),
+        ("agentrl run --store x", "--help"),
+        ("rm -rf quickstart", ""),
+        ("agentrl run 'broken", "\0"),
+        ("", ""),
+    ],
+)
+def test_no_pipeline_of_a_strange_store_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, file: str
+) -> None:
+    folder = tmp_path / "project"
+    store = folder / "store"
+    store.mkdir(parents=True)
+    (store / "evil.yaml").write_text("name: evil")
+    (tmp_path / "x.yaml").write_text("name: x")
+    (folder / "link.yaml").symlink_to(tmp_path / "x.yaml")
+    monkeypatch.chdir(folder)
+    run = {"command": command, "file": file.format(store=store, folder=folder)}
+    arguments, problem = graph.plan_arguments(run, Catalog(store), str(store))
+    assert arguments == []
+    assert problem is not None
+
+
+def test_pipelines_of_this_folder_and_of_the_library_are_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("name: mine")
+    catalog = Catalog(tmp_path / "store")
+    run = {
+        "command": "agentrl run mine.yaml --profile cluster --set a.b=1 --until x",
+        "file": str(tmp_path / "mine.yaml"),
+    }
+    arguments, problem = graph.plan_arguments(run, catalog, "store")
+    assert problem is None
+    assert arguments == [
+        *("plan", str(tmp_path / "mine.yaml"), "--profile=cluster", "--set=a.b=1", "--store", "store", "--json")
+    ]
+    run = {"command": "agentrl run quickstart", "file": "/elsewhere/quickstart.yaml"}
+    assert graph.plan_arguments(run, catalog, "store")[0][:2] == ["plan", "quickstart"]
+
+
+def drawn(reads: dict[str, list[str]]) -> dict[str, tuple[int, int]]:
+    return graph.layout(reads)
+
+
+def test_every_edge_points_to_the_right_and_no_two_stages_share_a_place() -> None:
+    reads = {
+        "tasks": [],
+        "expert": ["tasks"],
+        "warm": ["expert"],
+        "sample": ["warm", "tasks"],
+        "pairs": ["sample"],
+        "dpo": ["pairs", "warm"],
+        "eval_warm": ["warm", "tasks"],
+        "eval_dpo": ["dpo", "tasks"],
+        "report": ["eval_warm", "eval_dpo"],
+        "alone": [],
+    }
+    places = drawn(reads)
+    assert len(set(places.values())) == len(reads)
+    assert all(places[one][0] < places[name][0] for name, above in reads.items() for one in above)
+    assert places["tasks"] == (0, 0)
+    assert places["expert"] == (1, 0)
+    assert drawn({}) == {}
+    assert drawn({"a": ["missing"]}) == {"a": (0, 0)}
+
+
+def test_reasons_stand_on_the_edge_that_caused_them() -> None:
+    common: dict[str, Any] = {"uses": "toy", "fingerprint": None, "duration_s": None}
+    stages = [
+        {**common, "stage": "a", "status": "run", "reasons": ["config x: 1 -> 2"], "inputs": {}},
+        {**common, "stage": "ab", "status": "cached", "reasons": [], "inputs": {}, "fingerprint": WARM},
+        {
+            **common,
+            "stage": "c",
+            "status": "run",
+            "reasons": ["input a is made again", "seed 1 -> 2"],
+            "inputs": {"tables": ["a.table", "ab.table", "a.other"]},
+        },
+    ]
+    boxes = {one.stage: one for one in graph.boxes(stages, frozenset({"c"}))}
+    assert [(one.stage, one.reason) for one in boxes["c"].inputs] == [("a", "input a is made again"), ("ab", None)]
+    assert boxes["c"].status == "running"
+    assert boxes["c"].reason == "input a is made again; seed 1 -> 2"
+    assert boxes["ab"].artifact == f"ab/{WARM[:8]}"
+    assert boxes["a"].artifact is None
+
+
+@pytest.mark.slow
+def test_the_plan_of_a_pipeline_that_ran_here(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """The real command runs a pipeline, an edit changes a value, and the page says what would run, and why."""
+    file = project.write(
+        """
+        name: toy
+        stages:
+          a: {uses: toy:numbers, with: {n: 2}}
+          b: {uses: toy:add, inputs: {tables: a.table}}
+        """
+    )
+    assert cli.call(["run", str(file), "--store", project.store]) == 0
+    capsys.readouterr()
+    run = json.loads(next((Path(project.store) / "runs").glob("*.json")).read_text())
+    plans = graph.Plans(Catalog(project.store), project.store)
+    made = plans.of(run, 60)
+    assert made is not None
+    assert [one["status"] for one in made.stages] == ["cached", "cached"]
+    text = file.read_text()
+    file.write_text(text.replace("n: 2", "n: 3"))
+    plans = graph.Plans(Catalog(project.store), project.store)
+    assert plans.of(run, 0) is None, "nobody waits for a plan"
+    made = plans.of(run, 60)
+    assert made is not None
+    boxes = {one.stage: one for one in graph.boxes(made.stages)}
+    assert boxes["a"].status == "run"
+    assert boxes["a"].reason == "config n: 2 -> 3"
+    assert boxes["b"].inputs[0].reason == "input a is made again"
+    file.write_text(textwrap.dedent("name: toy\nstages: {a: {uses: nothing}}"))
+    broken = graph.Plans(Catalog(project.store), project.store).of(run, 60)
+    assert broken is not None
+    assert "there is no stage 'nothing'" in (broken.problem or "")
+    assert os.getcwd() == str(project.folder)

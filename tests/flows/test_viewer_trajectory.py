@@ -1,0 +1,358 @@
+"""The trajectory's page: messages, lineage, the proof of the mask, tokens of odd tokenizers, and rows of any size."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from datastore.tokenizers import UNKNOWN, TokenBytes, keep
+from hypothesis import given
+from hypothesis import strategies as st
+from viewer_store import (
+    DPO,
+    GRPO,
+    IM_END,
+    PAIRS,
+    STEPS,
+    TOKENIZER,
+    WARM,
+    Browser,
+    make_store,
+    publish,
+    row,
+    training_row,
+)
+
+from datastore.buffer import TrajectoryBuffer
+from datastore.catalog import Catalog
+from flows.viewer import trajectory
+from flows.viewer.artifacts import Artifacts
+from flows.viewer.decoding import decoded
+from flows.viewer.tokens import TOKEN_SCHEMA
+from schemas.arrow import to_table
+from schemas.manifest import Kind
+from schemas.training import TRAINING_SCHEMA
+from schemas.trajectory import TRAJECTORY_SCHEMA, Message
+
+ONCE = {"batch": 1, "steps": 2}
+FIRST = "grpo-aaaaaaaa-000000"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("viewer") / "store"
+    make_store(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser(store: Path) -> Browser:
+    return Browser(store)
+
+
+def test_a_row_with_all_that_leads_to_it_and_from_it(browser: Browser) -> None:
+    found = browser.json(f"/api/rows/{FIRST}")
+    assert found["version"] == 3
+    assert found["row"]["env"] == "sums"
+    assert found["row"]["created_at"].startswith("2026-01-01T12:00:00")
+    assert [one["role"] for one in found["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert [one["error"] for one in found["messages"]] == [False, False, True, False]
+    assert found["messages"][1]["tool_calls"] == [{"id": "c1", "name": "add", "arguments": '{"x": 1}'}]
+    assert found["tags"] == ["sampled"]
+    assert found["spans"][0]["version"] == 0
+    made = found["lineage"]
+    assert made["made_by"] == {
+        "pipeline": "sums",
+        "stage": "grpo",
+        "fingerprint": GRPO,
+        "run_id": "20260101-120000-abcd",
+        "uses": "train.grpo",
+        "inputs": [f"warm/{WARM[:8]}"],
+    }
+    assert made["policy"] == {"name": f"warm/{WARM[:8]}", "version": 0, "stage": "warm", "fingerprint": WARM}
+    assert made["learned_by"] == [{"stage": "grpo", "fingerprint": GRPO, "steps": [0], "models": []}]
+    assert (found["proof"], found["breaches"]) == ([], 0)
+
+
+def test_neighbours_are_of_the_same_stage_run_and_attempts_of_the_same_task(browser: Browser) -> None:
+    between = browser.json("/api/rows/grpo-aaaaaaaa-000002")["neighbours"]
+    assert (between["previous"], between["next"]) == ("grpo-aaaaaaaa-000001", "grpo-aaaaaaaa-000003")
+    assert sorted(between["attempts"]) == [
+        *(f"eval-cccccccc-{number:06d}" for number in range(4)),
+        *(f"grpo-aaaaaaaa-{number:06d}" for number in range(4)),
+    ]
+    assert browser.json(f"/api/rows/{FIRST}")["neighbours"]["previous"] is None
+    assert browser.json("/api/rows/eval-cccccccc-000003")["neighbours"]["next"] is None
+
+
+def test_tokens_and_their_text_agree_with_the_messages(browser: Browser) -> None:
+    tokens = browser.arrow(f"/api/tokens/{FIRST}")
+    text = browser.ask(f"/api/tokens/{FIRST}/text")
+    assert text.headers["content-type"] == "text/plain; charset=utf-8"
+    assert tokens.schema.metadata[b"text"] == b"yes"
+    start, length = (tokens[name].to_numpy() for name in ("start", "length"))
+    pieces = [text.content[a : a + n] for a, n in zip(start, length, strict=True)]
+    assert b"".join(pieces) == text.content
+    row_ = browser.json(f"/api/rows/{FIRST}")
+    for message in row_["messages"]:
+        part = b"".join(pieces[message["token_start"] : message["token_end"]]).decode()
+        assert part == (message["content"] or "<call>0</call>") + "<|im_end|>"
+    joined = tokens["joined"].to_numpy(zero_copy_only=False)
+    assert joined.sum() == 3, "an emoji of four tokens"
+    mask = np.array(tokens["mask"].to_pylist())
+    assert tokens["logprob"].to_pylist() == [-0.25 if one else None for one in mask]
+    versions = tokens["version"].to_pylist()
+    assert versions[0] is None
+    assert versions[-1] == 0
+
+
+def test_lenses_come_from_the_training_that_learned_from_the_row(browser: Browser) -> None:
+    tokens = browser.arrow("/api/tokens/grpo-aaaaaaaa-000010")
+    assert tokens.schema.names == [*TOKEN_SCHEMA.names, "weight", "trained", "step"]
+    mask = tokens["mask"].to_pylist()
+    assert tokens["weight"].to_pylist() == [0.5 if one else None for one in mask]
+    assert tokens["trained"].to_pylist() == mask
+    assert set(tokens["step"].to_pylist()) == {None, 1}
+    metadata = {key.decode(): value.decode() for key, value in tokens.schema.metadata.items()}
+    assert json.loads(metadata["sources"])["weight"] == f"grpo/{GRPO[:8]}"
+    assert "agentrl replay" in json.loads(metadata["absent"])["ref_logprob"]
+    untrained = browser.arrow("/api/tokens/grpo-aaaaaaaa-000001")
+    assert untrained.schema.names == TOKEN_SCHEMA.names
+    assert "learned from this row" in json.loads(untrained.schema.metadata[b"absent"])["weight"]
+
+
+def test_log_probs_of_training_are_lenses_if_they_were_recorded(tmp_path: Path) -> None:
+    name = make_store(tmp_path, rows=4)
+    one = row(0, name)
+    count = len(one.input_ids)
+    numbers = {"ref_logprobs": [-1.0] * count, "train_logprobs": [-0.5] * count, "entropy": [2.0] * count}
+    more = [pa.field(lens, pa.list_(pa.float16())) for lens in ("train_logprobs", "entropy")]
+    schema = pa.schema([pa.field("iteration", pa.int64()), *TRAINING_SCHEMA, *more])
+    table = pa.Table.from_pylist([training_row(one) | {"iteration": 7} | numbers], schema=schema)
+    publish(
+        Catalog(tmp_path),
+        "online",
+        "9" * 32,
+        "train.online",
+        {"batches": (Kind.TABLE, table), "steps": (Kind.TABLE, STEPS)},
+        minutes=9,
+    )
+    tokens = Browser(tmp_path).arrow(f"/api/tokens/{FIRST}")
+    spoken = tokens["mask"].to_pylist()
+    for lens, value in {"ref_logprob": -1.0, "train_logprob": -0.5, "entropy": 2.0, "step": 7}.items():
+        assert tokens[lens].to_pylist() == [value if one else None for one in spoken], lens
+
+
+def test_rows_without_tokens_say_so(browser: Browser) -> None:
+    tokens = browser.arrow("/api/tokens/eval-cccccccc-000000")
+    assert tokens.num_rows == 0
+    assert tokens.schema.metadata[b"text"] == b"no"
+    assert b"has no tokens" in tokens.schema.metadata[b"reason"]
+    assert "has no tokens" in browser.json("/api/tokens/eval-cccccccc-000000/text", 404)["error"]
+    found = browser.json("/api/rows/eval-cccccccc-000000")
+    assert found["messages"][0]["token_start"] is None
+    assert found["proof"] == []
+    assert found["lineage"]["learned_by"] == []
+
+
+def test_a_tokenizer_that_no_model_here_has_leaves_ids(tmp_path: Path) -> None:
+    TrajectoryBuffer(tmp_path).append([row(0, "fedcba9876543210")], stage="grpo", fingerprint=GRPO)
+    browser = Browser(tmp_path)
+    tokens = browser.arrow(f"/api/tokens/{FIRST}")
+    assert tokens["id"].to_pylist() == row(0).input_ids
+    assert tokens["start"].null_count == tokens.num_rows
+    assert b"fedcba9876543210" in tokens.schema.metadata[b"reason"]
+    assert "agentrl buffer tokenizer FOLDER" in browser.json(f"/api/tokens/{FIRST}/text", 404)["error"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("grpo-aaaaaaaa-000099", "..%2f..%2fetc%2fpasswd", "%00", "'; drop table x; --", "x" * 3000, "✨", "null"),
+        *("<script>alert(1)</script>", "%2e%2e", "grpo-aaaaaaaa-00000", "*", "read_csv('/etc/passwd')"),
+    ],
+)
+def test_ids_are_looked_up_and_never_paths(browser: Browser, name: str) -> None:
+    for path in ("/api/rows/{}", "/api/tokens/{}", "/api/tokens/{}/text", "/api/rows/{}/messages/0"):
+        status, headers, body = browser.raw(path.format(name).encode())
+        assert status == 404, (path, body)
+        assert headers["content-type"] == "application/json"
+        assert b"root:" not in body
+    near = browser.json("/api/rows/grpo-aaaaaaaa-00001", 404)
+    assert near["field"] == "id"
+    assert "did you mean grpo-aaaaaaaa-00001" in near["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_message_of_50_mb_is_cut_until_it_is_asked_for(tmp_path: Path) -> None:
+    one = row(0)
+    long = "x" * (50 * 2**20)
+    messages = [*one.messages[:3], Message(role="assistant", content=long)]  # type: ignore[arg-type]
+    nothing: dict[str, Any] = {"input_ids": [], "action_mask": [], "logprobs": [], "spans": [], "n_tokens": 0}
+    bare = [message.model_copy(update={"token_start": None, "token_end": None}) for message in messages]
+    big = row(0, **nothing, n_action_tokens=0, messages=bare, final_state=json.dumps("y" * 10**6))
+    TrajectoryBuffer(tmp_path).append([big], stage="grpo", fingerprint=GRPO)
+    browser = Browser(tmp_path)
+    answer = browser.ask(f"/api/rows/{FIRST}")
+    assert answer.status_code == 200
+    assert len(answer.content) < 10**6
+    last = answer.json()["messages"][3]
+    assert (last["characters"], last["cut"], len(last["content"])) == (len(long), True, trajectory.CUT)
+    assert not answer.json()["messages"][0]["cut"]
+    whole = browser.json(f"/api/rows/{FIRST}/messages/3")
+    assert whole["content"] == long
+    assert not whole["cut"]
+    assert browser.json(f"/api/rows/{FIRST}/messages/4", 404)["allowed"] == ["0 to 3"]
+
+
+# the proof
+
+
+def broken(tmp_path: Path, **fields: Any) -> Any:
+    """The page of a row that breaks a rule. The buffer refuses such rows, so it is written as other tools would."""
+    one = row(1).model_copy(update=fields)
+    table = to_table([one], TRAJECTORY_SCHEMA)
+    found = trajectory.breaches(table, table["messages"][0].as_py(), Artifacts(Catalog(tmp_path)))
+    return [(token, rule) for token, rule in found]
+
+
+def test_every_token_that_no_policy_sampled_is_found(tmp_path: Path) -> None:
+    one = row(1)
+    assert broken(tmp_path) == []
+    first = one.action_mask.index(True)
+    tool = one.messages[2].token_start
+    assert tool is not None
+    inside = [value or place == tool for place, value in enumerate(one.action_mask)]
+    assert broken(tmp_path, action_mask=inside)[0] == (tool, trajectory.NOT_ASSISTANT)
+    unspanned = [*one.messages[:3], one.messages[3].model_copy(update={"token_start": None, "token_end": None})]
+    last = one.messages[3].token_start
+    assert last is not None
+    assert broken(tmp_path, messages=unspanned)[0] == (last, trajectory.OUTSIDE)
+    unknown = [float("nan") if place == first else value for place, value in enumerate(one.logprobs)]
+    assert broken(tmp_path, logprobs=unknown) == [(first, trajectory.NO_LOGPROB)]
+    assert broken(tmp_path, logprobs=[float("nan")] * len(one.logprobs)) == [], "an import that knows none"
+    assert broken(tmp_path, fork_at=first + 2) == [(first, trajectory.SHARED), (first + 1, trajectory.SHARED)]
+    short = [one.spans[0].model_copy(update={"start": first + 1})]
+    assert broken(tmp_path, spans=short) == [(first, trajectory.NO_VERSION)]
+
+
+def test_training_on_a_tool_s_answer_is_found(tmp_path: Path) -> None:
+    name = make_store(tmp_path, rows=4)
+    one = row(0, name)
+    tool = one.messages[2]
+    assert tool.token_start is not None
+    wrong = [value or place == tool.token_start for place, value in enumerate(one.action_mask)]
+    table = pa.Table.from_pylist([training_row(one, mask=wrong)], schema=TRAINING_SCHEMA)
+    publish(Catalog(tmp_path), "sft", "8" * 32, "train.sft", {"rows": (Kind.TABLE, table)}, minutes=9, config=ONCE)
+    found = Browser(tmp_path).json(f"/api/rows/{FIRST}")
+    rule = "sft/88888888 trained on it, and no policy sampled it"
+    assert found["proof"] == [{"token": tool.token_start, "rule": rule}]
+    assert found["breaches"] == 1
+    learned = found["lineage"]["learned_by"]
+    assert learned[0] == {"stage": "sft", "fingerprint": "8" * 32, "steps": [0, 1], "models": []}, "newest first"
+
+
+def test_training_on_pairs_is_found_from_both_sides(tmp_path: Path) -> None:
+    name = make_store(tmp_path, rows=4)
+    chosen, rejected = row(0, name), row(1, name)
+    pairs = pa.table({"pair_id": ["p"], "chosen_id": [chosen.trajectory_id], "rejected_id": [rejected.trajectory_id]})
+    catalog = Catalog(tmp_path)
+    publish(catalog, "pairs", PAIRS, "pairs.build", {"pairs": (Kind.PAIRS, pairs)}, minutes=3)
+    rows = [
+        training_row(one, row_id="p", label=sign, weights=[float(sign)] * len(one.input_ids))
+        for one, sign in ((chosen, 1), (rejected, -1))
+    ]
+    table = pa.Table.from_pylist(rows, schema=TRAINING_SCHEMA)
+    inputs = {"pairs": [("pairs", "pairs", PAIRS)]}
+    publish(catalog, "dpo", DPO, "train.dpo", {"rows": (Kind.TABLE, table)}, inputs, 4, ONCE)
+    browser = Browser(tmp_path)
+    for one, sign in ((chosen, 1.0), (rejected, -1.0)):
+        found = browser.json(f"/api/rows/{one.trajectory_id}")["lineage"]["learned_by"]
+        assert found[0]["stage"] == "dpo"
+        weights = browser.arrow(f"/api/tokens/{one.trajectory_id}")["weight"].drop_null().unique().to_pylist()
+        assert weights == [sign]
+    assert browser.json("/api/rows/grpo-aaaaaaaa-000003")["lineage"]["learned_by"] == []
+
+
+def test_a_training_row_of_other_tokens_is_said(tmp_path: Path) -> None:
+    name = make_store(tmp_path, rows=4)
+    one = row(1, name)
+    changed = training_row(one, input_ids=[IM_END, *one.input_ids[1:]])
+    table = pa.Table.from_pylist([changed], schema=TRAINING_SCHEMA)
+    publish(Catalog(tmp_path), "sft", "8" * 32, "train.sft", {"rows": (Kind.TABLE, table)}, minutes=9, config=ONCE)
+    tokens = Browser(tmp_path).arrow(f"/api/tokens/{one.trajectory_id}")
+    assert tokens.schema.names == TOKEN_SCHEMA.names
+    assert "other tokens" in json.loads(tokens.schema.metadata[b"absent"])["weight"]
+
+
+# tokenizers
+
+
+@given(st.lists(st.binary(min_size=0, max_size=4), min_size=1, max_size=12), st.lists(st.integers(0, 14), max_size=30))
+def test_any_bytes_become_text_with_exact_places(tokens: list[bytes], ids: list[int]) -> None:
+    pieces = [*tokens, UNKNOWN]
+    known = TokenBytes(np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)]), strips=False)
+    found = decoded(known, np.array(ids, dtype=np.int32))
+    text = found.text.decode()  # it is UTF-8
+    raw = b"".join(pieces[min(one, len(tokens))] for one in ids)
+    assert text == raw.decode("utf-8", "surrogateescape").translate(dict.fromkeys(range(0xDC80, 0xDD00), 0xFFFD))
+    ends = found.start + found.length
+    assert (found.start[1:] == ends[:-1]).all()
+    assert (ends[-1] if len(ids) else 0) == len(found.text)
+    for place, joined in zip(found.start, found.joined, strict=True):
+        assert not joined or found.text[place] & 0xC0 == 0x80
+
+
+SENTENCEPIECE = {
+    "decoder": {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    },
+    "model": {"type": "BPE", "vocab": {"▁a": 0, "b": 1, "<0xE2>": 2, "<0x82>": 3, "<0xAC>": 4}},
+    "added_tokens": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "ids", "text", "lengths"),
+    [
+        (SENTENCEPIECE, [0, 1, 2, 3, 4], "ab€", [1, 1, 1, 1, 1]),
+        (SENTENCEPIECE, [2, 3, 1, 9], "��b�", [3, 3, 1, 3]),
+        ({"decoder": {"type": "ByteLevel"}, "model": {"vocab": {"ð": 0, "Ł": 1}}}, [0, 1], "��", [3, 3]),
+    ],
+)
+def test_tokens_of_odd_tokenizers(
+    tmp_path: Path, tokenizer: dict[str, Any], ids: list[int], text: str, lengths: list[int]
+) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    keep(buffer.place, TOKENIZER, lambda: json.dumps(tokenizer))
+    spoken: dict[str, Any] = {"input_ids": ids, "action_mask": [True] * len(ids), "logprobs": [-1.0] * len(ids)}
+    spoken |= {"n_tokens": len(ids), "n_action_tokens": len(ids), "spans": [], "tokenizer": TOKENIZER}
+    bare = [one.model_copy(update={"token_start": None, "token_end": None}) for one in row(0).messages]
+    buffer.append([row(0, messages=bare, **spoken)], stage="grpo", fingerprint=GRPO)
+    browser = Browser(tmp_path)
+    assert browser.ask(f"/api/tokens/{FIRST}/text").text == text
+    assert browser.arrow(f"/api/tokens/{FIRST}")["length"].to_pylist() == lengths
+
+
+def test_a_tokenizer_of_an_unknown_kind_is_said(tmp_path: Path) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    keep(buffer.place, TOKENIZER, lambda: json.dumps({"decoder": {"type": "CTC"}, "model": {"vocab": {}}}))
+    buffer.append([row(0, TOKENIZER)], stage="grpo", fingerprint=GRPO)
+    assert b"CTC" in Browser(tmp_path).arrow(f"/api/tokens/{FIRST}").schema.metadata[b"reason"]
+
+
+def test_a_row_whose_makers_are_gone(tmp_path: Path) -> None:
+    TrajectoryBuffer(tmp_path).append([row(0, policy="gone/12345678")], stage="more", fingerprint="6" * 32)
+    found = Browser(tmp_path).json(f"/api/rows/{FIRST}")["lineage"]
+    assert found["policy"] == {"name": "gone/12345678", "version": 0, "stage": None, "fingerprint": None}
+    assert found["made_by"]["uses"] == ""
+    assert found["made_by"]["inputs"] == []

@@ -41,7 +41,8 @@ def view(
     try:
         listening = _listening(host, port)
     except OSError as error:
-        raise fail(f"error: --host {host} --port {port}: {error.strerror or error}", FAILED) from None
+        why = str(error.strerror or error).partition(" (while")[0]  # Python adds the address, which is there already
+        raise fail(f"error: --host {host} --port {port}: {why}", FAILED) from None
     port = listening.getsockname()[1]
     token = None if unsafe_open or is_loopback(host) else secrets.token_urlsafe(24)
     door = Door(host, port, token)

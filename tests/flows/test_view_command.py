@@ -94,6 +94,6 @@ def test_what_cannot_be_served_is_said_before(tmp_path: Path, capsys: pytest.Cap
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert cli.call(["view", "--store", str(tmp_path), "--port", port]) == 1
-    assert f"--port {port}: " in capsys.readouterr().err
+    assert capsys.readouterr().err == f"error: --host 127.0.0.1 --port {port}: Address already in use\n"
     assert cli.call(["view", "--store", str(tmp_path), "--host", "no.such.host.invalid"]) == 1
     assert "no.such.host.invalid" in capsys.readouterr().err

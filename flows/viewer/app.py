@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
 from anyio import CapacityLimiter
@@ -26,7 +26,7 @@ from flows.viewer.wire import Refusal
 from pipelines.secrets import redacted
 
 if TYPE_CHECKING:
-    from flows.viewer.reader import Reader
+    from flows.viewer.reader import StoreReader
 
 STATIC = Path(__file__).parent / "static"
 AT_ONCE = 4
@@ -40,17 +40,17 @@ TYPES |= {".woff2": "font/woff2", ".html": "text/html", ".json": "application/js
 log = logging.getLogger(__name__)
 
 
-class Asked(BaseModel):
+class Query(BaseModel):
     """The query of a request. What is not a field is refused by name."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class AtVersion(Asked):
+class AtVersion(Query):
     at: str | None = None
 
 
-class OfPipeline(Asked):
+class OfPipeline(Query):
     pipeline: str | None = None
 
 
@@ -65,24 +65,55 @@ class Page(Filtered):
     limit: int = Field(100, ge=1, le=1000)
 
 
-class Near(Asked):
+class SearchQuery(Query):
     q: str = Field(min_length=1, max_length=4000)
     k: int = Field(20, ge=1, le=200)
 
 
-Question = TypeVar("Question", bound=Asked)
-Answering = Callable[["Reader", Request, Question], Response]
+class ArmsQuery(Query):
+    than: str = Field(min_length=1, max_length=300)
+    arm: str = Field(min_length=1, max_length=300)
+    greedy: bool = False
 
 
-def opening(store: str) -> "Future[Reader]":
+class TaskQuery(AtVersion):
+    env: str
+    task_id: str
+
+
+class TwoRows(AtVersion):
+    a: str
+    b: str
+
+
+class PairsPage(Query):
+    artifact: str | None = None
+    offset: int = Field(0, ge=0, lt=2**31)
+    limit: int = Field(100, ge=1, le=1000)
+
+
+class PairQuery(Query):
+    artifact: str
+    pair_id: str
+
+
+class SideQuery(PairQuery):
+    side: Literal["chosen", "rejected"]
+
+
+Question = TypeVar("Question", bound=Query)
+Answering = Callable[["StoreReader", Request, Question], Response]
+
+
+def opening(store: str) -> "Future[StoreReader]":
     """The reader of a store to come: what it imports is loaded in a thread, while the server answers already."""
-    future: Future[Reader] = Future()
+    future: Future[StoreReader] = Future()
 
     def open_store() -> None:
         try:
-            from flows.viewer.reader import Reader
+            from flows.viewer.reader import StoreReader
 
-            future.set_result(Reader(store))
+            future.set_result(StoreReader(store))
         except BaseException as error:  # raised again by each question
             future.set_exception(error)
 
@@ -90,7 +121,7 @@ def opening(store: str) -> "Future[Reader]":
     return future
 
 
-def application(opened: "Future[Reader]", door: Door) -> Guard:
+def application(opened: "Future[StoreReader]", door: Door) -> Guard:
     """The viewer of one store behind a door."""
     limiter: list[CapacityLimiter] = []  # made in the event loop
 
@@ -133,54 +164,97 @@ def application(opened: "Future[Reader]", door: Door) -> Guard:
     return Guard(Starlette(routes=routes), door)
 
 
-def _answered(opened: "Future[Reader]", answer: Answering[Question], request: Request, question: Question) -> Response:
+def _answered(
+    opened: "Future[StoreReader]", answer: Answering[Question], request: Request, question: Question
+) -> Response:
     return answer(opened.result(), request, question)
 
 
-def _overview(reader: "Reader", request: Request, question: OfPipeline) -> Response:
+def _overview(reader: "StoreReader", request: Request, question: OfPipeline) -> Response:
     return _json(reader.overview(question.pipeline))
 
 
-def _rows(reader: "Reader", request: Request, question: Page) -> Response:
+def _rows(reader: "StoreReader", request: Request, question: Page) -> Response:
     body, headers = reader.rows(
         question.filter, question.sort, question.desc, question.offset, question.limit, question.at
     )
     return Response(body, headers=headers, media_type=ARROW)
 
 
-def _facets(reader: "Reader", request: Request, question: Filtered) -> Response:
+def _facets(reader: "StoreReader", request: Request, question: Filtered) -> Response:
     return _json(reader.facets(question.filter, question.at))
 
 
-def _search(reader: "Reader", request: Request, question: Near) -> Response:
+def _search(reader: "StoreReader", request: Request, question: SearchQuery) -> Response:
     return _json(reader.search(question.q, question.k))
 
 
-def _row(reader: "Reader", request: Request, question: AtVersion) -> Response:
+def _row(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
     return _json(reader.row(request.path_params["id"], question.at))
 
 
-def _message(reader: "Reader", request: Request, question: AtVersion) -> Response:
+def _message(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
     return _json(reader.message(request.path_params["id"], request.path_params["number"], question.at))
 
 
-def _tokens(reader: "Reader", request: Request, question: AtVersion) -> Response:
+def _tokens(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
     return Response(reader.tokens(request.path_params["id"], question.at), media_type=ARROW)
 
 
-def _text(reader: "Reader", request: Request, question: AtVersion) -> Response:
+def _text(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
     return Response(reader.text(request.path_params["id"], question.at), media_type="text/plain; charset=utf-8")
+
+
+def _evaluations(reader: "StoreReader", request: Request, question: Query) -> Response:
+    return _json(reader.evaluations())
+
+
+def _compared(reader: "StoreReader", request: Request, question: ArmsQuery) -> Response:
+    return _json(reader.compared(question.than, question.arm, question.greedy))
+
+
+def _task(reader: "StoreReader", request: Request, question: TaskQuery) -> Response:
+    return _json(reader.task(question.env, question.task_id, question.at))
+
+
+def _aligned(reader: "StoreReader", request: Request, question: TwoRows) -> Response:
+    return _json(reader.aligned(question.a, question.b, question.at))
+
+
+def _pairs(reader: "StoreReader", request: Request, question: PairsPage) -> Response:
+    return _json(reader.pairs(question.artifact, question.offset, question.limit))
+
+
+def _pair(reader: "StoreReader", request: Request, question: PairQuery) -> Response:
+    return _json(reader.pair(question.artifact, question.pair_id))
+
+
+def _pair_tokens(reader: "StoreReader", request: Request, question: SideQuery) -> Response:
+    return Response(reader.pair_tokens(question.artifact, question.pair_id, question.side), media_type=ARROW)
+
+
+def _pair_text(reader: "StoreReader", request: Request, question: SideQuery) -> Response:
+    body = reader.pair_text(question.artifact, question.pair_id, question.side)
+    return Response(body, media_type="text/plain; charset=utf-8")
 
 
 QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/overview", OfPipeline, _overview),
     ("/api/rows", Page, _rows),
     ("/api/facets", Filtered, _facets),
-    ("/api/search", Near, _search),
+    ("/api/search", SearchQuery, _search),
     ("/api/rows/{id}", AtVersion, _row),
     ("/api/rows/{id}/messages/{number:int}", AtVersion, _message),
     ("/api/tokens/{id}", AtVersion, _tokens),
     ("/api/tokens/{id}/text", AtVersion, _text),
+    ("/api/evaluations", Query, _evaluations),
+    ("/api/compare", ArmsQuery, _compared),
+    ("/api/task", TaskQuery, _task),
+    ("/api/align", TwoRows, _aligned),
+    ("/api/pairs", PairsPage, _pairs),
+    ("/api/pair", PairQuery, _pair),
+    ("/api/pair/tokens", SideQuery, _pair_tokens),
+    ("/api/pair/text", SideQuery, _pair_text),
 ]
 
 

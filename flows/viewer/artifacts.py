@@ -95,10 +95,16 @@ class Artifacts:
         with pq.ParquetFile(self.catalog.open(manifest, output.path)) as file:
             names = file.read(["row_id"])["row_id"]
             places = np.flatnonzero(pc.is_in(names, value_set=pa.array(row_ids)).to_numpy())[-CANDIDATES:]
-            return [_row_at(file, int(place)) for place in reversed(places)]
+            return [row_at(file, int(place)) for place in reversed(places)]
 
 
-def _row_at(file: pq.ParquetFile, place: int) -> TrainingScalars:
+def label(manifest: Manifest) -> str:
+    """As people name an artifact."""
+    return f"{manifest.ingredients.stage}/{manifest.fingerprint[:8]}"
+
+
+def row_at(file: pq.ParquetFile, place: int) -> TrainingScalars:
+    """One row of a file, from its row group alone."""
     sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
     starts = np.cumsum([0, *sizes])
     group = int(np.searchsorted(starts, place, side="right")) - 1

@@ -8,7 +8,7 @@ from pipelines.tokenizers import token_bytes
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.errors import StoreError, UnknownTrajectoryError
-from flows.viewer import facets, tokens, trajectory, wire
+from flows.viewer import compare, facets, pairs, tokens, trajectory, wire, wire_compare
 from flows.viewer.artifacts import Artifacts, numbers
 from flows.viewer.decoding import Decoded, decoded
 from flows.viewer.graph import Plans
@@ -19,7 +19,7 @@ from flows.viewer.tables import Recent, Snapshot, Tables, sort_column, stream
 INDEX = "embedded"
 
 
-class Reader:
+class StoreReader:
     """A store, as the viewer sees it."""
 
     def __init__(self, store: str) -> None:
@@ -27,6 +27,7 @@ class Reader:
         self.catalog = Catalog(store)
         self.tables = Tables(TrajectoryBuffer(store))
         self.artifacts = Artifacts(self.catalog)
+        self._compared: Recent[tuple[str, str, bool], wire_compare.PairedDifference] = Recent(16)
         self._tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
         self.plans = Plans(self.catalog, store)
 
@@ -84,12 +85,50 @@ class Reader:
             raise RefusedError(reason, status=404)
         return found.text
 
+    # compared
+
+    def evaluations(self) -> wire_compare.Evaluations:
+        return compare.evaluations(self.artifacts)
+
+    def compared(self, than: str, arm: str, greedy: bool) -> wire_compare.PairedDifference:
+        return self._compared.get_or((than, arm, greedy), lambda: compare.compared(self.catalog, than, arm, greedy))
+
+    def task(self, env: str, task_id: str, at: str | None) -> wire_compare.TaskAttempts:
+        return compare.task(self.tables.at(at), env, task_id)
+
+    def aligned(self, a: str, b: str, at: str | None) -> wire_compare.Aligned:
+        (first, snapshot), (second, _) = (self._row(one, at, compare.COMPARED) for one in (a, b))
+        return compare.aligned((a, b), (first, second), snapshot.version)
+
+    def pairs(self, artifact: str | None, offset: int, limit: int) -> wire_compare.PairLines:
+        return pairs.pair_lines(self.artifacts, artifact, offset, limit)
+
+    def pair(self, artifact: str, pair_id: str) -> wire_compare.PairAnswer:
+        return pairs.pair_answer(self.artifacts, artifact, pair_id)
+
+    def pair_tokens(self, artifact: str, pair_id: str, side: str) -> bytes:
+        """The tokens of a side of a pair as an Arrow stream."""
+        _, pair = pairs.pair_scalars(self.artifacts, artifact, pair_id)
+        found, reason = self._text_of(numbers(pair[f"{side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
+        return stream(tokens.side_table(pair[f"{side}_ids"], pair[f"{side}_mask"], found, reason))
+
+    def pair_text(self, artifact: str, pair_id: str, side: str) -> bytes:
+        _, pair = pairs.pair_scalars(self.artifacts, artifact, pair_id)
+        found, reason = self._text_of(numbers(pair[f"{side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
+        if found is None:
+            raise RefusedError(reason, status=404)
+        return found.text
+
+    # what they share
+
     def _decoded(self, row: pa.Table) -> tuple[Decoded | None, str]:
-        """The tokens with their text, or why there is none."""
+        """The tokens of a row with their text, or why there is none."""
         ids = numbers(row["input_ids"][0], np.int32)
         if not len(ids):
             return None, "this row has no tokens: it can be read, but not trained on as sampled"
-        tokenizer, policy = row["tokenizer"][0].as_py(), row["policy"][0].as_py()
+        return self._text_of(ids, row["tokenizer"][0].as_py(), row["policy"][0].as_py())
+
+    def _text_of(self, ids: np.ndarray, tokenizer: str, policy: str) -> tuple[Decoded | None, str]:
         try:
             known = self._tokenizers.get_or((tokenizer, policy), lambda: token_bytes(self.catalog, tokenizer, policy))
         except (LookupError, StoreError) as error:

@@ -41,15 +41,13 @@ def token_table(
     """The answer. ``row`` has the token columns of a trajectory; ``reason`` says why there is no text."""
     ids = numbers(row["input_ids"], np.int32)
     count = len(ids)
-    columns: dict[str, pa.Array] = {
-        "start": pa.nulls(count, pa.int32()) if decoded is None else pa.array(decoded.start.astype(np.int32)),
-        "length": pa.nulls(count, pa.int32()) if decoded is None else pa.array(decoded.length.astype(np.int32)),
-        "joined": pa.nulls(count, pa.bool_()) if decoded is None else pa.array(decoded.joined),
-        "id": pa.array(ids),
-        "mask": pa.array(numbers(row["action_mask"], bool)),
-        "logprob": _or_null(numbers(row["logprobs"], np.float32), count),
-        "version": _versions(row["spans"], count),
-    }
+    columns = [
+        *_places(decoded, count),
+        pa.array(ids),
+        pa.array(numbers(row["action_mask"], bool)),
+        _or_null(numbers(row["logprobs"], np.float32), count),
+        _versions(row["spans"], count),
+    ]
     lenses, absent = _lenses(count, trained_on)
     sources = dict.fromkeys(lenses, trained_on.label) if trained_on else {}
     metadata = {
@@ -60,7 +58,25 @@ def token_table(
         "sources": json.dumps(sources),
     }
     fields = [*TOKEN_SCHEMA, *(pa.field(name, LENSES[name]) for name in lenses)]
-    return pa.Table.from_arrays([*columns.values(), *lenses.values()], schema=pa.schema(fields, metadata))
+    return pa.Table.from_arrays([*columns, *lenses.values()], schema=pa.schema(fields, metadata))
+
+
+def side_table(ids: pa.Scalar, mask: pa.Scalar, decoded: Decoded | None, reason: str) -> pa.Table:
+    """The tokens of a side of a pair: places in the text, ids, and which ones the loss covers."""
+    columns = [*_places(decoded, len(ids)), pa.array(numbers(ids, np.int32)), pa.array(numbers(mask, bool))]
+    metadata = {"text": "no" if decoded is None else "yes", "reason": reason}
+    return pa.Table.from_arrays(columns, schema=pa.schema(list(TOKEN_SCHEMA)[: len(columns)], metadata))
+
+
+def _places(decoded: Decoded | None, count: int) -> list[pa.Array]:
+    """``start``, ``length`` and ``joined``."""
+    if decoded is None:
+        return [pa.nulls(count, pa.int32()), pa.nulls(count, pa.int32()), pa.nulls(count, pa.bool_())]
+    return [
+        pa.array(decoded.start.astype(np.int32)),
+        pa.array(decoded.length.astype(np.int32)),
+        pa.array(decoded.joined),
+    ]
 
 
 def _or_null(values: np.ndarray, count: int) -> pa.Array:

@@ -1,0 +1,224 @@
+"""Did the policy get better, and on what: evaluations side by side, the attempts at one task, and where two rows
+part."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.statistics.intervals import wilson
+from datastore.catalog import Catalog
+from datastore.errors import StoreError
+from flows.viewer.artifacts import Artifacts, label, numbers
+from flows.viewer.overview import EVALUATION
+from flows.viewer.refused import RefusedError
+from flows.viewer.tables import Snapshot
+from flows.viewer.wire_compare import (
+    Aligned,
+    AttemptLine,
+    ChangedTask,
+    ComparedArm,
+    EvaluatedPolicy,
+    Evaluations,
+    LevelResult,
+    PairedDifference,
+    Strip,
+    TaskAttempts,
+)
+
+CHANGED = 500
+PROMPTS = 5
+ATTEMPTS = 1024
+PROMPT = 300
+"""Characters of a prompt in a list."""
+
+
+def evaluations(artifacts: Artifacts) -> Evaluations:
+    """All evaluations of the store, with their results by environment and level."""
+    found = []
+    for manifest in artifacts.all():
+        if manifest.ingredients.uses != EVALUATION or "results" not in manifest.outputs:
+            continue
+        try:
+            rows = pq.read_table(artifacts.catalog.open(manifest, manifest.outputs["results"].path)).to_pylist()
+        except (OSError, StoreError):
+            continue  # freed since the list was read
+        if not rows:
+            continue
+        found.append(
+            EvaluatedPolicy(
+                artifact=label(manifest),
+                stage=manifest.ingredients.stage,
+                policy=rows[0]["policy"],
+                split=rows[0]["split"],
+                when=manifest.created_at.isoformat(),
+                results=[
+                    LevelResult(
+                        env=row.get("env") or "",
+                        level=row["level"],
+                        greedy=row["decoding"] == "greedy",
+                        tasks=row["tasks"],
+                        n=row.get("attempts") or row["tasks"],
+                        success=row["success"],
+                        low=row["low"],
+                        high=row["high"],
+                    )
+                    for row in rows
+                ],
+            )
+        )
+    return Evaluations(evaluations=found)
+
+
+def compared(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDifference:
+    """How ``arm`` differs from ``than``, as `agentrl compare` says it. Raises RefusedError if one of them was not
+    measured, or they share no task."""
+    from pipelines.compare import compare, verdict
+
+    try:
+        found = compare(catalog, [than, arm], greedy=greedy)
+    except LookupError as error:
+        raise RefusedError(str(error.args[0]), field="arm", following="agentrl compare --help", status=404) from None
+    if len(found.arms) != 2:
+        raise RefusedError(
+            f"{than} and {arm} are one arm: they differ by their seeds alone, or not at all", field="arm"
+        )
+    before, after = found.arms
+    try:
+        [(_, difference)] = found.differences()
+    except ValueError as error:
+        raise RefusedError(f"{than} and {arm} cannot be compared: {error}", field="arm") from None
+    beside = after.beside(before)
+
+    def changed(gained: bool) -> list[ChangedTask]:
+        chosen = ((task, pair) for task, pair in beside.items() if (pair[1] > pair[0] if gained else pair[1] < pair[0]))
+        return [
+            ChangedTask(env=env, task_id=task_id, prompt=prompt[:PROMPT], before=one, after=other)
+            for (env, task_id, prompt), (one, other) in chosen
+        ]
+
+    gained, lost = changed(True), changed(False)
+    return PairedDifference(
+        than=_arm(before),
+        arm=_arm(after),
+        greedy=greedy,
+        mean=difference.mean,
+        low=difference.low,
+        high=difference.high,
+        p=difference.p,
+        tasks=difference.tasks,
+        unshared=difference.unshared,
+        tasks_gained=len(gained),
+        tasks_lost=len(lost),
+        verdict=verdict(after, before, difference),
+        gained=gained[:CHANGED],
+        lost=lost[:CHANGED],
+    )
+
+
+def _arm(arm: Any) -> ComparedArm:
+    estimate = arm.estimate
+    return ComparedArm(
+        name=arm.name,
+        artifacts=[run.label for run in arm.runs],
+        policies=[run.policy for run in arm.runs],
+        tasks=len({task for run in arm.runs for task in run.outcomes}),
+        unscored=sum(run.unscored for run in arm.runs),
+        success=estimate.mean,
+        low=estimate.low,
+        high=estimate.high,
+    )
+
+
+# one task
+
+
+ATTEMPT = ("trajectory_id", "success", "reward", "sample_index", "n_tokens", "n_tool_errors", "termination")
+STRIP = ("stage", "policy", "policy_version")
+
+
+def task(snapshot: Snapshot, env: str, task_id: str) -> TaskAttempts:
+    """All attempts at a task, over stages and versions of policies. Raises RefusedError if there is none."""
+    rows = snapshot.columns([*ATTEMPT, *STRIP, "env", "task_id", "prompt", "created_at"])
+    rows = rows.filter((pl.col("task_id") == task_id) & (pl.col("env") == env)).sort("created_at", "trajectory_id")
+    if not rows.height:
+        raise RefusedError(f"no row attempts task {task_id[:200]!r} of {env[:200]!r}", field="task_id", status=404)
+    strips = [_strip(part) for part in rows.partition_by(STRIP, maintain_order=True)]
+    prompts = rows["prompt"].unique(maintain_order=True).head(PROMPTS).str.slice(0, PROMPT).to_list()
+    return TaskAttempts(
+        version=snapshot.version, env=env, task_id=task_id, prompts=prompts, rows=rows.height, strips=strips
+    )
+
+
+def _strip(rows: pl.DataFrame) -> Strip:
+    scored = rows["success"].drop_nulls()
+    solved, n = int(scored.sum()), len(scored)
+    low, high = wilson(solved, n) if n else (None, None)
+    return Strip(
+        **{name: rows[name][0] for name in STRIP},
+        n=n,
+        success=solved / n if n else None,
+        low=low,
+        high=high,
+        attempts=[AttemptLine(**one) for one in rows.head(ATTEMPTS).select(ATTEMPT).to_dicts()],
+    )
+
+
+# two rows
+
+
+COMPARED = ("tokenizer", "input_ids", "messages", "success")
+
+
+def aligned(names: tuple[str, str], rows: Sequence[pa.Table], version: int) -> Aligned:
+    """Where two rows part: by their tokens if one tokenizer made both, else by their messages."""
+    tokenizers = [row["tokenizer"][0].as_py() for row in rows]
+    ids = [numbers(row["input_ids"][0], np.int32) for row in rows]
+    messages = [row["messages"][0].as_py() for row in rows]
+    outcomes = [row["success"][0].as_py() for row in rows]
+    shared, reason = None, ""
+    if not all(map(len, ids)):
+        reason = "a row without tokens is compared by its messages"
+    elif tokenizers[0] != tokenizers[1]:
+        reason = f"tokenizers {tokenizers[0]} and {tokenizers[1]} differ, so messages are compared"
+    else:
+        shared = common(*ids)
+    parted = [_message_at(one, shared) if shared is not None else None for one in messages]
+    if shared is None:
+        number = next((n for n, (a, b) in enumerate(zip(*messages, strict=False)) if _said(a) != _said(b)), None)
+        first = number if number is not None else min(map(len, messages))
+        parted = [first if first < len(one) else None for one in messages]
+    same = all(len(one) == shared for one in ids) if shared is not None else parted == [None, None]
+    return Aligned(
+        version=version,
+        a=names[0],
+        b=names[1],
+        shared=shared,
+        reason=reason,
+        message_a=parted[0],
+        message_b=parted[1],
+        same=same,
+        flipped=None not in outcomes and outcomes[0] != outcomes[1],
+    )
+
+
+def common(a: np.ndarray, b: np.ndarray) -> int:
+    """How many values two lists begin with alike."""
+    size = min(len(a), len(b))
+    different = a[:size] != b[:size]
+    return int(different.argmax()) if different.any() else size
+
+
+def _message_at(messages: Sequence[dict[str, Any]], token: int) -> int | None:
+    """The message that holds a token, or the next one with tokens after it."""
+    spans = ((number, one["token_end"]) for number, one in enumerate(messages) if one["token_end"] is not None)
+    return next((number for number, end in spans if token < end), None)
+
+
+def _said(message: dict[str, Any]) -> tuple[Any, ...]:
+    """What two messages are compared by: all but their places among tokens, and ids of calls."""
+    calls = [(call["name"], call["arguments"]) for call in message["tool_calls"]]
+    return message["role"], message["content"], message["reasoning"], calls

@@ -1,0 +1,113 @@
+"""Preference pairs: which tokens both sides share, which ones the loss covers, and how far apart a reference is."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from datastore.errors import StoreError
+from flows.viewer.artifacts import Artifacts, TrainingScalars, label, numbers, row_at
+from flows.viewer.refused import RefusedError
+from flows.viewer.wire_compare import PairAnswer, PairLine, PairLines, PairSide
+from schemas.manifest import Kind, Manifest, OutputRecord
+
+LINES = ("pair_id", "task_id", "kind", "chosen_id", "rejected_id", "chosen_reward", "rejected_reward", "shared_prefix")
+SIDES = {"chosen": 1, "rejected": -1}
+"""Side -> its label in training rows."""
+
+
+def pair_lines(artifacts: Artifacts, artifact: str | None, offset: int, limit: int) -> PairLines:
+    """A page of the pairs of one artifact. Raises RefusedError if it has none."""
+    made = {label(manifest): (manifest, output) for manifest, output in _with_pairs(artifacts)}
+    if artifact is None and not made:
+        return PairLines(artifacts=[], artifact=None, total=0, pairs=[])
+    shown = artifact or next(iter(made))
+    with _file(artifacts, *_named(made, shown)) as file:
+        table = file.read(list(LINES))
+    lines = [PairLine(**one) for one in table.slice(offset, limit).to_pylist()]
+    return PairLines(artifacts=list(made), artifact=shown, total=table.num_rows, pairs=lines)
+
+
+def _with_pairs(artifacts: Artifacts) -> list[tuple[Manifest, OutputRecord]]:
+    """Artifacts with pairs, newest first."""
+    return [
+        (manifest, output)
+        for manifest in artifacts.all()
+        for output in manifest.outputs.values()
+        if output.kind is Kind.PAIRS
+    ]
+
+
+def _named(made: dict[str, tuple[Manifest, OutputRecord]], artifact: str) -> tuple[Manifest, OutputRecord]:
+    if artifact not in made:
+        said = f"no artifact {artifact[:100]!r} holds pairs"
+        raise RefusedError(said, field="artifact", allowed=list(made), status=404)
+    return made[artifact]
+
+
+def _file(artifacts: Artifacts, manifest: Manifest, output: OutputRecord) -> pq.ParquetFile:
+    return pq.ParquetFile(artifacts.catalog.open(manifest, output.path))
+
+
+def pair_scalars(artifacts: Artifacts, artifact: str, pair_id: str) -> tuple[Manifest, TrainingScalars]:
+    """One pair by column, read from its row group alone. Raises RefusedError if there is none."""
+    made = {label(manifest): (manifest, output) for manifest, output in _with_pairs(artifacts)}
+    manifest, output = _named(made, artifact)
+    with _file(artifacts, manifest, output) as file:
+        place = pc.index(file.read(["pair_id"])["pair_id"], pair_id).as_py()
+        if place < 0:
+            raise RefusedError(f"{artifact} has no pair {pair_id[:100]!r}", field="pair_id", status=404)
+        return manifest, row_at(file, place)
+
+
+def pair_answer(artifacts: Artifacts, artifact: str, pair_id: str) -> PairAnswer:
+    manifest, pair = pair_scalars(artifacts, artifact, pair_id)
+    trained = [one for one in artifacts.all() if _reads(one, manifest) and "rows" in one.outputs]
+    sides = {side: _side(pair, side, _reference(artifacts, trained, pair, side)) for side in SIDES}
+    chosen, rejected = sides["chosen"].ref_logprob, sides["rejected"].ref_logprob
+    return PairAnswer(
+        **{name: pair[name].as_py() for name in ("pair_id", "task_id", "kind", "method", "shared_prefix")},
+        chosen=sides["chosen"],
+        rejected=sides["rejected"],
+        margin=None if chosen is None or rejected is None else chosen - rejected,
+        trained_by=[label(one) for one in trained],
+    )
+
+
+def _reads(manifest: Manifest, pairs: Manifest) -> bool:
+    records = [one for each in manifest.ingredients.inputs.values() for one in each]
+    return any((one.stage, one.fingerprint) == (pairs.ingredients.stage, pairs.fingerprint) for one in records)
+
+
+def _side(pair: TrainingScalars, side: str, reference: float | None) -> PairSide:
+    mask = numbers(pair[f"{side}_mask"], bool)
+    return PairSide(
+        trajectory_id=pair[f"{side}_id"].as_py(),
+        reward=pair[f"{side}_reward"].as_py(),
+        tokens=len(mask),
+        covered=int(mask.sum()),
+        covered_in_prefix=int(mask[: pair["shared_prefix"].as_py()].sum()),
+        ref_logprob=reference,
+    )
+
+
+def _reference(artifacts: Artifacts, trained: list[Manifest], pair: TrainingScalars, side: str) -> float | None:
+    """The log-prob of a side's covered tokens under the reference, from the newest training that recorded it."""
+    ids = numbers(pair[f"{side}_ids"], np.int32)
+    for manifest in trained:
+        try:
+            with _file(artifacts, manifest, manifest.outputs["rows"]) as file:
+                keys = file.read(["row_id", "label"])
+                same = pc.and_(pc.equal(keys["row_id"], pair["pair_id"]), pc.equal(keys["label"], SIDES[side]))
+                places = np.flatnonzero(same.to_numpy())
+                row: dict[str, Any] = row_at(file, int(places[-1])) if len(places) else {}
+        except (OSError, StoreError, pa.ArrowException):  # freed since the list was read
+            continue
+        if not row or not np.array_equal(numbers(row["input_ids"], np.int32), ids):
+            continue
+        logprobs = numbers(row["ref_logprobs"], np.float64)
+        if len(logprobs) == len(ids):
+            return float(logprobs[numbers(row["mask"], bool)].sum())
+    return None

@@ -1,0 +1,194 @@
+"""What the viewer's server answers about policies, tasks and pairs that are compared; see :mod:`flows.viewer.wire`."""
+
+from flows.viewer.wire import Answer
+
+# GET /api/evaluations
+
+
+class LevelResult(Answer):
+    """Success on one level of one environment; ``level`` -1 is all levels, ``env`` "" all environments."""
+
+    env: str
+    level: int
+    greedy: bool
+    tasks: int
+    n: int
+    success: float
+    low: float
+    high: float
+
+
+class EvaluatedPolicy(Answer):
+    """An evaluation. ``artifact`` is STAGE/FINGERPRINT, as /api/compare takes it; ``when`` is ISO 8601."""
+
+    artifact: str
+    stage: str
+    policy: str
+    split: str
+    when: str
+    results: list[LevelResult]
+
+
+class Evaluations(Answer):
+    """Newest first."""
+
+    evaluations: list[EvaluatedPolicy]
+
+
+# GET /api/compare?than=ARTIFACT&arm=ARTIFACT&greedy=
+
+
+class ComparedArm(Answer):
+    """Success over all tasks with its 95 % interval; ``unscored`` rows have no outcome and are left out."""
+
+    name: str
+    artifacts: list[str]
+    policies: list[str]
+    tasks: int
+    unscored: int
+    success: float
+    low: float
+    high: float
+
+
+class ChangedTask(Answer):
+    """Success before and after, as shares of the attempts."""
+
+    env: str
+    task_id: str
+    prompt: str
+    before: float
+    after: float
+
+
+class PairedDifference(Answer):
+    """``than`` is compared with ``arm`` on the tasks of both: the difference of success with its 95 % interval
+    (bootstrap over tasks), McNemar's ``p`` if each task has one attempt in both, and the verdict in words. At most 500
+    tasks each are listed as gained and lost; ``tasks_gained`` and ``tasks_lost`` count all."""
+
+    than: ComparedArm
+    arm: ComparedArm
+    greedy: bool
+    mean: float
+    low: float
+    high: float
+    p: float | None
+    tasks: int
+    unshared: int
+    tasks_gained: int
+    tasks_lost: int
+    verdict: str
+    gained: list[ChangedTask]
+    lost: list[ChangedTask]
+
+
+# GET /api/task?env=&task_id=&at=
+
+
+class AttemptLine(Answer):
+    trajectory_id: str
+    success: bool | None
+    reward: float | None
+    sample_index: int
+    n_tokens: int
+    n_tool_errors: int
+    termination: str
+
+
+class Strip(Answer):
+    """The attempts of one version of one policy in one stage, in the order of time (at most 1,024), with success over
+    the ``n`` that have an outcome, and its Wilson interval; they are None if none has."""
+
+    stage: str
+    policy: str
+    policy_version: int
+    n: int
+    success: float | None
+    low: float | None
+    high: float | None
+    attempts: list[AttemptLine]
+
+
+class TaskAttempts(Answer):
+    """``rows`` counts all attempts. ``prompts`` are the different ones, of at most 5."""
+
+    version: int
+    env: str
+    task_id: str
+    prompts: list[str]
+    rows: int
+    strips: list[Strip]
+
+
+# GET /api/align?a=ID&b=ID&at=
+
+
+class Aligned(Answer):
+    """Where two rows part. ``shared`` counts the tokens that they begin with alike, so it is the first token that
+    differs; None if they cannot be compared by tokens, and ``reason`` says why. ``message_a`` and ``message_b`` are the
+    messages in which they part (None if one is the beginning of the other). ``flipped``: one succeeded, the other
+    failed."""
+
+    version: int
+    a: str
+    b: str
+    shared: int | None
+    reason: str
+    message_a: int | None
+    message_b: int | None
+    same: bool
+    flipped: bool
+
+
+# GET /api/pairs?artifact=STAGE/FINGERPRINT&offset=&limit=
+
+
+class PairLine(Answer):
+    pair_id: str
+    task_id: str
+    kind: str
+    chosen_id: str
+    rejected_id: str
+    chosen_reward: float | None
+    rejected_reward: float | None
+    shared_prefix: int
+
+
+class PairLines(Answer):
+    """``artifacts`` are all artifacts of the store that hold pairs, newest first; the first is shown unless asked for
+    another."""
+
+    artifacts: list[str]
+    artifact: str | None
+    total: int
+    pairs: list[PairLine]
+
+
+# GET /api/pair?artifact=&pair_id= ; GET /api/pair/tokens?artifact=&pair_id=&side=chosen|rejected -> Arrow as
+# /api/tokens (start, length, joined, id, mask); GET /api/pair/text?artifact=&pair_id=&side= -> text/plain
+
+
+class PairSide(Answer):
+    """``covered`` counts the tokens that the loss covers, ``tokens`` all; ``ref_logprob`` is the sum over covered ones
+    under the reference, if a training stage recorded it."""
+
+    trajectory_id: str
+    reward: float | None
+    tokens: int
+    covered: int
+    covered_in_prefix: int
+    ref_logprob: float | None
+
+
+class PairAnswer(Answer):
+    """``margin`` is the chosen side's ``ref_logprob`` less the rejected one's. ``trained_by`` is STAGE/FINGERPRINT."""
+
+    pair_id: str
+    task_id: str
+    kind: str
+    method: str
+    shared_prefix: int
+    chosen: PairSide
+    rejected: PairSide
+    margin: float | None
+    trained_by: list[str]

@@ -1,0 +1,222 @@
+"""Pages that compare: evaluations, the attempts at one task, two rows side by side, and preference pairs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from viewer_store import DPO, EVAL, GRPO, IM_END, PAIRS, TOKENIZER, Browser, make_store, publish, row, training_row
+
+from datastore.buffer import TrajectoryBuffer
+from datastore.catalog import Catalog
+from flows.viewer.compare import common
+from pipelines.handles import SELECTION_SCHEMA
+from schemas.manifest import Kind
+from schemas.pair import PAIR_SCHEMA
+from schemas.training import TRAINING_SCHEMA
+
+OTHER = "f" * 32
+
+
+def evaluate(store: Path, stage: str, fingerprint: str, solved: set[int]) -> None:
+    """An evaluation of 12 tasks, one attempt each, of which these are solved."""
+    rows = [
+        row(
+            number,
+            trajectory_id=f"{stage}-{fingerprint[:8]}-{number:06d}",
+            task_id=f"sums-{number}",
+            success=number in solved,
+            stage=stage,
+            fingerprint=fingerprint,
+            tags=["sampled"],
+        )
+        for number in range(12)
+    ]
+    TrajectoryBuffer(store).append(rows, stage=stage, fingerprint=fingerprint)
+    chosen = [{"trajectory_id": one.trajectory_id, "weight": 1.0} for one in rows]
+    outputs = {"trajectories": (Kind.TRAJECTORIES, pa.Table.from_pylist(chosen, schema=SELECTION_SCHEMA))}
+    publish(Catalog(store), stage, fingerprint, "evaluate.policy", outputs, minutes=5, config={"samples": len(solved)})
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("viewer") / "store"
+    make_store(folder)
+    evaluate(folder, "before", OTHER, {0, 1, 2})
+    evaluate(folder, "after", "1" * 32, {1, 2, 3, 4, 5, 6, 7, 8, 9})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser(store: Path) -> Browser:
+    return Browser(store)
+
+
+def test_evaluations_are_listed_with_their_levels(browser: Browser) -> None:
+    [found] = browser.json("/api/evaluations")["evaluations"]
+    assert (found["artifact"], found["policy"], found["split"]) == (f"eval/{EVAL[:8]}", "grpo", "heldout")
+    levels = [(one["level"], one["greedy"], one["success"], one["n"]) for one in found["results"]]
+    assert levels == [(-1, False, 0.6, 20), (-1, True, 0.7, 20), (1, False, 0.1, 20)]
+
+
+def test_two_evaluations_differ_by_the_tasks_of_both(browser: Browser) -> None:
+    found = browser.json("/api/compare", than="before", arm="after")
+    assert found["mean"] == pytest.approx(0.5)
+    assert found["low"] < 0.5 < found["high"]
+    assert (found["tasks"], found["tasks_gained"], found["tasks_lost"], found["unshared"]) == (12, 7, 1, 0)
+    assert [one["task_id"] for one in found["lost"]] == ["sums-0"]
+    assert found["lost"][0] == {
+        "env": "sums",
+        "task_id": "sums-0",
+        "prompt": "What is 0 + 1? 🙂",
+        "before": 1.0,
+        "after": 0.0,
+    }
+    assert found["p"] == pytest.approx(0.0703, abs=1e-3)
+    assert "better" in found["verdict"]
+    assert found["than"]["success"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "said"),
+    [
+        ({"than": "befor", "arm": "after"}, 404, "there is no artifact or tag 'befor'; did you mean 'before'?"),
+        ({"than": "../before", "arm": "after"}, 400, "cannot name a folder"),
+        ({"than": "before", "arm": "warm"}, 404, "was not measured"),
+        ({"than": "before", "arm": "before"}, 400, "are one arm"),
+        ({"than": "before", "arm": "after", "greedy": "true"}, 404, "has no greedy rows"),
+        ({"than": "before"}, 400, "arm"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(browser: Browser, query: dict[str, Any], status: int, said: str) -> None:
+    assert said in browser.json("/api/compare", status, **query)["error"]
+
+
+def test_the_attempts_at_a_task_are_strips_by_policy_and_version(browser: Browser) -> None:
+    found = browser.json("/api/task", env="sums", task_id="sums-0")
+    assert found["rows"] == 4 + 4 + 2
+    strips = {(one["stage"], one["policy_version"]): one for one in found["strips"]}
+    assert set(strips) == {("grpo", 0), ("eval", 0), ("before", 0), ("after", 0)}
+    grpo = strips["grpo", 0]
+    assert [one["success"] for one in grpo["attempts"]] == [False, True, False, True]
+    assert (grpo["n"], grpo["success"]) == (4, 0.5)
+    assert 0 < grpo["low"] < 0.5 < grpo["high"] < 1
+    assert len(found["prompts"]) == 4
+    assert browser.json("/api/task", env="sums", task_id="sums-0", at=1)["rows"] == 4
+    assert browser.json("/api/task", 404, env="sums", task_id="nothing")["field"] == "task_id"
+    assert browser.json("/api/task", 400, env="sums")["field"] == "task_id"
+
+
+def test_a_task_that_nobody_scored_has_no_interval(tmp_path: Path) -> None:
+    rows = [row(number, task_id="t", success=None, reward=None) for number in range(3)]
+    TrajectoryBuffer(tmp_path).append(rows, stage="grpo", fingerprint=GRPO)
+    [strip] = Browser(tmp_path).json("/api/task", env="sums", task_id="t")["strips"]
+    assert (strip["n"], strip["success"], strip["low"], strip["high"]) == (0, None, None, None)
+
+
+def test_two_rows_part_at_their_first_token_that_differs(browser: Browser) -> None:
+    a, b = "grpo-aaaaaaaa-000000", "grpo-aaaaaaaa-000001"
+    found = browser.json("/api/align", a=a, b=b)
+    first = b"What is "
+    assert (found["shared"], found["message_a"], found["message_b"]) == (len(first), 0, 0)
+    assert found["flipped"]
+    assert not found["same"]
+    itself = browser.json("/api/align", a=a, b=a)
+    assert itself["same"]
+    assert (itself["message_a"], itself["message_b"], itself["flipped"]) == (None, None, False)
+    assert browser.json("/api/align", 404, a=a, b="nothing")["field"] == "id"
+
+
+def test_rows_of_no_common_tokenizer_are_aligned_by_messages(browser: Browser) -> None:
+    found = browser.json("/api/align", a="grpo-aaaaaaaa-000000", b="eval-cccccccc-000000")
+    assert found["shared"] is None
+    assert "without tokens" in found["reason"]
+    assert found["same"]
+    other = browser.json("/api/align", a="grpo-aaaaaaaa-000000", b="eval-cccccccc-000001")
+    assert (other["message_a"], other["message_b"], other["same"]) == (0, 0, False)
+
+
+@given(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=8))
+def test_common_beginnings(a: list[int], b: list[int]) -> None:
+    found = common(np.array(a, dtype=int), np.array(b, dtype=int))
+    assert a[:found] == b[:found]
+    assert found == min(len(a), len(b)) or a[found] != b[found]
+
+
+def pair_store(store: Path) -> None:
+    make_store(store, rows=4)
+    chosen, rejected = row(1, TOKENIZER), row(0, TOKENIZER)
+    shared = common(np.array(chosen.input_ids), np.array(rejected.input_ids))
+    pair = {
+        "pair_id": "p0",
+        "task_id": "sums-0",
+        "kind": "step",
+        "chosen_id": chosen.trajectory_id,
+        "rejected_id": rejected.trajectory_id,
+        "method": "agentq",
+        "chosen_reward": 1.0,
+        "rejected_reward": 0.0,
+        "shared_prefix": shared,
+        "tokenizer": TOKENIZER,
+        "weight": 1.0,
+        "chosen_ids": chosen.input_ids,
+        "chosen_mask": chosen.action_mask,
+        "rejected_ids": rejected.input_ids,
+        "rejected_mask": rejected.action_mask,
+    }
+    catalog = Catalog(store)
+    table = pa.Table.from_pylist([pair | {"pair_id": f"p{number}"} for number in range(6)], schema=PAIR_SCHEMA)
+    publish(catalog, "pairs", PAIRS, "pairs.build", {"pairs": (Kind.PAIRS, table)}, minutes=3)
+    rows = [
+        training_row(one, row_id="p0", label=sign, ref_logprobs=[-0.5 * (2 - sign)] * len(one.input_ids))
+        for one, sign in ((chosen, 1), (rejected, -1))
+    ]
+    inputs = {"pairs": [("pairs", "pairs", PAIRS)]}
+    trained = {"rows": (Kind.TABLE, pa.Table.from_pylist(rows, schema=TRAINING_SCHEMA))}
+    publish(catalog, "dpo", DPO, "train.dpo", trained, inputs, 4, {"batch": 1, "steps": 1})
+
+
+def test_a_pair_shows_what_it_shares_and_what_the_loss_covers(tmp_path: Path) -> None:
+    pair_store(tmp_path)
+    browser = Browser(tmp_path)
+    lines = browser.json("/api/pairs", offset=1, limit=2)
+    assert (lines["artifact"], lines["total"]) == (f"pairs/{PAIRS[:8]}", 6)
+    assert [one["pair_id"] for one in lines["pairs"]] == ["p1", "p2"]
+    where = {"artifact": lines["artifact"], "pair_id": "p0"}
+    found = browser.json("/api/pair", **where)
+    chosen = row(1)
+    covered = sum(chosen.action_mask)
+    assert found["chosen"]["covered"] == covered
+    assert found["chosen"]["covered_in_prefix"] == 0
+    assert found["chosen"]["ref_logprob"] == pytest.approx(-0.5 * covered)
+    assert found["rejected"]["ref_logprob"] == pytest.approx(-1.5 * sum(row(0).action_mask))
+    assert found["margin"] == pytest.approx(found["chosen"]["ref_logprob"] - found["rejected"]["ref_logprob"])
+    assert found["trained_by"] == [f"dpo/{DPO[:8]}"]
+    assert browser.json("/api/pair", artifact=lines["artifact"], pair_id="p1")["margin"] is None
+    tokens = browser.arrow("/api/pair/tokens", side="chosen", **where)
+    assert tokens.schema.names == ["start", "length", "joined", "id", "mask"]
+    assert tokens["mask"].to_pylist() == chosen.action_mask
+    text = browser.ask("/api/pair/text", side="rejected", **where).text
+    assert text.count("<|im_end|>") == row(0).input_ids.count(IM_END)
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status", "field"),
+    [
+        ("/api/pairs", {"artifact": "grpo/aaaaaaaa"}, 404, "artifact"),
+        ("/api/pairs", {"artifact": "../../etc"}, 404, "artifact"),
+        ("/api/pair", {"artifact": f"pairs/{PAIRS[:8]}", "pair_id": "none"}, 404, "pair_id"),
+        ("/api/pair", {"pair_id": "p0"}, 400, "artifact"),
+        ("/api/pair/text", {"artifact": f"pairs/{PAIRS[:8]}", "pair_id": "p0", "side": "both"}, 400, "side"),
+    ],
+)
+def test_what_is_no_pair_is_said(tmp_path: Path, path: str, query: dict[str, Any], status: int, field: str) -> None:
+    pair_store(tmp_path)
+    assert Browser(tmp_path).json(path, status, **query)["field"] == field
+
+
+def test_a_store_without_pairs(browser: Browser) -> None:
+    assert browser.json("/api/pairs") == {"artifacts": [], "artifact": None, "total": 0, "pairs": []}

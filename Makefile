@@ -92,12 +92,12 @@ $(BIN)/python:
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing agentrl and its pinned dependencies into $(VENV) (once, a minute or two) ..."
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[report,dialects]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[report,dialects,view]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing what tests and checks need ..."
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,formats,vllm,serve,math,mcp,gymnasium,openai,lora,trackers,parity,deepspeed,ray]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,formats,vllm,serve,view,math,mcp,gymnasium,openai,lora,trackers,parity,deepspeed,ray]'
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev

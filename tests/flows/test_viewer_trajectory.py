@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from viewer_store import (
     TOKENIZER,
     WARM,
     Browser,
+    keep_tokenizer,
     make_store,
     publish,
     row,
@@ -183,6 +185,20 @@ def test_ids_are_looked_up_and_never_paths(browser: Browser, name: str) -> None:
     near = browser.json("/api/rows/grpo-aaaaaaaa-00001", 404)
     assert near["field"] == "id"
     assert "did you mean grpo-aaaaaaaa-00001" in near["error"]
+
+
+def test_ids_of_others_may_hold_anything(tmp_path: Path) -> None:
+    names = ["django/django-1#2", "a/../b", "x?at=1", "100 %", "é/messages", "a/text"]
+    rows = [row(number, TOKENIZER, trajectory_id=name) for number, name in enumerate(names)]
+    TrajectoryBuffer(tmp_path).append(rows, stage="import", fingerprint=GRPO)
+    keep_tokenizer(tmp_path)
+    browser = Browser(tmp_path)
+    for name in names:
+        path = quote(name, safe="")
+        for question in (f"/api/rows/{path}", f"/api/rows/{path}/messages/0", f"/api/tokens/{path}/text"):
+            status, _, body = browser.raw(question.encode())
+            assert status == 200, (question, body)
+        assert browser.raw(f"/api/rows/{path}".encode())[2].startswith(b'{"version":1,"row":{"trajectory_id"')
 
 
 @pytest.mark.slow

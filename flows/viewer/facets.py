@@ -20,6 +20,9 @@ BINS = 20
 CATEGORIES = 20
 UNKNOWN = "unknown"
 
+BarOf = tuple[str, float | None, float | None, str]
+"""Label, lower and upper bound, and the filter that chooses this bar."""
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -29,7 +32,7 @@ class Spread:
     column: str
     kind: Literal["number", "category", "bool"]
     codes: np.ndarray
-    bins: tuple[tuple[str, float | None, float | None, str], ...]
+    bins: tuple[BarOf, ...]
     all: np.ndarray
     more: int = 0
 
@@ -71,7 +74,7 @@ def _made(
     column: pl.Series,
     kind: Literal["number", "category", "bool"],
     codes: np.ndarray,
-    bins: list[tuple[str, float | None, float | None, str]],
+    bins: list[BarOf],
     more: int = 0,
 ) -> Spread:
     """A bar for rows without a value follows the others, if there are such rows."""
@@ -114,7 +117,7 @@ def _of_numbers(column: pl.Series) -> Spread:
         count -= 1  # the greatest value closes the last bin instead of opening one of its own
     edges = [float(f"{(first + number) * width:.10g}") for number in range(count + 1)]  # as the filter has them
     codes = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, count - 1)
-    bins = []
+    bins: list[BarOf] = []
     for number, (start, end) in enumerate(pairwise(edges)):
         closes = "<=" if number == count - 1 and not whole else "<"
         label = f"{start:g}" if whole and width == 1 else f"{start:g} to {end - 1 if whole else end:g}"

@@ -136,7 +136,7 @@ _STATUS = {"ran": "cached", "reused": "cached", "cached": "cached", "blocked": "
 
 def recorded(run: Run, catalog: Catalog) -> list[Stage]:
     """The stages as a run recorded them, in the form of a plan. Edges are those of the artifacts that are there."""
-    stages = []
+    stages: list[Stage] = []
     for name, one in run["stages"].items():
         manifest = catalog.manifest(name, one["fingerprint"]) if one.get("fingerprint") else None
         inputs = manifest.ingredients.inputs if manifest else {}

@@ -182,8 +182,8 @@ def test_the_plan_of_a_pipeline_that_ran_here(project: Project, capsys: pytest.C
         """
         name: toy
         stages:
-          a: {uses: toy:numbers, with: {n: 2}}
-          b: {uses: toy:add, inputs: {tables: a.table}}
+          a: {uses: "toy:numbers", with: {n: 2}}
+          b: {uses: "toy:add", inputs: {tables: a}}
         """
     )
     assert cli.call(["run", str(file), "--store", project.store]) == 0

@@ -1,5 +1,6 @@
 """The viewer's routes: questions about a store, the page, and the files that it is made of."""
 
+import asyncio
 import gzip
 import hashlib
 import logging
@@ -9,18 +10,19 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import CapacityLimiter
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from datastore.errors import NoBufferError, StoreError
 from flows.viewer.guard import SESSION, Door, Guard
+from flows.viewer.questions import QUESTIONS, Answering, Question
 from flows.viewer.refused import RefusedError
 from flows.viewer.wire import Refusal
 from pipelines.secrets import redacted
@@ -33,76 +35,10 @@ AT_ONCE = 4
 """Questions that are worked on at once."""
 PATIENCE_S = 60.0
 """Seconds after which the client is told that an answer takes too long."""
-ARROW = "application/vnd.apache.arrow.stream"
 TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 TYPES |= {".woff2": "font/woff2", ".html": "text/html", ".json": "application/json", ".png": "image/png"}
 
 log = logging.getLogger(__name__)
-
-
-class Query(BaseModel):
-    """The query of a request. What is not a field is refused by name."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class AtVersion(Query):
-    at: str | None = None
-
-
-class OfPipeline(Query):
-    pipeline: str | None = None
-
-
-class Filtered(AtVersion):
-    filter: str = ""
-
-
-class Page(Filtered):
-    sort: str = "created_at"
-    desc: bool = True
-    offset: int = Field(0, ge=0, lt=2**31)
-    limit: int = Field(100, ge=1, le=1000)
-
-
-class SearchQuery(Query):
-    q: str = Field(min_length=1, max_length=4000)
-    k: int = Field(20, ge=1, le=200)
-
-
-class ArmsQuery(Query):
-    than: str = Field(min_length=1, max_length=300)
-    arm: str = Field(min_length=1, max_length=300)
-    greedy: bool = False
-
-
-class TaskQuery(AtVersion):
-    env: str
-    task_id: str
-
-
-class TwoRows(AtVersion):
-    a: str
-    b: str
-
-
-class PairsPage(Query):
-    artifact: str | None = None
-    offset: int = Field(0, ge=0, lt=2**31)
-    limit: int = Field(100, ge=1, le=1000)
-
-
-class PairQuery(Query):
-    artifact: str
-    pair_id: str
-
-
-class SideQuery(PairQuery):
-    side: Literal["chosen", "rejected"]
-
-
-Question = TypeVar("Question", bound=Query)
-Answering = Callable[["StoreReader", Request, Question], Response]
 
 
 def opening(store: str) -> "Future[StoreReader]":
@@ -145,6 +81,14 @@ def application(opened: "Future[StoreReader]", door: Door) -> Guard:
     async def session(request: Request) -> Response:
         return Response(status_code=204)
 
+    async def events(request: Request) -> Response:
+        try:
+            reader = await asyncio.wrap_future(opened)
+        except Exception as error:
+            refused = explained(error)
+            return JSONResponse(refused.body.model_dump(), refused.status)
+        return StreamingResponse(reader.events(), media_type="text/event-stream")
+
     async def file(request: Request) -> Response:
         found = files.get(request.path_params["name"])
         if found is None:
@@ -160,6 +104,7 @@ def application(opened: "Future[StoreReader]", door: Door) -> Guard:
         return found.answer(request)
 
     routes = [Route(path, asked(kind, answer)) for path, kind, answer in QUESTIONS]
+    routes += [Route("/api/events", events)]
     routes += [Route(SESSION, session), Route("/static/{name:path}", file), Route("/{path:path}", page)]
     return Guard(Starlette(routes=routes), door)
 
@@ -168,98 +113,6 @@ def _answered(
     opened: "Future[StoreReader]", answer: Answering[Question], request: Request, question: Question
 ) -> Response:
     return answer(opened.result(), request, question)
-
-
-def _overview(reader: "StoreReader", request: Request, question: OfPipeline) -> Response:
-    return _json(reader.overview(question.pipeline))
-
-
-def _rows(reader: "StoreReader", request: Request, question: Page) -> Response:
-    body, headers = reader.rows(
-        question.filter, question.sort, question.desc, question.offset, question.limit, question.at
-    )
-    return Response(body, headers=headers, media_type=ARROW)
-
-
-def _facets(reader: "StoreReader", request: Request, question: Filtered) -> Response:
-    return _json(reader.facets(question.filter, question.at))
-
-
-def _search(reader: "StoreReader", request: Request, question: SearchQuery) -> Response:
-    return _json(reader.search(question.q, question.k))
-
-
-def _row(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
-    return _json(reader.row(request.path_params["id"], question.at))
-
-
-def _message(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
-    return _json(reader.message(request.path_params["id"], request.path_params["number"], question.at))
-
-
-def _tokens(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
-    return Response(reader.tokens(request.path_params["id"], question.at), media_type=ARROW)
-
-
-def _text(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
-    return Response(reader.text(request.path_params["id"], question.at), media_type="text/plain; charset=utf-8")
-
-
-def _evaluations(reader: "StoreReader", request: Request, question: Query) -> Response:
-    return _json(reader.evaluations())
-
-
-def _compared(reader: "StoreReader", request: Request, question: ArmsQuery) -> Response:
-    return _json(reader.compared(question.than, question.arm, question.greedy))
-
-
-def _task(reader: "StoreReader", request: Request, question: TaskQuery) -> Response:
-    return _json(reader.task(question.env, question.task_id, question.at))
-
-
-def _aligned(reader: "StoreReader", request: Request, question: TwoRows) -> Response:
-    return _json(reader.aligned(question.a, question.b, question.at))
-
-
-def _pairs(reader: "StoreReader", request: Request, question: PairsPage) -> Response:
-    return _json(reader.pairs(question.artifact, question.offset, question.limit))
-
-
-def _pair(reader: "StoreReader", request: Request, question: PairQuery) -> Response:
-    return _json(reader.pair(question.artifact, question.pair_id))
-
-
-def _pair_tokens(reader: "StoreReader", request: Request, question: SideQuery) -> Response:
-    return Response(reader.pair_tokens(question.artifact, question.pair_id, question.side), media_type=ARROW)
-
-
-def _pair_text(reader: "StoreReader", request: Request, question: SideQuery) -> Response:
-    body = reader.pair_text(question.artifact, question.pair_id, question.side)
-    return Response(body, media_type="text/plain; charset=utf-8")
-
-
-QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
-    ("/api/overview", OfPipeline, _overview),
-    ("/api/rows", Page, _rows),
-    ("/api/facets", Filtered, _facets),
-    ("/api/search", SearchQuery, _search),
-    ("/api/rows/{id:path}/messages/{number:int}", AtVersion, _message),  # ids of imports may hold slashes
-    ("/api/rows/{id:path}", AtVersion, _row),
-    ("/api/tokens/{id:path}/text", AtVersion, _text),
-    ("/api/tokens/{id:path}", AtVersion, _tokens),
-    ("/api/evaluations", Query, _evaluations),
-    ("/api/compare", ArmsQuery, _compared),
-    ("/api/task", TaskQuery, _task),
-    ("/api/align", TwoRows, _aligned),
-    ("/api/pairs", PairsPage, _pairs),
-    ("/api/pair", PairQuery, _pair),
-    ("/api/pair/tokens", SideQuery, _pair_tokens),
-    ("/api/pair/text", SideQuery, _pair_text),
-]
-
-
-def _json(answer: BaseModel) -> Response:
-    return Response(answer.model_dump_json(), media_type="application/json")
 
 
 def _not_found(request: Request, error: str) -> Response:

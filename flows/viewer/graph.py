@@ -1,10 +1,7 @@
 """The stage graph of a pipeline: what a plan says of it, and where each stage is drawn."""
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +12,7 @@ from typing import Any
 
 from datastore.catalog import Catalog
 from datastore.places import LocalPlace
+from flows.viewer.processes import command_of
 from flows.viewer.wire import StageBox, StageInput
 from pipelines.document import LIBRARY
 from pipelines.runs import Run
@@ -108,18 +106,7 @@ def plan_arguments(run: Run, catalog: Catalog, store: str) -> tuple[list[str], s
 
 def planned(arguments: Sequence[str]) -> Drawn:
     """What `agentrl plan` says."""
-    command = [sys.executable, "-m", "flows.cli", *arguments]
-    root = str(Path(__file__).parents[2])
-    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
+    done = command_of(*arguments, patience=PATIENCE_S)
     try:
         document = json.loads(done.stdout)
     except ValueError:

@@ -1,5 +1,7 @@
 """What the viewer reads of one store, one method for each question. Nothing here writes."""
 
+from collections.abc import AsyncIterator
+
 import numpy as np
 import pyarrow as pa
 from datastore.tokenizers import TokenBytes
@@ -8,9 +10,10 @@ from pipelines.tokenizers import token_bytes
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.errors import StoreError, UnknownTrajectoryError
-from flows.viewer import compare, facets, pairs, tokens, trajectory, wire, wire_compare
+from flows.viewer import compare, facets, pairs, tokens, training, trajectory, wire, wire_compare, wire_training
 from flows.viewer.artifacts import Artifacts, numbers
 from flows.viewer.decoding import Decoded, decoded
+from flows.viewer.doctor import Doctor
 from flows.viewer.graph import Plans
 from flows.viewer.overview import overview
 from flows.viewer.refused import RefusedError
@@ -30,6 +33,7 @@ class StoreReader:
         self._compared: Recent[tuple[str, str, bool], wire_compare.PairedDifference] = Recent(16)
         self._tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
         self.plans = Plans(self.catalog, store)
+        self.doctor = Doctor(self.catalog, store)
 
     def overview(self, pipeline: str | None) -> wire.Overview:
         return overview(self.store, self.catalog, self.tables, self.artifacts, self.plans, pipeline)
@@ -118,6 +122,23 @@ class StoreReader:
         if found is None:
             raise RefusedError(reason, status=404)
         return found.text
+
+    # training, and what goes on now
+
+    def training(self) -> wire_training.TrainingStages:
+        return training.stages(self.catalog, self.artifacts)
+
+    def metrics(self, artifact: str) -> bytes:
+        return stream(training.metrics(self.artifacts, artifact))
+
+    def rows_of_step(self, artifact: str, step: int, at: str | None) -> bytes:
+        return stream(training.rows_of(self.artifacts, self.tables.at(at), artifact, step))
+
+    def lines(self, run_id: str, stage: str, cursor: int) -> wire_training.LiveAnswer:
+        return training.lines(self.catalog, run_id, stage, cursor)
+
+    def events(self) -> AsyncIterator[bytes]:
+        return training.events(self.catalog, self.tables)
 
     # what they share
 

@@ -1,0 +1,63 @@
+"""What the doctor says of a run. It may load models, so it works in a process of its own."""
+
+import json
+import subprocess
+import threading
+
+from datastore.catalog import Catalog
+from flows.viewer.processes import command_of
+from flows.viewer.refused import RefusedError
+from flows.viewer.wire_training import Diagnosis, Symptom
+from pipelines.runs import find_run
+
+PATIENCE_S = 600.0
+"""Seconds that the doctor may take."""
+
+
+class Doctor:
+    """Diagnoses by run. One is made at a time, and made again only if the run went on."""
+
+    def __init__(self, catalog: Catalog, store: str) -> None:
+        self.catalog = catalog
+        self.store = store
+        self._known: dict[tuple[str, str], Diagnosis] = {}
+        self._at_work: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def of(self, run: str) -> Diagnosis:
+        """Raises RefusedError if there is no such run."""
+        try:
+            record = find_run(self.catalog, run)
+        except LookupError as error:
+            raise RefusedError(str(error.args[0]), field="run", status=404) from None
+        key = (str(record["run_id"]), str(record.get("ended_at") or record.get("heartbeat_at")))
+        with self._lock:
+            if key in self._known:
+                return self._known[key]
+            if key not in self._at_work and not self._at_work:
+                self._at_work.add(key)
+                threading.Thread(target=self._look, args=(key,), daemon=True).start()
+        return Diagnosis(run_id=key[0], working=True, problem=None, stages=[], findings=[])
+
+    def _look(self, key: tuple[str, str]) -> None:
+        try:
+            found = diagnosed(
+                key[0], command_of("doctor", key[0], "--store", self.store, "--json", patience=PATIENCE_S)
+            )
+        except Exception as error:  # shown, instead of an answer that never comes
+            said = f"the doctor failed: {type(error).__name__}: {error}"
+            found = Diagnosis(run_id=key[0], working=False, problem=said, stages=[], findings=[])
+        with self._lock:
+            self._known[key] = found
+            self._at_work.discard(key)
+
+
+def diagnosed(run_id: str, done: "subprocess.CompletedProcess[str]") -> Diagnosis:
+    """What `agentrl doctor --json` printed."""
+    try:
+        stages = json.loads(done.stdout)["stages"]
+    except (ValueError, KeyError):
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return Diagnosis(run_id=run_id, working=False, problem=lines[0][:300], stages=[], findings=[])
+    findings = [Symptom(stage=stage, **one) for stage, each in stages.items() for one in each]
+    return Diagnosis(run_id=run_id, working=False, problem=None, stages=list(stages), findings=findings)

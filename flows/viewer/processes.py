@@ -1,0 +1,24 @@
+"""Commands of `agentrl` that the viewer leaves to processes of their own: they import the user's code, or torch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def command_of(*arguments: str, patience: float) -> "subprocess.CompletedProcess[str]":
+    """Run a command of `agentrl` in a process of its own, with this code."""
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": _with_this_code()},
+    )
+
+
+def _with_this_code() -> str:
+    there = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    return os.pathsep.join([str(Path(__file__).parents[2]), *there])

@@ -1,0 +1,214 @@
+"""The questions that a browser asks: what each takes, and how a reader of the store answers it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from flows.viewer.reader import StoreReader
+
+ARROW = "application/vnd.apache.arrow.stream"
+
+
+class Query(BaseModel):
+    """The query of a request. What is not a field is refused by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class AtVersion(Query):
+    at: str | None = None
+
+
+class OfPipeline(Query):
+    pipeline: str | None = None
+
+
+class Filtered(AtVersion):
+    filter: str = ""
+
+
+class Page(Filtered):
+    sort: str = "created_at"
+    desc: bool = True
+    offset: int = Field(0, ge=0, lt=2**31)
+    limit: int = Field(100, ge=1, le=1000)
+
+
+class SearchQuery(Query):
+    q: str = Field(min_length=1, max_length=4000)
+    k: int = Field(20, ge=1, le=200)
+
+
+class ArmsQuery(Query):
+    than: str = Field(min_length=1, max_length=300)
+    arm: str = Field(min_length=1, max_length=300)
+    greedy: bool = False
+
+
+class TaskQuery(AtVersion):
+    env: str
+    task_id: str
+
+
+class TwoRows(AtVersion):
+    a: str
+    b: str
+
+
+class PairsPage(Query):
+    artifact: str | None = None
+    offset: int = Field(0, ge=0, lt=2**31)
+    limit: int = Field(100, ge=1, le=1000)
+
+
+class PairQuery(Query):
+    artifact: str
+    pair_id: str
+
+
+class SideQuery(PairQuery):
+    side: Literal["chosen", "rejected"]
+
+
+class ArtifactQuery(Query):
+    artifact: str
+
+
+class StepQuery(AtVersion):
+    artifact: str
+    step: int = Field(ge=0, lt=2**31)
+
+
+class LinesQuery(Query):
+    run_id: str
+    stage: str
+    cursor: int = Field(0, ge=0, lt=2**53)
+
+
+class RunQuery(Query):
+    run: str = Field(min_length=1, max_length=300)
+
+
+Question = TypeVar("Question", bound=Query)
+Answering = Callable[["StoreReader", Request, Question], Response]
+
+
+def _json(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def _overview(reader: "StoreReader", request: Request, question: OfPipeline) -> Response:
+    return _json(reader.overview(question.pipeline))
+
+
+def _rows(reader: "StoreReader", request: Request, question: Page) -> Response:
+    body, headers = reader.rows(
+        question.filter, question.sort, question.desc, question.offset, question.limit, question.at
+    )
+    return Response(body, headers=headers, media_type=ARROW)
+
+
+def _facets(reader: "StoreReader", request: Request, question: Filtered) -> Response:
+    return _json(reader.facets(question.filter, question.at))
+
+
+def _search(reader: "StoreReader", request: Request, question: SearchQuery) -> Response:
+    return _json(reader.search(question.q, question.k))
+
+
+def _row(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
+    return _json(reader.row(request.path_params["id"], question.at))
+
+
+def _message(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
+    return _json(reader.message(request.path_params["id"], request.path_params["number"], question.at))
+
+
+def _tokens(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
+    return Response(reader.tokens(request.path_params["id"], question.at), media_type=ARROW)
+
+
+def _text(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
+    return Response(reader.text(request.path_params["id"], question.at), media_type="text/plain; charset=utf-8")
+
+
+def _evaluations(reader: "StoreReader", request: Request, question: Query) -> Response:
+    return _json(reader.evaluations())
+
+
+def _compared(reader: "StoreReader", request: Request, question: ArmsQuery) -> Response:
+    return _json(reader.compared(question.than, question.arm, question.greedy))
+
+
+def _task(reader: "StoreReader", request: Request, question: TaskQuery) -> Response:
+    return _json(reader.task(question.env, question.task_id, question.at))
+
+
+def _aligned(reader: "StoreReader", request: Request, question: TwoRows) -> Response:
+    return _json(reader.aligned(question.a, question.b, question.at))
+
+
+def _pairs(reader: "StoreReader", request: Request, question: PairsPage) -> Response:
+    return _json(reader.pairs(question.artifact, question.offset, question.limit))
+
+
+def _pair(reader: "StoreReader", request: Request, question: PairQuery) -> Response:
+    return _json(reader.pair(question.artifact, question.pair_id))
+
+
+def _pair_tokens(reader: "StoreReader", request: Request, question: SideQuery) -> Response:
+    return Response(reader.pair_tokens(question.artifact, question.pair_id, question.side), media_type=ARROW)
+
+
+def _pair_text(reader: "StoreReader", request: Request, question: SideQuery) -> Response:
+    body = reader.pair_text(question.artifact, question.pair_id, question.side)
+    return Response(body, media_type="text/plain; charset=utf-8")
+
+
+def _training(reader: "StoreReader", request: Request, question: Query) -> Response:
+    return _json(reader.training())
+
+
+def _metrics(reader: "StoreReader", request: Request, question: ArtifactQuery) -> Response:
+    return Response(reader.metrics(question.artifact), media_type=ARROW)
+
+
+def _rows_of_step(reader: "StoreReader", request: Request, question: StepQuery) -> Response:
+    return Response(reader.rows_of_step(question.artifact, question.step, question.at), media_type=ARROW)
+
+
+def _lines(reader: "StoreReader", request: Request, question: LinesQuery) -> Response:
+    return _json(reader.lines(question.run_id, question.stage, question.cursor))
+
+
+def _doctor(reader: "StoreReader", request: Request, question: RunQuery) -> Response:
+    return _json(reader.doctor.of(question.run))
+
+
+QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
+    ("/api/overview", OfPipeline, _overview),
+    ("/api/rows", Page, _rows),
+    ("/api/facets", Filtered, _facets),
+    ("/api/search", SearchQuery, _search),
+    ("/api/rows/{id:path}/messages/{number:int}", AtVersion, _message),  # ids of imports may hold slashes
+    ("/api/rows/{id:path}", AtVersion, _row),
+    ("/api/tokens/{id:path}/text", AtVersion, _text),
+    ("/api/tokens/{id:path}", AtVersion, _tokens),
+    ("/api/evaluations", Query, _evaluations),
+    ("/api/compare", ArmsQuery, _compared),
+    ("/api/task", TaskQuery, _task),
+    ("/api/align", TwoRows, _aligned),
+    ("/api/pairs", PairsPage, _pairs),
+    ("/api/pair", PairQuery, _pair),
+    ("/api/pair/tokens", SideQuery, _pair_tokens),
+    ("/api/pair/text", SideQuery, _pair_text),
+    ("/api/training", Query, _training),
+    ("/api/training/metrics", ArtifactQuery, _metrics),
+    ("/api/training/rows", StepQuery, _rows_of_step),
+    ("/api/live/lines", LinesQuery, _lines),
+    ("/api/doctor", RunQuery, _doctor),
+]

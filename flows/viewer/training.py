@@ -1,0 +1,140 @@
+"""Training as it was and as it goes on: metrics by step, the rows of a step, and what changes now."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import anyio
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datastore.live import length, lines_after, live_stages
+from pipelines.learned import rows_of_step
+
+from datastore.catalog import Catalog
+from datastore.errors import StoreError
+from flows.viewer.artifacts import Artifacts, label
+from flows.viewer.refused import RefusedError
+from flows.viewer.tables import Snapshot, Tables, plain
+from flows.viewer.wire_training import LiveAnswer, Pulse, TrainingStage, TrainingStages
+from pipelines.runs import Run, all_runs
+from schemas.manifest import Manifest
+
+PULSE_S = 0.5
+"""Seconds between two looks at the store."""
+RUNS = 50
+OF_ROWS = ("group_id", "reward", "success", "task_id", "policy_version")
+
+
+def stages(catalog: Catalog, artifacts: Artifacts) -> TrainingStages:
+    """What trained, and what trains now."""
+    found = [one for run in all_runs(catalog)[:RUNS] for one in _at_work(catalog, run)]
+    for manifest in artifacts.all():
+        if manifest.ingredients.uses.startswith("train.") and "metrics" in manifest.outputs:
+            try:
+                with _metrics(artifacts, manifest) as file:
+                    names, steps = file.schema_arrow.names, file.metadata.num_rows
+            except (OSError, StoreError):
+                continue  # freed since the list was read
+            found.append(
+                TrainingStage(
+                    artifact=label(manifest),
+                    stage=manifest.ingredients.stage,
+                    uses=manifest.ingredients.uses,
+                    run_id=manifest.run_id,
+                    when=manifest.created_at.isoformat(),
+                    steps=steps,
+                    series=[name for name in names if name != "step"],
+                )
+            )
+    return TrainingStages(stages=found)
+
+
+def _at_work(catalog: Catalog, run: Run) -> list[TrainingStage]:
+    """Stages of a run at work that have a live log."""
+    working = [name for name, stage in run["stages"].items() if stage["status"] == "running"]
+    if run["state"] != "running" or not working:
+        return []
+    live = live_stages(catalog.place, run["run_id"])
+    return [
+        TrainingStage(
+            artifact=None,
+            stage=name,
+            uses="",
+            run_id=run["run_id"],
+            when=str(run["stages"][name].get("started_at", "")),
+            steps=0,
+            series=[],
+        )
+        for name in working
+        if name in live
+    ]
+
+
+def _metrics(artifacts: Artifacts, manifest: Manifest) -> pq.ParquetFile:
+    return pq.ParquetFile(artifacts.catalog.open(manifest, manifest.outputs["metrics"].path))
+
+
+def _trained(artifacts: Artifacts, artifact: str) -> Manifest:
+    found = artifacts.named(artifact)
+    if found is None or "metrics" not in found.outputs:
+        known = [label(one) for one in artifacts.all() if one.ingredients.uses.startswith("train.")]
+        raise RefusedError(f"{artifact[:100]!r} trained nothing", field="artifact", allowed=known, status=404)
+    return found
+
+
+def metrics(artifacts: Artifacts, artifact: str) -> pa.Table:
+    """The metrics of a training artifact as it recorded them. Raises RefusedError if it has none."""
+    with _metrics(artifacts, _trained(artifacts, artifact)) as file:
+        return file.read()
+
+
+def rows_of(artifacts: Artifacts, snapshot: Snapshot, artifact: str, step: int) -> pa.Table:
+    """The rows that a step learned from. Raises RefusedError if the step was never taken."""
+    try:
+        rows = pl.DataFrame(rows_of_step(artifacts.catalog, _trained(artifacts, artifact), step))
+    except LookupError as error:
+        raise RefusedError(str(error.args[0]), field="step", status=404) from None
+    about = snapshot.columns(["trajectory_id", *OF_ROWS])
+    return plain(rows.join(about, on="trajectory_id", how="left", maintain_order="left"))
+
+
+# now
+
+
+def lines(catalog: Catalog, run_id: str, stage: str, cursor: int) -> LiveAnswer:
+    """The lines of a live log after a cursor. Raises RefusedError if there is no such log."""
+    found = lines_after(catalog.place, run_id, stage, cursor)
+    if found is None:
+        raise RefusedError(f"run {run_id[:80]!r} has no live log of stage {stage[:80]!r}", field="stage", status=404)
+    return LiveAnswer(lines=found.lines, cursor=found.cursor, restarted=found.cursor < cursor)
+
+
+def pulse(catalog: Catalog, tables: Tables) -> Pulse:
+    """What there is at this moment."""
+    runs = all_runs(catalog)[:RUNS]
+    working = [run["run_id"] for run in runs if run["state"] == "running"]
+    live = {
+        f"{run_id}/{stage}": length(catalog.place, run_id, stage)
+        for run_id in working
+        for stage in live_stages(catalog.place, run_id)
+    }
+    return Pulse(version=tables.buffer.version, runs={run["run_id"]: run["state"] for run in runs}, live=live)
+
+
+async def events(catalog: Catalog, tables: Tables) -> AsyncIterator[bytes]:
+    """A pulse at once and whenever it differs from the last one, as server-sent events. A comment now and then keeps
+    the connection open, and notices that the client is gone."""
+    last, quiet = None, 0.0
+    while True:
+        try:
+            found = await anyio.to_thread.run_sync(pulse, catalog, tables)
+        except (OSError, StoreError):  # a store that is away may be back the next time
+            found = last
+        if found is not None and found != last:
+            last, quiet = found, 0.0
+            yield f"data: {found.model_dump_json()}\n\n".encode()
+        elif quiet >= 10:
+            quiet = 0.0
+            yield b": still here\n\n"
+        await asyncio.sleep(PULSE_S)
+        quiet += PULSE_S

@@ -1,0 +1,163 @@
+"""Training on the page: metrics by step, the rows of a step, what changes now, and the doctor."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pyarrow as pa
+import pytest
+from datastore.live import LiveLog
+from viewer_store import GRPO, Browser, make_store, publish, record_run, row, training_row
+
+from datastore.buffer import TrajectoryBuffer
+from datastore.catalog import Catalog
+from flows.viewer import training
+from flows.viewer.doctor import Doctor
+from flows.viewer.reader import StoreReader
+from pipelines.runs import this_process
+from schemas.manifest import Kind
+from schemas.training import TRAINING_SCHEMA
+
+ONLINE = "2" * 32
+RUN = "20260102-000000-0001"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("viewer") / "store"
+    name = make_store(folder, rows=8)
+    rows = [row(number, name) for number in range(4)]
+    steps = [
+        {"step": number // 2, "trajectory_id": one.trajectory_id, "advantage": number - 1.5, "trained": number != 3}
+        for number, one in enumerate(rows)
+    ]
+    steps.append({"step": 1, "trajectory_id": "gone-00000000-000000", "advantage": 0.0, "trained": False})
+    batches = [training_row(one) | {"iteration": number // 2, "step": 0} for number, one in enumerate(rows[:3])]
+    schema = pa.schema([pa.field("iteration", pa.int64()), pa.field("step", pa.int64()), *TRAINING_SCHEMA])
+    outputs = {
+        "steps": (Kind.TABLE, pa.Table.from_pylist(steps)),
+        "batches": (Kind.TABLE, pa.Table.from_pylist(batches, schema=schema)),
+        "metrics": (Kind.TABLE, pa.table({"step": [0.0, 1.0], "loss": [0.5, 0.25], "grad_norm": [1.0, None]})),
+    }
+    publish(Catalog(folder), "online", ONLINE, "train.online", outputs, minutes=9)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser(store: Path) -> Browser:
+    return Browser(store)
+
+
+def begin(store: Path, lines: int) -> None:
+    """A run of this process that trains now, and has taken some steps."""
+    now = datetime.now(UTC).isoformat(sep=" ")
+    stages = {"late": {"status": "running", "fingerprint": "3" * 32, "reasons": [], "started_at": now}}
+    record_run(store, RUN, state="running", stages=stages, **this_process())
+    with LiveLog(Catalog(store).place, RUN, "late", store / "tmp" / "live.jsonl") as log:
+        for step in range(lines):
+            log.write({"step": step, "loss": 1.0 / (step + 1)})
+
+
+def test_training_is_listed_with_its_series(browser: Browser) -> None:
+    [found] = browser.json("/api/training")["stages"]
+    assert (found["artifact"], found["uses"], found["steps"]) == (f"online/{ONLINE[:8]}", "train.online", 2)
+    assert found["series"] == ["loss", "grad_norm"]
+    table = browser.arrow("/api/training/metrics", artifact=found["artifact"])
+    assert table.to_pydict() == {"step": [0.0, 1.0], "loss": [0.5, 0.25], "grad_norm": [1.0, None]}
+
+
+def test_a_step_leads_to_its_rows(browser: Browser) -> None:
+    rows = browser.arrow("/api/training/rows", artifact=f"online/{ONLINE[:8]}", step=1).to_pylist()
+    assert [one["trajectory_id"] for one in rows] == [
+        "grpo-aaaaaaaa-000002",
+        "grpo-aaaaaaaa-000003",
+        "gone-00000000-000000",
+    ]
+    assert [one["weight"] for one in rows] == [0.5, 1.5, 0.0]
+    assert [one["trained"] for one in rows] == [True, False, False]
+    assert [one["group_id"] for one in rows] == ["g0", "g0", None]
+    assert [one["success"] for one in rows] == [False, True, None]
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status", "field"),
+    [
+        ("/api/training/metrics", {"artifact": "online/22222223"}, 404, "artifact"),
+        ("/api/training/metrics", {"artifact": "../.."}, 404, "artifact"),
+        ("/api/training/metrics", {"artifact": f"grpo/{GRPO[:8]}"}, 404, "artifact"),
+        ("/api/training/rows", {"artifact": f"online/{ONLINE[:8]}", "step": 2}, 404, "step"),
+        ("/api/training/rows", {"artifact": f"online/{ONLINE[:8]}", "step": -1}, 400, "step"),
+        ("/api/live/lines", {"run_id": "none", "stage": "late"}, 404, "stage"),
+        ("/api/live/lines", {"run_id": RUN, "stage": "late", "cursor": -1}, 400, "cursor"),
+        ("/api/doctor", {"run": "none"}, 404, "run"),
+    ],
+)
+def test_what_is_not_there_is_said(browser: Browser, path: str, query: dict[str, Any], status: int, field: str) -> None:
+    assert browser.json(path, status, **query)["field"] == field
+
+
+@pytest.mark.parametrize(("run_id", "stage"), [("..", "late"), ("../..", "late"), (RUN, "../late"), ("/etc", "passwd")])
+def test_live_logs_are_named_and_no_paths(browser: Browser, run_id: str, stage: str) -> None:
+    assert browser.ask("/api/live/lines", run_id=run_id, stage=stage).status_code in (400, 404)
+
+
+def test_live_lines_come_after_a_cursor(tmp_path: Path) -> None:
+    make_store(tmp_path, rows=2)
+    begin(tmp_path, 3)
+    browser = Browser(tmp_path)
+    first = browser.json("/api/live/lines", run_id=RUN, stage="late")
+    assert [json.loads(line)["step"] for line in first["lines"]] == [0, 1, 2]
+    more = browser.json("/api/live/lines", run_id=RUN, stage="late", cursor=first["cursor"])
+    assert (more["lines"], more["cursor"], more["restarted"]) == ([], first["cursor"], False)
+    again = browser.json("/api/live/lines", run_id=RUN, stage="late", cursor=first["cursor"] + 1000)
+    assert again["restarted"]
+    assert len(again["lines"]) == 3
+    [working] = [one for one in browser.json("/api/training")["stages"] if one["artifact"] is None]
+    assert (working["stage"], working["run_id"]) == ("late", RUN)
+
+
+def test_a_pulse_comes_at_once_and_with_each_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "PULSE_S", 0.01)
+    make_store(tmp_path, rows=2)
+    reader = StoreReader(str(tmp_path))
+
+    async def listen() -> list[dict[str, Any]]:
+        heard = []
+        with anyio.fail_after(60):
+            async for event in reader.events():
+                heard.append(json.loads(event.decode().removeprefix("data: ")))
+                if len(heard) == 1:
+                    more = [row(50)]
+                    await asyncio.to_thread(TrajectoryBuffer(tmp_path).append, more, stage="grpo", fingerprint="5" * 32)
+                elif len(heard) == 2:
+                    await asyncio.to_thread(begin, tmp_path, 1)
+                elif "late" in "".join(heard[-1]["live"]):
+                    return heard
+        return heard
+
+    heard = asyncio.run(listen())
+    assert heard[1]["version"] == heard[0]["version"] + 1
+    assert heard[0]["runs"] == {}
+    assert heard[-1]["runs"] == {RUN: "running"}
+    assert heard[-1]["live"][f"{RUN}/late"] > 0
+
+
+def test_events_are_behind_the_door(browser: Browser) -> None:
+    status, _, _ = browser.raw(b"/api/events", [(b"host", b"evil.example")])
+    assert status == 403
+    assert browser.ask("/api/events", headers={"origin": "http://evil.example"}).status_code == 403
+
+
+@pytest.mark.slow
+def test_the_doctor_looks_at_a_run(tmp_path: Path) -> None:
+    make_store(tmp_path, rows=20)
+    record_run(tmp_path)
+    doctor = Doctor(Catalog(tmp_path), str(tmp_path))
+    assert doctor.of("last").working
+    while (found := doctor.of("last")).working:
+        asyncio.run(asyncio.sleep(0.2))
+    assert found.problem is None
+    assert found.run_id == "20260101-120000-abcd"

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pipelines.learned import TrainedOn, learned_by
 
 from datastore.catalog import Catalog
 from datastore.errors import StoreError
 from flows.viewer.tables import Recent
+from pipelines.learned import TrainedOn, learned_by
 from schemas.manifest import Manifest
 
 FRESH_S = 5.0

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+
 from datastore.tokenizers import UNKNOWN, TokenBytes
 
 

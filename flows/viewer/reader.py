@@ -4,12 +4,11 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 import pyarrow as pa
-from datastore.tokenizers import TokenBytes
-from pipelines.tokenizers import token_bytes
 
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.errors import StoreError, UnknownTrajectoryError
+from datastore.tokenizers import TokenBytes
 from flows.viewer import compare, facets, pairs, tokens, training, trajectory, wire, wire_compare, wire_training
 from flows.viewer.artifacts import Artifacts, numbers
 from flows.viewer.decoding import Decoded, decoded
@@ -18,6 +17,7 @@ from flows.viewer.graph import Plans
 from flows.viewer.overview import overview
 from flows.viewer.refused import RefusedError
 from flows.viewer.tables import Recent, Snapshot, Tables, sort_column, stream
+from pipelines.tokenizers import token_bytes
 
 INDEX = "embedded"
 

@@ -7,15 +7,15 @@ import anyio
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datastore.live import length, lines_after, live_stages
-from pipelines.learned import rows_of_step
 
 from datastore.catalog import Catalog
 from datastore.errors import StoreError
+from datastore.live import length, lines_after, live_stages
 from flows.viewer.artifacts import Artifacts, label
 from flows.viewer.refused import RefusedError
 from flows.viewer.tables import Snapshot, Tables, plain
 from flows.viewer.wire_training import LiveAnswer, Pulse, TrainingStage, TrainingStages
+from pipelines.learned import rows_of_step
 from pipelines.runs import Run, all_runs
 from schemas.manifest import Manifest
 

@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import pyarrow as pa
 import pytest
-from datastore.live import LiveLog
 from viewer_store import GRPO, Browser, make_store, publish, record_run, row, training_row
 
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
+from datastore.live import LiveLog
 from flows.viewer import training
 from flows.viewer.doctor import Doctor
 from flows.viewer.reader import StoreReader

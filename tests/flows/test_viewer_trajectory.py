@@ -8,7 +8,6 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 import pytest
-from datastore.tokenizers import UNKNOWN, TokenBytes, keep
 from hypothesis import given
 from hypothesis import strategies as st
 from viewer_store import (
@@ -29,6 +28,7 @@ from viewer_store import (
 
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
+from datastore.tokenizers import UNKNOWN, TokenBytes, keep
 from flows.viewer import trajectory
 from flows.viewer.artifacts import Artifacts
 from flows.viewer.decoding import decoded

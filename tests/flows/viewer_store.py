@@ -11,10 +11,10 @@ import httpx
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
-from datastore.tokenizers import _CHARACTERS, keep
 
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
+from datastore.tokenizers import _CHARACTERS, keep
 from flows.viewer.app import application, opening
 from flows.viewer.guard import Door
 from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord

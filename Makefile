@@ -42,7 +42,7 @@ test-adapters: $(VENV)/.dev $(ADAPTERS_VENV)/.ready
 	OMP_NUM_THREADS=1 VERIFIERS_PYTHON=$(abspath $(ADAPTERS_VENV))/verifiers/bin/python \
 	  OPENENV_PYTHON=$(abspath $(ADAPTERS_VENV))/openenv/bin/python $(BIN)/pytest -m adapters --durations=0 tests/agentrl/test_adapters.py
 
-# the same attacks on containers; a docker daemon runs, and DOCKER_IMAGE has sh, tar and python3
+# the same attacks on containers; a docker daemon runs, and DOCKER_IMAGE has sh, tar, sleep, mkdir and python3
 test-docker: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m docker --durations=0
 

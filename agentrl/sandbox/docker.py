@@ -14,20 +14,20 @@ from agentrl.sandbox.bubblewrap import ENVIRONMENT, FOLDER
 from agentrl.sandbox.run import Ran, ResourceLimits, SandboxError, archive, attended, room
 
 _NUMBER = count()
-FAILED = 125
-"""The exit code of ``docker run`` if it made no container."""
 KILLED = 137
 """The exit code of what was killed. The limit of memory does that; a program may also kill itself."""
 END_S = 10
 """A container ends by itself so many seconds after its time, also if nobody is there any more to end it."""
+BEGUN = b"begun\n"
+"""What standard error begins with if the container began. A program can print what docker prints if it did not."""
 START = (
-    f'mkdir -p {FOLDER} && cd {FOLDER} && tar -xf - || exit 1; (sleep "$1"; kill -9 -1) </dev/null >/dev/null 2>&1 & '
-    'shift; exec "$@" </dev/null'
+    f"echo begun >&2; mkdir -p {FOLDER} && cd {FOLDER} && tar -xf - || exit 1; "
+    '(sleep "$1"; kill -9 -1) </dev/null >/dev/null 2>&1 & shift; exec "$@" </dev/null'
 )
 
 
 class Docker(BaseModel):
-    """Runs programs with ``docker run``: no network, read-only, no capabilities, as a user without rights."""
+    """Runs programs in containers: no network, read-only, no capabilities, as a user without rights."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,11 +42,13 @@ class Docker(BaseModel):
     async def run(
         self, command: Sequence[str], files: Mapping[str, bytes], limits: ResourceLimits | None = None
     ) -> Ran:
-        """Run a command in a folder with these files. Raises SandboxError if docker is missing or starts nothing."""
+        """Run a command in a folder with these files. Its time begins when its container has been made. Raises
+        SandboxError if docker is missing or starts nothing."""
         if not shutil.which("docker"):
             raise SandboxError("there is no `docker` on this machine; install it, or use `sandbox: bubblewrap`")
         limits = limits or self.limits
         name = f"agentrl-{os.getpid()}-{next(_NUMBER)}"
+        start = ["docker", "start", "--attach", "--interactive", name]
 
         async def end(process: asyncio.subprocess.Process) -> None:
             with suppress(ProcessLookupError):
@@ -55,15 +57,37 @@ class Docker(BaseModel):
 
         async with room():
             with await asyncio.to_thread(archive, files) as packed:
-                ran = await attended(self._argv(name, limits, command), packed, limits, dict(os.environ), end)
-        said = ran.stderr.decode(errors="replace")
-        if ran.code == FAILED and said.startswith(("docker:", "Unable to find image")):
-            raise SandboxError(f"docker made no container of {self.image!r}: {said.strip()}")
+                await self._make(name, limits, command)
+                try:
+                    ran = await attended(start, packed, limits, dict(os.environ), end)
+                except BaseException:
+                    await _docker("rm", "--force", "--volumes", name)
+                    raise
+        if ran.stopped is None and not ran.stderr.startswith(BEGUN):
+            raise self._nothing(ran.stderr)
         killed = ran.code == KILLED and ran.stopped is None
-        return Ran(ran.code, ran.stdout, ran.stderr, ran.seconds, "memory") if killed else ran
+        stderr = ran.stderr.removeprefix(BEGUN)
+        return Ran(ran.code, ran.stdout, stderr, ran.seconds, "memory" if killed else ran.stopped)
+
+    async def _make(self, name: str, limits: ResourceLimits, command: Sequence[str]) -> None:
+        """Make the container. The daemon goes on making it if nobody waits any more, and only then can it be removed:
+        a call that is cancelled waits too."""
+        making = asyncio.ensure_future(_docker(*self._argv(name, limits, command)))
+        try:
+            code, said = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await making
+            await _docker("rm", "--force", "--volumes", name)
+            raise
+        if code:
+            raise self._nothing(said)
+
+    def _nothing(self, said: bytes) -> SandboxError:
+        words = said.decode(errors="replace").strip()
+        return SandboxError(f"docker made no container of {self.image!r}: {words}")
 
     def _argv(self, name: str, limits: ResourceLimits, command: Sequence[str]) -> list[str]:
-        argv = ["docker", "run", "--rm", "--interactive", "--name", name, "--pull", "never", "--log-driver", "none"]
+        argv = ["create", "--rm", "--interactive", "--name", name, "--pull", "never", "--log-driver", "none"]
         argv += ["--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         argv += ["--user", "65534:65534", "--init", "--cpus", "1", "--pids-limit", str(limits.processes + 3)]
         argv += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"]
@@ -76,9 +100,12 @@ class Docker(BaseModel):
         return [*argv, self.image, "/bin/sh", "-c", START, "sh", str(int(limits.wall_s) + END_S), *command]
 
 
-async def _docker(*arguments: str) -> None:
-    """Run a docker command. It may fail, as it does if the container is gone already."""
+async def _docker(*arguments: str) -> tuple[int, bytes]:
+    """Run a docker command: its exit code, and what it complained of. It may fail, as it does if the container is
+    gone."""
+    quiet, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        "docker", *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        "docker", *arguments, stdin=quiet, stdout=quiet, stderr=pipe, start_new_session=True
     )
-    await process.wait()
+    _, said = await process.communicate()
+    return process.returncode or 0, said

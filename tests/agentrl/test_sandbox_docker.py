@@ -4,13 +4,18 @@ import asyncio
 import errno
 import os
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import sandboxed
 from sandboxed import FORK_BOMB, FULL_DISK, SMALL
+from test_environment_code import CHEATS, attempt, call
 
 from agentrl.engines.blocking import blocking
+from agentrl.environments.code.environment import Code, CodeConfig
+from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.sandbox import Docker, Ran, ResourceLimits, SandboxError
 
 pytestmark = pytest.mark.docker
@@ -97,17 +102,120 @@ def test_limits_end_a_program() -> None:
     assert python("import time; time.sleep(600)", limits=slow).stopped == "wall_time"
 
 
-def test_a_cancelled_run_leaves_no_container() -> None:
+@pytest.mark.parametrize("seconds", [0.03, 0.1, 0.2, 0.4, 3])
+def test_a_cancelled_run_leaves_no_container(seconds: float) -> None:
+    """Not even one that the daemon was about to make."""
+
     async def cancelled() -> None:
         run = asyncio.create_task(HERE.run([HERE.python, "-c", "import time; time.sleep(600)"], {}))
-        await asyncio.sleep(2)
+        await asyncio.sleep(seconds)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
 
     blocking(cancelled())
+    time.sleep(2)
 
 
 def test_an_image_that_is_not_there_is_an_error() -> None:
     with pytest.raises(SandboxError, match="no container of 'no-such-image'"):
         blocking(Docker(image="no-such-image").run(["true"], {}))
+
+
+def test_a_container_that_does_not_begin_is_an_error_and_a_program_cannot_claim_it() -> None:
+    empty = "agentrl-without-a-shell"
+    subprocess.run(["docker", "import", "-", empty], input=bytes(1024), capture_output=True, check=True)
+    try:
+        with pytest.raises(SandboxError, match=f"no container of '{empty}'.*/bin/sh"):
+            blocking(Docker(image=empty).run(["true"], {}))
+    finally:
+        subprocess.run(["docker", "rmi", empty], capture_output=True, check=True)
+    claiming = "import sys; print('Error response from daemon: no such image', file=sys.stderr); sys.exit(1)"
+    assert python(claiming).code == 1
+
+
+def test_no_file_of_the_host_can_be_read(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("the host's secret")
+    places = [str(secret), __file__, "/proc/1/root" + str(secret), f"/proc/{os.getpid()}/environ"]
+    places += ["/var/run/docker.sock", "/etc/shadow", "/proc/kcore", "/sys/firmware/acpi", "link/secret.txt"]
+    source = f"""
+        import os
+        os.symlink({str(tmp_path)!r}, "link")
+        for place in {places!r}:
+            try:
+                print("seen", place, os.listdir(place) if os.path.isdir(place) else open(place, "rb").read(10))
+            except OSError:
+                print("hidden")
+    """
+    seen = python(source).stdout.decode().splitlines()
+    empty = [f"seen {place} []" for place in places]
+    assert all(one in ("hidden", nothing) for one, nothing in zip(seen, empty, strict=True)), seen
+
+
+def test_it_cannot_regain_rights() -> None:
+    source = """
+        import ctypes, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        print(libc.unshare(0x10000000), libc.mount(b"none", b"/tmp", b"tmpfs", 0, b""), libc.setns(0, 0), os.getuid())
+        print(libc.chroot(b"/tmp"), libc.setuid(0), libc.sethostname(b"x", 1))
+    """
+    assert python(source).stdout.split() == [b"-1", b"-1", b"-1", b"65534", b"-1", b"-1", b"-1"]
+
+
+def test_daemons_end_with_the_program() -> None:
+    source = """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(600)
+            os._exit(0)
+        print("left a daemon")
+    """
+    ran = python(source)
+    assert (ran.stdout, ran.stopped) == (b"left a daemon\n", None)
+    assert ran.seconds < 30
+
+
+def test_a_killed_owner_leaves_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "owner.py"
+    script.write_text(
+        f"import asyncio\nfrom agentrl.sandbox import Docker, ResourceLimits\n"
+        f"box = Docker(image={HERE.image!r}, limits=ResourceLimits(wall_s=1.0))\n"
+        f"asyncio.run(box.run([box.python, '-c', 'import time; time.sleep(600)'], {{}}))"
+    )
+    path = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    owner = subprocess.Popen([sys.executable, str(script)], env=os.environ | path, start_new_session=True)
+    there = ["docker", "ps", "--quiet", "--filter", f"name=agentrl-{owner.pid}-"]
+
+    def running() -> bytes:
+        return subprocess.run(there, capture_output=True, check=True).stdout
+
+    deadline = time.monotonic() + 60
+    while not running() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert running(), "the container has started"
+    owner.kill()
+    owner.wait()
+    while running() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert running() == b""
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_nobody_is_paid_for_less_than_a_solution(cheat: str) -> None:
+    limits = HERE.limits.model_copy(update={"wall_s": 5.0})
+    environment = Code(CodeConfig(levels=[1], sandbox=HERE.model_copy(update={"limits": limits}), reward="share"))
+    [task] = environment.tasks({"train": 1}, 0)["train"]
+    edits = [call("edit", path="main.py", old="", new=CHEATS[cheat]), call("run_tests")]
+    _, episode, score = attempt(task, *edits, environment=environment)
+    assert (episode.share, score.success, score.reward) == (0.0, False, 0.0)
+
+
+def test_a_solution_is_paid() -> None:
+    environment = Code(CodeConfig(levels=[1], sandbox=HERE))
+    [task] = environment.tasks({"train": 1}, 0)["train"]
+    row = demonstrate(environment, task, 0.0, 0, "t")
+    assert (row.success, row.reward) == (True, 1.0)

@@ -50,6 +50,8 @@ USED_IF_SET: Mapping[str, str] = {
     "peft": "optimizer.lora",
     "agentrl.online.critic": "algorithm.critic",
     "agentrl.online.off_policy": "algorithm.off_policy",
+    "agentrl.online.observed": "observe",
+    "agentrl.online.teacher": "algorithm.outcome",  # that of distill
 }
 """Modules and packages that act only if this field of the config is set. For a stage that has the field unset, an edit
 or another version of them changes nothing."""

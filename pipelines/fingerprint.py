@@ -31,7 +31,7 @@ from pipelines.external import external_digest, outside
 from pipelines.fields import Key, dotted, models
 from pipelines.load import Node
 from pipelines.stage import External
-from schemas.annotations import markers
+from schemas.annotations import ADDED, markers
 from schemas.manifest import Ingredients, InputRecord
 
 SCHEME = 2
@@ -62,6 +62,7 @@ NO_EFFECT: Mapping[str, tuple[str, ...]] = {
         "log_every",
         "num_workers",
         *(f"engine.{name}" for name in _SERVING),
+        *(f"teacher_engine.{name}" for name in _SERVING),
         *(f"rewards.*.engines.*.{name}" for name in _SERVING),  # of judges
     ),
     "trajectories.relabel": tuple(f"{who}.engines.*.{name}" for who in ("describe", "verify") for name in _SERVING),
@@ -151,7 +152,7 @@ def _hashed(value: Any, unhashed: Callable[[Key, tuple[Any, ...], Any], bool], k
     if unhashed(key, marks, value):
         return _Left.OUT
     if isinstance(value, BaseModel):
-        infos = sorted(type(value).model_fields.items())
+        infos = [(name, info) for name, info in sorted(type(value).model_fields.items()) if not _idle(value, name)]
         items = ((name, _hashed(getattr(value, name), unhashed, (*key, name), (*markers(i),))) for name, i in infos)
         return {name: item for name, item in items if item is not _Left.OUT}
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
@@ -164,6 +165,13 @@ def _hashed(value: Any, unhashed: Callable[[Key, tuple[Any, ...], Any], bool], k
         found = [_hashed(item, unhashed, (*key, number), marks) for number, item in enumerate(value)]
         return [item for item in found if item is not _Left.OUT]
     return canonical(value, dotted(key))
+
+
+def _idle(model: BaseModel, name: str) -> bool:
+    """Whether a field was added later, and has its default."""
+    info = type(model).model_fields[name]
+    default = info.get_default(call_default_factory=True, validated_data={})
+    return ADDED in markers(info) and bool(getattr(model, name) == default)
 
 
 def _unhashed(stage: str) -> Callable[[Key, tuple[Any, ...], Any], bool]:
@@ -225,7 +233,8 @@ class Fingerprinter:
         """The code of a stage with this config, and what was chosen by name that it uses."""
         function = node.stage.function
         starts = [Start(function.__module__, function.__name__), *_config_classes(node.config)]
-        idle = {name for name, field in USED_IF_SET.items() if _is_unset(config, field)}
+        given = dict.fromkeys(type(node.config).model_fields) | config  # also what is left out at its default
+        idle = {name for name, field in USED_IF_SET.items() if _is_unset(given, field)}
         reached = self.graph.reach(starts, idle)
         used = {*node.choices, *(choice for choice in flowing if choice.kind in reached.loads)}
         choices = sorted(used, key=lambda choice: choice.label)

@@ -31,7 +31,7 @@ KNOBS = ("algorithm", "objective", "optimizer", "beta", "nll", "length_normalize
 
 IN_ADVANTAGES = (
     *("advantage", "degenerate", "keep_uncertain", "resample", "overlong", "credit", "per_level", "off_policy"),
-    *("level", "gamma", "lam", "critic_lam", "adaptive_alpha", "whiten", "critic"),
+    *("level", "gamma", "lam", "critic_lam", "adaptive_alpha", "whiten", "critic", "coef", "outcome"),
 )
 """Settings of an algorithm that act before the step: they decide which rows there are, and their advantages."""
 

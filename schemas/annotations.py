@@ -23,6 +23,11 @@ class External:
     what: Literal["model", "tokenizer", "file"] = "file"
 
 
+ADDED = "added"
+"""Marks a config field that came after the first version, as in ``retries: Annotated[int, ADDED] = 0``. At its default
+it does not enter the fingerprint, so that what was made before the field existed is used again."""
+
+
 def markers(info: FieldInfo) -> Iterator[Any]:
     """Markers of a field, also inside ``Annotated[str, External()] | None``."""
     yield from info.metadata

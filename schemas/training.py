@@ -1,10 +1,11 @@
 """A row of a training table: what a trainer needs to know of one sequence. It says nothing of its origin."""
 
+from collections.abc import Collection
+
+import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from schemas.arrow import Float32, Int32, arrow_schema
-
-TRAINING_VERSION = 1
+from schemas.arrow import VERSION_KEY, Float32, Int32, arrow_schema
 
 
 class TrainingRow(BaseModel):
@@ -14,6 +15,10 @@ class TrainingRow(BaseModel):
     gradients its advantage. Only tokens with ``mask`` true are trained on. Rows of one ``unit`` (the two sides of a
     pair) always share a batch; ``label`` is 1 for the preferred side or a success, -1 for the other side or a failure,
     0 if there is neither.
+
+    ``ce_weights`` are a second stream of the loss, cross-entropy: what ``-log p`` of each token counts, whatever its
+    ``mask``. It is divided by the number of its own tokens, those whose weight is not 0, so that neither stream
+    dilutes the other. A row with ``ce_weights`` may have no token with ``mask`` true.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -26,6 +31,18 @@ class TrainingRow(BaseModel):
     weights: list[Float32]
     logprobs: list[Float32] = []
     ref_logprobs: list[Float32] = []
+    ce_weights: list[Float32] = []
 
 
-TRAINING_SCHEMA = arrow_schema(TrainingRow, TRAINING_VERSION)
+CE_WEIGHTS = "ce_weights"
+
+TWO_STREAMS = arrow_schema(TrainingRow, 2)
+"""Rows with the second stream."""
+
+TRAINING_SCHEMA = pa.schema([one for one in TWO_STREAMS if one.name != CE_WEIGHTS], metadata={VERSION_KEY: b"1"})
+"""Rows without it. A table has the column only if the second stream is asked for."""
+
+
+def training_schema(names: Collection[str]) -> pa.Schema:
+    """The schema of training rows that have these columns."""
+    return TWO_STREAMS if CE_WEIGHTS in names else TRAINING_SCHEMA

@@ -17,6 +17,7 @@ POLICY_GRADIENTS = {
     "remax": "agentrl.algorithms.remax:ReMax",
     "reinforce++": "agentrl.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
     "grpo": "agentrl.algorithms.grpo:GRPO",
+    "distill": "agentrl.algorithms.distill:Distill",
     "dr_grpo": "agentrl.algorithms.dr_grpo:DrGRPO",
     "dapo": "agentrl.algorithms.dapo:DAPO",
     "gspo": "agentrl.algorithms.gspo:GSPO",

@@ -102,9 +102,9 @@ class Experience:
 
     ``groups`` names each rollout's group, ``rewards`` [rollouts] are shaped, and ``penalties`` is what the divergence
     from a reference takes off the reward of each token. What only some algorithms need may be missing: ``values`` of a
-    critic, log-probs of the ``proximal`` policy (the one that is about to be updated), and the reward of each group's
-    ``greedy`` rollout. Stored rollouts, and the numbers of their tokens, are read when they are asked for, a few at a
-    time: go through them once, in order.
+    critic, log-probs of the ``proximal`` policy (the one that is about to be updated) and of a ``teacher``, and the
+    reward of each group's ``greedy`` rollout. Stored rollouts, and the numbers of their tokens, are read when they are
+    asked for, a few at a time: go through them once, in order.
     """
 
     rollouts: Sequence[Trajectory]
@@ -114,6 +114,7 @@ class Experience:
     values: ByToken | None = None
     proximal: ByToken | None = None
     greedy: dict[Any, float] = field(default_factory=dict)
+    teacher: ByToken | None = None
 
     def returns(self) -> list[float]:
         """Reward of each whole rollout less its penalties, [rollouts]."""
@@ -156,13 +157,14 @@ else:
 
 
 class PolicyGradient(Minimised):
-    """The settings that all policy-gradient algorithms have. ``needs_critic`` and ``needs_greedy`` say what an
-    algorithm asks of the online loop besides its rollouts."""
+    """The settings that all policy-gradient algorithms have. ``needs_critic``, ``needs_greedy`` and ``needs_teacher``
+    say what an algorithm asks for besides its rollouts."""
 
     type: str
     metrics_by_token: ClassVar[bool] = True
     needs_critic: ClassVar[bool] = False
     needs_greedy: ClassVar[bool] = False
+    needs_teacher: ClassVar[bool] = False
     of_returns: ClassVar[bool] = False
     """Whether the class's ``advantages`` gives all tokens of a rollout one number, from ``returns`` and ``groups``."""
 
@@ -232,7 +234,8 @@ class PolicyGradient(Minimised):
     def count(self, batch: "Batch") -> float:
         if self.aggregate == "token":
             return float(batch.mask.sum().item())
-        return batch.input_ids.shape[0] * (self.constant_length if self.aggregate == "constant" else 1.0)
+        rows = int(batch.mask.any(-1).sum())  # others have only the second stream of the loss
+        return rows * (self.constant_length if self.aggregate == "constant" else 1.0)
 
     def token_loss(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
         """Loss of each token, [rows, tokens]: the plain policy gradient, unless an algorithm has its own."""

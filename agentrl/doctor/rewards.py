@@ -35,9 +35,9 @@ def spread_of(rows: Sequence[Row]) -> float:
 
 
 def zero_std(case: Case) -> Finding | None:
-    """In more than 80 % of the late groups all rewards are equal. Algorithms whose baseline is not the group's learn
-    from them all the same."""
-    if case.algorithm in ("remax", "ppo", "vapo"):
+    """In more than 80 % of the late groups all rewards are equal. Algorithms whose baseline is not the group's, or
+    that have a teacher, learn from them all the same."""
+    if case.algorithm in ("distill", "remax", "ppo", "vapo"):
         return None
     late = groups(thirds(case.rollouts)[1]) if case.rollouts else []
     flat = [rewards for rewards in late if max(rewards) == min(rewards)]

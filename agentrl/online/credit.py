@@ -20,15 +20,16 @@ from schemas.trajectory import Trajectory, UnscoredError
 
 @dataclass(frozen=True)
 class Extras:
-    """What some algorithms need besides the rollouts, by token: log-probs of the ``reference`` policy, log-probs of the
-    ``proximal`` policy (the one about to be updated), ``values`` of a critic; and the reward of each task's ``greedy``
-    rollout. ``version`` is that of the policy about to be updated."""
+    """What some algorithms need besides the rollouts, by token: log-probs of the ``reference`` policy, of the
+    ``proximal`` policy (the one about to be updated) and of a ``teacher``, ``values`` of a critic; and the reward of
+    each task's ``greedy`` rollout. ``version`` is that of the policy about to be updated."""
 
     reference: ByToken | None = None
     proximal: ByToken | None = None
     values: ByToken | None = None
     greedy: dict[Any, float] = field(default_factory=dict)
     version: int = 0
+    teacher: ByToken | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
     penalties = _penalties(algorithm, rollouts, extras.reference)
     taken = np.array([total(one) for one in penalties])
     scored = np.array([row.scored_reward() for row in rollouts])
-    step = Experience(rollouts, groups, rewards, penalties, extras.values, extras.proximal, extras.greedy)
+    step = Experience(
+        rollouts, groups, rewards, penalties, extras.values, extras.proximal, extras.greedy, extras.teacher
+    )
     found, keep, degenerate = token_advantages(algorithm, step, scored - taken)
     weights = blamed(algorithm, rollouts, groups, found.tokens)
     anchors: ByToken = [row.logprobs for row in rollouts]

@@ -1,10 +1,11 @@
 """What an online run learns from its rollouts: it turns them into a batch, and has the steps over it taken."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from agentrl.algorithms.policy_gradient import PolicyGradient
@@ -12,6 +13,7 @@ from agentrl.algorithms.ppo import PPO
 from agentrl.models.policy import Policy
 from agentrl.online.credit import Credit, Extras, assign, group_of
 from agentrl.online.models import Models, Scores
+from agentrl.online.observed import Observed
 from agentrl.online.off_policy import divergence
 from agentrl.online.recorded import Recorded
 from agentrl.rollouts.outcomes import shares_of_ends
@@ -23,6 +25,7 @@ from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.online.ranks import ModelsOnRanks
+    from agentrl.online.teacher import Teacher
 
 
 @dataclass
@@ -37,7 +40,9 @@ class OnlineState:
 class Learner:
     """Trains ``policy`` by ``algorithm`` in ``iterations`` iterations, of ``updates`` optimiser steps each, over groups
     of ``samples`` rollouts. ``models`` are those on ranks; without them, all models are in this process, and
-    ``record_tokens`` says whether they keep what updates saw of their tokens."""
+    ``record_tokens`` says whether they keep what updates saw of their tokens. ``observe`` gives the weights of
+    observations in the second stream, see :class:`agentrl.online.observed.Observed`. ``teacher`` is that of an
+    algorithm that needs one."""
 
     def __init__(
         self,
@@ -51,9 +56,13 @@ class Learner:
         updates: int = 1,
         models: "Models | ModelsOnRanks | None" = None,
         record_tokens: bool = False,
+        observe: Mapping[str, float] = MappingProxyType({}),
+        teacher: "Teacher | None" = None,
     ) -> None:
         self.policy, self.algorithm = policy, algorithm
         self.iterations, self.samples, self.seed, self.updates = iterations, samples, seed, updates
+        self.teacher = teacher
+        self.observed = Observed(observe, policy.tokenizer.decode) if observe else None
         policy.prepare(optimizer.precision)
         steps = iterations * updates
         self.models = models or Models(policy, algorithm, optimizer, steps, seed, updates, record_tokens=record_tokens)
@@ -71,6 +80,13 @@ class Learner:
                 f"no rollout of {len(sampled)} could be scored: {sampled[0].tags}; look at the environment"
             )
         credit = assign(self.algorithm, made, self._extras(made, greedy))
+        seen = {}
+        if self.observed:
+            credit = replace(credit, rows=self.observed.rows(credit.rows, made))
+            seen["observations_unplaced"] = float(self.observed.unplaced)
+            self.observed.unplaced = 0
+        if self.teacher:
+            seen["teacher_kl"] = self.teacher.divergence()
         ages = [self.policy.version - row.policy_version for row in made]
         metrics = {
             "step": float(iteration),
@@ -83,6 +99,7 @@ class Learner:
             "max_staleness": float(max(ages)),
             **shares_of_ends(row.termination for row in sampled),
             **credit.metrics,
+            **seen,
         }
         parts = self._parts(iteration, credit, metrics)
         records = [
@@ -134,7 +151,8 @@ class Learner:
 
         found = {name: [one.tolist() for one in values] for name, values in self._scores(rows).items()}
         greedy_rewards = {group_of(row): row.reward for row in greedy if row.reward is not None}
-        return Extras(**found, greedy=greedy_rewards, version=self.policy.version)
+        taught = self.teacher.logprobs(made) if self.teacher else None
+        return Extras(**found, greedy=greedy_rewards, version=self.policy.version, teacher=taught)
 
     def _scores(self, rows: TrainingRows) -> Scores:
         algorithm = self.algorithm

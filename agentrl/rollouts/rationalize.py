@@ -12,14 +12,27 @@ HINT = "({answer})"
 
 def with_hint(opening: list[Message], task: Task, template: str) -> list[Message]:
     """The opening with a hint after its last message; ``{answer}`` in the template stands for the ground truth."""
-    hint = template.format(answer=json.loads(task.ground_truth))
-    return [*opening[:-1], opening[-1].model_copy(update={"content": f"{opening[-1].content} {hint}"})]
+    return with_text(opening, template.format(answer=json.loads(task.ground_truth)))
 
 
 def without_hint(opening: list[Message], task: Task, template: str) -> list[Message]:
     """The opening that :func:`with_hint` made this of."""
-    hint = " " + template.format(answer=json.loads(task.ground_truth))
-    return [*opening[:-1], opening[-1].model_copy(update={"content": opening[-1].content.removesuffix(hint)})]
+    return without_text(opening, template.format(answer=json.loads(task.ground_truth)))
+
+
+def literal(text: str) -> str:
+    """The template of a hint that says just this text."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def with_text(opening: list[Message], text: str) -> list[Message]:
+    """The opening with a text after its last message."""
+    return [*opening[:-1], opening[-1].model_copy(update={"content": f"{opening[-1].content} {text}"})]
+
+
+def without_text(opening: list[Message], text: str) -> list[Message]:
+    """The opening that :func:`with_text` made this of."""
+    return [*opening[:-1], opening[-1].model_copy(update={"content": opening[-1].content.removesuffix(f" {text}")})]
 
 
 def is_grounded(trajectory: Trajectory, task: Task) -> bool:

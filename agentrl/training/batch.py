@@ -12,6 +12,7 @@ from torch import Tensor
 from agentrl.training.epochs import starts_of
 from agentrl.training.packing import Packing, pack
 from agentrl.training.rows import TrainingRows, flat, holds_true
+from schemas.training import CE_WEIGHTS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +32,8 @@ class TrainingError(ValueError):
 class Batch:
     """Right-padded tensors, all [rows, tokens] except ``label`` [rows]. ``mask`` is true on the tokens trained on;
     padding is false everywhere. The two sides of a pair are neighbours: even rows chosen, odd rows rejected.
-    ``packing`` is the same tokens as one packed sequence, if that was asked for.
+    ``packing`` is the same tokens as one packed sequence, if that was asked for. ``ce_weights`` are the weights of the
+    second stream, if the rows have one.
     """
 
     input_ids: Tensor
@@ -41,6 +43,12 @@ class Batch:
     ref_logprobs: Tensor
     label: Tensor
     packing: Packing | None = None
+    ce_weights: Tensor | None = None
+
+    @property
+    def scored(self) -> Tensor:
+        """The tokens whose log-probs a loss needs, of either stream, [rows, tokens]."""
+        return self.mask if self.ce_weights is None else self.mask | (self.ce_weights != 0)
 
     @property
     def row_weights(self) -> Tensor:
@@ -69,6 +77,10 @@ def collate(rows: TrainingRows, packing: bool = False) -> Batch:
     def aligned(name: str) -> Tensor:
         return padded(name, torch.float32).masked_fill(~mask, 0.0)
 
+    ce_weights = None
+    if CE_WEIGHTS in rows.schema.names:
+        ce_weights = padded(CE_WEIGHTS, torch.float32)
+        ce_weights[:, 0] = 0.0
     return Batch(
         input_ids=padded("input_ids", torch.long),
         mask=mask,
@@ -77,6 +89,7 @@ def collate(rows: TrainingRows, packing: bool = False) -> Batch:
         ref_logprobs=aligned("ref_logprobs"),
         label=torch.from_numpy(rows.scalars("label").astype(np.int64)),
         packing=pack([one.tolist() for one in np.split(ids, offsets[1:-1])]) if packing else None,
+        ce_weights=ce_weights,
     )
 
 
@@ -127,7 +140,8 @@ def check_rows(rows: TrainingRows, policy: "Policy", rank: int = 0, world: int =
     """Refuse rows that cannot be trained on, before the first step. Rank ``rank`` of ``world`` looks at its share.
 
     Raises TrainingError that names the rows: no trained token; lists of different lengths; NaN or infinite weights
-    (rewards, advantages) or log-probabilities on trained tokens; token ids outside the model's vocabulary.
+    (rewards, advantages) or log-probabilities on trained tokens; token ids outside the model's vocabulary; weights of
+    the second stream that are not finite.
     """
     size: int = policy.model.config.get_text_config().vocab_size
     problems: dict[str, list[str]] = {}
@@ -150,13 +164,15 @@ def _problems(batch: "pa.RecordBatch", vocabulary: int) -> Iterator[tuple[str, n
     offsets, ids = flat(batch.column("input_ids"))
     length = np.diff(offsets)
     usable = np.ones(len(length), dtype=bool)
-    columns = {name: flat(batch.column(name)) for name in ("mask", "weights", "logprobs", "ref_logprobs")}
+    second = [CE_WEIGHTS] * (CE_WEIGHTS in batch.schema.names)
+    columns = {name: flat(batch.column(name)) for name in ("mask", "weights", "logprobs", "ref_logprobs", *second)}
     for name, (starts, _) in columns.items():
         own = np.diff(starts)
         differs = usable & (own != length) & ((own > 0) | (name in ("mask", "weights")))
         yield f"{name} and input_ids differ in length", np.flatnonzero(differs)
         usable &= ~differs
     mask_starts, mask = columns.pop("mask")
+    ce_starts, ce_weights = columns.pop(CE_WEIGHTS, (None, None))
     for name, (starts, values) in columns.items():
         broken = ~np.isfinite(values)
         if broken.any():
@@ -168,6 +184,10 @@ def _problems(batch: "pa.RecordBatch", vocabulary: int) -> Iterator[tuple[str, n
             yield problem, np.unique(owner)
     # nothing comes before the first token of a row, so it is not trained on
     untrained = usable & ~holds_true(mask_starts[:-1] + 1, mask_starts[1:], mask)
+    if ce_starts is not None:
+        owner, _ = _owners(ce_starts, np.flatnonzero(~np.isfinite(ce_weights)))
+        yield f"{CE_WEIGHTS} not finite", np.unique(owner[usable[owner]])
+        untrained &= ~holds_true(ce_starts[:-1] + 1, ce_starts[1:], ce_weights != 0)
     yield "no action token to train on (look at action_mask)", np.flatnonzero(untrained)
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
         owner, _ = _owners(offsets, np.flatnonzero((ids < 0) | (ids >= vocabulary)))

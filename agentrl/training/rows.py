@@ -2,20 +2,21 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.training import TRAINING_SCHEMA, TrainingRow
+from schemas.training import TRAINING_SCHEMA, TWO_STREAMS, TrainingRow, training_schema
 
 Positions = Sequence[int] | np.ndarray
 
 
 class TrainingRows:
-    """Rows of :data:`schemas.training.TRAINING_SCHEMA`, by position. Memory holds the unit and the place of each
-    position. The tokens stay in Arrow; those of a file are read from the disk when they are used."""
+    """Rows of :data:`schemas.training.TRAINING_SCHEMA` or ``TWO_STREAMS``, by position. Memory holds the unit and the
+    place of each position. The tokens stay in Arrow; those of a file are read from the disk when they are used."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], order: np.ndarray | None = None) -> None:
         """``order`` gives for each position the place of its row in ``batches``; without it they are the same."""
@@ -26,13 +27,15 @@ class TrainingRows:
     @classmethod
     def of(cls, rows: Sequence[TrainingRow]) -> "TrainingRows":
         """Rows from :class:`TrainingRow` objects, in their order."""
-        columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in TRAINING_SCHEMA]
-        return cls([pa.RecordBatch.from_arrays(columns, schema=TRAINING_SCHEMA)])
+        schema = TWO_STREAMS if any(row.ce_weights for row in rows) else TRAINING_SCHEMA
+        columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in schema]
+        return cls([pa.RecordBatch.from_arrays(columns, schema=schema)])
 
     @classmethod
     def of_table(cls, table: pa.Table) -> "TrainingRows":
         """Rows of a table in memory, in its order; other columns than those of a training row are left out."""
-        return cls(table.select(TRAINING_SCHEMA.names).cast(TRAINING_SCHEMA).combine_chunks().to_batches())
+        schema = training_schema(table.column_names)
+        return cls(table.select(schema.names).cast(schema).combine_chunks().to_batches())
 
     @classmethod
     def open(cls, path: Path) -> "TrainingRows":
@@ -47,6 +50,11 @@ class TrainingRows:
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """That of all rows."""
+        return training_schema(self.batches[0].schema.names if self.batches else ())
 
     def scalars(self, name: str) -> np.ndarray:
         """A column of numbers, [rows]."""
@@ -66,7 +74,7 @@ class TrainingRows:
             self.batches[owner].slice(place - self._starts[owner], 1)
             for owner, place in zip(owners.tolist(), places.tolist(), strict=True)
         ]
-        return TrainingRows(pa.Table.from_batches(slices, TRAINING_SCHEMA).combine_chunks().to_batches())
+        return TrainingRows(pa.Table.from_batches(slices, self.schema).combine_chunks().to_batches())
 
     def values(self, name: str, position: int) -> np.ndarray:
         """A column of lists of one row, [tokens]. That of a file is read in place."""
@@ -82,7 +90,7 @@ class TrainingRows:
 
     def table(self) -> pa.Table:
         """All rows as one Arrow table; meant for the rows of a step."""
-        table = pa.Table.from_batches(self.batches, TRAINING_SCHEMA)
+        table = pa.Table.from_batches(self.batches, self.schema)
         return table if self._order is None else table.take(pa.array(self._order))
 
     def lists(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -113,7 +121,7 @@ def holds_true(starts: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.n
 
 def nested(offsets: np.ndarray, values: np.ndarray, name: str) -> pa.ListArray:
     """A column ``name`` of training rows from its offsets [rows + 1] and values [tokens]."""
-    kind = TRAINING_SCHEMA.field(name).type
+    kind = TWO_STREAMS.field(name).type
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values, kind.value_type), type=kind)
 
 
@@ -121,12 +129,15 @@ def write_rows(path: Path, batches: Iterable[pa.RecordBatch]) -> Path:
     """Write rows, batch by batch, for :meth:`TrainingRows.open`, and return ``path``. Nothing is compressed, so that
     rows are read in place. A batch is written while the next one is made."""
     writing: Future[None] | None = None
+    left = iter(batches)
+    first = next(left, None)
+    schema = training_schema(first.schema.names if first is not None else ())
     with (
         pa.OSFile(str(path), "wb") as sink,
-        pa.ipc.new_file(sink, TRAINING_SCHEMA) as writer,
+        pa.ipc.new_file(sink, schema) as writer,
         ThreadPoolExecutor(1) as pool,
     ):
-        for batch in batches:
+        for batch in chain([first] if first is not None else [], left):
             if writing:
                 writing.result()
             writing = pool.submit(writer.write_batch, batch) if batch.num_rows else None
@@ -137,7 +148,7 @@ def write_rows(path: Path, batches: Iterable[pa.RecordBatch]) -> Path:
 
 def save_rows(path: Path, rows: TrainingRows) -> Path:
     """Write training rows as Parquet, to keep them, and return ``path``."""
-    with pq.ParquetWriter(path, TRAINING_SCHEMA, compression="zstd") as writer:
+    with pq.ParquetWriter(path, rows.schema, compression="zstd") as writer:
         for batch in rows.batches:
             writer.write_batch(batch)
     return path
@@ -146,12 +157,14 @@ def save_rows(path: Path, rows: TrainingRows) -> Path:
 def parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
     """The rows of a Parquet file, a few thousand at a time."""
     with pq.ParquetFile(path) as file:
-        yield from (batch.select(TRAINING_SCHEMA.names) for batch in file.iter_batches(2048))
+        names = training_schema(file.schema_arrow.names).names
+        yield from (batch.select(names) for batch in file.iter_batches(2048))
 
 
 def step_table(iteration: int, steps: Sequence[tuple[int, TrainingRows]]) -> pa.Table:
     """Training rows of one online iteration, each with it and with the number of its optimiser ``step``."""
-    table = pa.concat_tables([TRAINING_SCHEMA.empty_table(), *(rows.table() for _, rows in steps)])
+    schema = steps[0][1].schema if steps else TRAINING_SCHEMA
+    table = pa.concat_tables([schema.empty_table(), *(rows.table() for _, rows in steps)])
     numbers = [number for number, rows in steps for _ in range(len(rows))]
     columns = {"iteration": [iteration] * len(numbers), "step": numbers}
     for place, (name, values) in enumerate(columns.items()):

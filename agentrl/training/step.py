@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.base import Objective
+from agentrl.losses.nll import nll_loss
 from agentrl.models.policy import Policy
 from agentrl.training.backend import Backend, OneProcess
 from agentrl.training.batch import Batch, TrainingError, collate, micro_batches, units
@@ -63,7 +64,7 @@ class Trainer:
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         with self.policy.autocast():
-            return token_logprobs(self.policy.model, batch.input_ids, batch.mask, batch.packing, self.plain)
+            return token_logprobs(self.policy.model, batch.input_ids, batch.scored, batch.packing, self.plain)
 
     def step(self, rows: TrainingRows, lr_scale: float = 1.0, place: int | None = None) -> Metrics:
         """One optimiser step over all ``rows``. Gradients accumulate over micro batches, which changes no result.
@@ -124,8 +125,10 @@ class Trainer:
         spare = [] if len(mine) == rounds else [collate(rows.take(parts[0][:2]), self.packs)]
         sums = self._step_sums(mine, spare)
         count, n_tokens = sums["count"], sums["tokens"]
-        if count <= 0 or n_tokens == 0:
+        ce_tokens = sums.get("ce_tokens", 0.0)
+        if (count <= 0 or n_tokens == 0) and not ce_tokens:
             raise TrainingError(f"no token to train on in rows {rows.ids()[:5]}; check their masks")
+        count, per_token = count or 1.0, n_tokens or 1.0  # one stream may be empty
         totals: Metrics = {"loss": 0.0, "entropy": 0.0}
         if self.seen:
             self.seen.clear()
@@ -138,22 +141,32 @@ class Trainer:
             for place, batch in enumerate(self._on_device(mine + spare)):
                 share = float(place < len(mine))
                 logprobs, entropy = self.forward(batch)
-                total, parted = self.objective.loss(logprobs, entropy, batch, baseline)
-                self.backend.backward(total / count * share, last=place == rounds - 1)
+                own, own_entropy = _of_mask(batch, logprobs, entropy)
+                total, parted = self.objective.loss(own, own_entropy, batch, baseline)
+                loss = total / count
+                if batch.ce_weights is not None:
+                    ce = nll_loss(logprobs, batch.ce_weights).sum() / max(1.0, ce_tokens)
+                    loss = loss + ce
+                    for name in ("loss", "ce_loss"):
+                        totals[name] = totals.get(name, 0.0) + ce.item() * share
+                self.backend.backward(loss * share, last=place == rounds - 1)
                 for name, value in {"loss": total.item(), **parted}.items():
-                    per = n_tokens if self.objective.metrics_by_token and name != "loss" else count
+                    per = per_token if self.objective.metrics_by_token and name != "loss" else count
                     totals[name] = totals.get(name, 0.0) + value / per * share
-                totals["entropy"] += entropy.detach().sum().item() / n_tokens * share
+                totals["entropy"] += own_entropy.detach().sum().item() / per_token * share
                 if self.seen and share:
-                    self.seen.add(positions[place], batch.mask, logprobs, entropy)
-        return {**self.backend.total(totals), "tokens": n_tokens}
+                    self.seen.add(positions[place], batch.mask, own, own_entropy)
+        counted = {name: sums[name] for name in ("tokens", "ce_tokens") if name in sums}
+        return {**self.backend.total(totals), **counted}
 
     def _step_sums(self, mine: Sequence[Batch], spare: Sequence[Batch]) -> Metrics:
-        """``count``, trained ``tokens`` and the objective's own sums over the whole step, on all ranks. Every rank
-        names the same sums, also one that has nothing but a spare batch."""
+        """``count``, trained ``tokens``, those of the second stream if there is one, and the objective's own sums over
+        the whole step, on all ranks. Every rank names the same sums, also one that has nothing but a spare batch."""
         totals: Metrics = {}
         for place, batch in enumerate([*mine, *spare]):
             own = self.objective.step_sums(batch)
+            if batch.ce_weights is not None:
+                own = {**own, "ce_tokens": float((batch.ce_weights != 0).sum())}
             for name, value in {"count": self.objective.count(batch), "tokens": float(batch.mask.sum()), **own}.items():
                 totals[name] = totals.get(name, 0.0) + value * (place < len(mine))
         return self.backend.total(totals)
@@ -196,6 +209,11 @@ class Trainer:
         if progress is not None:
             self.done = progress["done"]
         return progress
+
+
+def _of_mask(batch: Batch, *values: Tensor) -> Iterator[Tensor]:
+    """What the objective sees of values of tokens: 0 outside its own stream."""
+    return (one if batch.ce_weights is None else one.masked_fill(~batch.mask, 0.0) for one in values)
 
 
 def _without_noise(model: torch.nn.Module) -> None:

@@ -30,8 +30,10 @@ from pipelines.stage import Context, stage
 from pipelines.stages.budget import TokenLimits, check_room
 from pipelines.stages.checkpoints import BATCHES, Checkpoints, Keeper, number_of
 from pipelines.stages.common import REWARDS, count, load_policy, rollout_runner, warn_of_splits
+from pipelines.stages.observed import Observe, weighing
 from pipelines.stages.online_log import OnlineLog
 from pipelines.stages.outcomes import ENDS, MOST, warn_of_shares
+from pipelines.stages.teaching import TeacherConfig, teaching
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from agentrl.online.ranks import ModelsOnRanks
 
 
-SHOWN = ("grad_norm", "reference_kl", "behaviour_kl", "level")
+SHOWN = ("grad_norm", "reference_kl", "behaviour_kl", "level", "teacher_kl")
 """Metrics of an iteration that its progress shows, beside success and reward, if the algorithm has them."""
 
 
@@ -53,7 +55,7 @@ class Online(NamedTuple):
     coverage: Table
 
 
-class OnlineConfig(TokenLimits):
+class OnlineConfig(TokenLimits, TeacherConfig):
     algorithm: PolicyGradientAlgorithm = Field(GRPO(), description="how rollouts update the policy")
     iterations: int = Field(25, ge=1)
     tasks: int = Field(32, ge=1, description="tasks of one iteration")
@@ -75,6 +77,7 @@ class OnlineConfig(TokenLimits):
         None, description="train on ranks, to which batches go as files, and from which weights come back; None: here"
     )
     track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
+    observe: Observe = Field({})
     rewards: Rewards = Field([], description=REWARDS)
     engine: TokenEngineChoice = Field(DEFAULT_ENGINE, description="what samples; it needs token ids and log-probs")
     limits: Limits = Limits()
@@ -108,6 +111,11 @@ class OnlineConfig(TokenLimits):
         return self
 
     @model_validator(mode="after")
+    def _teacher_is_asked(self) -> "OnlineConfig":
+        self.check_teacher(self.algorithm)
+        return self
+
+    @model_validator(mode="after")
     def _ranks_give_weights_as_files(self) -> "OnlineConfig":
         if self.deepspeed and isinstance(self.engine, VLLMConfig) and self.engine.sync != "folders":
             raise ValueError(
@@ -118,14 +126,22 @@ class OnlineConfig(TokenLimits):
 
 
 @stage("train.online", version=1)
-def online(context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None = None) -> Online:
-    """Online reinforcement learning at temperature 1, by any algorithm of the union.
+def online(
+    context: Context,
+    config: OnlineConfig,
+    model: Model,
+    tasks: Tasks,
+    dev: Tasks | None = None,
+    teacher: Model | None = None,
+) -> Online:
+    """Online reinforcement learning at temperature 1, by any algorithm of the union. ``teacher`` is that of
+    ``algorithm: {type: distill}``.
 
     Every rollout goes into the buffer, with its log-probabilities and the version of the policy that sampled it. The
     table ``steps`` lists the rollouts of each step with their advantages. ``batches`` holds the training rows of each
     optimiser step, so that any step can be computed again. ``coverage`` has a row for each task that was drawn.
     """
-    return _train(context, config, model, tasks, dev)
+    return _train(context, config, model, tasks, dev, teacher)
 
 
 class GRPOConfig(OnlineConfig):
@@ -140,7 +156,7 @@ def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks, dev: 
 
 @contextmanager
 def _loop(
-    context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None
+    context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None, teacher: Model | None
 ) -> "Iterator[tuple[OnlineLoop, Keeper]]":
     """The loop, and what keeps its checkpoints. At the end its engine is closed."""
     from agentrl.online.curriculum import Curriculum
@@ -149,7 +165,12 @@ def _loop(
 
     rows, judged = tasks.read(), dev.read() if dev else []
     warn_of_splits(Counter(task.split for task in rows), "tasks")
-    with _policy(context, config, model) as (policy, models):
+    by_id = {task.task_id: task for task in rows}
+    tokens = config.optimizer.micro_tokens
+    with (
+        _policy(context, config, model) as (policy, models),
+        teaching(config, config.algorithm, model, teacher, policy, by_id.__getitem__, tokens) as taught,
+    ):
         sampling = config.sampling(policy)
         learner = Learner(
             policy,
@@ -161,6 +182,8 @@ def _loop(
             updates=config.updates,
             models=models,
             record_tokens=config.record_tokens,
+            observe=weighing(config.observe),
+            teacher=taught,
         )
         spare = config.algorithm.resample * config.tasks
         tickets = Tickets(config.tasks, config.iterations, config.ahead, config.max_staleness, spare)
@@ -204,8 +227,15 @@ def _policy(context: Context, config: OnlineConfig, model: Model) -> "Iterator[t
         yield policy, models
 
 
-def _train(context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None) -> Online:
-    with _loop(context, config, model, tasks, dev) as (loop, keeper):
+def _train(
+    context: Context,
+    config: OnlineConfig,
+    model: Model,
+    tasks: Tasks,
+    dev: Tasks | None,
+    teacher: Model | None = None,
+) -> Online:
+    with _loop(context, config, model, tasks, dev, teacher) as (loop, keeper):
         return _trained(context, config, loop, keeper)
 
 
@@ -242,7 +272,8 @@ def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", keeper:
     )
     count(context, loop.runner.counts)
     tables = [with_tokens(path) for path in sorted(keeper.batches.glob("*.parquet"))]
-    batches = pa.concat_tables(tables, promote_options="default")  # an earlier run may not have recorded tokens
+    # an earlier run may not have recorded tokens, and an iteration without rows lacks a second stream
+    batches = pa.concat_tables(tables, promote_options="default")
     return Online(
         keeper.model(state),
         context.select(ids),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from agentrl.models.policy import Policy
     from agentrl.online.off_policy import RatioSums
+    from agentrl.online.teacher import Teacher
     from agentrl.training.rows import TrainingRows
 
 Item = TypeVar("Item")
@@ -44,19 +45,22 @@ def credited_by_token(
     micro_tokens: int,
     folder: Path,
     values: Mapping[str, Sequence[StepValue]] = MappingProxyType({}),
+    teacher: "Teacher | None" = None,
 ) -> TokenCredit:
     """Training rows of any algorithm that needs no new rollouts. Rows lie in files in ``folder``, with the log-probs of
     ``policy`` if they are needed, and later with their weights. ``chosen`` has the columns ``OUTCOME``; ``values`` of
-    turns, by trajectory, are for ``credit: values``."""
+    turns, by trajectory, are for ``credit: values``, and ``teacher`` is that of an algorithm that needs one."""
     from agentrl.online.credit import share_of
     from agentrl.online.off_policy import guarded
     from agentrl.training.rows import write_rows
 
-    work = _Work(chosen, algorithm, policy, micro_tokens, values)
+    work = _Work(chosen, algorithm, policy, micro_tokens, values, teacher)
     write_rows(folder / "scored.arrow", work.scored())
     found = work.found
     advantages, keep, degenerate = work.advantages(folder / "scored.arrow")
     metrics, lr_scale = {"degenerate_rows": float(degenerate.sum())}, 1.0
+    if teacher:
+        metrics["teacher_kl"] = teacher.divergence()
     if algorithm.off_policy:
         versions = chosen.scalars["policy_version"].to_numpy()[found.positions]
         staleness = versions.max(initial=0) - versions
@@ -79,9 +83,11 @@ class _Work:
         policy: "Policy",
         micro_tokens: int,
         values: Mapping[str, Sequence[StepValue]],
+        teacher: "Teacher | None" = None,
     ) -> None:
         self.chosen = chosen
         self.values = values
+        self.teacher = teacher
         self.algorithm = algorithm
         self.policy = policy
         self.micro_tokens = micro_tokens
@@ -134,12 +140,14 @@ class _Work:
             return row_advantages(self.algorithm, found.shaped, found.rewards, found.groups, self.taken)
         rows = TrainingRows.open(path)
         number = len(rows)
+        rollouts = _Rollouts(self.chosen, found.positions)
         step = Experience(
-            _Rollouts(self.chosen, found.positions),
+            rollouts,
             found.groups,
             found.shaped,
             _OnDemand(number, lambda one: self._penalties(rows, one)),
             proximal=_OnDemand(number, lambda one: rows.values("ref_logprobs", one)),
+            teacher=_Taught(rollouts, self.teacher) if self.teacher else None,
         )
         made, keep, degenerate = token_advantages(self.algorithm, step, found.rewards - self.taken)
         return made.tokens, keep, degenerate
@@ -245,6 +253,21 @@ class _Rollouts(_OnDemand[Trajectory]):
         if not self._first <= number < self._first + len(self._block):
             self._first = number - number % TEXT_ROWS
             self._block = list(self._chosen.trajectories(self._ids.slice(self._first, TEXT_ROWS)))
+        return self._block[number - self._first]
+
+
+class _Taught(_OnDemand[np.ndarray]):
+    """What a teacher says of the tokens of rollouts, a block at a time."""
+
+    def __init__(self, rollouts: Sequence[Trajectory], teacher: "Teacher") -> None:
+        super().__init__(len(rollouts), self._row)
+        self._rollouts, self._teacher = rollouts, teacher
+        self._first, self._block = 0, list[np.ndarray]()
+
+    def _row(self, number: int) -> np.ndarray:
+        if not self._first <= number < self._first + len(self._block):
+            self._first = number - number % TEXT_ROWS
+            self._block = self._teacher.logprobs(self._rollouts[self._first : self._first + TEXT_ROWS])
         return self._block[number - self._first]
 
 

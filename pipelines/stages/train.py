@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +22,15 @@ from agentrl.training.weights import row_weights, template_weights, without_loss
 from pipelines.handles import Model, Pairs, Scores, Steps, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.common import ModelConfig, load_policy, outside, start_policy
+from pipelines.stages.observed import Observe, observing, weighing
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
+from pipelines.stages.teaching import TeacherConfig, stored_tasks, teaching
 from pipelines.stages.token_credit import credited_by_token
 from pipelines.stages.training import TrainConfig, Trained, Training, meanwhile
 from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, reweighted, trained_on
 from pipelines.stages.values import check_wired, values_by_row
+from schemas.annotations import ADDED
 from schemas.trajectory import Message, UnscoredError
 
 if TYPE_CHECKING:
@@ -222,11 +225,12 @@ def kto(
         return training.fit(lambda: policy, config.objective, scored)
 
 
-class OfflineConfig(TrainConfig, ByScorer):
-    other_prover: bool = Field(False, description=OTHER_PROVER)
+class OfflineConfig(TrainConfig, ByScorer, TeacherConfig):
+    other_prover: Annotated[bool, ADDED] = Field(False, description=OTHER_PROVER)
     algorithm: PolicyGradientAlgorithm = Field(
         GRPO(), description="how stored rollouts become a loss; those with a critic are online"
     )
+    observe: Observe = Field({})
     other_temperatures: OtherTemperatures = "refuse"
 
     @model_validator(mode="after")
@@ -236,6 +240,7 @@ class OfflineConfig(TrainConfig, ByScorer):
                 f"algorithm {self.algorithm.type} needs new rollouts (a critic, greedy ones or resampling); "
                 "use the stage train.online, or resample: 0"
             )
+        self.check_teacher(self.algorithm)
         return self
 
 
@@ -247,28 +252,34 @@ def offline(
     model: Model,
     scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
     steps: list[Steps] = [],  # noqa: B006  (an input that may be left out)
+    teacher: Model | None = None,
 ) -> Trained:
     """Policy gradient on rollouts that the buffer holds, with ``model`` as the proximal policy and the reference.
+    ``teacher`` is that of ``algorithm: {type: distill}``.
 
     Groups are the rollouts of one ticket; rows that name none are grouped by task and by the policy that sampled them.
     ``algorithm.off_policy`` corrects for rollouts of other policies. ``steps`` are for ``credit: values``.
     """
     check_wired(config.algorithm.credit, steps)
+    algorithm, micro_tokens = config.algorithm, config.optimizer.micro_tokens
     with Training(context, config) as training:
         policy = load_policy(model).prepare(config.optimizer.precision)
         given = under(trajectories, scores, config.scorer)
         chosen = Selected(given, OUTCOME).at_temperature_1(config.other_temperatures)
         chosen.check_tokenizers(policy, np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy()))
-        algorithm, micro_tokens = config.algorithm, config.optimizer.micro_tokens
         lr_scale = 1.0
-        if algorithm.credits_whole_rows:
-            metrics, batches = credited(chosen, algorithm, policy, micro_tokens)
-        else:
-            values = values_by_row(steps, chosen.scalars, config.other_prover) if steps else {}
-            metrics, lr_scale, batches = credited_by_token(
-                chosen, algorithm, policy, micro_tokens, context.scratch, values
-            )
+        task_of = stored_tasks(context, chosen.scalars["task_id"].to_pylist())
+        with teaching(config, algorithm, model, teacher, policy, task_of, micro_tokens) as taught:
+            if algorithm.credits_whole_rows:
+                metrics, batches = credited(chosen, algorithm, policy, micro_tokens)
+            else:
+                values = values_by_row(steps, chosen.scalars, config.other_prover) if steps else {}
+                metrics, lr_scale, batches = credited_by_token(
+                    chosen, algorithm, policy, micro_tokens, context.scratch, values, taught
+                )
         context.metrics.update(metrics)
         if lr_scale == 0:
             raise ValueError(f"effective sample size {metrics['ess']:.3f} is below min_ess; use fresher rollouts")
+        if observe := weighing(config.observe):
+            batches = observing(context, chosen, policy, observe, batches, reference=algorithm.kl is not None)
         return training.fit(lambda: policy, algorithm, batches, lr_scale=lr_scale)

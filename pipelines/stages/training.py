@@ -20,7 +20,6 @@ from pipelines.handles import Model, Table
 from pipelines.stage import Context, StageConfig
 from pipelines.stages.budget import warn_of_long_rows
 from pipelines.stages.common import record_dialect
-from schemas.training import TRAINING_SCHEMA
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy, Speaker
@@ -199,6 +198,6 @@ class Training:
         context.metrics.update(rows=len(rows), first_loss=history[0]["loss"], last_loss=history[-1]["loss"])
         return Trained(
             context.model(save),
-            context.table(pa.RecordBatchReader.from_batches(TRAINING_SCHEMA, rows.batches), "rows"),
+            context.table(pa.RecordBatchReader.from_batches(rows.schema, rows.batches), "rows"),
             context.table(pa.Table.from_pylist(history), "metrics"),
         )

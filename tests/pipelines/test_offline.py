@@ -160,7 +160,7 @@ class Forgetful(AdvantageEstimator):
 
 
 def at_once(
-    chosen: Selected, algorithm: PolicyGradient, policy: Policy, micro_tokens: int, folder: Path
+    chosen: Selected, algorithm: PolicyGradient, policy: Policy, micro_tokens: int, folder: Path, *_: Any
 ) -> TokenCredit:
     """What ``credited_by_token`` gives, by the way that online training goes: all rollouts are in memory."""
     both = zip(chosen.trajectories(), chosen.weights.tolist(), strict=True)

@@ -1,0 +1,108 @@
+"""The teacher of a training stage: its settings, and the policy that says how likely it finds what was sampled."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from agentrl.algorithms.policy_gradient import PolicyGradient
+from agentrl.engines import TokenEngineChoice
+from agentrl.engines.configs import DEFAULT_ENGINE, EmbeddedConfig
+from agentrl.rollouts.rationalize import HINT
+from pipelines.handles import Model
+from pipelines.stage import Context, StageConfig
+from pipelines.stages.common import load_policy
+from schemas.annotations import ADDED
+from schemas.arrow import from_table
+from schemas.task import Task
+
+if TYPE_CHECKING:
+    from agentrl.models.policy import Speaker
+    from agentrl.online.teacher import Sees, Teacher
+
+
+class TeacherConfig(StageConfig):
+    """Settings of stages whose algorithm may ask for a teacher."""
+
+    teacher_context: Annotated[Literal["answer"] | None, ADDED] = Field(
+        None, description="what the teacher sees and the student does not: the task's answer. None: nothing"
+    )
+    teacher_engine: Annotated[TokenEngineChoice, ADDED] = Field(
+        DEFAULT_ENGINE, description="what scores for the teacher; transformers: packed passes in the stage's process"
+    )
+
+    def check_teacher(self, algorithm: PolicyGradient) -> None:
+        """Raise ValueError if there are settings of a teacher, and the algorithm asks for none."""
+        given = [name for name in TeacherConfig.model_fields if name in self.model_fields_set]
+        if given and not algorithm.needs_teacher:
+            raise ValueError(
+                f"{given[0]} is set, and algorithm {algorithm.type} asks for no teacher, so it would do nothing; leave "
+                "it out, or use algorithm: {type: distill}"
+            )
+
+
+def stored_tasks(context: Context, ids: Iterable[str]) -> Callable[[str], Task]:
+    """What gives the tasks of these ids, which are stored beside the buffer. They are read when the first one is asked
+    for. It raises ValueError if a task is not stored."""
+    wanted = set(ids)
+    known: dict[str, Task] = {}
+
+    def task_of(task_id: str) -> Task:
+        if not known:
+            known.update((task.task_id, task) for task in from_table(Task, context.buffer.tasks(wanted)))
+        if task_id not in known:
+            raise ValueError(
+                f"task {task_id} is not stored beside the buffer, so nobody knows its answer; bring its tasks in with "
+                "tasks.import, or leave its rows out"
+            )
+        return known[task_id]
+
+    return task_of
+
+
+@contextmanager
+def teaching(
+    config: TeacherConfig,
+    algorithm: PolicyGradient,
+    model: Model,
+    teacher: Model | None,
+    student: "Speaker",
+    task_of: Callable[[str], Task],
+    micro_tokens: int,
+) -> "Iterator[Teacher | None]":
+    """The teacher of an algorithm that asks for one: the input ``teacher``, or the ``model`` that training starts from,
+    if that sees more than the student. ``task_of`` gives a task by its id. At the end its engine is closed.
+
+    Raises ValueError if there is a teacher without need or need without a teacher, or if it has another tokenizer.
+    """
+    if not algorithm.needs_teacher:
+        if teacher is not None:
+            raise ValueError(
+                f"inputs.teacher is wired, and algorithm {algorithm.type} asks for none; use algorithm: "
+                "{type: distill}, or leave the input out"
+            )
+        yield None
+        return
+    if teacher is None and config.teacher_context is None:
+        raise ValueError(
+            f"algorithm {algorithm.type} needs a teacher: wire inputs.teacher to a model, or set teacher_context, so "
+            "that the model that training starts from sees more than the student"
+        )
+    from agentrl.engines.blocking import blocking
+    from agentrl.online.teacher import Teacher, check_vocabulary
+
+    policy = load_policy(teacher or model, config.teacher_engine)
+    policy.model.requires_grad_(False)
+    check_vocabulary(policy, student)  # before servers start
+    embedded = isinstance(config.teacher_engine, EmbeddedConfig)
+    engine = None if embedded else config.teacher_engine.build(policy)
+    sees: Sees | None = None
+    if config.teacher_context == "answer":
+        sees = lambda row: HINT.format(answer=json.loads(task_of(row.task_id).ground_truth))  # noqa: E731
+    try:
+        yield Teacher(policy, student, engine, sees, micro_tokens)
+    finally:
+        if engine is not None:
+            blocking(engine.close())

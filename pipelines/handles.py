@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from schemas.arrow import from_table
 from schemas.manifest import Kind
+from schemas.note import Note
 from schemas.pair import Pair
 from schemas.step import StepValue
 from schemas.task import Task
@@ -87,6 +88,16 @@ class Steps(Handle):
 
     def read(self) -> list[StepValue]:
         return list(from_table(StepValue, self.table()))
+
+
+@dataclass(frozen=True)
+class NoteTable(Handle):
+    """A Parquet file of notes."""
+
+    kind: ClassVar[Kind] = Kind.NOTES
+
+    def read(self) -> list[Note]:
+        return list(from_table(Note, pq.read_table(self.path)))
 
 
 @dataclass(frozen=True)
@@ -182,5 +193,5 @@ class Folder(Handle):
 
 
 HANDLES: dict[Kind, type[Handle]] = {
-    handle.kind: handle for handle in (Tasks, Trajectories, Pairs, Scores, Steps, Model, Table, Report, Folder)
+    handle.kind: handle for handle in (Tasks, Trajectories, Pairs, Scores, Steps, NoteTable, Model, Table, Report, Folder)
 }

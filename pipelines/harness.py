@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from datastore.buffer import TrajectoryBuffer
-from pipelines.handles import Handle, Model, Pairs, Scores, Steps, Table, Tasks, Trajectories
+from pipelines.handles import Handle, Model, NoteTable, Pairs, Scores, Steps, Table, Tasks, Trajectories
 from pipelines.stage import Context, Stage
 from schemas.arrow import to_table
+from schemas.note import Note
 from schemas.pair import Pair
 from schemas.score import SCORE_SCHEMA, TrajectoryScore
 from schemas.step import StepValue
@@ -77,6 +78,9 @@ class Harness:
 
     def steps(self, rows: Iterable[StepValue]) -> Steps:
         return self._context("given").steps(rows)
+
+    def notes(self, rows: Iterable[Note]) -> NoteTable:
+        return self._context("given").notes(rows)
 
     def table(self, table: pa.Table) -> Table:
         return self._context("given").table(table)

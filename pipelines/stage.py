@@ -35,6 +35,7 @@ from pipelines.handles import (
     Folder,
     Handle,
     Model,
+    NoteTable,
     Pairs,
     Report,
     Scores,
@@ -47,6 +48,7 @@ from pipelines.secrets import revealed
 from schemas.annotations import External as External
 from schemas.arrow import to_table
 from schemas.manifest import Kind
+from schemas.note import NOTE_SCHEMA, Note
 from schemas.pair import PAIR_SCHEMA, Pair
 from schemas.step import STEP_SCHEMA, StepValue
 from schemas.task import TASK_SCHEMA, Task
@@ -251,6 +253,9 @@ class Context:
 
     def steps(self, rows: Iterable[StepValue], name: str = "steps") -> Steps:
         return Steps(self._write(name, to_table(rows, STEP_SCHEMA)), **self._origin(name))
+
+    def notes(self, rows: Iterable[Note], name: str = "notes") -> NoteTable:
+        return NoteTable(self._write(name, to_table(rows, NOTE_SCHEMA)), **self._origin(name))
 
     def table(self, table: "pa.Table | pa.RecordBatchReader", name: str = "table") -> Table:
         """A Parquet file of any schema; batches of a reader are written as they come."""

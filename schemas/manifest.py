@@ -21,6 +21,7 @@ class Kind(StrEnum):
     MODEL = "model"  # folder: config.json, safetensors, tokenizer files
     SCORES = "scores"  # Parquet of schemas.score.TrajectoryScore
     STEPS = "steps"  # Parquet of schemas.step.StepValue
+    NOTES = "notes"  # Parquet of schemas.note.Note
     TABLE = "table"  # Parquet of any schema (metrics, evaluations)
     REPORT = "report"  # folder: report.md, report.html
     FOLDER = "folder"  # anything else

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Protocol
 
 from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall
+from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
 
 FORMAT_ERROR = "format_error"
 """``name`` of the user turn that answers a turn whose calls cannot be read. No environment has seen that turn."""
@@ -147,6 +147,14 @@ class Advised(Protocol):
 
     def stray(self, random: Random) -> Message:
         """A turn at random, as a mistake of the expert."""
+        ...
+
+
+class Reflecting(Protocol):
+    """An environment that can say what to do otherwise after a failed attempt."""
+
+    def reflect(self, row: Trajectory, task: Task) -> str:
+        """A note for later attempts at the same task; nothing if there is nothing to say."""
         ...
 
 

@@ -250,6 +250,20 @@ class LookupEnvironment:
             }
         )
 
+    def reflect(self, row: Trajectory, task: Task) -> str:
+        """The first call of a failed attempt that does not follow the question, or where it gave up."""
+        metadata = json.loads(task.metadata)
+        who = metadata["start"]
+        calls = iter([call.parsed() for message in row.messages for call in message.tool_calls])
+        for relation in metadata["relations"]:
+            asked = next(calls, None)
+            if asked is None:
+                return f"go on at {who}"
+            if asked != {"who": who, "rel": relation}:
+                return f"not {asked.get('rel')} of {asked.get('who')}" if isinstance(asked, dict) else ""
+            who = metadata["facts"][who][relation]
+        return "answer what the last call returned"
+
     def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Message], None]:
         """A scripted expert that errs with probability ``noise`` at each turn: it asks for a wrong relation, about a
         wrong person, or answers too early."""

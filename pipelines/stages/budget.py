@@ -2,7 +2,7 @@
 before anything is sampled."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
@@ -95,8 +95,14 @@ def warn_of_long_rows(policy: "Policy", rows: "TrainingRows") -> None:
         )
 
 
-def check_room(policy: "Policy | None", runner: "RolloutRunner", tasks: "Sequence[Task]", hint: str = "") -> None:
-    """Compare prompts, as the model's chat template renders them with their tools, with the limit of tokens.
+def check_room(
+    policy: "Policy | None",
+    runner: "RolloutRunner",
+    tasks: "Sequence[Task]",
+    hint: "Callable[[Task], str] | None" = None,
+) -> None:
+    """Compare prompts, as the model's chat template renders them with their tools, with the limit of tokens. They have
+    the ``hint`` of their task, a template for :func:`agentrl.rollouts.rationalize.with_hint`.
 
     Raises ValueError if even the shortest prompt leaves less than :data:`ROOM` tokens. A warning names the longest if
     that leaves less.
@@ -111,8 +117,8 @@ def check_room(policy: "Policy | None", runner: "RolloutRunner", tasks: "Sequenc
     for task, (opening, tools) in shown:
         if not opening:
             continue
-        if hint:
-            opening = with_hint(opening, task, hint)
+        if hint and (template := hint(task)):
+            opening = with_hint(opening, task, template)
         sizes[task.task_id] = len(policy.codec.opening(opening, tools))
     if not sizes:
         return

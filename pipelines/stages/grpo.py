@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +34,7 @@ from pipelines.stages.observed import Observe, weighing
 from pipelines.stages.online_log import OnlineLog
 from pipelines.stages.outcomes import ENDS, MOST, warn_of_shares
 from pipelines.stages.teaching import TeacherConfig, teaching
+from schemas.annotations import ADDED
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
@@ -60,7 +61,7 @@ class OnlineConfig(TokenLimits, TeacherConfig):
     iterations: int = Field(25, ge=1)
     tasks: int = Field(32, ge=1, description="tasks of one iteration")
     samples: int = Field(8, ge=2, description="rollouts of each task, which form its group")
-    draw: CurriculumConfig | None = Field(
+    draw: Annotated[CurriculumConfig | None, ADDED] = Field(
         None, description="a curriculum over the levels of the tasks; None: every task in turn"
     )
     updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")

@@ -2,13 +2,14 @@
 
 import asyncio
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from operator import itemgetter
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.engines import EngineChoice, TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
@@ -19,13 +20,17 @@ from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
 from agentrl.rollouts.rationalize import HINT, is_grounded, strip_hint
 from agentrl.search.agentq import by_task
-from pipelines.handles import Model, Scores, Tasks, Trajectories
+from datastore.retrieval.experience import estimate_tokens
+from pipelines.handles import Model, NoteTable, Scores, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig, check_room
 from pipelines.stages.common import REWARDS, count, environment, load_policy, record_dialect, rollout_runner
+from pipelines.stages.in_context import InContext, Showing
 from pipelines.stages.outcomes import FEW, warn_of_ends
+from pipelines.stages.retries import Tried, retried, to_retry, tried
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.shards import Shards
+from schemas.annotations import ADDED
 from schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
@@ -41,22 +46,30 @@ class SynthesizeConfig(StageConfig):
         0.0, ge=0, le=1, description="share of attempts that show the answer as a hint in the opening"
     )
     hint: str = Field(HINT, description="appended to the opening; {answer} stands for the ground truth")
+    context: InContext = Field([])
 
 
 @stage("trajectories.synthesize", version=1)
-def synthesize(context: Context, config: SynthesizeConfig, tasks: Tasks) -> Trajectories:
+def synthesize(
+    context: Context, config: SynthesizeConfig, tasks: Tasks, notes: NoteTable | None = None
+) -> Trajectories:
     """Attempts of the environment's scripted expert. They carry text and no tokens.
 
-    ``hinted`` attempts teach a policy without other training what a hint is, so that it can rationalise later.
+    ``hinted`` attempts teach a policy without other training what a hint is, so that it can rationalise later; those
+    that show ``context`` teach it what notes are.
     """
+    showing = Showing(config.context, notes, estimate_tokens)
     random = Random(f"coverage-{context.seed}")
     covered = [task for task in tasks.read() if random.random() < config.coverage]
     rows = []
     for number, task in enumerate(covered):
         hint = config.hint if random.random() < config.hinted else ""
-        name = context.trajectory_id(number)
-        rows.append(demonstrate(environment(context, task.env), task, config.noise, context.seed, name, hint))
+        name, shown = context.trajectory_id(number), showing(task)
+        both = " ".join(filter(None, [hint, shown.template]))
+        row = demonstrate(environment(context, task.env), task, config.noise, context.seed, name, both)
+        rows.append(row.model_copy(update={"tags": [*["hinted"] * bool(hint), *shown.tags]}) if shown.tags else row)
     context.append(rows)
+    count(context, showing.counts)
     context.metrics.update(rows=len(rows), success=sum(row.scored_success() for row in rows) / max(1, len(rows)))
     return context.select()
 
@@ -68,20 +81,49 @@ class SampleConfig(StageConfig):
     shard_tasks: int = Field(128, ge=1, description="tasks between two points at which a killed run resumes")
     engine: EngineChoice = DEFAULT_ENGINE
     limits: Limits = Limits()
+    context: InContext = Field([])
+    retries: Annotated[int, ADDED] = Field(
+        0,
+        ge=0,
+        description="in place of samples: attempts at each task that the rows of the input trajectories attempted and "
+        "none of them solved; 0 samples every task",
+    )
+
+    @model_validator(mode="after")
+    def _samples_or_retries(self) -> "SampleConfig":
+        if self.retries and "samples" in self.model_fields_set:
+            raise ValueError("set samples, for every task, or retries, for those that were not solved; not both")
+        return self
 
 
 @stage("trajectories.sample", version=1)
-def sample(context: Context, config: SampleConfig, tasks: Tasks, model: Model | None = None) -> Trajectories:
+def sample(
+    context: Context,
+    config: SampleConfig,
+    tasks: Tasks,
+    model: Model | None = None,
+    notes: NoteTable | None = None,
+    trajectories: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
+) -> Trajectories:
     """Rollouts of a policy, ``samples`` for each task, in the environments that the tasks name. The policy is the
-    model, or if the engine is an endpoint, what is behind it."""
-    rows = tasks.read()
+    model, or if the engine is an endpoint, what is behind it.
+
+    With ``retries``, only the tasks that ``trajectories`` did not solve are tried again. Such rows have the source
+    ``reflected``, the last attempt before them as parent, and the tag ``trial:n``.
+    """
+    rows, before = _wanted(context, config, tasks, trajectories)
+    if config.retries and not rows:
+        return context.select()
     policy = _policy(config, model)
     sampling = config.sampling.of(policy)
+    showing = Showing(config.context, notes, policy.codec.count if policy else estimate_tokens)
+    finish = _finishing(showing, before)
     with rollout_runner(context, policy, rows, sampling, config.engine, config.limits, config.rewards) as runner:
-        check_room(policy, runner, rows)
+        check_room(policy, runner, rows, lambda task: showing.of(task).template)
         shards = Shards(context)
-        for round_ in _rounds(context, config, rows, runner.engine.reproducible, shards):
-            runner.wait(_sample(context, runner, round_, shards))
+        for round_ in _rounds(context, config, rows, runner.engine.reproducible, shards, showing):
+            runner.wait(_sample(context, runner, round_, shards, finish))
+    count(context, showing.counts)
     shards.finish(len(range(0, len(rows), config.shard_tasks)))
     count(context, runner.counts)
     chosen = context.select()
@@ -99,19 +141,55 @@ def sample(context: Context, config: SampleConfig, tasks: Tasks, model: Model | 
     return chosen
 
 
+def _wanted(
+    context: Context, config: SampleConfig, tasks: Tasks, trajectories: list[Trajectories]
+) -> "tuple[list[Task], dict[str, Tried]]":
+    """The tasks to sample, and what was tried before at those that are tried again."""
+    rows = tasks.read()
+    if not config.retries:
+        if trajectories:
+            raise ValueError("inputs.trajectories is wired, which only retries look at; set retries, or leave it out")
+        return rows, {}
+    if not trajectories:
+        raise ValueError("retries needs the attempts before them; wire inputs.trajectories")
+    before = tried(trajectories)
+    chosen = to_retry(rows, before)
+    context.metrics.update(unsolved=len(chosen))
+    if not chosen:
+        warnings.warn(f"nothing is tried again: no given row failed at one of the {len(rows)} tasks", stacklevel=3)
+    return chosen, before
+
+
+def _finishing(showing: Showing, before: "Mapping[str, Tried]") -> "Callable[[Trajectory, Task], Trajectory]":
+    """What a row is called: what it was shown, and of a retry what was tried before."""
+
+    def finish(row: Trajectory, task: "Task") -> Trajectory:
+        if tags := showing.of(task).tags:
+            row = row.model_copy(update={"tags": [*tags, *row.tags]})
+        return retried(row, before[task.task_id]) if before else row
+
+    return finish
+
+
 def _rounds(
-    context: Context, config: SampleConfig, tasks: "Sequence[Task]", one_by_one: bool, shards: Shards
+    context: Context,
+    config: SampleConfig,
+    tasks: "Sequence[Task]",
+    one_by_one: bool,
+    shards: Shards,
+    showing: Showing,
 ) -> "list[dict[int, dict[str, Attempt]]]":
     """The attempts of each shard that the buffer lacks, by their ids. An engine that is reproducible begins each shard
     from nothing (``one_by_one``), so that a resumed run makes the same rows."""
     from agentrl.rollouts.runner import tickets
 
     missing = {}
+    samples = config.retries or config.samples
     for shard, start in enumerate(range(0, len(tasks), config.shard_tasks)):
         part = tasks[start : start + config.shard_tasks]
-        attempts = shards.missing(tickets(part, config.samples, context.trajectory_id, start * config.samples))
+        attempts = shards.missing(tickets(part, samples, context.trajectory_id, start * samples))
         if attempts:
-            missing[shard] = attempts
+            missing[shard] = {name: replace(one, hint=showing(one.task).template) for name, one in attempts.items()}
     return [{shard: missing[shard]} for shard in missing] if one_by_one else [missing]
 
 
@@ -124,7 +202,11 @@ def _policy(config: SampleConfig, model: Model | None) -> "Policy | None":
 
 
 async def _sample(
-    context: Context, runner: "RolloutRunner", missing: "dict[int, dict[str, Attempt]]", shards: Shards
+    context: Context,
+    runner: "RolloutRunner",
+    missing: "dict[int, dict[str, Attempt]]",
+    shards: Shards,
+    finish: "Callable[[Trajectory, Task], Trajectory]",
 ) -> None:
     """Sample shards at once, and append each when it is whole."""
     attempts = {name: attempt for one in missing.values() for name, attempt in one.items()}
@@ -136,7 +218,8 @@ async def _sample(
     async with aclosing(runner.groups(list(attempts.values()), seed, list(attempts))) as groups:
         async for group in groups:
             shard = shard_of[group[0].trajectory_id]
-            made[shard].update((row.trajectory_id, row) for row in group)
+            done = ((row.trajectory_id, finish(row, attempts[row.trajectory_id].task)) for row in group)
+            made[shard].update(done)
             if len(made[shard]) == len(missing[shard]):
                 rows = made.pop(shard)
                 await asyncio.to_thread(shards.append, [rows[name] for name in missing[shard]], shard)
@@ -241,14 +324,27 @@ class RationalizeConfig(StageConfig):
     sampling: SamplingConfig = SamplingConfig()
     engine: TokenEngineChoice = DEFAULT_ENGINE
     limits: Limits = Limits()
+    context: InContext = Field([])
+
+    @model_validator(mode="after")
+    def _hint_or_context(self) -> "RationalizeConfig":
+        if self.context and "hint" in self.model_fields_set:
+            raise ValueError("context is shown in place of the hint, so hint would do nothing; leave one of them out")
+        return self
 
 
 @stage("trajectories.rationalize", version=1)
 def rationalize(
-    context: Context, config: RationalizeConfig, model: Model, tasks: Tasks, trajectories: list[Trajectories]
+    context: Context,
+    config: RationalizeConfig,
+    model: Model,
+    tasks: Tasks,
+    trajectories: list[Trajectories],
+    notes: NoteTable | None = None,
 ) -> Trajectories:
-    """Retry the tasks that no given trajectory solved, with the answer as a hint. The output holds the solved retries
-    without their hint; the retries as they were sampled stay in the buffer, with source ``hinted``."""
+    """Retry the tasks that no given trajectory solved, with the answer as a hint, or with ``context``, such as notes
+    (guidance; then tasks without notes are left out). The output holds the solved retries without it; the retries as
+    they were sampled stay in the buffer, with source ``hinted``."""
     from agentrl.rollouts.runner import tickets
 
     solved = {
@@ -263,13 +359,25 @@ def rationalize(
     unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
     policy = load_policy(model, config.engine)
     record_dialect(context, policy)
+    showing = Showing(config.context, notes, policy.codec.count)
+    if config.context:
+        count(context, {"without_notes": sum(not showing.of(task).text for task in unsolved.values())})
+        unsolved = {name: task for name, task in unsolved.items() if showing.of(task).text}
+
+    def hint_of(task: "Task") -> str:
+        return showing.of(task).template if config.context else config.hint
+
     shards = Shards(context)
-    attempts = shards.missing(tickets(list(unsolved.values()), config.samples, context.trajectory_id, hint=config.hint))
+    every = tickets(list(unsolved.values()), config.samples, context.trajectory_id)
+    attempts = {name: replace(one, hint=hint_of(one.task)) for name, one in shards.missing(every).items()}
     if attempts:
         sampling = config.sampling.of(policy)
         with rollout_runner(context, policy, rows, sampling, config.engine, config.limits) as runner:
-            check_room(policy, runner, list(unsolved.values()), config.hint)
+            check_room(policy, runner, list(unsolved.values()), hint_of)
             made = runner.run(list(attempts.values()), stream(context.seed, "hinted"), list(attempts), source="hinted")
+        tags = [showing(attempt.task).tags for attempt in attempts.values()]
+        made = [row.model_copy(update={"tags": [*tag, *row.tags]}) for row, tag in zip(made, tags, strict=True)]
+        count(context, showing.counts)
         shards.append(made, 0)
         shards.finish(2)
         count(context, runner.counts)
@@ -277,14 +385,17 @@ def rationalize(
     warn_of_ends(retried.table(["termination", "success"]), "retries")
     hinted = retried.read()
     stripped: list[Trajectory] = []
+    ungrounded = 0
     for task_id, retries in by_task(hinted).items():
         task = unsolved[task_id]
         good = sorted((r for r in retries if r.success and is_grounded(r, task)), key=lambda r: (r.n_steps, r.n_tokens))
+        ungrounded += sum(bool(r.success) for r in retries) - len(good)
         for retry in good[: config.keep]:
             name = context.trajectory_id(len(hinted) + len(stripped))
-            stripped.append(strip_hint(retry, task, config.hint, policy.codec, name))
+            stripped.append(strip_hint(retry, task, hint_of(task), policy.codec, name))
     context.append(stripped, shard=1)
     context.metrics.update(unsolved=len(unsolved), retries=len(hinted), rationalized=len(stripped))
+    count(context, {"ungrounded": ungrounded})
     return context.select([row.trajectory_id for row in stripped])
 
 

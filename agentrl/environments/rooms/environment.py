@@ -130,6 +130,22 @@ class Rooms(Family):
         where: dict[str, Any] = json.loads(task.metadata)
         return f"{where['start']} {where['goal']}"
 
+    def reflect(self, row: Trajectory, task: Task) -> str:
+        """The first door of a failed walk that led no nearer to the goal, or where it gave up."""
+        where: dict[str, Any] = json.loads(task.metadata)
+        ahead = self.house.distances(self.house.numbers[where["goal"]])
+        room = self.house.numbers[where["start"]]
+        calls = [call for message in row.messages for call in message.tool_calls]
+        answers = [message for message in row.messages if message.role is Role.TOOL]
+        for call, answer in zip(calls, answers, strict=False):
+            reached = self.house.numbers.get(answer.content.split(".")[0])
+            if reached is None:
+                continue
+            if ahead[reached] >= ahead[room]:
+                return f"not {call.parsed().get('door')} at {self.house.names[room]}"
+            room = reached
+        return f"go on at {self.house.names[room]}" if ahead[room] else ""
+
     def vary(self, task: Task, random: Random) -> Task:
         """A task whose start or goal lies behind a door of the old one."""
         where: dict[str, Any] = json.loads(task.metadata)

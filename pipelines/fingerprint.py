@@ -63,6 +63,7 @@ NO_EFFECT: Mapping[str, tuple[str, ...]] = {
         "num_workers",
         *(f"engine.{name}" for name in _SERVING),
         *(f"teacher_engine.{name}" for name in _SERVING),
+        *(f"by.{name}" for name in _SERVING),  # of who writes notes
         *(f"rewards.*.engines.*.{name}" for name in _SERVING),  # of judges
     ),
     "trajectories.relabel": tuple(f"{who}.engines.*.{name}" for who in ("describe", "verify") for name in _SERVING),

@@ -193,5 +193,6 @@ class Folder(Handle):
 
 
 HANDLES: dict[Kind, type[Handle]] = {
-    handle.kind: handle for handle in (Tasks, Trajectories, Pairs, Scores, Steps, NoteTable, Model, Table, Report, Folder)
+    handle.kind: handle
+    for handle in (Tasks, Trajectories, Pairs, Scores, Steps, NoteTable, Model, Table, Report, Folder)
 }

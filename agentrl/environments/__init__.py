@@ -19,6 +19,7 @@ ENVIRONMENTS = {
     "mcp": "agentrl.environments.adapters.mcp:McpEnvironment",
     "office": "agentrl.environments.office.environment:Office",
     "openenv": "agentrl.environments.adapters.openenv:OpenEnvironment",
+    "predict": "agentrl.environments.predict:Predict",
     "repository": "agentrl.environments.repository.environment:Repository",
     "research": "agentrl.environments.research.environment:Research",
     "rooms": "agentrl.environments.rooms.environment:Rooms",

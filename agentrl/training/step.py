@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.base import Objective
-from agentrl.losses.nll import nll_loss
 from agentrl.models.policy import Policy
 from agentrl.training.backend import Backend, OneProcess
 from agentrl.training.batch import Batch, TrainingError, collate, micro_batches, units
@@ -145,7 +144,7 @@ class Trainer:
                 total, parted = self.objective.loss(own, own_entropy, batch, baseline)
                 loss = total / count
                 if batch.ce_weights is not None:
-                    ce = nll_loss(logprobs, batch.ce_weights).sum() / max(1.0, ce_tokens)
+                    ce = -(batch.ce_weights * logprobs).sum() / max(1.0, ce_tokens)
                     loss = loss + ce
                     for name in ("loss", "ce_loss"):
                         totals[name] = totals.get(name, 0.0) + ce.item() * share

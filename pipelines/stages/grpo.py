@@ -25,7 +25,7 @@ from agentrl.rollouts.limits import Limits
 from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.trackers import Tracker
-from pipelines.handles import Folder, Model, Table, Tasks, Trajectories
+from pipelines.handles import Folder, Model, NoteTable, Table, Tasks, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.budget import TokenLimits, check_room
 from pipelines.stages.checkpoints import BATCHES, Checkpoints, Keeper, number_of
@@ -33,7 +33,7 @@ from pipelines.stages.common import REWARDS, count, load_policy, rollout_runner,
 from pipelines.stages.observed import Observe, weighing
 from pipelines.stages.online_log import OnlineLog
 from pipelines.stages.outcomes import ENDS, MOST, warn_of_shares
-from pipelines.stages.teaching import TeacherConfig, teaching
+from pipelines.stages.teaching import TeacherConfig, Teaching, teaching
 from schemas.annotations import ADDED
 
 if TYPE_CHECKING:
@@ -134,15 +134,16 @@ def online(
     tasks: Tasks,
     dev: Tasks | None = None,
     teacher: Model | None = None,
+    notes: NoteTable | None = None,
 ) -> Online:
     """Online reinforcement learning at temperature 1, by any algorithm of the union. ``teacher`` is that of
-    ``algorithm: {type: distill}``.
+    ``algorithm: {type: distill}``, which may see ``notes``.
 
     Every rollout goes into the buffer, with its log-probabilities and the version of the policy that sampled it. The
     table ``steps`` lists the rollouts of each step with their advantages. ``batches`` holds the training rows of each
     optimiser step, so that any step can be computed again. ``coverage`` has a row for each task that was drawn.
     """
-    return _train(context, config, model, tasks, dev, teacher)
+    return _train(context, config, model, tasks, dev, Teaching(teacher, notes))
 
 
 class GRPOConfig(OnlineConfig):
@@ -157,7 +158,7 @@ def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks, dev: 
 
 @contextmanager
 def _loop(
-    context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None, teacher: Model | None
+    context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None, taught: Teaching
 ) -> "Iterator[tuple[OnlineLoop, Keeper]]":
     """The loop, and what keeps its checkpoints. At the end its engine is closed."""
     from agentrl.online.curriculum import Curriculum
@@ -170,7 +171,7 @@ def _loop(
     tokens = config.optimizer.micro_tokens
     with (
         _policy(context, config, model) as (policy, models),
-        teaching(config, config.algorithm, model, teacher, policy, by_id.__getitem__, tokens) as taught,
+        teaching(config, config.algorithm, model, taught, policy, by_id.__getitem__, tokens) as teacher,
     ):
         sampling = config.sampling(policy)
         learner = Learner(
@@ -184,7 +185,7 @@ def _loop(
             models=models,
             record_tokens=config.record_tokens,
             observe=weighing(config.observe),
-            teacher=taught,
+            teacher=teacher,
         )
         spare = config.algorithm.resample * config.tasks
         tickets = Tickets(config.tasks, config.iterations, config.ahead, config.max_staleness, spare)
@@ -234,9 +235,9 @@ def _train(
     model: Model,
     tasks: Tasks,
     dev: Tasks | None,
-    teacher: Model | None = None,
+    taught: Teaching = Teaching(),  # noqa: B008  (immutable)
 ) -> Online:
-    with _loop(context, config, model, tasks, dev, teacher) as (loop, keeper):
+    with _loop(context, config, model, tasks, dev, taught) as (loop, keeper):
         return _trained(context, config, loop, keeper)
 
 

@@ -55,14 +55,14 @@ def reflect(
     by_id = {task.task_id: task for task in tasks.read()}
     failed = _failed(rows, config.memory)
     known = [row for row in failed if row.task_id in by_id]
-    if config.by == "env":
+    if isinstance(config.by, str):
         if model is not None:
             raise ValueError("by: env asks no model, so inputs.model would do nothing; leave it out, or name an engine")
         places = {name: environment(context, name) for name in sorted({row.env for row in known})}
         texts = [_by_environment(places[row.env], row, by_id[row.task_id]) for row in known]
         author = "env"
     else:
-        texts = _by_engine(context, config, known, model)
+        texts = _by_engine(context, config.by, config.sampling, known, model)
         author = config.by.type
     made = [
         Note(
@@ -121,13 +121,14 @@ def _by_environment(place: "Environment", row: Trajectory, task: "Task") -> str:
     return str(said(row, task) or "").strip()
 
 
-def _by_engine(context: Context, config: ReflectConfig, rows: Sequence[Trajectory], model: Model | None) -> list[str]:
+def _by_engine(
+    context: Context, engine: "EngineConfig", drawn: SamplingConfig, rows: Sequence[Trajectory], model: Model | None
+) -> list[str]:
     """What an engine says of failed attempts; nothing if it could not be asked."""
     from agentrl.rollouts.reflection import Reflection, reflections
     from agentrl.rollouts.runner import Attempt, RolloutRunner
     from pipelines.stage import reveal
 
-    engine: EngineConfig = config.by
     if engine.exact and model is None:
         raise ValueError(f"engine {engine.type} samples from a model; wire inputs.model")
     if not engine.exact and model is not None:
@@ -137,7 +138,7 @@ def _by_engine(context: Context, config: ReflectConfig, rows: Sequence[Trajector
     for secret in secrets_of([engine]):
         reveal(secret)
     policy = load_policy(model, engine) if model else None
-    sampling = config.sampling.of(policy)
+    sampling = drawn.of(policy)
     attempts = [Attempt(task) for task in reflections(list(rows))]
     names = [row.trajectory_id for row in rows]
     with RolloutRunner(policy, engine.build(policy), Reflection(), sampling) as runner:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -11,9 +11,10 @@ from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE, EmbeddedConfig
 from agentrl.rollouts.rationalize import HINT
-from pipelines.handles import Model
+from pipelines.handles import Model, NoteTable
 from pipelines.stage import Context, StageConfig
 from pipelines.stages.common import load_policy
+from pipelines.stages.in_context import NotesItem, NotesShown, Showing
 from schemas.annotations import ADDED
 from schemas.arrow import from_table
 from schemas.task import Task
@@ -23,11 +24,20 @@ if TYPE_CHECKING:
     from agentrl.online.teacher import Sees, Teacher
 
 
+class Teaching(NamedTuple):
+    """The inputs of a stage that are about its teacher."""
+
+    teacher: Model | None = None
+    notes: NoteTable | None = None
+
+
 class TeacherConfig(StageConfig):
     """Settings of stages whose algorithm may ask for a teacher."""
 
-    teacher_context: Annotated[Literal["answer"] | None, ADDED] = Field(
-        None, description="what the teacher sees and the student does not: the task's answer. None: nothing"
+    teacher_context: Annotated[Literal["answer", "notes"] | None, ADDED] = Field(
+        None,
+        description="what the teacher sees and the student does not: the task's answer, or its notes, of the input "
+        "notes. None: nothing",
     )
     teacher_engine: Annotated[TokenEngineChoice, ADDED] = Field(
         DEFAULT_ENGINE, description="what scores for the teacher; transformers: packed passes in the stage's process"
@@ -67,7 +77,7 @@ def teaching(
     config: TeacherConfig,
     algorithm: PolicyGradient,
     model: Model,
-    teacher: Model | None,
+    inputs: Teaching,
     student: "Speaker",
     task_of: Callable[[str], Task],
     micro_tokens: int,
@@ -77,6 +87,13 @@ def teaching(
 
     Raises ValueError if there is a teacher without need or need without a teacher, or if it has another tokenizer.
     """
+    teacher, notes = inputs
+    if (config.teacher_context == "notes") != (notes is not None):
+        raise ValueError(
+            "inputs.notes is wired, and no teacher sees them; set teacher_context: notes, or leave the input out"
+            if notes
+            else "teacher_context: notes needs notes; wire inputs.notes to a stage notes.reflect"
+        )
     if not algorithm.needs_teacher:
         if teacher is not None:
             raise ValueError(
@@ -98,11 +115,20 @@ def teaching(
     check_vocabulary(policy, student)  # before servers start
     embedded = isinstance(config.teacher_engine, EmbeddedConfig)
     engine = None if embedded else config.teacher_engine.build(policy)
-    sees: Sees | None = None
-    if config.teacher_context == "answer":
-        sees = lambda row: HINT.format(answer=json.loads(task_of(row.task_id).ground_truth))  # noqa: E731
     try:
-        yield Teacher(policy, student, engine, sees, micro_tokens)
+        yield Teacher(policy, student, engine, _sees(config, notes, student, task_of), micro_tokens)
     finally:
         if engine is not None:
             blocking(engine.close())
+
+
+def _sees(
+    config: TeacherConfig, notes: NoteTable | None, student: "Speaker", task_of: Callable[[str], Task]
+) -> "Sees | None":
+    """What the teacher sees of the task of a rollout, if that is more than the student saw."""
+    if config.teacher_context is None:
+        return None
+    if notes is None:
+        return lambda row: HINT.format(answer=json.loads(task_of(row.task_id).ground_truth))
+    showing = Showing([NotesItem(notes=NotesShown())], notes, student.codec.count)
+    return lambda row: showing.of(task_of(row.task_id)).text

@@ -19,13 +19,13 @@ from agentrl.algorithms.preference import Preference
 from agentrl.algorithms.sft import SFT
 from agentrl.rollouts.negatives import SOURCE as NEGATIVE
 from agentrl.training.weights import row_weights, template_weights, without_losses
-from pipelines.handles import Model, Pairs, Scores, Steps, Trajectories
+from pipelines.handles import Model, NoteTable, Pairs, Scores, Steps, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.common import ModelConfig, load_policy, outside, start_policy
 from pipelines.stages.observed import Observe, observing, weighing
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
-from pipelines.stages.teaching import TeacherConfig, stored_tasks, teaching
+from pipelines.stages.teaching import TeacherConfig, Teaching, stored_tasks, teaching
 from pipelines.stages.token_credit import credited_by_token
 from pipelines.stages.training import TrainConfig, Trained, Training, meanwhile
 from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, reweighted, trained_on
@@ -253,9 +253,10 @@ def offline(
     scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
     steps: list[Steps] = [],  # noqa: B006  (an input that may be left out)
     teacher: Model | None = None,
+    notes: NoteTable | None = None,
 ) -> Trained:
     """Policy gradient on rollouts that the buffer holds, with ``model`` as the proximal policy and the reference.
-    ``teacher`` is that of ``algorithm: {type: distill}``.
+    ``teacher`` is that of ``algorithm: {type: distill}``, which may see ``notes``.
 
     Groups are the rollouts of one ticket; rows that name none are grouped by task and by the policy that sampled them.
     ``algorithm.off_policy`` corrects for rollouts of other policies. ``steps`` are for ``credit: values``.
@@ -269,7 +270,7 @@ def offline(
         chosen.check_tokenizers(policy, np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy()))
         lr_scale = 1.0
         task_of = stored_tasks(context, chosen.scalars["task_id"].to_pylist())
-        with teaching(config, algorithm, model, teacher, policy, task_of, micro_tokens) as taught:
+        with teaching(config, algorithm, model, Teaching(teacher, notes), policy, task_of, micro_tokens) as taught:
             if algorithm.credits_whole_rows:
                 metrics, batches = credited(chosen, algorithm, policy, micro_tokens)
             else:

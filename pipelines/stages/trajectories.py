@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from agentrl.engines import EngineChoice, TokenEngineChoice
+from agentrl.engines import EngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
 from agentrl.rewards import Rewards
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
-from agentrl.rollouts.rationalize import HINT, is_grounded, strip_hint
-from agentrl.search.agentq import by_task
+from agentrl.rollouts.rationalize import HINT
 from datastore.retrieval.experience import estimate_tokens
 from pipelines.handles import Model, NoteTable, Scores, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig, check_room
-from pipelines.stages.common import REWARDS, count, environment, load_policy, record_dialect, rollout_runner
+from pipelines.stages.common import REWARDS, count, environment, load_policy, rollout_runner
 from pipelines.stages.in_context import InContext, Showing
 from pipelines.stages.outcomes import FEW, warn_of_ends
 from pipelines.stages.retries import Tried, retried, to_retry, tried
@@ -315,90 +314,3 @@ def negatives(context: Context, config: NegativesConfig, trajectories: list[Traj
     context.append(made)
     context.metrics.update(without_tools=len(chosen), with_unneeded_tools=len(made) - len(chosen))
     return context.select()
-
-
-class RationalizeConfig(StageConfig):
-    samples: int = Field(4, ge=1, description="retries of each task that was never solved")
-    hint: str = Field(HINT, description="appended to the opening; {answer} stands for the ground truth")
-    keep: int = Field(1, ge=1, description="at most this many solved retries of each task")
-    sampling: SamplingConfig = SamplingConfig()
-    engine: TokenEngineChoice = DEFAULT_ENGINE
-    limits: Limits = Limits()
-    context: InContext = Field([])
-
-    @model_validator(mode="after")
-    def _hint_or_context(self) -> "RationalizeConfig":
-        if self.context and "hint" in self.model_fields_set:
-            raise ValueError("context is shown in place of the hint, so hint would do nothing; leave one of them out")
-        return self
-
-
-@stage("trajectories.rationalize", version=1)
-def rationalize(
-    context: Context,
-    config: RationalizeConfig,
-    model: Model,
-    tasks: Tasks,
-    trajectories: list[Trajectories],
-    notes: NoteTable | None = None,
-) -> Trajectories:
-    """Retry the tasks that no given trajectory solved, with the answer as a hint, or with ``context``, such as notes
-    (guidance; then tasks without notes are left out). The output holds the solved retries without it; the retries as
-    they were sampled stay in the buffer, with source ``hinted``."""
-    from agentrl.rollouts.runner import tickets
-
-    solved = {
-        task_id
-        for selection in trajectories
-        for task_id, success, tags in zip(
-            *selection.table(["task_id", "success", "tags"]).to_pydict().values(), strict=True
-        )
-        if success and NOT_TRAINED not in tags
-    }
-    rows = tasks.read()
-    unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
-    policy = load_policy(model, config.engine)
-    record_dialect(context, policy)
-    showing = Showing(config.context, notes, policy.codec.count)
-    if config.context:
-        count(context, {"without_notes": sum(not showing.of(task).text for task in unsolved.values())})
-        unsolved = {name: task for name, task in unsolved.items() if showing.of(task).text}
-
-    def hint_of(task: "Task") -> str:
-        return showing.of(task).template if config.context else config.hint
-
-    shards = Shards(context)
-    every = tickets(list(unsolved.values()), config.samples, context.trajectory_id)
-    attempts = {name: replace(one, hint=hint_of(one.task)) for name, one in shards.missing(every).items()}
-    if attempts:
-        sampling = config.sampling.of(policy)
-        with rollout_runner(context, policy, rows, sampling, config.engine, config.limits) as runner:
-            check_room(policy, runner, list(unsolved.values()), hint_of)
-            made = runner.run(list(attempts.values()), stream(context.seed, "hinted"), list(attempts), source="hinted")
-        tags = [showing(attempt.task).tags for attempt in attempts.values()]
-        made = [row.model_copy(update={"tags": [*tag, *row.tags]}) for row, tag in zip(made, tags, strict=True)]
-        count(context, showing.counts)
-        shards.append(made, 0)
-        shards.finish(2)
-        count(context, runner.counts)
-    retried = context.select(sorted(_of_source(context, "hinted")))
-    warn_of_ends(retried.table(["termination", "success"]), "retries")
-    hinted = retried.read()
-    stripped: list[Trajectory] = []
-    ungrounded = 0
-    for task_id, retries in by_task(hinted).items():
-        task = unsolved[task_id]
-        good = sorted((r for r in retries if r.success and is_grounded(r, task)), key=lambda r: (r.n_steps, r.n_tokens))
-        ungrounded += sum(bool(r.success) for r in retries) - len(good)
-        for retry in good[: config.keep]:
-            name = context.trajectory_id(len(hinted) + len(stripped))
-            stripped.append(strip_hint(retry, task, hint_of(task), policy.codec, name))
-    context.append(stripped, shard=1)
-    context.metrics.update(unsolved=len(unsolved), retries=len(hinted), rationalized=len(stripped))
-    count(context, {"ungrounded": ungrounded})
-    return context.select([row.trajectory_id for row in stripped])
-
-
-def _of_source(context: Context, source: str) -> list[str]:
-    table = context.buffer.read(context.row_ids(), ["trajectory_id", "source"])
-    return [row["trajectory_id"] for row in table.to_pylist() if row["source"] == source]

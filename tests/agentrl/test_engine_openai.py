@@ -248,7 +248,8 @@ def test_stages_that_need_ids_refuse_it_by_name() -> None:
 
     from pipelines.stages.evaluate import EvaluateConfig
     from pipelines.stages.grpo import OnlineConfig
-    from pipelines.stages.trajectories import RationalizeConfig, SampleConfig
+    from pipelines.stages.rationalize import RationalizeConfig
+    from pipelines.stages.trajectories import SampleConfig
 
     given = {"engine": {"type": "openai", "model": "teacher"}}
     for config in (OnlineConfig, EvaluateConfig, RationalizeConfig):

@@ -27,6 +27,7 @@ from agentrl.engines.configs import VLLMConfig
 from agentrl.engines.vllm import VLLMEngine
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
+from agentrl.online.teacher import Teacher
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.training.loop import fit
 from agentrl.training.lora import add_lora
@@ -157,6 +158,14 @@ def test_score_gives_the_trainers_log_probs(policy: Policy, engine: VLLMEngine) 
     ids = tokenize(expert_runs(1)[0], policy.codec, "digest").input_ids
     assert mean_gap(blocking(engine.score(ids)), recomputed(policy, ids)) <= TOLERANCE
     assert mean_gap(blocking(engine.score(ids, 10)), recomputed(policy, ids)[9:]) <= TOLERANCE
+
+
+def test_a_teacher_behind_vllm_says_what_one_in_this_process_says(policy: Policy, engine: VLLMEngine) -> None:
+    rows = [tokenize(run, policy.codec, "digest") for run in expert_runs(4)]
+    theirs, ours = (Teacher(policy, policy, one).logprobs(rows) for one in (engine, None))
+    for one, other, row in zip(theirs, ours, rows, strict=True):
+        assert mean_gap(one[row.action_mask].tolist(), other[row.action_mask].tolist()) <= TOLERANCE
+        assert not one[[not acts for acts in row.action_mask]].any()
 
 
 def test_sampling_records_the_distribution_it_drew_from(policy: Policy, engine: VLLMEngine) -> None:

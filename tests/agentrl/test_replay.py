@@ -60,7 +60,7 @@ stages:
   offline:
     uses: train.offline
     inputs: {trajectories: sample, model: warm}
-    with: {steps: 2, batch: 4, algorithm: {type: rloo, off_policy: {truncate: 2.0}}}
+    with: {steps: 2, batch: 4, observe: {tool: 0.2}, algorithm: {type: rloo, off_policy: {truncate: 2.0}}}
 """
 LORA = ", lora: {rank: 2, alpha: 4}"
 ONLINE = {
@@ -68,7 +68,7 @@ ONLINE = {
     "low-rank": "{type: grpo}",
     "ppo": "{type: ppo, level: turn, kl: {where: reward, estimator: k1}}",
     "vapo": "{type: vapo, critic: {pretrain: 1}, per_level: true, off_policy: {vtrace: [1.0, 1.0]}}",
-    "subgoal": "{type: grpo, credit: subgoal}",
+    "subgoal": "{type: grpo, credit: subgoal}\n      observe: {tool: 0.3}",
 }
 for name, algorithm in ONLINE.items():
     SPEC += f"""

@@ -24,7 +24,8 @@ from datastore.buffer import TrajectoryBuffer
 from pipelines.harness import Harness
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.grpo import online
-from pipelines.stages.trajectories import rationalize, sample
+from pipelines.stages.rationalize import rationalize
+from pipelines.stages.trajectories import sample
 
 TETHERED = '''
 import asyncio

@@ -81,6 +81,14 @@ def test_ranks_learn_what_one_process_learns(harness: Harness, warm: Model, task
         assert ours.values.to_numpy() == pytest.approx(theirs.values.to_numpy(), abs=2e-2), name
 
 
+@pytest.mark.slow
+def test_ranks_divide_two_streams_by_the_counts_of_all(harness: Harness, warm: Model, tasks: Tasks) -> None:
+    config = {**SMALL, "iterations": 2, "optimizer": OPTIMIZER, "observe": {"tool": 0.5}, "updates": 2}
+    expected = harness.run(online, config, model=warm, tasks=tasks)
+    assert all(row["ce_tokens"] for row in expected["metrics"].table().to_pylist())
+    same(harness.run(online, {**config, "deepspeed": spread(2)}, model=warm, tasks=tasks), expected)
+
+
 class Killed(BaseException):
     pass
 

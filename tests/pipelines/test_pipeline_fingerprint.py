@@ -1,7 +1,5 @@
 """What changes a fingerprint, and what does not."""
 
-import hashlib
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,16 +11,7 @@ from toy_project import Project
 
 from datastore.catalog import Catalog
 from pipelines.external import external_digest, pinned, with_paths
-from pipelines.fingerprint import (
-    UnhashableError,
-    _hashed,
-    _installed_version,
-    _unhashed,
-    canonical,
-    fingerprint,
-    outside_fields,
-)
-from pipelines.library import builtin_stages
+from pipelines.fingerprint import UnhashableError, _installed_version, canonical, fingerprint, outside_fields
 from pipelines.load import load
 from pipelines.plan import make_plan
 from pipelines.problems import SpecError
@@ -387,30 +376,3 @@ stages:
     store = str(tmp_path / "store")
     steps = make_plan(load(str(tmp_path / "p.yaml")), Catalog(store), store).steps
     assert [name for name, step in steps.items() if "polars" in step.ingredients.packages] == ["curate"]
-
-
-OF_THE_FIRST_VERSION = {
-    "train.online": "2cd6a24fedc42bef",
-    "train.grpo": "2cd6a24fedc42bef",
-    "train.offline": "472ef07e80d3510d",
-    "trajectories.sample": "78a137677cced3ff",
-    "trajectories.synthesize": "d859cae7cafb6859",
-    "trajectories.rationalize": "f921187fb40c062c",
-}
-"""Digests of what enters the fingerprint of a config with defaults alone."""
-
-
-def _entering(stage: str, **settings: object) -> str:
-    config = _hashed(builtin_stages()[stage].config.model_validate(settings), _unhashed(stage))
-    return hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=8).hexdigest()
-
-
-@pytest.mark.parametrize("stage", OF_THE_FIRST_VERSION)
-def test_fields_that_came_later_leave_the_fingerprints_of_before(stage: str) -> None:
-    assert _entering(stage) == OF_THE_FIRST_VERSION[stage]
-
-
-def test_a_field_that_came_later_counts_if_it_is_set() -> None:
-    before = OF_THE_FIRST_VERSION["train.online"]
-    assert _entering("train.online", observe={}) == before
-    assert _entering("train.online", observe={"tool": 0.1}) != before

@@ -12,10 +12,11 @@ from agentrl.models.policy import Policy
 from pipelines.harness import Harness
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.grpo import grpo
+from pipelines.stages.rationalize import rationalize
 from pipelines.stages.report import training_report
 from pipelines.stages.tasks import generate
 from pipelines.stages.train import sft
-from pipelines.stages.trajectories import negatives, rationalize, reject, sample, synthesize
+from pipelines.stages.trajectories import negatives, reject, sample, synthesize
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
 LIMITS = {"max_turn_tokens": 12, "max_tokens": 120}

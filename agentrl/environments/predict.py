@@ -1,0 +1,85 @@
+"""The environment ``predict``: what will be answered to an action (RWML, arXiv 2602.05842)? A task shows what happened
+before and the action; the policy says the next observation. Tasks are made of rollouts, by the stage ``tasks.predict``.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Generator
+from random import Random
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentrl.environments.base import Score, Step
+from agentrl.rewards.answers import truths
+from agentrl.rewards.similarity import Embedding, rouge_l
+from schemas.annotations import External
+from schemas.task import Task
+from schemas.trajectory import Message, RewardComponent, Role
+
+
+class PredictEpisode:
+    """One prediction. It is right if it is like one of the observations that followed: 1[similarity >= 1 - tau]."""
+
+    def __init__(self, environment: "Predict", task: Task) -> None:
+        self.environment, self.task = environment, task
+        self.opening = [Message(role=Role.USER, content=task.prompt)]
+        self.tools = "[]"
+        self.said: str | None = None
+
+    async def step(self, message: Message) -> Step:
+        self.said = message.content
+        return Step(done=True)
+
+    async def score(self) -> Score:
+        said, similar = self.said, 0.0
+        if said is not None:
+            of = self.environment.similarity
+            similar = await asyncio.to_thread(lambda: max(of(said, right) for right in truths(self.task)))
+        success = said is not None and similar >= 1 - self.environment.tau - 1e-9
+        state = {"said": said, "similarity": similar}
+        return Score(success, (RewardComponent(name="predicted", value=float(success)),), state)
+
+    async def close(self) -> None:
+        pass
+
+
+class Predict:
+    """The environment; see the module's docstring."""
+
+    name = "predict"
+    version = "1"
+    max_steps = 1
+    replayable = True
+
+    def __init__(
+        self,
+        tau: Annotated[
+            float, Field(ge=0, lt=1, description="how far a prediction may be from what was observed, in similarity")
+        ] = 0.2,
+        similarity: Annotated[
+            Literal["rouge", "embedding"], Field(description="ROUGE-L over words, or the cosine of embeddings")
+        ] = "rouge",
+        model: Annotated[
+            Annotated[str, External("model")] | None,
+            Field(description="a sentence-transformers folder or name, for similarity: embedding"),
+        ] = None,
+    ) -> None:
+        if (similarity == "embedding") != (model is not None):
+            raise ValueError(
+                "predict: similarity embedding needs model, a sentence-transformers folder or name; rouge takes none"
+            )
+        self.tau = tau
+        self.similarity: Callable[[str, str], float] = rouge_l if model is None else Embedding(model)
+
+    def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
+        raise ValueError("tasks of predict are made of rollouts; use the stage tasks.predict, not tasks.generate")
+
+    async def reset(self, task: Task) -> PredictEpisode:
+        return PredictEpisode(self, task)
+
+    def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Message], None]:
+        """What was observed, or with probability ``noise`` nothing."""
+        right = json.loads(task.ground_truth)
+        said = "" if random.random() < noise else truths(task)[0] if right else ""
+        yield Message(role=Role.ASSISTANT, content=said)

@@ -192,9 +192,8 @@ def test_an_engine_may_write_the_notes(harness: Harness, tasks: Tasks, slips: Tr
 
 def test_the_policy_may_write_its_notes(harness: Harness, tasks: Tasks, slips: Trajectories, warm: Model) -> None:
     config = {"by": {"type": "transformers"}, "sampling": {"max_turn_tokens": 4, "max_tokens": 192}}
-    few = harness.trajectories(
-        [row.model_copy(update={"trajectory_id": "few", "messages": row.messages[:2]}) for row in slips.read()[:1]]
-    )
+    failed = next(row for row in slips.read() if not row.success)
+    few = harness.trajectories([failed.model_copy(update={"trajectory_id": "few", "messages": failed.messages[:2]})])
     made = harness.run(reflect, config, tasks=tasks, trajectories=[few], model=warm)
     assert made.metrics["made"] + made.metrics["unsaid"] == 1
     with pytest.raises(ValueError, match=r"samples from a model; wire inputs\.model"):

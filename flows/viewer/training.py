@@ -124,7 +124,9 @@ def pulse(catalog: Catalog, tables: Tables) -> Pulse:
 async def events(catalog: Catalog, tables: Tables) -> AsyncIterator[bytes]:
     """A pulse at once and whenever it differs from the last one, as server-sent events. A comment now and then keeps
     the connection open, and notices that the client is gone."""
-    last, quiet = None, 0.0
+    last: Pulse | None = None
+    found: Pulse | None
+    quiet = 0.0
     while True:
         try:
             found = await anyio.to_thread.run_sync(pulse, catalog, tables)

@@ -142,15 +142,27 @@ STRIP = ("stage", "policy", "policy_version")
 
 def task(snapshot: Snapshot, env: str, task_id: str) -> TaskAttempts:
     """All attempts at a task, over stages and versions of policies. Raises RefusedError if there is none."""
-    rows = snapshot.columns([*ATTEMPT, *STRIP, "env", "task_id", "prompt", "created_at"])
-    rows = rows.filter((pl.col("task_id") == task_id) & (pl.col("env") == env)).sort("created_at", "trajectory_id")
-    if not rows.height:
-        raise RefusedError(f"no row attempts task {task_id[:200]!r} of {env[:200]!r}", field="task_id", status=404)
+    rows = _attempts(snapshot, env, task_id, [*ATTEMPT, *STRIP, "prompt", "created_at"])
     strips = [_strip(part) for part in rows.partition_by(STRIP, maintain_order=True)]
     prompts = rows["prompt"].unique(maintain_order=True).head(PROMPTS).str.slice(0, PROMPT).to_list()
     return TaskAttempts(
         version=snapshot.version, env=env, task_id=task_id, prompts=prompts, rows=rows.height, strips=strips
     )
+
+
+def newest_attempts(snapshot: Snapshot, env: str, task_id: str) -> tuple[list[str], int]:
+    """Ids of the newest attempts at a task, in the order of time, and how many attempts there are. Raises RefusedError
+    if there is none."""
+    rows = _attempts(snapshot, env, task_id, ["trajectory_id", "created_at"])
+    return rows["trajectory_id"].tail(ATTEMPTS).to_list(), rows.height
+
+
+def _attempts(snapshot: Snapshot, env: str, task_id: str, columns: Sequence[str]) -> pl.DataFrame:
+    rows = snapshot.columns([*columns, "env", "task_id"])
+    rows = rows.filter((pl.col("task_id") == task_id) & (pl.col("env") == env)).sort("created_at", "trajectory_id")
+    if not rows.height:
+        raise RefusedError(f"no row attempts task {task_id[:200]!r} of {env[:200]!r}", field="task_id", status=404)
+    return rows
 
 
 def _strip(rows: pl.DataFrame) -> Strip:

@@ -89,6 +89,13 @@ class LinesQuery(Query):
     cursor: int = Field(0, ge=0, lt=2**53)
 
 
+class DroppedQuery(AtVersion):
+    artifact: str
+    rule: str
+    offset: int = Field(0, ge=0, lt=2**31)
+    limit: int = Field(100, ge=1, le=1000)
+
+
 class RunQuery(Query):
     run: str = Field(min_length=1, max_length=300)
 
@@ -148,6 +155,20 @@ def _task(reader: "StoreReader", request: Request, question: TaskQuery) -> Respo
     return _json(reader.task(question.env, question.task_id, question.at))
 
 
+def _task_tree(reader: "StoreReader", request: Request, question: TaskQuery) -> Response:
+    return _json(reader.task_tree(question.env, question.task_id, question.at))
+
+
+def _curation(reader: "StoreReader", request: Request, question: Query) -> Response:
+    return _json(reader.curation())
+
+
+def _dropped(reader: "StoreReader", request: Request, question: DroppedQuery) -> Response:
+    asked = (question.artifact, question.rule, question.offset, question.limit, question.at)
+    body, headers = reader.dropped(*asked)
+    return Response(body, headers=headers, media_type=ARROW)
+
+
 def _aligned(reader: "StoreReader", request: Request, question: TwoRows) -> Response:
     return _json(reader.aligned(question.a, question.b, question.at))
 
@@ -201,7 +222,10 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/evaluations", Query, _evaluations),
     ("/api/compare", ArmsQuery, _compared),
     ("/api/task", TaskQuery, _task),
+    ("/api/task/tree", TaskQuery, _task_tree),
     ("/api/align", TwoRows, _aligned),
+    ("/api/curation", Query, _curation),
+    ("/api/curation/rows", DroppedQuery, _dropped),
     ("/api/pairs", PairsPage, _pairs),
     ("/api/pair", PairQuery, _pair),
     ("/api/pair/tokens", SideQuery, _pair_tokens),

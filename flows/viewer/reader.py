@@ -1,5 +1,6 @@
 """What the viewer reads of one store, one method for each question. Nothing here writes."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -9,7 +10,19 @@ from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.errors import StoreError, UnknownTrajectoryError
 from datastore.tokenizers import TokenBytes
-from flows.viewer import compare, facets, pairs, tokens, training, trajectory, wire, wire_compare, wire_training
+from flows.viewer import (
+    compare,
+    curation,
+    facets,
+    pairs,
+    tokens,
+    training,
+    trajectory,
+    tree,
+    wire,
+    wire_compare,
+    wire_training,
+)
 from flows.viewer.artifacts import Artifacts, numbers
 from flows.viewer.decoding import Decoded, decoded
 from flows.viewer.doctor import Doctor
@@ -100,6 +113,31 @@ class StoreReader:
     def task(self, env: str, task_id: str, at: str | None) -> wire_compare.TaskAttempts:
         return compare.task(self.tables.at(at), env, task_id)
 
+    def task_tree(self, env: str, task_id: str, at: str | None) -> wire_compare.TaskTree:
+        """The attempts at a task as a tree. Raises RefusedError if there is none."""
+        snapshot = self.tables.at(at)
+        names, rows = compare.newest_attempts(snapshot, env, task_id)
+        table = self._read(names, ("tokenizer", "policy", "input_ids", "success", "reward"), snapshot)
+        kinds = Counter(one for one in table["tokenizer"].to_pylist() if one)
+        tokenizer = kinds.most_common(1)[0][0] if kinds else ""
+        chosen = [
+            number
+            for number, kind in enumerate(table["tokenizer"].to_pylist())
+            if kind == tokenizer and tokenizer and len(table["input_ids"][number])
+        ]
+        sequences = [numbers(table["input_ids"][number], np.int32) for number in chosen]
+        branches = tree.prefix_tree(sequences)
+        texts = []
+        for branch in branches:
+            part = sequences[branch.members[0]][branch.start : min(branch.end, branch.start + tree.TOKENS)]
+            found, _ = self._text_of(part, tokenizer, table["policy"][chosen[branch.members[0]]].as_py())
+            texts.append(found.text[: tree.TEXT_BYTES].decode(errors="ignore") if found else "")
+        values = [[table[column][number].as_py() for number in chosen] for column in ("success", "reward")]
+        drawn = tree.drawn(branches, [names[number] for number in chosen], *values, texts)
+        return wire_compare.TaskTree(
+            version=snapshot.version, rows=len(chosen), left_out=rows - len(chosen), branches=drawn
+        )
+
     def aligned(self, a: str, b: str, at: str | None) -> wire_compare.Aligned:
         (first, snapshot), (second, _) = (self._row(one, at, compare.COMPARED) for one in (a, b))
         return compare.aligned((a, b), (first, second), snapshot.version)
@@ -122,6 +160,17 @@ class StoreReader:
         if found is None:
             raise RefusedError(reason, status=404)
         return found.text
+
+    def curation(self) -> wire_compare.Funnels:
+        empty = self.tables.buffer.version is None
+        return curation.funnels(self.artifacts, None if empty else self.tables.at(None))
+
+    def dropped(
+        self, artifact: str, rule: str, offset: int, limit: int, at: str | None
+    ) -> tuple[bytes, dict[str, str]]:
+        snapshot = self.tables.at(at)
+        table, total = curation.dropped_page(self.artifacts, snapshot, artifact, rule, offset, limit)
+        return stream(table), {"x-total": str(total), "x-version": str(snapshot.version)}
 
     # training, and what goes on now
 
@@ -156,12 +205,16 @@ class StoreReader:
             return None, str(error.args[0])
         return decoded(known, ids), ""
 
+    def _read(self, ids: list[str], columns: tuple[str, ...], snapshot: Snapshot) -> pa.Table:
+        """Rows at the snapshot's version. The newest is followed, which is faster than opening a version."""
+        newest = snapshot.version == self.tables.buffer.version
+        return self.tables.buffer.read(ids, columns, None if newest else snapshot.version)
+
     def _row(self, trajectory_id: str, at: str | None, columns: tuple[str, ...]) -> tuple[pa.Table, Snapshot]:
         snapshot = self.tables.at(at)
-        newest = snapshot.version == self.tables.buffer.version
-        names = list(dict.fromkeys(["trajectory_id", *columns]))
+        names = tuple(dict.fromkeys(["trajectory_id", *columns]))
         try:
-            row = self.tables.buffer.read([trajectory_id], names, None if newest else snapshot.version)
+            row = self._read([trajectory_id], names, snapshot)
         except UnknownTrajectoryError as error:
             raise RefusedError(str(error), field="id", status=404) from None
         return row, snapshot

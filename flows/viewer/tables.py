@@ -120,9 +120,7 @@ class Snapshot:
     def page(self, text: str, sort: str, desc: bool, offset: int, limit: int) -> tuple[pa.Table, int]:
         """A page of the rows in the filter as Arrow, and how many rows are in the filter."""
         chosen = self.chosen(text, sort, desc)
-        rows = self.columns(SCALARS)[chosen[offset : offset + limit]]
-        texts = [name for name, kind in COLUMNS.items() if kind == pl.String]
-        return plain(rows.with_columns(pl.col(texts).str.slice(0, TEXT))), len(chosen)
+        return page_of(self.columns(SCALARS)[chosen[offset : offset + limit]]), len(chosen)
 
 
 class Tables:
@@ -175,6 +173,12 @@ def sort_column(name: str) -> str:
         return name
     hint = did_you_mean(name, COLUMNS.names())
     raise RefusedError(f"there is no column {name[:80]!r}{hint}", field="sort", allowed=COLUMNS.names())
+
+
+def page_of(rows: pl.DataFrame) -> pa.Table:
+    """Rows as a table shows them: texts are cut."""
+    texts = [name for name, kind in rows.schema.items() if kind == pl.String]
+    return plain(rows.with_columns(pl.col(texts).str.slice(0, TEXT)))
 
 
 def plain(rows: pl.DataFrame) -> pa.Table:

@@ -120,6 +120,37 @@ class TaskAttempts(Answer):
     strips: list[Strip]
 
 
+# GET /api/task/tree?env=&task_id=&at=
+
+
+class TreeBranch(Answer):
+    """Tokens that ``rows`` attempts share: [start, end) of each of them, after those of ``parent`` (the position of a
+    branch in the list; None for a root). ``y`` is its row in the drawing, from 0, between those of its children.
+    ``success`` is over the ``n`` rows with an outcome, ``reward`` the mean; ``text`` begins the branch's text. ``ends``
+    are the rows that end with it, at most 20."""
+
+    parent: int | None
+    start: int
+    end: int
+    rows: int
+    n: int
+    success: float | None
+    reward: float | None
+    text: str
+    ends: list[str]
+    y: float
+
+
+class TaskTree(Answer):
+    """The attempts at a task as a tree of shared tokens, parents before children. ``left_out`` attempts have no tokens,
+    or those of another tokenizer than most, or are beyond the newest 1,024."""
+
+    version: int
+    rows: int
+    left_out: int
+    branches: list[TreeBranch]
+
+
 # GET /api/align?a=ID&b=ID&at=
 
 
@@ -192,3 +223,38 @@ class PairAnswer(Answer):
     rejected: PairSide
     margin: float | None
     trained_by: list[str]
+
+
+# GET /api/curation
+
+
+class FunnelLevel(Answer):
+    """A rule, the rows before and after it, and of those that it dropped how many succeeded among the ``n`` with an
+    outcome. ``mostly_successes`` warns that it dropped more successes than failures."""
+
+    rule: str
+    before: int
+    after: int
+    successes: int
+    n: int
+    mostly_successes: bool
+
+
+class Funnel(Answer):
+    """``recorded`` is false if the artifact does not hold which rows were dropped: then the counts are 0."""
+
+    artifact: str
+    stage: str
+    when: str
+    recorded: bool
+    levels: list[FunnelLevel]
+
+
+class Funnels(Answer):
+    """Newest first."""
+
+    funnels: list[Funnel]
+
+
+# GET /api/curation/rows?artifact=&rule=&offset=&limit=&at= -> Arrow as /api/rows: the rows that a rule dropped; header
+# X-Total

@@ -62,7 +62,7 @@ class Learner:
         self.policy, self.algorithm = policy, algorithm
         self.iterations, self.samples, self.seed, self.updates = iterations, samples, seed, updates
         self.teacher = teacher
-        self.observed = Observed(observe, policy.tokenizer.decode) if observe else None
+        self.observed = Observed(observe, lambda ids: str(policy.tokenizer.decode(ids))) if observe else None
         policy.prepare(optimizer.precision)
         steps = iterations * updates
         self.models = models or Models(policy, algorithm, optimizer, steps, seed, updates, record_tokens=record_tokens)

@@ -172,7 +172,7 @@ def _problems(batch: "pa.RecordBatch", vocabulary: int) -> Iterator[tuple[str, n
         yield f"{name} and input_ids differ in length", np.flatnonzero(differs)
         usable &= ~differs
     mask_starts, mask = columns.pop("mask")
-    ce_starts, ce_weights = columns.pop(CE_WEIGHTS, (None, None))
+    cross_entropy = columns.pop(CE_WEIGHTS, None)
     for name, (starts, values) in columns.items():
         broken = ~np.isfinite(values)
         if broken.any():
@@ -184,10 +184,11 @@ def _problems(batch: "pa.RecordBatch", vocabulary: int) -> Iterator[tuple[str, n
             yield problem, np.unique(owner)
     # nothing comes before the first token of a row, so it is not trained on
     untrained = usable & ~holds_true(mask_starts[:-1] + 1, mask_starts[1:], mask)
-    if ce_starts is not None:
+    if cross_entropy is not None:
+        ce_starts, ce_weights = cross_entropy
         owner, _ = _owners(ce_starts, np.flatnonzero(~np.isfinite(ce_weights)))
         yield f"{CE_WEIGHTS} not finite", np.unique(owner[usable[owner]])
-        untrained &= ~holds_true(ce_starts[:-1] + 1, ce_starts[1:], ce_weights != 0)
+        untrained &= ~holds_true(ce_starts[:-1] + 1, ce_starts[1:], np.not_equal(ce_weights, 0))
     yield "no action token to train on (look at action_mask)", np.flatnonzero(untrained)
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
         owner, _ = _owners(offsets, np.flatnonzero((ids < 0) | (ids >= vocabulary)))

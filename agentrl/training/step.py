@@ -155,7 +155,7 @@ class Trainer:
                 totals["entropy"] += own_entropy.detach().sum().item() / per_token * share
                 if self.seen and share:
                     self.seen.add(positions[place], batch.mask, own, own_entropy)
-        counted = {name: sums[name] for name in ("tokens", "ce_tokens") if name in sums}
+        counted: Metrics = {name: sums[name] for name in ("tokens", "ce_tokens") if name in sums}
         return {**self.backend.total(totals), **counted}
 
     def _step_sums(self, mine: Sequence[Batch], spare: Sequence[Batch]) -> Metrics:

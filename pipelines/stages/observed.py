@@ -24,7 +24,7 @@ Observe = Annotated[
 ]
 
 
-def weighing(observe: Mapping[str, float]) -> dict[str, float]:
+def weighing(observe: Mapping[Literal["tool", "user"], float]) -> dict[str, float]:
     """The roles whose observations are trained on."""
     return {role: weight for role, weight in observe.items() if weight}
 

@@ -100,8 +100,8 @@ def rationalize(
         for retry in good[: config.keep]:
             name = context.trajectory_id(len(hinted) + len(stripped))
             row = strip_hint(retry, task, hint_of(task), policy.codec, name)
-            tags = [tag for tag in row.tags if tag not in showing.of(task).tags]
-            stripped.append(row.model_copy(update={"tags": tags}))
+            own = [tag for tag in row.tags if tag not in showing.of(task).tags]
+            stripped.append(row.model_copy(update={"tags": own}))
     context.append(stripped, shard=1)
     context.metrics.update(unsolved=len(unsolved), retries=len(hinted), rationalized=len(stripped))
     count(context, {"ungrounded": ungrounded})

@@ -26,7 +26,7 @@ from schemas.trajectory import Trajectory
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
     from agentrl.rollouts.continuations import ForkPoint
-    from agentrl.rollouts.runner import RolloutRunner
+    from agentrl.rollouts.runner import Attempt, RolloutRunner
 
 NODES_AT_ONCE = 128
 """States whose continuations are appended together: a killed run resumes at the next ones."""
@@ -95,8 +95,8 @@ class Continuations:
     """The continuations of states, which are sampled once each and appended to the buffer. Those whose replay went
     otherwise than before are left out."""
 
-    def __init__(self, context: Context, runner: "RolloutRunner", samples: int) -> None:
-        self._context, self._runner, self._samples = context, runner, samples
+    def __init__(self, context: Context, runner: "RolloutRunner", samples: int, source: str = "forked") -> None:
+        self._context, self._runner, self._samples, self._source = context, runner, samples, source
         self._shards = Shards(context)
         self._known = set(context.row_ids())
         self._rows: dict[str, list[Trajectory]] = {}
@@ -105,11 +105,26 @@ class Continuations:
 
     def of(self, nodes: "Iterable[ForkPoint]") -> dict[str, list[Trajectory]]:
         """The continuations of all states so far, by their names, those of these states too."""
+        from agentrl.rollouts.continuations import attempts
+
         new = {one.name: one for one in nodes if one.name not in self._rows}
         waiting = list(new.values())
         for start in range(0, len(waiting), NODES_AT_ONCE):
-            self._sample(waiting[start : start + NODES_AT_ONCE])
+            part = waiting[start : start + NODES_AT_ONCE]
+            self._sample(attempts(part, self._samples, self._context.trajectory_id, self._number))
         return self._rows
+
+    def whole(self, tasks: Sequence[Task]) -> list[list[Trajectory]]:
+        """Whole rollouts of tasks, a list for each."""
+        from agentrl.rollouts.runner import tickets
+
+        found: list[list[Trajectory]] = []
+        for start in range(0, len(tasks), NODES_AT_ONCE):
+            part = tasks[start : start + NODES_AT_ONCE]
+            wanted = tickets(part, self._samples, self._context.trajectory_id, self._number)
+            self._sample(wanted)
+            found += [self._rows[group] for group in dict.fromkeys(one.group_id for one in wanted.values())]
+        return found
 
     def finish(self) -> None:
         """Append what waits, and put what was spent into the metrics."""
@@ -117,25 +132,26 @@ class Continuations:
         count(self._context, self._runner.counts)
         self._context.metrics.update(states=len(self._rows), sampled_tokens=self.sampled, environment_calls=self.calls)
 
-    def _sample(self, nodes: "Sequence[ForkPoint]") -> None:
-        from agentrl.rollouts.continuations import attempts, check_continuation
+    def _sample(self, wanted: "dict[str, Attempt]") -> None:
+        """Make what was not made before of these attempts, by the ids of their rows."""
+        from agentrl.rollouts.continuations import check_continuation
         from agentrl.rollouts.episodes import DIVERGED
 
-        wanted = attempts(nodes, self._samples, self._context.trajectory_id, self._number)
         stored = [name for name in wanted if name in self._known]
         rows = dict(zip(stored, self._context.buffer.get_many(stored), strict=True)) if stored else {}
         missing = self._shards.missing(wanted)
         if missing:
             seed = stream(self._context.seed, "continue", self._shard)
-            made = self._runner.run(list(missing.values()), seed, list(missing), source="forked")
+            made = self._runner.run(list(missing.values()), seed, list(missing), self._source)
             for row, attempt in zip(made, missing.values(), strict=True):
-                assert attempt.prefix is not None
-                self.calls += attempt.prefix.tool_calls  # the replay's
+                if attempt.prefix is not None:
+                    self.calls += attempt.prefix.tool_calls  # the replay's
                 if DIVERGED not in row.tags:
-                    check_continuation(row, attempt.prefix)
+                    if attempt.prefix is not None:
+                        check_continuation(row, attempt.prefix)
                     rows[row.trajectory_id] = row
             self._shards.append([rows[name] for name in missing if name in rows], self._shard)
-        self._rows.update({one.name: [] for one in nodes})
+        self._rows.update({attempt.group_id: [] for attempt in wanted.values()})
         for name, attempt in wanted.items():
             if kept := rows.get(name):
                 self._rows[attempt.group_id].append(kept)

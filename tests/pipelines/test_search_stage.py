@@ -1,0 +1,64 @@
+"""Search over the turns of a tabular policy of ``rooms``."""
+
+from typing import Any
+
+import pytest
+from forked import LIMITS, harness, model, tabular, tasks
+
+from agentrl.advantages.turns import turn_spans
+from pipelines.handles import Model, Tasks
+from pipelines.harness import Harness
+from pipelines.stages.pairs import agentq
+from pipelines.stages.search import tree
+from schemas.trajectory import Trajectory
+
+__all__ = ["harness", "model", "tabular", "tasks"]
+
+SMALL: dict[str, Any] = {"branch": 3, "rounds": 4, **LIMITS}
+
+
+def test_a_tree_is_rows_and_a_small_table(harness: Harness, model: Model, tasks: Tasks) -> None:
+    done = harness.run(tree, SMALL, tasks=tasks, model=model)
+    rows: dict[str, Trajectory] = {row.trajectory_id: row for row in done["trajectories"].read()}
+    nodes = {one["node_id"]: one for one in done["nodes"].table().to_pylist()}
+    roots = [one for one in nodes.values() if one["parent_node"] is None]
+    assert len(roots) == len(tasks.read())
+    assert done.metrics["sampled_tokens"] == sum(row.n_action_tokens for row in rows.values())
+    assert sum(one["visits"] for one in roots) == len(rows) == sum(one["own"] for one in nodes.values())
+    assert sum(one["total"] for one in roots) == sum(row.scored_reward() for row in rows.values())
+    for name, one in nodes.items():
+        children = [other for other in nodes.values() if other["parent_node"] == name]
+        assert one["visits"] == one["own"] + sum(child["visits"] for child in children)
+        if one["parent_node"]:
+            row = rows[one["trajectory_id"]]
+            assert (one["token_start"], one["token_end"]) in turn_spans(row.messages, row.action_mask)
+            assert one["depth"] == nodes[one["parent_node"]]["depth"] + 1
+    assert {row.source for row in rows.values()} == {"search"}
+    steps = done["steps"].read()
+    assert len(steps) == len(nodes) - len(roots)
+    pairs = harness.run(agentq, trajectories=[done["trajectories"]], values=[done["steps"]])
+    assert all(pair.chosen_reward > pair.rejected_reward for pair in pairs["pairs"].read())
+    again = harness.run(tree, SMALL, tasks=tasks, model=model)
+    assert [row.input_ids for row in again["trajectories"].read()] == [row.input_ids for row in rows.values()]
+
+
+def test_an_oracle_ends_a_search_with_its_first_success(harness: Harness, model: Model, tasks: Tasks) -> None:
+    done = harness.run(tree, {**SMALL, "oracle": True, "value": "rest"}, tasks=tasks, model=model)
+    blind = harness.run(tree, SMALL, tasks=tasks, model=model)
+    solved = {row.task_id for row in done["trajectories"].read() if row.success}
+    assert done.metrics["solved_tasks"] == len(solved)
+    assert done.metrics["sampled_tokens"] < blind.metrics["sampled_tokens"]
+    assert all(0 <= step.q <= 1 for step in done["steps"].read())
+
+
+def test_a_budget_of_tokens_ends_a_search(harness: Harness, model: Model, tasks: Tasks) -> None:
+    spent = harness.run(tree, {**SMALL, "budget_tokens": 1}, tasks=tasks, model=model)["trajectories"]
+    assert len(spent.ids()) == 3 * len(tasks.read())
+
+
+def test_a_search_in_an_environment_that_forgets_is_refused(harness: Harness, model: Model) -> None:
+    from pipelines.stages.tasks import generate
+
+    slippery = harness.run(generate, {"env": {"type": "rooms", "slip": 0.5}, "train": 1, "dev": 0, "heldout": 0})
+    with pytest.raises(ValueError, match="cannot be continued"):
+        harness.run(tree, SMALL, tasks=slippery["train"], model=model)

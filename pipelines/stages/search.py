@@ -32,7 +32,7 @@ BY = "search"
 """How the values of this stage are found."""
 
 
-class SearchConfig(StageConfig):
+class TreeConfig(StageConfig):
     select: Literal["uct", "agentq"] = Field("uct", description="what is followed: LATS's bound, or Agent Q's")
     c: float = Field(sqrt(2), ge=0, description="weight of what was seldom visited")
     branch: int = Field(5, ge=1, description="continuations of a node that is expanded")
@@ -62,7 +62,7 @@ class Searched(NamedTuple):
 
 
 @stage("search.tree", version=1)
-def tree(context: Context, config: SearchConfig, tasks: Tasks, model: Model) -> Searched:
+def tree(context: Context, config: TreeConfig, tasks: Tasks, model: Model) -> Searched:
     """Monte-Carlo tree search over the turns of a policy, a tree for each task (LATS, Agent Q). The rows are trainable
     as they are; ``nodes`` says how they hang together, and ``steps`` what the turns in the trees are worth.
 
@@ -110,7 +110,7 @@ class _Tree:
     """The tree of one task. ``ends`` names for each of its rows the last node on its path."""
 
     task: Task
-    config: SearchConfig
+    config: TreeConfig
     root: TreeNode = field(default_factory=lambda: TreeNode("root"))
     rows: dict[str, Trajectory] = field(default_factory=dict)
     ends: dict[str, TreeNode] = field(default_factory=dict)

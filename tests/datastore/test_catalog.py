@@ -43,6 +43,9 @@ def test_publish_and_find(store: str) -> None:
     assert catalog.manifest("expert", "f1") == published
     assert catalog.local(published, "data/tasks.txt").read_text() == "hello"
     assert (catalog.local(published, "data") / "tasks.txt").read_text() == "hello"
+    opened = catalog.open(published, "data/tasks.txt")
+    with opened.open("rb") if isinstance(opened, Path) else opened as file:
+        assert (file.seek(1), file.read(3)) == (1, b"ell")
     assert list(catalog.scratch("expert", "f1").iterdir()) == []
     with pytest.raises(StoreError, match=r"has no 'none.txt'"):
         catalog.local(published, "none.txt")

@@ -182,6 +182,7 @@ def test_gc_removes_the_logs_of_runs_that_it_does_not_keep(store: str, tmp_path:
         with LiveLog(catalog.place, run_id, "sft", tmp_path / run_id) as log:
             log.write({"step": 0})
     assert [run["run_id"] for run in catalog.runs()] == ["2026-1", "2026-2"]
+    assert sorted(key for key, _ in catalog.place.beside("runs")) == ["runs/2026-1.json", "runs/2026-2.json"]
     assert find_garbage(catalog, keep_runs=1).live == ["2026-1"]
     assert collect(catalog, keep_runs=1).live == ["2026-1"]
     assert lines_after(catalog.place, "2026-1", "sft") is None

@@ -132,8 +132,10 @@ class StoreReader:
             part = sequences[branch.members[0]][branch.start : min(branch.end, branch.start + tree.TOKENS)]
             found, _ = self._text_of(part, tokenizer, table["policy"][chosen[branch.members[0]]].as_py())
             texts.append(found.text[: tree.TEXT_BYTES].decode(errors="ignore") if found else "")
-        values = [[table[column][number].as_py() for number in chosen] for column in ("success", "reward")]
-        drawn = tree.drawn(branches, [names[number] for number in chosen], *values, texts)
+        success, reward = (
+            table[column].take(np.array(chosen, np.int64)).to_pylist() for column in ("success", "reward")
+        )
+        drawn = tree.drawn(branches, [names[number] for number in chosen], success, reward, texts)
         return wire_compare.TaskTree(
             version=snapshot.version, rows=len(chosen), left_out=rows - len(chosen), branches=drawn
         )

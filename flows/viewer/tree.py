@@ -85,7 +85,7 @@ def drawn(
     found = []
     for number, one in enumerate(branches):
         outcomes = [value for member in one.members if (value := success[member]) is not None]
-        rewards = [value for member in one.members if (value := reward[member]) is not None]
+        rewards = [gained for member in one.members if (gained := reward[member]) is not None]
         found.append(
             TreeBranch(
                 parent=one.parent,

@@ -76,8 +76,17 @@ def test_segments_fit_and_train_each_turn_once(harness: Harness, by: str, limit:
             calls = [call for one in row.messages for call in one.tool_calls]
             assert ("So far:" in row.messages[0].content) == (by == "schema" and len(calls) < old.n_tool_calls)
             assert row.messages[0].content.startswith(old.prompt)
+
+
+@pytest.mark.slow
+def test_segments_are_for_supervised_training_alone(harness: Harness) -> None:
+    rows = walks()
+    policy = tiny_policy([row.messages for row in rows], 0)
+    given, model = harness.trajectories(rows), harness.model(policy.save)
+    made = harness.run(segment, {"limit": 90}, trajectories=[given], model=model)
     config: dict[str, Any] = {"steps": 1, "batch": 4}
-    assert harness.run(sft, config, trajectories=[made["trajectories"]], model=model).metrics["rows"] == len(chosen)
+    trained = harness.run(sft, config, trajectories=[made["trajectories"]], model=model)
+    assert trained.metrics["rows"] == len(made["trajectories"].ids()) > len(rows)
     config["algorithm"] = {"type": "reinforce++"}
     with pytest.raises(Exception, match="logprobs not finite"):
         harness.run(offline, config, trajectories=[made["trajectories"]], model=model)

@@ -4,16 +4,20 @@ each, their kind, such as ``{notes: {k: 3}}``."""
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from agentrl.rollouts.rationalize import literal
-from pipelines.handles import NoteTable
+from pipelines.handles import NoteTable, Trajectories
 from pipelines.stage import StageConfig
+from pipelines.stages.retrieved import ExperienceItem, Retrieved, as_experience
 from schemas.annotations import ADDED
 from schemas.note import Note, NoteScope
 from schemas.task import Task
+
+if TYPE_CHECKING:
+    from datastore.retrieval.experience import Demonstration
 
 
 class NotesShown(StageConfig):
@@ -28,10 +32,14 @@ class NotesItem(StageConfig):
 
 
 InContext = Annotated[
-    list[NotesItem],
+    list[NotesItem | ExperienceItem],
     ADDED,
-    Field(description="what rollouts see besides their task, as in [{notes: {k: 3}}]"),
+    Field(description="what rollouts see besides their task, as in [{notes: {k: 3}}, {experience: {k: 3}}]"),
 ]
+
+
+NOTE, EXPERIENCE = "note:", "experience:"
+"""How tags begin that name what was shown."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,21 @@ class Showing:
     measured on.
     """
 
-    def __init__(self, items: Sequence[NotesItem], notes: NoteTable | None, count: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        items: Sequence[NotesItem | ExperienceItem],
+        notes: NoteTable | None,
+        count: Callable[[str], int],
+        experience: Sequence[Trajectories] = (),
+    ) -> None:
+        self.experience = [item for item in items if isinstance(item, ExperienceItem)]
+        items = [item for item in items if isinstance(item, NotesItem)]
+        if bool(self.experience) != bool(experience):
+            raise ValueError(
+                "context shows experience, and none is wired; wire inputs.experience, such as earlier successes"
+                if self.experience
+                else "inputs.experience is wired, and context shows none; set context: [{experience: {}}]"
+            )
         if items and notes is None:
             raise ValueError("context shows notes, and none are wired; wire inputs.notes to a stage notes.reflect")
         if notes is not None and not items:
@@ -66,21 +88,37 @@ class Showing:
         self.counts: Counter[str] = Counter()
         self._known: dict[str, Shown] = {}
         self._notes = notes.read() if notes else []
+        self._retrieved = Retrieved(experience, count) if experience else None
         check_training(self._notes)
 
     def __call__(self, task: Task) -> Shown:
         """What one attempt at a task is shown; it is counted."""
         shown = self.of(task)
-        if shown.tags:
-            self.counts["notes_shown"] += len(shown.tags)
+        for kind in (NOTE, EXPERIENCE):
+            if number := sum(tag.startswith(kind) for tag in shown.tags):
+                self.counts["notes_shown" if kind == NOTE else "experience_shown"] += number
         return shown
 
     def of(self, task: Task) -> Shown:
         if task.task_id not in self._known:
             chosen = [note for item in self.items for note in self._chosen(task, item.notes)]
-            tags = tuple(f"note:{note.note_id}" for note in chosen)
-            self._known[task.task_id] = Shown(as_text(chosen), tags) if chosen else Shown()
+            parts = [as_text(chosen)] if chosen else []
+            tags = [f"{NOTE}{note.note_id}" for note in chosen]
+            for runs in self._runs(task):
+                parts.append(as_experience(runs))
+                tags += [f"{EXPERIENCE}{run.trajectory_id}" for run in runs]
+            self._known[task.task_id] = Shown("\n\n".join(parts), tuple(dict.fromkeys(tags)))
         return self._known[task.task_id]
+
+    def _runs(self, task: Task) -> "list[list[Demonstration]]":
+        """The runs that each item of experience finds for a task, if it finds some."""
+        if self._retrieved is None:
+            return []
+        found = [self._retrieved.of(task, item.experience) for item in self.experience]
+        self.counts.update(experience_none=int(not any(found)))
+        self.counts.update(self._retrieved.counts)
+        self._retrieved.counts.clear()
+        return [runs for runs in found if runs]
 
     def _chosen(self, task: Task, item: NotesShown) -> list[Note]:
         """The newest notes for a task that fit, the oldest of them first."""

@@ -1,7 +1,7 @@
 """The stage that selects rows of one version of the buffer's table: by SQL, by rules, by drawing."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +14,7 @@ from pipelines.handles import Scores, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.curate import DROPPED_SCHEMA, Curation, distinct, dropped_rows, funnel_table
 from pipelines.stages.scores import ByScorer, scores_of
+from schemas.annotations import ADDED
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,13 +31,17 @@ class Draw(BaseModel):
 
     strategy: Literal["uniform", "success_first", "prioritized", "recency", "diversity", "curriculum"] = "uniform"
     n: int = Field(ge=1, description="rows to draw")
-    priority: Literal["reward", "surprise"] = Field(
+    priority: Annotated[Literal["reward", "surprise"], ADDED] = Field(
         "reward", description="of prioritized: the reward, or how far it is from the mean of its group"
     )
-    alpha: float = Field(
+    alpha: Annotated[float, ADDED] = Field(
         0.6, ge=0, description="of prioritized: 0 draws all rows alike, 1 in proportion to the priority"
     )
-    beta: float = Field(0.4, ge=0, le=1, description="of prioritized: how far weights undo the bias; 1 does completely")
+    beta: Annotated[float, ADDED] = Field(
+        0.4, ge=0, le=1, description="of prioritized: how far weights undo the bias; 1 does completely"
+    )
+        0.4, ge=0, le=1, description="of prioritized: how far weights undo the bias; 1 does completely"
+    )
 
     @model_validator(mode="after")
     def _of_prioritized(self) -> "Draw":

@@ -50,14 +50,18 @@ class SynthesizeConfig(StageConfig):
 
 @stage("trajectories.synthesize", version=1)
 def synthesize(
-    context: Context, config: SynthesizeConfig, tasks: Tasks, notes: NoteTable | None = None
+    context: Context,
+    config: SynthesizeConfig,
+    tasks: Tasks,
+    notes: NoteTable | None = None,
+    experience: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
 ) -> Trajectories:
     """Attempts of the environment's scripted expert. They carry text and no tokens.
 
     ``hinted`` attempts teach a policy without other training what a hint is, so that it can rationalise later; those
     that show ``context`` teach it what notes are.
     """
-    showing = Showing(config.context, notes, estimate_tokens)
+    showing = Showing(config.context, notes, estimate_tokens, experience)
     random = Random(f"coverage-{context.seed}")
     covered = [task for task in tasks.read() if random.random() < config.coverage]
     rows = []
@@ -103,6 +107,7 @@ def sample(
     model: Model | None = None,
     notes: NoteTable | None = None,
     trajectories: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
+    experience: list[Trajectories] = [],  # noqa: B006
 ) -> Trajectories:
     """Rollouts of a policy, ``samples`` for each task, in the environments that the tasks name. The policy is the
     model, or if the engine is an endpoint, what is behind it.
@@ -115,7 +120,7 @@ def sample(
         return context.select()
     policy = _policy(config, model)
     sampling = config.sampling.of(policy)
-    showing = Showing(config.context, notes, policy.codec.count if policy else estimate_tokens)
+    showing = Showing(config.context, notes, policy.codec.count if policy else estimate_tokens, experience)
     finish = _finishing(showing, before)
     with rollout_runner(context, policy, rows, sampling, config.engine, config.limits, config.rewards) as runner:
         check_room(policy, runner, rows, lambda task: showing.of(task).template)

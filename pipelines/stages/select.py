@@ -40,8 +40,6 @@ class Draw(BaseModel):
     beta: Annotated[float, ADDED] = Field(
         0.4, ge=0, le=1, description="of prioritized: how far weights undo the bias; 1 does completely"
     )
-        0.4, ge=0, le=1, description="of prioritized: how far weights undo the bias; 1 does completely"
-    )
 
     @model_validator(mode="after")
     def _of_prioritized(self) -> "Draw":

@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
+from benchmarks.smallest import smallest
 from datastore import TrajectoryBuffer
 from datastore.catalog import Catalog
 from pipelines.document import LIBRARY, library_names
@@ -18,7 +18,6 @@ from pipelines.plan import Status, make_plan
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = sorted(set(library_names()) - {"chats", "quickstart"})
-SMALLEST = {"train": 16, "dev": 2, "heldout": 4, "steps": 2, "batch": 4, "iterations": 1, "tasks": 2, "samples": 2}
 
 
 @pytest.mark.parametrize("name", library_names())
@@ -38,21 +37,6 @@ def test_each_family_has_a_file_with_every_stage() -> None:
         assert used >= {"trajectories.synthesize", "train.sft", "trajectories.reject", "train.grpo", "evaluate.policy"}
         evaluated = [stage["inputs"]["tasks"] for stage in stages.values() if stage["uses"] == "evaluate.policy"]
         assert set(evaluated) == {"tasks.heldout"}, "results are reported on held-out tasks alone"
-
-
-def smallest(name: str) -> dict[str, Any]:
-    """A file that extends one of the library, and makes it as small as it can be. After two steps of training nothing
-    is solved, so what trains on own successes is given the expert's demonstrations too."""
-    stages: dict[str, Any] = {}
-    for stage, spec in yaml.safe_load((LIBRARY / f"{name}.yaml").read_text())["stages"].items():
-        given, inputs = spec.get("with", {}), spec.get("inputs", {})
-        small = {key: min(value, given[key]) for key, value in SMALLEST.items() if key in given}
-        stages[stage] = {"with": small} if small else {}
-        if spec["uses"] == "train.sft" and "model" in inputs:
-            own = inputs["trajectories"]
-            both = dict.fromkeys([*([own] if isinstance(own, str) else own), "expert"])
-            stages[stage]["inputs"] = {"trajectories": list(both)}
-    return {"name": f"smallest-{name}", "extends": name, "stages": {key: one for key, one in stages.items() if one}}
 
 
 @pytest.mark.slow

@@ -134,9 +134,19 @@ def explained(error: Exception) -> RefusedError:
         return RefusedError(str(error))
     if isinstance(error, TimeoutError):
         return RefusedError(f"the answer takes more than {PATIENCE_S:g} s", following="ask for less", status=503)
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _STORES:
+        following = "reload the page; if that does not help, `agentrl buffer check` says what is damaged"
+        return RefusedError(f"the store cannot be read: {_first_line(error)}", following=following, status=503)
     log.error("a request failed", exc_info=error)
-    first_line = redacted((str(error).strip().splitlines() or [""])[0][:300])
-    return RefusedError(f"{type(error).__name__}: {first_line}", following="reload the page", status=500)
+    return RefusedError(f"{type(error).__name__}: {_first_line(error)}", following="reload the page", status=500)
+
+
+_STORES = ("deltalake", "obstore", "pyarrow", "polars", "_internal")
+"""Packages whose errors describe a fault of a store or a disk: a version whose files were vacuumed, for instance."""
+
+
+def _first_line(error: Exception) -> str:
+    return redacted((str(error).strip().splitlines() or [""])[0][:300])
 
 
 class StaticFile:

@@ -46,6 +46,7 @@ class StoreReader:
         self._compared: Recent[tuple[str, str, bool], wire_compare.PairedDifference] = Recent(16)
         self._tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
         self.plans = Plans(self.catalog, store)
+        self._pulses = training.Pulses(self.catalog, self.tables)
         self.doctor = Doctor(self.catalog, store)
 
     def overview(self, pipeline: str | None) -> wire.Overview:
@@ -189,7 +190,7 @@ class StoreReader:
         return training.lines(self.catalog, run_id, stage, cursor)
 
     def events(self) -> AsyncIterator[bytes]:
-        return training.events(self.catalog, self.tables)
+        return training.events(self._pulses)
 
     # what they share
 

@@ -1,7 +1,10 @@
 """Training as it was and as it goes on: metrics by step, the rows of a step, and what changes now."""
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator
+from datetime import datetime
 
 import anyio
 import polars as pl
@@ -21,7 +24,8 @@ from schemas.manifest import Manifest
 
 PULSE_S = 0.5
 """Seconds between two looks at the store."""
-RUNS = 50
+RUNS, RUNS_S = 50, 10.0
+"""How many runs are looked at, and seconds for which their records are believed."""
 OF_ROWS = ("group_id", "reward", "success", "task_id", "policy_version")
 
 
@@ -109,19 +113,43 @@ def lines(catalog: Catalog, run_id: str, stage: str, cursor: int) -> LiveAnswer:
     return LiveAnswer(lines=found.lines, cursor=found.cursor, restarted=found.cursor < cursor)
 
 
-def pulse(catalog: Catalog, tables: Tables) -> Pulse:
-    """What there is at this moment."""
-    runs = all_runs(catalog)[:RUNS]
-    working = [run["run_id"] for run in runs if run["state"] == "running"]
-    live = {
-        f"{run_id}/{stage}": length(catalog.place, run_id, stage)
-        for run_id in working
-        for stage in live_stages(catalog.place, run_id)
-    }
-    return Pulse(version=tables.buffer.version, runs={run["run_id"]: run["state"] for run in runs}, live=live)
+class Pulses:
+    """What there is at this moment, looked at once for all who listen. Records of runs are read again only if one was
+    written, or after some seconds: a run that was killed writes none."""
+
+    def __init__(self, catalog: Catalog, tables: Tables) -> None:
+        self.catalog = catalog
+        self.tables = tables
+        self._lock = threading.Lock()
+        self._written: dict[str, datetime] = {}
+        self._runs: list[Run] = []
+        self._runs_until = self._until = 0.0
+        self._pulse: Pulse | None = None
+
+    def look(self) -> Pulse:
+        with self._lock:
+            if self._pulse is None or time.monotonic() > self._until:
+                self._pulse = self._look()
+                self._until = time.monotonic() + PULSE_S / 2
+            return self._pulse
+
+    def _look(self) -> Pulse:
+        place = self.catalog.place
+        written = dict(place.beside("runs"))
+        if written != self._written or time.monotonic() > self._runs_until:
+            self._runs, self._written = all_runs(self.catalog)[:RUNS], written
+            self._runs_until = time.monotonic() + RUNS_S
+        working = [run["run_id"] for run in self._runs if run["state"] == "running"]
+        live = {
+            f"{run_id}/{stage}": length(place, run_id, stage)
+            for run_id in working
+            for stage in live_stages(place, run_id)
+        }
+        states = {run["run_id"]: run["state"] for run in self._runs}
+        return Pulse(version=self.tables.buffer.version, runs=states, live=live)
 
 
-async def events(catalog: Catalog, tables: Tables) -> AsyncIterator[bytes]:
+async def events(pulses: Pulses) -> AsyncIterator[bytes]:
     """A pulse at once and whenever it differs from the last one, as server-sent events. A comment now and then keeps
     the connection open, and notices that the client is gone."""
     last: Pulse | None = None
@@ -129,7 +157,7 @@ async def events(catalog: Catalog, tables: Tables) -> AsyncIterator[bytes]:
     quiet = 0.0
     while True:
         try:
-            found = await anyio.to_thread.run_sync(pulse, catalog, tables)
+            found = await anyio.to_thread.run_sync(pulses.look)
         except (OSError, StoreError):  # a store that is away may be back the next time
             found = last
         if found is not None and found != last:

@@ -29,6 +29,8 @@ from flows.viewer.wire import (
 
 CUT = 20_000
 """Characters of a message's texts, unless the whole message is asked for."""
+CUT_MORE, WHOLE = 200, 4_000_000
+"""Characters of a message after messages that have :data:`WHOLE` together."""
 CUT_JSON = 200_000
 BREACHES = 1000
 ATTEMPTS = 1024
@@ -44,7 +46,7 @@ def answer(row: pa.Table, snapshot: Snapshot, artifacts: Artifacts) -> RowAnswer
     return RowAnswer(
         version=snapshot.version,
         row=scalars,
-        messages=[turn(number, one, scalars["n_tool_errors"] > 0, CUT) for number, one in enumerate(messages)],
+        messages=list(_shown(messages, scalars["n_tool_errors"] > 0)),
         tools=row["tools"][0].as_py()[:CUT_JSON],
         final_state=row["final_state"][0].as_py()[:CUT_JSON],
         reward_components=[Component(**one) for one in row["reward_components"][0].as_py()],
@@ -55,6 +57,15 @@ def answer(row: pa.Table, snapshot: Snapshot, artifacts: Artifacts) -> RowAnswer
         breaches=len(found),
         neighbours=_neighbours(scalars, snapshot),
     )
+
+
+def _shown(messages: Sequence[dict[str, Any]], errors: bool) -> Iterator[ShownMessage]:
+    """All messages. Texts are cut, and much shorter after a whole page of them."""
+    left = WHOLE
+    for number, one in enumerate(messages):
+        made = turn(number, one, errors, CUT if left > 0 else CUT_MORE)
+        left -= len(made.content) + len(made.reasoning or "") + sum(len(call.arguments) for call in made.tool_calls)
+        yield made
 
 
 def _plain(value: Any) -> Any:

@@ -320,6 +320,15 @@ def test_search_uses_the_index_that_is_there(tmp_path: Path) -> None:
     assert browser.json("/api/search", q="What is 3 + 1?", k=3)["behind"] == 1
 
 
+def test_a_version_whose_files_are_gone_is_said(tmp_path: Path) -> None:
+    make_store(tmp_path, rows=4)
+    for file in (tmp_path / "trajectories").glob("*.parquet"):
+        file.unlink()
+    refused = Browser(tmp_path).json("/api/rows", 503)
+    assert "the store cannot be read" in refused["error"]
+    assert "agentrl buffer check" in refused["next"]
+
+
 def test_the_newest_rows_are_seen(tmp_path: Path) -> None:
     make_store(tmp_path, rows=4)
     browser = Browser(tmp_path)

@@ -201,6 +201,19 @@ def test_ids_of_others_may_hold_anything(tmp_path: Path) -> None:
         assert browser.raw(f"/api/rows/{path}".encode())[2].startswith(b'{"version":1,"row":{"trajectory_id"')
 
 
+def test_many_long_messages_are_one_short_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trajectory, "WHOLE", 10_000)
+    bare = [Message(role="user", content="x" * 4000) for _ in range(50)]  # type: ignore[arg-type]
+    nothing: dict[str, Any] = {"input_ids": [], "action_mask": [], "logprobs": [], "spans": [], "n_tokens": 0}
+    one = row(0, **nothing, n_action_tokens=0, messages=bare)
+    TrajectoryBuffer(tmp_path).append([one], stage="grpo", fingerprint=GRPO)
+    browser = Browser(tmp_path)
+    found = browser.json(f"/api/rows/{FIRST}")["messages"]
+    assert [len(one["content"]) for one in found] == [4000] * 3 + [trajectory.CUT_MORE] * 47
+    assert [one["cut"] for one in found] == [False] * 3 + [True] * 47
+    assert len(browser.json(f"/api/rows/{FIRST}/messages/49")["content"]) == 4000
+
+
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_message_of_50_mb_is_cut_until_it_is_asked_for(tmp_path: Path) -> None:

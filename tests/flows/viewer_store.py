@@ -85,7 +85,7 @@ class Browser:
         return start["status"], {name.decode(): value.decode() for name, value in start["headers"]}, body
 
 
-def keep_tokenizer(store: Path) -> str:
+def keep_tokenizer(store: Path | str) -> str:
     """A byte-level tokenizer of 256 bytes and one special token. Returns the fingerprint that rows name it by."""
     vocab = {chr(character): byte for character, byte in _CHARACTERS.items() if byte < 256}
     document = {
@@ -209,7 +209,7 @@ def training_row(of: Trajectory, **fields: Any) -> dict[str, Any]:
     return {**values, **fields}
 
 
-def make_store(store: Path, rows: int = 20) -> str:
+def make_store(store: Path | str, rows: int = 20) -> str:
     """A store with ``rows`` rows of ``grpo``, half of which it trained on, in two commits, and 4 rows of an
     evaluation without tokens. Returns the tokenizer's fingerprint."""
     catalog, buffer = Catalog(store), TrajectoryBuffer(store)
@@ -258,7 +258,7 @@ def make_store(store: Path, rows: int = 20) -> str:
     return name
 
 
-def record_run(store: Path, run_id: str = "20260101-120000-abcd", **changes: Any) -> None:
+def record_run(store: Path | str, run_id: str = "20260101-120000-abcd", **changes: Any) -> None:
     """The record of a run of pipeline ``sums``."""
     stages = {
         "warm": {"status": "ran", "fingerprint": WARM, "reasons": ["never ran"]},

@@ -66,7 +66,7 @@ def application(opened: "Future[StoreReader]", door: Door) -> Guard:
             if not limiter:
                 limiter.append(CapacityLimiter(AT_ONCE))
             try:
-                question = kind.model_validate(dict(request.query_params))
+                question = kind.model_validate(_values(request))
                 work = partial(_answered, opened, answer, request, question)
                 with anyio.fail_after(PATIENCE_S):
                     return await anyio.to_thread.run_sync(work, limiter=limiter[0], abandon_on_cancel=True)
@@ -107,6 +107,12 @@ def application(opened: "Future[StoreReader]", door: Door) -> Guard:
     routes += [Route("/api/events", events)]
     routes += [Route(SESSION, session), Route("/static/{name:path}", file), Route("/{path:path}", page)]
     return Guard(Starlette(routes=routes), door)
+
+
+def _values(request: Request) -> dict[str, str | list[str]]:
+    """The query: a name that may be given several times is a list."""
+    given = request.query_params
+    return {name: given.getlist(name) if name == "set" else value for name, value in given.items()}
 
 
 def _answered(

@@ -19,6 +19,8 @@ from pipelines.runs import Run
 
 FRESH_S = 10.0
 """Seconds for which a plan is believed."""
+AT_ONCE, KEPT = 4, 32
+"""Plans that are asked for at once, and those that are kept."""
 PATIENCE_S = 60.0
 """Seconds that a plan may take."""
 
@@ -44,16 +46,20 @@ class Plans:
         self._known: dict[str, tuple[float, Drawn]] = {}
         self._at_work: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
+        self._one = threading.Lock()  # a plan takes a whole core
 
-    def of(self, run: Run, patience: float) -> Drawn | None:
-        """The plan of a run's pipeline; None if there is none yet after ``patience`` seconds."""
+    def of(self, run: Run, patience: float, settings: Sequence[str] = ()) -> Drawn | None:
+        """The plan of a run's pipeline with other ``settings``; None if there is none after ``patience`` seconds."""
         arguments, problem = plan_arguments(run, self.catalog, self.store)
         if problem:
             return Drawn(problem=problem)
+        arguments += [f"--set={setting}" for setting in settings]
         key = shlex.join(arguments)
         with self._lock:
             made, known = self._known.get(key, (0.0, None))
             done = self._at_work.get(key)
+            if done is None and len(self._at_work) >= AT_ONCE:
+                return known  # a page that asks too often waits for what it asked before
             if done is None and time.monotonic() > made + FRESH_S:
                 done = self._at_work[key] = threading.Event()
                 threading.Thread(target=self._make, args=(key, arguments, done), daemon=True).start()
@@ -65,11 +71,14 @@ class Plans:
 
     def _make(self, key: str, arguments: list[str], done: threading.Event) -> None:
         try:
-            found = planned(arguments)
+            with self._one:
+                found = planned(arguments)
         except Exception as error:  # shown, instead of a graph that never comes
             found = Drawn(problem=f"the plan could not be made: {type(error).__name__}: {error}")
         with self._lock:
             self._known[key] = (time.monotonic(), found)
+            while len(self._known) > KEPT:
+                del self._known[next(iter(self._known))]
             del self._at_work[key]
         done.set()
 

@@ -1,5 +1,6 @@
 """The first page: the stage graph, the runs, and whether the policy got better."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from flows.viewer import graph
 from flows.viewer.artifacts import Artifacts
 from flows.viewer.refused import RefusedError
 from flows.viewer.tables import Tables
-from flows.viewer.wire import Measurement, Overview, RunLine
+from flows.viewer.wire import Measurement, Overview, PlanAnswer, RunLine
 from pipelines.problems import did_you_mean
 from pipelines.runs import Run, all_runs
 from pipelines.secrets import redacted
@@ -30,12 +31,7 @@ def overview(
     """Raises RefusedError if no run is of ``pipeline``."""
     runs = all_runs(catalog)
     names = list(dict.fromkeys(str(run.get("pipeline", "")) for run in runs))
-    if pipeline and pipeline not in names:
-        hint = did_you_mean(pipeline, names)
-        raise RefusedError(
-            f"no run is of pipeline {pipeline[:80]!r}{hint}", field="pipeline", allowed=names, status=404
-        )
-    shown = next((run for run in runs if pipeline in (None, "", run.get("pipeline"))), None)
+    shown = _newest(runs, pipeline)
     drawn = plans.of(shown, PLAN_S) if shown else graph.Drawn()
     stages = drawn.stages if drawn and drawn.stages else graph.recorded(shown, catalog) if shown else []
     own = shown.get("pipeline") if shown else None
@@ -58,6 +54,38 @@ def overview(
         results=measurements(artifacts),
         pipelines=names,
     )
+
+
+def what_if(
+    catalog: Catalog, plans: graph.Plans, pipeline: str, settings: Sequence[str], patience: float
+) -> PlanAnswer:
+    """What would run with other settings. Raises RefusedError if no run is of the pipeline."""
+    run = _newest(all_runs(catalog), pipeline)
+    if wrong := [one for one in settings if "=" not in one]:
+        raise RefusedError(f"{wrong[0][:100]!r} is no setting", field="set", allowed=["STAGE.KEY=VALUE"])
+    drawn = plans.of(run, patience, [_in_full(one, run) for one in settings]) if run else graph.Drawn()
+    return PlanAnswer(
+        pipeline=pipeline,
+        settings=list(settings),
+        problem=drawn.problem if drawn else None,
+        planning=drawn is None,
+        stages=graph.boxes(drawn.stages) if drawn else [],
+    )
+
+
+def _in_full(setting: str, run: Run) -> str:
+    """``dpo.beta=0.3`` as ``stages.dpo.with.beta=0.3``, if the run has a stage of this name."""
+    stage, _, rest = setting.partition(".")
+    return f"stages.{stage}.with.{rest}" if rest and stage in run["stages"] else setting
+
+
+def _newest(runs: Sequence[Run], pipeline: str | None) -> Run | None:
+    """The newest run of a pipeline, or of any. Raises RefusedError if there is none of this one."""
+    names = list(dict.fromkeys(str(run.get("pipeline", "")) for run in runs))
+    if pipeline and pipeline not in names:
+        said = f"no run is of pipeline {pipeline[:80]!r}{did_you_mean(pipeline, names)}"
+        raise RefusedError(said, field="pipeline", allowed=names, status=404)
+    return next((run for run in runs if pipeline in (None, "", run.get("pipeline"))), None)
 
 
 def run_line(run: Run, catalog: Catalog) -> RunLine:

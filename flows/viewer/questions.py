@@ -27,6 +27,11 @@ class OfPipeline(Query):
     pipeline: str | None = None
 
 
+class WhatIf(Query):
+    pipeline: str = Field(min_length=1)
+    set: list[str] = Field([], max_length=16)
+
+
 class Filtered(AtVersion):
     filter: str = ""
 
@@ -110,6 +115,10 @@ def _json(answer: BaseModel) -> Response:
 
 def _overview(reader: "StoreReader", request: Request, question: OfPipeline) -> Response:
     return _json(reader.overview(question.pipeline))
+
+
+def _plan(reader: "StoreReader", request: Request, question: WhatIf) -> Response:
+    return _json(reader.plan(question.pipeline, question.set))
 
 
 def _rows(reader: "StoreReader", request: Request, question: Page) -> Response:
@@ -212,6 +221,7 @@ def _doctor(reader: "StoreReader", request: Request, question: RunQuery) -> Resp
 
 QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/overview", OfPipeline, _overview),
+    ("/api/plan", WhatIf, _plan),
     ("/api/rows", Page, _rows),
     ("/api/facets", Filtered, _facets),
     ("/api/search", SearchQuery, _search),

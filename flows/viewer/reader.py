@@ -27,12 +27,14 @@ from flows.viewer.artifacts import Artifacts, numbers
 from flows.viewer.decoding import Decoded, decoded
 from flows.viewer.doctor import Doctor
 from flows.viewer.graph import Plans
-from flows.viewer.overview import overview
+from flows.viewer.overview import overview, what_if
 from flows.viewer.refused import RefusedError
 from flows.viewer.tables import Recent, Snapshot, Tables, sort_column, stream
 from pipelines.tokenizers import token_bytes
 
 INDEX = "embedded"
+PLAN_S = 5.0
+"""Seconds that a question for a plan waits for it."""
 
 
 class StoreReader:
@@ -51,6 +53,9 @@ class StoreReader:
 
     def overview(self, pipeline: str | None) -> wire.Overview:
         return overview(self.store, self.catalog, self.tables, self.artifacts, self.plans, pipeline)
+
+    def plan(self, pipeline: str, settings: list[str]) -> wire.PlanAnswer:
+        return what_if(self.catalog, self.plans, pipeline, settings, patience=PLAN_S)
 
     def rows(
         self, text: str, sort: str, desc: bool, offset: int, limit: int, at: str | None

@@ -97,6 +97,21 @@ class Overview(Answer):
     pipelines: list[str]
 
 
+# GET /api/plan?pipeline=NAME&set=dpo.beta=0.3&set=...
+
+
+class PlanAnswer(Answer):
+    """What would run if these settings had these values; nothing is run. A setting is as `agentrl plan --set` takes it,
+    or STAGE.KEY for ``stages.STAGE.with.KEY``. ``problem`` says why there is no plan. ``planning`` is true while it is
+    being made: ask again in half a second."""
+
+    pipeline: str
+    settings: list[str]
+    problem: str | None
+    planning: bool
+    stages: list[StageBox]
+
+
 # GET /api/rows?filter=&sort=&desc=&offset=&limit=&at= -> Arrow, headers X-Total, X-Version
 # One row of the table each: the scalar columns of a trajectory, in their order. Texts are cut after 300 characters.
 # Types: utf8, int32, float64, bool, timestamp[ms, UTC]. Default: sort=created_at, desc=true, offset=0, limit=100 (at

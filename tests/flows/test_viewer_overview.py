@@ -12,7 +12,7 @@ from viewer_store import EVAL, GRPO, WARM, Browser, make_store, record_run
 
 from datastore.catalog import Catalog
 from flows import cli
-from flows.viewer import graph
+from flows.viewer import graph, overview
 from flows.viewer.overview import log_tail
 
 RUN = "20260101-120000-abcd"
@@ -128,6 +128,16 @@ def test_pipelines_of_this_folder_and_of_the_library_are_planned(
     assert graph.plan_arguments(run, catalog, "store")[0][:2] == ["plan", "quickstart"]
 
 
+def test_a_what_if_names_a_pipeline_that_ran(store: Path) -> None:
+    browser = Browser(store)
+    found = browser.json("/api/plan", pipeline="sums", set=["dpo.beta=0.3", "grpo.samples=4"])
+    assert found["settings"] == ["dpo.beta=0.3", "grpo.samples=4"]
+    assert "is not in this folder" in found["problem"]
+    assert browser.json("/api/plan", 404, pipeline="sum")["field"] == "pipeline"
+    assert browser.json("/api/plan", 400, pipeline="sums", set="beta")["field"] == "set"
+    assert browser.json("/api/plan", 400, pipeline="sums", set=["a=1"] * 17)["field"] == "set"
+
+
 def drawn(reads: dict[str, list[str]]) -> dict[str, tuple[int, int]]:
     return graph.layout(reads)
 
@@ -203,6 +213,12 @@ def test_the_plan_of_a_pipeline_that_ran_here(project: Project, capsys: pytest.C
     assert boxes["a"].status == "run"
     assert boxes["a"].reason == "config n: 2 -> 3"
     assert boxes["b"].inputs[0].reason == "input a is made again"
+    plans = graph.Plans(Catalog(project.store), project.store)
+    asked = overview.what_if(Catalog(project.store), plans, "toy", ["b.power=2"], 60)
+    assert {one.stage: one.status for one in asked.stages} == {"a": "run", "b": "run"}
+    assert "config power: 1 -> 2" in asked.stages[1].reason
+    wrong = overview.what_if(Catalog(project.store), plans, "toy", ["b.powr=2"], 60)
+    assert "did you mean" in (wrong.problem or "")
     file.write_text(textwrap.dedent("name: toy\nstages: {a: {uses: nothing}}"))
     broken = graph.Plans(Catalog(project.store), project.store).of(run, 60)
     assert broken is not None

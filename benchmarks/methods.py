@@ -119,10 +119,12 @@ def curated(setting: Setting, selections: list[Any]) -> tuple[Any, Spent]:
     """The warm policy after supervised steps on these rows, and the tokens that it was trained on."""
     from pipelines.stages.train import sft
 
+    counts = [n for one in selections for n in one.table(["n_action_tokens"])["n_action_tokens"].to_pylist()]
+    if not counts:
+        return setting.warm, Spent()
     optimizer = {"lr": 2e-3, "schedule": "linear"}
     config = {"steps": CURATED_STEPS, "batch": 32, "optimizer": optimizer}
     made = setting.harness.run(sft, config, trajectories=selections, model=setting.warm)
-    counts = [n for one in selections for n in one.table(["n_action_tokens"])["n_action_tokens"].to_pylist()]
     return made["model"], Spent(trained=round(CURATED_STEPS * 32 * sum(counts) / len(counts)))
 
 

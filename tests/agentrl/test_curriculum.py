@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -74,6 +74,7 @@ def test_each_task_of_a_level_comes_once_before_any_comes_again() -> None:
     assert [curriculum.of(ticket) for ticket in range(10)] != list(range(10))
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=8, max_size=8), min_size=1, max_size=30), st.integers(0, 29))
 def test_a_restored_curriculum_draws_what_the_other_one_draws(outcomes: list[list[bool]], kill: int) -> None:
     config = CurriculumConfig(start=(0.6, 0.4), gate=0.3, window=16, easier=0.2)

@@ -51,7 +51,7 @@ def of_tokens(harness: Harness, rows: list[Trajectory]) -> tuple[Trajectories, M
 
 @pytest.mark.parametrize("env", ["rooms", "lookup"])
 def test_what_a_failed_row_did_achieve_is_a_task_that_it_solves(harness: Harness, env: str) -> None:
-    tasks, rows = walks(env, 100)
+    tasks, rows = walks(env, 60)
     given, model = of_tokens(harness, rows)
     made = harness.run(
         relabel, trajectories=[given], tasks=[harness.tasks(tasks)], heldout=heldout(harness, env), model=model
@@ -98,9 +98,8 @@ def test_held_out_tasks_are_never_made_by_prompt_or_by_goal(harness: Harness) ->
     plain = harness.run(relabel, trajectories=[given], tasks=wired, heldout=heldout(harness))
     first, second = plain["tasks"].read()[:2]
     signs = 'rooms{"signs": true}'
-    signed = [one for one in load_environment(signs).tasks({"train": 2256}, 0)["train"] if goal(one) == goal(second)]
-    assert signed[0].prompt != second.prompt
-    forbidden = [first.model_copy(update={"split": "heldout"}), signed[0].model_copy(update={"env": signs})]
+    signed = second.model_copy(update={"env": signs, "prompt": f"{second.prompt} You are in a room with signs."})
+    forbidden = [first.model_copy(update={"split": "heldout"}), signed]
     made = harness.run(relabel, trajectories=[given], tasks=wired, heldout=heldout(harness, "rooms", *forbidden))
     assert {goal(first), goal(second)}.isdisjoint(goal(task) for task in made["tasks"].read())
     assert made.metrics["heldout_prompt"] > plain.metrics.get("heldout_prompt", 0)
@@ -116,7 +115,7 @@ def goal(task: Task) -> str:
 
 
 def test_a_cap_keeps_easy_goals_from_flooding_and_a_weight_is_given_on(harness: Harness) -> None:
-    tasks, rows = walks("rooms", 120)
+    tasks, rows = walks("rooms", 70)
     wired = {"trajectories": [harness.trajectories(rows)], "tasks": [harness.tasks(tasks)], "heldout": heldout(harness)}
     plain, capped = (harness.run(relabel, config, **wired) for config in ({}, {"cap": 2, "weight": 0.5}))
     levels = Counter(row.level for row in plain["trajectories"].read())
@@ -130,7 +129,7 @@ def test_a_cap_keeps_easy_goals_from_flooding_and_a_weight_is_given_on(harness: 
 
 
 def test_future_goals_are_several_of_one_row(harness: Harness) -> None:
-    tasks, rows = walks("lookup", 120)
+    tasks, rows = walks("lookup", 60)
     wired = {"trajectories": [harness.trajectories(rows)], "tasks": [harness.tasks(tasks)], "heldout": []}
     made = harness.run(relabel, {"goals": "future", "k": 4}, **wired)["trajectories"].read()
     goals = Counter(row.parent_id for row in made)
@@ -173,7 +172,7 @@ def test_a_model_describes_what_was_done_and_another_one_judges_it(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "secret")
-    tasks, rows = walks("lookup", 120)
+    tasks, rows = walks("lookup", 40)
     given, model = of_tokens(harness, rows)
     with judging(reply) as server:
         config = {"by": "judge", "describe": {"engines": [server.engine]}, "verify": {"engines": [server.engine]}}

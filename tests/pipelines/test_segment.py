@@ -17,7 +17,7 @@ from schemas.trajectory import Role, Trajectory
 ENV = load_environment("rooms")
 
 
-def walks(number: int = 32) -> list[Trajectory]:
+def walks(number: int = 16) -> list[Trajectory]:
     """Walks of up to twelve turns, of an expert that errs."""
     tasks = ENV.tasks({"train": number}, 0)["train"]
     return [demonstrate(ENV, task, 0.6, 1, f"w-{n:03d}") for n, task in enumerate(tasks)]

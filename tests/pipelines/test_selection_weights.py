@@ -95,6 +95,7 @@ def test_each_stage_hands_the_weights_on(harness: Harness) -> None:
         assert of_rows(harness.run(stage, config, pairs=pairs, model=model)) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_rows_that_are_drawn_by_priority_are_trained_on_with_their_importance_weights(harness: Harness) -> None:
     """Of three successes and nine failures in groups of four, drawn by surprise with replacement."""
     tasks = harness.run(generate, {"env": "lookup", "train": 3, "dev": 1, "heldout": 1})["train"]

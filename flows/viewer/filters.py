@@ -56,6 +56,8 @@ def check(text: str) -> None:
         word = value.lower()
         if kind == "other" and value not in _ALLOWED_MARKS:
             raise bad(f"{value!r} has no place in a filter", allowed=sorted(_ALLOWED_MARKS))
+        if kind == "word" and not value.isascii():  # its capitals may spell a word of SQL, as those of "ſelect" do
+            raise bad(f"{value!r} has letters that no column or word of SQL has")
         if kind == "word" and word in _REFUSED_WORDS:
             raise bad(f"a filter is one expression without {value!r}: it is asked of each row by itself")
         if after == "(" and (kind == "name" or (kind == "word" and word not in FUNCTIONS | WORDS)):

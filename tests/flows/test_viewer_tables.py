@@ -163,6 +163,10 @@ READS = [
     "E'\\'' = env or level in (select 1) or env = ''",
     "env = ''' or level in (select * from read_csv('{path}')) --'",
     "lower((select * from read_csv('{path}')))",
+    "level in (ſelect x from read_csv('{path}'))",
+    "level in (ſelect 1)",
+    "level in (valueſ (1))",
+    "level > 0 unıon ſelect 1",
     "level in (select\u00a0*\u00a0from\u00a0read_csv('{path}'))",
 ]
 

@@ -71,20 +71,20 @@ class Showing:
         experience: Sequence[Trajectories] = (),
     ) -> None:
         self.experience = [item for item in items if isinstance(item, ExperienceItem)]
-        items = [item for item in items if isinstance(item, NotesItem)]
+        self.items = [item for item in items if isinstance(item, NotesItem)]
         if bool(self.experience) != bool(experience):
             raise ValueError(
                 "context shows experience, and none is wired; wire inputs.experience, such as earlier successes"
                 if self.experience
                 else "inputs.experience is wired, and context shows none; set context: [{experience: {}}]"
             )
-        if items and notes is None:
+        if self.items and notes is None:
             raise ValueError("context shows notes, and none are wired; wire inputs.notes to a stage notes.reflect")
-        if notes is not None and not items:
+        if notes is not None and not self.items:
             raise ValueError(
                 "inputs.notes is wired, and context shows none; set context: [{notes: {}}], or leave it out"
             )
-        self.items, self.count = items, count
+        self.count = count
         self.counts: Counter[str] = Counter()
         self._known: dict[str, Shown] = {}
         self._notes = notes.read() if notes else []

@@ -7,6 +7,7 @@ tasks of all seeds; a gain is a paired difference over tasks and seeds, with a b
 
 - hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, `lookup`).
 - curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum.
+- distill, echo, rwml, reflexion: see :mod:`methods_signals`.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
     METHODS=hindsight python benchmarks/methods.py  # some
@@ -249,7 +250,17 @@ def line(figure: str, met: bool, target: str) -> bool:
 METHODS = {
     "hindsight": lambda: [hindsight("rooms"), hindsight("lookup")],
     "curriculum": lambda: [curriculum()],
+    "distill": lambda: [_signals().distill()],
+    "echo": lambda: [_signals().echo("rooms"), _signals().echo("lookup")],
+    "rwml": lambda: [_signals().rwml()],
+    "reflexion": lambda: [_signals().reflexion()],
 }
+
+
+def _signals() -> Any:
+    import methods_signals
+
+    return methods_signals
 
 
 def main() -> int:

@@ -38,13 +38,14 @@ class Observed:
         return found
 
     def _weigh(self, found: np.ndarray, block: Sequence[Message], ids: Sequence[int], start: int, end: int) -> None:
-        """Weigh the bodies of messages whose tokens lie from ``start`` to ``end``."""
+        """Weigh the bodies of messages whose tokens lie from ``start`` to ``end``. White space is not compared: some
+        tokenizers decode a token by itself without the space before it, and some templates trim bodies."""
         parts = list(self._parts(ids, start, end))
-        starts, text = [*(first for first, _ in parts), end], "".join(piece for _, piece in parts)
-        ends = np.cumsum([len(piece) for _, piece in parts])
+        starts, pieces = [*(first for first, _ in parts), end], [_bare(piece) for _, piece in parts]
+        text, ends = "".join(pieces), np.cumsum([len(piece) for piece in pieces])
         cursor = 0
         for message in block:
-            body = message.content.strip()
+            body = _bare(message.content)
             place = text.find(body, cursor)
             if place < 0:
                 self.unplaced += message.role.value in self.observe
@@ -86,6 +87,11 @@ class Observed:
             if row is not None:
                 found.append(row.model_copy(update={"ce_weights": weights.tolist()}))
         return found
+
+
+def _bare(text: str) -> str:
+    """A text without white space."""
+    return "".join(text.split())
 
 
 def _alone(rollout: Trajectory, number: int, reference: bool) -> TrainingRow:

@@ -87,8 +87,9 @@ def predict(context: Context, config: PredictConfig, trajectories: list[Trajecto
         counts["doubled"] += any(one.observation == triple.observation for one in mine)
         mine.append(triple)
     tasks: dict[str, list[Task]] = {"train": [], "heldout": []}
+    measured = _measured({mine[0].row.task_id for mine in asked.values()}, config.heldout, context.seed)
     for mine in asked.values():
-        split = "heldout" if Random(f"{context.seed}-{mine[0].row.task_id}").random() < config.heldout else "train"
+        split = "heldout" if mine[0].row.task_id in measured else "train"
         tasks[split].append(_task(mine, str(config.env), split))
     every = [*tasks["train"], *tasks["heldout"]]
     counts["ambiguous"] = sum(isinstance(json.loads(task.ground_truth), list) for task in every)
@@ -104,6 +105,12 @@ def predict(context: Context, config: PredictConfig, trajectories: list[Trajecto
 
 _COUNTED = ("easy", "easy_kept", "doubled", "ambiguous", "too_long", "not_trained")
 """What the metrics count of triples, and of rows that are not trained on."""
+
+
+def _measured(sources: set[str], share: float, seed: int) -> set[str]:
+    """So many of the tasks as ``share`` says, drawn by their ids: at least one, if there are two and a share."""
+    drawn = sorted(sources, key=lambda name: (Random(f"{seed}-{name}").random(), name))
+    return set(drawn[: max(1, round(share * len(drawn)))] if share and len(drawn) > 1 else [])
 
 
 def _all(given: Sequence[Trajectories], config: PredictConfig, counts: Counter[str]) -> Iterator[_Triple]:

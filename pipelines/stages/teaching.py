@@ -45,7 +45,7 @@ class TeacherConfig(StageConfig):
 
     def check_teacher(self, algorithm: PolicyGradient) -> None:
         """Raise ValueError if there are settings of a teacher, and the algorithm asks for none."""
-        given = [name for name in TeacherConfig.model_fields if name in self.model_fields_set]
+        given = [name for name, info in TeacherConfig.model_fields.items() if getattr(self, name) != info.default]
         if given and not algorithm.needs_teacher:
             raise ValueError(
                 f"{given[0]} is set, and algorithm {algorithm.type} asks for no teacher, so it would do nothing; leave "

@@ -7,7 +7,7 @@ VLLM_VENV ?= .venv-vllm
 ADAPTERS_VENV ?= .venv-adapters
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-families clean
+.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-viewer chromium lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-families clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -85,6 +85,10 @@ bubblewrap:
 	@command -v bwrap >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq bubblewrap; } || \
 	  { echo "Tests run untrusted code in bubblewrap. Install it: sudo apt-get install bubblewrap"; exit 1; }
 
+chromium:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq chromium; } || \
+	  { echo "Tests of the viewer need a browser. Install it: sudo apt-get install chromium"; exit 1; }
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "agentrl needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
@@ -98,6 +102,15 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing what tests and checks need ..."
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,formats,vllm,serve,view,math,mcp,gymnasium,openai,lora,trackers,parity,deepspeed,ray]'
+	@touch $@
+
+# axe-core and the compiler of TypeScript come from npm, at the versions and hashes of package-lock.json
+$(VENV)/.viewer: tests/viewer/package-lock.json | $(VENV)/.dev
+	@command -v npm >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq npm; } || \
+	  { echo "Tests of the viewer need npm. Install it: sudo apt-get install npm"; exit 1; }
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[viewer-tests]'
+	@mkdir -p $(VENV)/viewer && cp tests/viewer/package.json tests/viewer/package-lock.json $(VENV)/viewer
+	@npm ci --silent --ignore-scripts --prefix $(VENV)/viewer
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev

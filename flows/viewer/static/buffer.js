@@ -1,0 +1,120 @@
+// The buffer: an SQL expression, histograms that are clicked, and the rows that it finds.
+import { json, useAnswer } from "./api.js";
+import { FacetList } from "./facets.js";
+import { oneOf } from "./filter.js";
+import { count, plural } from "./format.js";
+import { copy, useKeys } from "./keys.js";
+import { change, go, place, rowAddress, version } from "./location.js";
+import { Empty, Problem } from "./problem.js";
+import { Found, Rows } from "./rows.js";
+import { Table } from "./table.js";
+import { html, signal, useEffect, useRef, useState } from "./ui.js";
+
+const COLUMNS = ["trajectory_id", "stage", "env", "split", "level", "success", "reward", "termination", "n_steps", "n_tokens", "n_tool_calls", "n_tool_errors", "policy", "policy_version", "task_id", "tags", "prompt", "created_at"];
+const HITS = 200;
+
+/** Ids of the rows that `x` chose; they stay while pages change. */
+export const selected = signal(/** @type {Set<string>} */ (new Set()));
+
+/** @param {string} id */
+export function select(id) {
+  const next = new Set(selected.value);
+  if (!next.delete(id)) next.add(id);
+  selected.value = next;
+}
+
+export function BufferPage() {
+  const { filter = "", sort = "", desc, at, q = "", cols = "" } = place.value.params;
+  const query = { filter, sort: sort || "created_at", desc: sort ? desc === "true" : true, at };
+  const [current, setCurrent] = useState(0);
+  const rows = useAnswer(async (stop) => {
+    const source = q ? new Found(await json("/api/search", { q, k: HITS }, stop), query) : new Rows(query);
+    return source.open();
+  }, [filter, sort, desc, at, q]);
+  const facets = useAnswer((stop) => /** @type {Promise<import("./wire.js").Facets>} */ (json("/api/facets", { filter, at }, stop)), [filter, at]);
+  useEffect(() => setCurrent(0), [filter, sort, desc, at, q]);
+  useEffect(() => () => rows.value?.close(), [rows.value]);
+  useEffect(() => void (version.value = rows.value?.version ?? null), [rows.value]);
+  const box = useRef(/** @type {HTMLInputElement | null} */ (null));
+  const source = rows.value;
+  const id = source?.row(current)?.("trajectory_id");
+  const step = (/** @type {number} */ by) => source && setCurrent(Math.max(0, Math.min(source.total - 1, current + by)));
+  const open = () => id && go(rowAddress(id, { at }));
+  useKeys({
+    j: { does: "next row", run: () => step(1) },
+    k: { does: "previous row", run: () => step(-1) },
+    ArrowDown: { does: "next row", run: () => step(1) },
+    ArrowUp: { does: "previous row", run: () => step(-1) },
+    Enter: { does: "open the row", run: open },
+    x: { does: "select the row", run: () => id && select(id) },
+    "/": { does: "write a filter", run: () => box.current?.focus() },
+  });
+  const columns = cols ? cols.split(",") : COLUMNS;
+  const known = source?.columns.length ? [...(q ? ["score"] : []), ...columns.filter((column) => source.columns.includes(column))] : columns;
+  const setFilter = (/** @type {string} */ text) => change({ filter: text });
+  const sortBy = (/** @type {string} */ column) => change(sort !== column ? { sort: column, desc: false } : desc === "true" ? { sort: null, desc: null } : { desc: true });
+  return html`<div class="buffer">
+    <h1 class="unseen">Buffer</h1>
+    <${Bar} box=${box} filter=${filter} q=${q} problem=${rows.problem ?? facets.problem} />
+    <aside aria-label="histograms">${facets.value && html`<${FacetList} facets=${facets.value.facets} filter=${filter} set=${setFilter} />`}</aside>
+    <div class="found">
+      <div class="counts" role="status">
+        ${source && html`<span><b>${plural(source.total, "row")}</b>${facets.value && !q ? ` of ${count(facets.value.total)}` : ""}</span>`}
+        ${source?.version !== undefined && html`<span class="soft">version ${source.version}${at ? html` (pinned) <button class="quiet" onClick=${() => change({ at: null })}>show the newest</button>` : ""}</span>`}
+        ${source instanceof Found && source.behind > 0 && html`<span class="soft">the index lacks ${plural(source.behind, "newer row")}</span>`}
+        ${selected.value.size > 0 && html`<${Selection} />`}
+        ${source && html`<${Columns} all=${source.columns.filter((name) => name !== "score")} chosen=${columns} />`}
+      </div>
+      ${source && source.total > 0 && html`<${Table} rows=${source} columns=${known} sort=${query.sort} desc=${query.desc} sortBy=${sortBy} current=${current} setCurrent=${setCurrent} selected=${selected.value} at=${at} />`}
+      ${source && source.total === 0 && !rows.busy && html`<${Nothing} filter=${filter} q=${q} />`}
+    </div>
+  </div>`;
+}
+
+/** @param {{filter: string, q: string}} props */
+function Nothing({ filter, q }) {
+  if (q) return html`<${Empty} says="The search found nothing." command="agentrl buffer search" />`;
+  if (filter) return html`<div class="empty-state"><p>No row fits the filter.</p><button onClick=${() => change({ filter: null })}>clear the filter</button></div>`;
+  return html`<${Empty} says="The buffer has no rows yet." command="agentrl run quickstart" />`;
+}
+
+/** The field of the filter, and that of the search. @param {{box: {current: HTMLInputElement | null}, filter: string, q: string, problem: Error | null}} props */
+function Bar({ box, filter, q, problem }) {
+  const [text, setText] = useState(filter);
+  const timer = useRef(0);
+  useEffect(() => setText(filter), [filter]);
+  const typed = (/** @type {string} */ value) => {
+    setText(value);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => change({ filter: value.trim() }), 150);
+  };
+  const search = (/** @type {Event} */ event) => change({ q: /** @type {HTMLInputElement} */ (event.target).value.trim() });
+  return html`<div class="query">
+    <label for="filter">filter</label>
+    <input id="filter" ref=${box} class="mono" value=${text} spellcheck=${false} autocomplete="off" placeholder="success and n_tool_calls > 2" aria-invalid=${problem ? "true" : "false"}
+      aria-describedby="filter-problem" onInput=${(/** @type {Event} */ event) => typed(/** @type {HTMLInputElement} */ (event.target).value)} />
+    ${filter && html`<button onClick=${() => change({ filter: null })}>clear</button>`}
+    <label for="search">search</label>
+    <input id="search" type="search" value=${q} placeholder="prompts that mean this" onChange=${search} />
+    <div id="filter-problem" class="wide">${problem && html`<${Problem} problem=${problem} />`}</div>
+  </div>`;
+}
+
+function Selection() {
+  return html`<span>${plural(selected.value.size, "row")} selected
+    <button class="quiet" onClick=${() => change({ filter: oneOf(selected.value) })}>show them</button>
+    <button class="quiet" onClick=${() => copy(oneOf(selected.value), "filter")}>copy as a filter</button>
+    <button class="quiet" onClick=${() => (selected.value = new Set())}>forget them</button>
+  </span>`;
+}
+
+/** @param {{all: string[], chosen: string[]}} props */
+function Columns({ all, chosen }) {
+  const turn = (/** @type {string} */ name) => {
+    const next = chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name];
+    change({ cols: next.join(",") === COLUMNS.join(",") ? null : next.join(",") });
+  };
+  return html`<details class="columns"><summary>columns</summary><div class="menu">
+    ${all.map((name) => html`<label><input type="checkbox" checked=${chosen.includes(name)} onChange=${() => turn(name)} /> ${name}</label>`)}
+  </div></details>`;
+}

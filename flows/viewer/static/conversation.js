@@ -1,0 +1,93 @@
+// The messages of a row in one column. Under a lens each message shows its tokens in place of its text.
+import { json } from "./api.js";
+import { decimal, plural, size } from "./format.js";
+import { Problem } from "./problem.js";
+import { Text, pieces } from "./text.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./ui.js";
+
+/** @typedef {import("./wire.js").ShownMessage} Turn */
+/** @typedef {import("./painter.js").Painter} Painter */
+
+const GROUP = 100; // messages that are drawn at once; the next ones follow in the next frame
+
+/**
+ * @param {{
+ *   id: string, at: string | undefined, messages: Turn[], spans: [number, number][], painter: Painter | null, current: number,
+ * }} props `painter` is null if text is shown; `spans` are the tokens that each message shows
+ */
+export function Conversation({ id, at, messages, spans, painter, current }) {
+  const root = useRef(/** @type {HTMLElement | null} */ (null));
+  const [ready, setReady] = useState(1);
+  useLayoutEffect(() => (painter && root.current ? painter.listen(root.current) : undefined), [painter]);
+  const groups = useMemo(() => {
+    const found = [];
+    for (let start = 0; start < messages.length; start += GROUP)
+      found.push(html`<${Group} key=${start} id=${id} at=${at} messages=${messages} spans=${spans} painter=${painter} start=${start} />`);
+    return found; // the same objects in every drawing, so that Preact leaves them alone
+  }, [id, at, messages, spans, painter]);
+  useEffect(() => {
+    if (ready >= groups.length) return undefined;
+    const frame = requestAnimationFrame(() => setReady(ready + 1));
+    return () => cancelAnimationFrame(frame);
+  }, [ready, groups]);
+  useEffect(() => {
+    const turn = document.getElementById(`m${current}`);
+    turn?.classList.add("current");
+    return () => turn?.classList.remove("current");
+  }, [current, ready, groups]);
+  return html`<div class="conversation" ref=${root}>${groups.slice(0, ready)}</div>`;
+}
+
+/** @param {{id: string, at: string | undefined, messages: Turn[], spans: [number, number][], painter: Painter | null, start: number}} props */
+function Group({ id, at, messages, spans, painter, start }) {
+  return messages.slice(start, start + GROUP).map((turn, offset) => {
+    const i = start + offset;
+    const [from, to] = spans[i];
+    const lines = 2 + Math.ceil((painter ? 5 * (to - from) : turn.characters) / 100);
+    return html`<article key=${i} id=${`m${i}`} class=${`turn ${turn.role}${turn.error ? " failed" : ""}`} tabindex="-1"
+        aria-label=${`message ${i + 1} of ${messages.length}, ${turn.role}`} style=${{ "--turn": `${20 * lines}px` }}>
+      <${Head} turn=${turn} count=${painter ? to - from : 0} trained=${painter ? trained(painter, from, to) : 0} />
+      ${painter && to > from ? html`<${TokenText} painter=${painter} from=${from} to=${to} />` : html`<${Body} id=${id} at=${at} turn=${turn} />`}
+    </article>`;
+  });
+}
+
+/** @param {Painter} painter @param {number} from @param {number} to */
+function trained(painter, from, to) {
+  let sum = 0;
+  for (let i = from; i < to; i++) if (painter.tokens.covered(i)) sum++;
+  return sum;
+}
+
+/** @param {{turn: Turn, count: number, trained: number}} props */
+function Head({ turn, count, trained }) {
+  return html`<header>
+    <span class="role">${turn.role}</span>
+    ${turn.name && html`<span class="soft">${pieces(turn.name)}</span>`}
+    ${turn.error && html`<span class="bad">✗ tool error</span>`}
+    ${turn.reward !== null && html`<span>reward ${decimal(turn.reward)}</span>`}
+    <span class="soft end">${count ? `${plural(count, "token")}, ${trained} trained` : ""} #${turn.number}</span>
+  </header>`;
+}
+
+/** @param {{painter: Painter, from: number, to: number}} props */
+function TokenText({ painter, from, to }) {
+  const host = useRef(/** @type {HTMLElement | null} */ (null));
+  useLayoutEffect(() => painter.fill(/** @type {HTMLElement} */ (host.current), from, to), [painter, from, to]);
+  return html`<div class="tokens" ref=${host}></div>`;
+}
+
+/** The message as it was parsed: reasoning, content, calls. @param {{id: string, at: string | undefined, turn: Turn}} props */
+function Body({ id, at, turn }) {
+  const [whole, setWhole] = useState(/** @type {Turn | null} */ (null));
+  const [problem, setProblem] = useState(/** @type {Error | null} */ (null));
+  const shown = whole ?? turn;
+  const open = () => json(`/api/rows/${encodeURIComponent(id)}/messages/${turn.number}`, { at }).then((found) => setWhole(/** @type {Turn} */ (found)), setProblem);
+  return html`
+    ${shown.reasoning && html`<div class="reasoning"><span class="label">reasoning</span><${Text} text=${shown.reasoning} /></div>`}
+    ${shown.content && html`<div class="content"><${Text} text=${shown.content} /></div>`}
+    ${shown.tool_calls.map((call) => html`<div class="call"><span class="label">calls</span> <b>${pieces(call.name)}</b> <span class="arguments"><${Text} text=${call.arguments} /></span></div>`)}
+    ${turn.cut && !whole && html`<button onClick=${open}>show all (${size(turn.characters, "")} characters)</button>`}
+    ${problem && html`<${Problem} problem=${problem} />`}
+  `;
+}

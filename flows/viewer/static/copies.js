@@ -1,0 +1,48 @@
+// What a reader can take away from a row.
+import { json } from "./api.js";
+import { rowAddress } from "./location.js";
+
+/** @typedef {import("./wire.js").RowAnswer} Row */
+
+/**
+ * Name, text, and why it cannot be had.
+ * @param {string} id
+ * @param {Row} row
+ * @returns {[string, () => string | Promise<string>, string][]}
+ */
+export function copies(id, row) {
+  const learner = row.lineage.learned_by.find((one) => one.steps.length);
+  return [
+    ["link", () => location.origin + rowAddress(id, { at: row.version, lens: new URLSearchParams(location.search).get("lens") }), ""],
+    ["JSON", () => JSON.stringify(row, null, 2), ""],
+    ["pytest fixture", () => fixture(id, row.version), ""],
+    ["agentrl replay line", () => replay(learner), learner ? "" : "no training step that wrote its numbers learned from this row"],
+  ];
+}
+
+/** @returns {Promise<string>} the place of the store */
+async function store() {
+  return (/** @type {import("./wire.js").Overview} */ (await json("/api/overview"))).store;
+}
+
+/** @param {string} id @param {number} version */
+async function fixture(id, version) {
+  return `import polars as pl
+import pytest
+
+from datastore import TrajectoryBuffer
+
+
+@pytest.fixture
+def trajectory() -> dict:
+    rows = TrajectoryBuffer(${JSON.stringify(await store())}).scan(${version})
+    return rows.filter(pl.col("trajectory_id") == ${JSON.stringify(id)}).collect().row(0, named=True)
+`;
+}
+
+/** @param {import("./wire.js").LearnedBy | undefined} learner */
+async function replay(learner) {
+  if (!learner) return "";
+  const word = (/** @type {string} */ text) => (/^[\w./:@-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+  return `agentrl replay ${word(`${learner.stage}/${learner.fingerprint}`)} --step ${learner.steps[0]} --store ${word(await store())}`;
+}

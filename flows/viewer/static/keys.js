@@ -1,0 +1,81 @@
+// Keys of the pages. A page says which keys it has; the help dialog lists them.
+import { lasting } from "./location.js";
+import { html, signal, useEffect, useRef } from "./ui.js";
+
+/** @typedef {Record<string, {does: string, run: () => void}>} Keys */
+
+/** @type {import("./vendor/signals.js").Signal<Keys>} */
+const page = signal({});
+const help = signal(false);
+/** What was just done, such as "link copied"; read aloud too. */
+export const said = signal("");
+
+/** @param {Keys} keys of the page that is shown */
+export function useKeys(keys) {
+  const latest = useRef(keys);
+  latest.current = keys;
+  useEffect(() => {
+    const names = Object.keys(latest.current);
+    page.value = Object.fromEntries(
+      names.map((name) => [name, { does: latest.current[name].does, run: () => latest.current[name].run() }]),
+    );
+    return () => {
+      page.value = {};
+    };
+  }, [Object.keys(keys).join(" ")]);
+}
+
+/** @param {string} text */
+export function say(text) {
+  said.value = text;
+  setTimeout(() => said.peek() === text && (said.value = ""), 4000);
+}
+
+/** @param {string} text @param {string} what it is, for the reader */
+export async function copy(text, what) {
+  try {
+    await navigator.clipboard.writeText(text);
+    say(`${what} copied`);
+  } catch {
+    say(`the browser does not let this page copy; ${what}: ${text}`);
+  }
+}
+
+const COMMON = { "?": "this help", y: "copy a link to exactly this, with the version of the buffer", Escape: "leave a field or a dialog" };
+
+export function listen() {
+  document.addEventListener("keydown", (event) => {
+    const target = /** @type {HTMLElement} */ (event.target);
+    const typing = target.matches?.("input, textarea, select, [contenteditable]") ?? false;
+    if (event.key === "Escape" && typing) target.blur();
+    if (typing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (event.key === "?") {
+      help.value = true;
+    } else if (event.key === "y") {
+      copy(lasting(), "link");
+    } else if (page.value[event.key] && !(event.key === "Enter" && target.matches("a, button, summary"))) {
+      page.value[event.key].run();
+    } else return;
+    event.preventDefault();
+  });
+}
+
+export function Help() {
+  const box = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  useEffect(() => {
+    if (help.value && !box.current?.open) box.current?.showModal();
+  }, [help.value]);
+  const close = () => (help.value = false);
+  const rows = Object.entries({ ...Object.fromEntries(Object.entries(page.value).map(([key, { does }]) => [key, does])), ...COMMON });
+  return html`<dialog ref=${box} onClose=${close} aria-labelledby="help-title">
+    <h2 id="help-title">Keys of this page</h2>
+    <dl class="keys">
+      ${rows.map(([key, does]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${does}</dd></div>`)}
+    </dl>
+    <button onClick=${() => box.current?.close()}>close</button>
+  </dialog>`;
+}
+
+export function Said() {
+  return html`<div class=${said.value ? "said" : "said empty"} role="status" aria-live="polite">${said.value}</div>`;
+}

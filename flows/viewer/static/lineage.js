@@ -1,0 +1,37 @@
+// Where a row comes from and what learned from it: stage, model, the artifacts before it, the steps after it.
+import { plural, short } from "./format.js";
+import { address } from "./location.js";
+import { pieces } from "./text.js";
+import { html } from "./ui.js";
+
+/** @param {string} text */
+const quoted = (text) => `'${text.replaceAll("'", "''")}'`;
+
+/** @param {{lineage: import("./wire.js").Made}} props */
+export function Ribbon({ lineage }) {
+  const { made_by: maker, policy, learned_by: learners } = lineage;
+  const rows = `stage = ${quoted(maker.stage)} and fingerprint = ${quoted(maker.fingerprint)}`;
+  return html`<nav class="ribbon" aria-label="lineage">
+    ${maker.inputs.length > 0 && html`<span class="soft">${maker.inputs.map(shortened).join(", ")} →</span>`}
+    <span class="soft">${policy.stage ? "model" : "by"}</span>
+    <a href=${address("/buffer", { filter: `policy = ${quoted(policy.name)}` })}>${pieces(policy.name || "unnamed")}</a>
+    <span class="soft">version ${policy.version} →</span>
+    <a href=${address("/buffer", { filter: rows })} title=${maker.uses}>${pieces(maker.stage || "outside")}${maker.fingerprint && `/${short(maker.fingerprint)}`}</a>
+    <span class="soft">→</span> <b>this row</b> <span class="soft">→</span>
+    ${learners.length
+      ? learners.map((learner) => html`<span>${learner.stage}/${short(learner.fingerprint)} <span class="soft">${steps(learner.steps)}</span></span>`)
+      : html`<span class="soft">no stage learned from it</span>`}
+  </nav>`;
+}
+
+/** @param {string} artifact STAGE/FINGERPRINT */
+function shortened(artifact) {
+  const [stage, fingerprint = ""] = artifact.split("/");
+  return `${stage}/${short(fingerprint)}`;
+}
+
+/** @param {number[]} numbers */
+function steps(numbers) {
+  if (!numbers.length) return "(steps not recorded)";
+  return numbers.length <= 6 ? `step ${numbers.join(", ")}` : `${plural(numbers.length, "step")}, ${numbers[0]} to ${numbers[numbers.length - 1]}`;
+}

@@ -1,0 +1,77 @@
+// The address holds the whole state of a page, so that any page can be linked, reloaded and gone back to.
+import { signal } from "./ui.js";
+
+/**
+ * @typedef {{path: string, params: Record<string, string>}} Place
+ */
+
+/** @returns {Place} */
+function read() {
+  return { path: location.pathname, params: Object.fromEntries(new URLSearchParams(location.search)) };
+}
+
+/** Where the reader is. */
+export const place = signal(read());
+
+/** The version of the buffer that the page shows; null if it shows no rows. */
+export const version = signal(/** @type {string | null} */ (null));
+
+/** A link that shows the same later: with the version of the buffer. */
+export function lasting() {
+  const { path, params } = read();
+  return location.origin + address(path, { ...params, at: params.at ?? version.value });
+}
+
+/**
+ * The address of a page. Empty values are left out.
+ * @param {string} path
+ * @param {Record<string, string | number | boolean | null | undefined>} [params]
+ */
+export function address(path, params = {}) {
+  const kept = Object.entries(params).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const query = new URLSearchParams(kept.map(([name, value]) => [name, String(value)])).toString();
+  return query ? `${path}?${query}` : path;
+}
+
+/**
+ * @param {string} id
+ * @param {Record<string, string | number | null | undefined>} [params]
+ */
+export function rowAddress(id, params = {}) {
+  return address(`/row/${encodeURIComponent(id)}`, params);
+}
+
+/**
+ * Opens an address of this viewer.
+ * @param {string} to
+ * @param {boolean} [replace] without a step in the history
+ */
+export function go(to, replace = false) {
+  if (replace) history.replaceState(null, "", to);
+  else history.pushState(null, "", to);
+  place.value = read();
+}
+
+/**
+ * Changes some parameters of this page's address and keeps the others.
+ * @param {Record<string, string | number | boolean | null | undefined>} params
+ */
+export function change(params) {
+  const here = read();
+  const to = address(here.path, { ...here.params, ...params });
+  if (to !== address(here.path, here.params)) go(to, true);
+}
+
+/** Back and forward, and clicks on links within the viewer, do not load the document again. */
+export function followLinks() {
+  addEventListener("popstate", () => (place.value = read()));
+  document.addEventListener("click", (event) => {
+    const link = event.target instanceof Element ? event.target.closest("a") : null;
+    const plain = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
+    if (!link || !plain || event.defaultPrevented || link.origin !== location.origin || link.target) return;
+    if (link.getAttribute("href")?.startsWith("#")) return;
+    event.preventDefault();
+    go(link.pathname + link.search);
+    scrollTo(0, 0);
+  });
+}

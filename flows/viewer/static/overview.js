@@ -1,0 +1,109 @@
+// The first page: did the policy get better, what is up to date, what ran.
+import { json, useAnswer } from "./api.js";
+import { count, percent, plural, seconds, time } from "./format.js";
+import { Graph, StageTable } from "./graph.js";
+import { useKeys } from "./keys.js";
+import { address, change, go, place, version } from "./location.js";
+import { Empty, Problem } from "./problem.js";
+import { pieces } from "./text.js";
+import { html, useEffect, useState } from "./ui.js";
+
+/** @typedef {import("./wire.js").Overview} Answer */
+
+export function OverviewPage() {
+  const { pipeline, stage } = place.value.params;
+  const [asked, askAgain] = useState(0);
+  const { value, problem } = useAnswer(
+    (stop) => /** @type {Promise<Answer>} */ (json("/api/overview", { pipeline }, stop)),
+    [pipeline, asked],
+  );
+  useEffect(() => {
+    if (!value?.planning) return undefined;
+    const timer = setTimeout(() => askAgain(asked + 1), 1000);
+    return () => clearTimeout(timer);
+  }, [value]);
+  useEffect(() => void (version.value = null), []);
+  useKeys({ b: { does: "the buffer", run: () => go("/buffer") } });
+  if (problem && !value) return html`<${Problem} problem=${problem} />`;
+  if (!value) return html`<p class="soft waiting">reading the store …</p>`;
+  const { results, stages, runs, pipelines, rows } = value;
+  const command = `agentrl run quickstart --store ${value.store}`;
+  return html`<h1>${value.store}</h1>
+    <p class="soft">${value.version === null ? "no rows were ever appended" : html`<a href="/buffer">${plural(rows, "row")}</a>, version ${value.version}`}</p>
+    ${problem && html`<${Problem} problem=${problem} />`}
+    <section aria-labelledby="better">
+      <h2 id="better">Better?</h2>
+      ${results.length ? html`<${Better} results=${results} />` : html`<${Empty} says="No policy was evaluated yet." command=${command} />`}
+    </section>
+    <section aria-labelledby="stages">
+      <h2 id="stages">Stages ${pipelines.length > 1 ? html`<${Pipelines} all=${pipelines} chosen=${value.pipeline} />` : html`<span class="soft">of ${value.pipeline ?? "no pipeline yet"}</span>`}</h2>
+      ${value.planning && html`<p class="soft" role="status">as the newest run recorded them; the plan is being made …</p>`}
+      ${value.problem && html`<p class="problem">${value.problem}</p>`}
+      ${stages.length
+        ? html`<${Graph} stages=${stages} chosen=${stage} choose=${(/** @type {string | null} */ id) => change({ stage: id })} />
+            <details open=${Boolean(stage)}><summary>as a table, with reasons</summary><${StageTable} stages=${stages} chosen=${stage} pipeline=${value.pipeline} /></details>`
+        : html`<${Empty} says="No pipeline ran in this store yet." command=${command} />`}
+    </section>
+    <section aria-labelledby="runs">
+      <h2 id="runs">Runs</h2>
+      ${runs.length ? html`<${Runs} runs=${runs} />` : html`<${Empty} says="No run yet." command=${command} />`}
+    </section>`;
+}
+
+/** @param {{all: string[], chosen: string | null}} props */
+function Pipelines({ all, chosen }) {
+  return html`<select aria-label="pipeline" value=${chosen} onChange=${(/** @type {Event} */ event) => change({ pipeline: /** @type {HTMLSelectElement} */ (event.target).value, stage: null })}>
+    ${all.map((name) => html`<option value=${name} selected=${name === chosen}>${name}</option>`)}
+  </select>`;
+}
+
+/** Success with its interval: one line per policy, stage and split, all on one scale from 0 to 1. @param {{results: Answer["results"]}} props */
+function Better({ results }) {
+  return html`<table class="lines better">
+    <thead><tr><th>policy</th><th>stage</th><th>split</th><th>sampling</th><th class="number">success</th><th class="number">95 % interval</th><th class="number">n</th><th class="scale"><span>0</span><span>0.5</span><span>1</span></th></tr></thead>
+    <tbody>
+      ${results.map(
+        (result) => html`<tr>
+          <td>${result.policy}</td>
+          <td><a href=${address("/buffer", { filter: `stage = '${result.stage.replaceAll("'", "''")}'` })}>${result.stage}</a></td>
+          <td>${result.split}</td>
+          <td>${result.greedy ? "greedy" : "sampled"}</td>
+          <td class="number">${percent(result.success)}</td>
+          <td class="number">${percent(result.low)} to ${percent(result.high)}</td>
+          <td class="number">${count(result.n)}</td>
+          <td class="scale"><${Interval} ...${result} /></td>
+        </tr>`,
+      )}
+    </tbody>
+  </table>`;
+}
+
+/** @param {{success: number, low: number, high: number, greedy: boolean}} props */
+function Interval({ success, low, high, greedy }) {
+  const at = (/** @type {number} */ value) => `${(100 * value).toFixed(2)}%`;
+  return html`<svg class="interval" width="100%" height="16" aria-hidden="true">
+    <line class="axis" x1="0" x2="100%" y1="8" y2="8" />
+    <line class="range" x1=${at(low)} x2=${at(high)} y1="8" y2="8" />
+    <circle class=${greedy ? "hollow" : "full"} cx=${at(success)} cy="8" r="4" />
+  </svg>`;
+}
+
+/** @param {{runs: Answer["runs"]}} props */
+function Runs({ runs }) {
+  return html`<table class="lines">
+    <thead><tr><th>run</th><th>pipeline</th><th>started (UTC)</th><th class="number">took</th><th>state</th><th>failed</th></tr></thead>
+    <tbody>
+      ${runs.map(
+        (run) => html`<tr>
+            <td><a href=${address("/buffer", { filter: `run_id = '${run.run_id.replaceAll("'", "''")}'` })}>${run.run_id}</a></td>
+            <td>${run.pipeline}</td>
+            <td>${time(run.when)}</td>
+            <td class="number">${seconds(run.seconds)}</td>
+            <td class=${`status ${run.failed_stage ? "blocked" : ""}`}>${run.failed_stage ? "✗ " : ""}${run.state}</td>
+            <td>${run.failed_stage ?? ""}</td>
+          </tr>
+          ${run.log_tail && html`<tr><td colspan="6"><details><summary>last lines of the log of ${run.failed_stage}</summary><pre>${pieces(run.log_tail)}</pre></details></td></tr>`}`,
+      )}
+    </tbody>
+  </table>`;
+}

@@ -1,0 +1,133 @@
+// Draws tokens. All text of a row is in the document, so that find, selection and screen readers have it; elements for
+// single tokens exist only in blocks that the browser shows.
+import { classes } from "./lenses.js";
+import { visible } from "./text.js";
+
+/** @typedef {import("./tokens.js").Tokens} Tokens */
+/** @typedef {import("./lenses.js").Lens} Lens */
+/** @typedef {{element: HTMLElement, from: number, to: number, lit: boolean}} Block */
+
+const LINE = 20; // pixels
+const CHARACTERS = 100; // about so many fit a line; the browser corrects a block's height when it has shown it
+
+export class Painter {
+  /** @param {Tokens} tokens @param {Lens} lens */
+  constructor(tokens, lens) {
+    this.tokens = tokens;
+    this.lens = lens;
+    /** @type {Block[] | null} in the order of the tokens; null if that is not known any more */
+    this.ordered = null;
+    /** @type {Map<Element, Block>} */
+    this.byElement = new Map();
+    this.current = -1;
+    this.wanted = -1; // a token to reveal as soon as it is there
+    this.watch = null;
+    if (!("oncontentvisibilityautostatechange" in Element.prototype))
+      this.watch = new IntersectionObserver((seen) => seen.forEach((one) => this.turn(one.target, one.isIntersecting)), { rootMargin: "50%" });
+  }
+
+  /** The blocks, in the order of the tokens. */
+  get blocks() {
+    return (this.ordered ??= [...this.byElement.values()].sort((one, other) => one.from - other.from));
+  }
+
+  /** Listens where blocks come into view and leave it. @param {HTMLElement} root */
+  listen(root) {
+    const changed = (/** @type {any} */ event) => this.turn(event.target, !event.skipped);
+    root.addEventListener("contentvisibilityautostatechange", changed);
+    return () => {
+      root.removeEventListener("contentvisibilityautostatechange", changed);
+      this.watch?.disconnect();
+    };
+  }
+
+  /** Puts the tokens from `from` to `to` into an empty element. @param {HTMLElement} host @param {number} from @param {number} to */
+  fill(host, from, to) {
+    const added = this.tokens.blocks(from, to).map(([a, b]) => {
+      const element = document.createElement("div");
+      const text = visible(this.tokens.slice(a, b));
+      const lines = text.split("\n").reduce((sum, line) => sum + 1 + Math.floor(line.length / CHARACTERS), 0);
+      element.className = b < to && !this.tokens.endsLine(b - 1) ? "block goes-on" : "block";
+      element.style.setProperty("--height", `${lines * LINE}px`);
+      element.textContent = text;
+      return { element, from: a, to: b, lit: false };
+    });
+    for (const block of added) this.byElement.set(block.element, block);
+    this.ordered = null;
+    host.replaceChildren(...added.map((block) => block.element));
+    for (const block of added) this.watch?.observe(block.element);
+    if (this.wanted >= from && this.wanted < to) this.reveal(this.wanted);
+    return () => {
+      for (const block of added) this.byElement.delete(block.element);
+      this.ordered = null;
+      host.replaceChildren();
+    };
+  }
+
+  /** @param {EventTarget | null} target @param {boolean} shown */
+  turn(target, shown) {
+    const block = this.byElement.get(/** @type {Element} */ (target));
+    if (!block || block.lit === shown) return;
+    if (shown) this.light(block);
+    else {
+      block.lit = false;
+      block.element.textContent = visible(this.tokens.slice(block.from, block.to));
+    }
+  }
+
+  /** One element per token. @param {Block} block */
+  light(block) {
+    block.lit = true;
+    const fragment = document.createDocumentFragment();
+    for (let i = block.from; i < block.to; i++) {
+      const span = document.createElement("span");
+      span.className = classes(this.lens, this.tokens, i) + (i === this.current ? " now" : "");
+      span.textContent = this.tokens.piece(i);
+      fragment.append(span);
+    }
+    block.element.replaceChildren(fragment);
+  }
+
+  /** @param {Lens} lens */
+  use(lens) {
+    this.lens = lens;
+    for (const block of this.byElement.values()) if (block.lit) this.restyle(block);
+  }
+
+  /** @param {Block} block */
+  restyle(block) {
+    const spans = block.element.children;
+    for (let i = block.from; i < block.to; i++) spans[i - block.from].className = classes(this.lens, this.tokens, i) + (i === this.current ? " now" : "");
+  }
+
+  /** The number of the token that an element draws; -1 if it draws none. @param {EventTarget | null} target */
+  at(target) {
+    const span = target instanceof Element ? target.closest(".t") : null;
+    const block = span?.parentElement && this.byElement.get(span.parentElement);
+    return block ? block.from + Array.prototype.indexOf.call(block.element.children, span) : -1;
+  }
+
+  /** @param {number} i */
+  block(i) {
+    return this.blocks.find((block) => i >= block.from && i < block.to);
+  }
+
+  /** Marks a token. @param {number} i */
+  mark(i) {
+    const before = this.current;
+    this.current = i;
+    for (const one of [before, i]) {
+      const block = this.block(one);
+      if (block?.lit) this.restyle(block);
+    }
+  }
+
+  /** Brings a token into view. @param {number} i */
+  reveal(i) {
+    const block = this.block(i);
+    this.wanted = block ? -1 : i;
+    if (!block) return;
+    if (!block.lit) this.light(block);
+    block.element.children[i - block.from].scrollIntoView({ block: "center" });
+  }
+}

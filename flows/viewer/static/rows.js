@@ -1,0 +1,140 @@
+// Rows of the buffer, fetched in pages as the table shows them.
+import { arrow } from "./api.js";
+import { oneOf } from "./filter.js";
+import { signal } from "./ui.js";
+
+/** @typedef {import("./vendor/flechette.js").Table} Table */
+/** @typedef {{filter: string, sort: string, desc: boolean, at: string | undefined}} Query */
+/** @typedef {(column: string) => any} Cells the values of one row, by column */
+
+const PAGE = 200;
+
+/** All rows that a query finds. After the first page every page is read from the same version, so that rows never shift. */
+export class Rows {
+  /** @param {Query} query */
+  constructor(query) {
+    this.query = query;
+    this.stop = new AbortController();
+    /** @type {Map<number, Table | null>} null while it is fetched */
+    this.pages = new Map();
+    /** @type {string[]} */
+    this.columns = [];
+    this.total = 0;
+    /** @type {string | undefined} */
+    this.version = query.at;
+    this.changed = signal(0);
+    /** @type {Error | null} of a page after the first */
+    this.problem = null;
+  }
+
+  /** The first page. @returns {Promise<this>} */
+  async open() {
+    await this.fetch(0);
+    return this;
+  }
+
+  close() {
+    this.stop.abort();
+  }
+
+  /** @param {number} page */
+  async fetch(page) {
+    this.pages.set(page, null);
+    const params = { ...this.query, at: this.version, offset: page * PAGE, limit: PAGE };
+    try {
+      const { table, headers } = await arrow("/api/rows", params, this.stop.signal);
+      this.pages.set(page, table);
+      this.columns = table.names;
+      this.total = Number(headers.get("X-Total"));
+      this.version ??= headers.get("X-Version") ?? undefined;
+      this.changed.value++;
+    } catch (error) {
+      this.pages.delete(page);
+      if (!this.stop.signal.aborted) throw error;
+    }
+  }
+
+  /** Fetches what is not there yet of the rows from `first` to `last`. @param {number} first @param {number} last */
+  need(first, last) {
+    const end = Math.min(last, this.total - 1);
+    for (let page = Math.floor(first / PAGE); page * PAGE <= end; page++) if (!this.pages.has(page)) this.more(page);
+  }
+
+  /** @param {number} page */
+  async more(page) {
+    try {
+      await this.fetch(page);
+    } catch (error) {
+      this.problem = /** @type {Error} */ (error);
+      this.pages.set(page, null); // not asked for again until the reader reloads
+      this.changed.value++;
+    }
+  }
+
+  /** @param {number} index @returns {Cells | null} null if the row is not here yet */
+  row(index) {
+    const table = this.pages.get(Math.floor(index / PAGE));
+    return table ? (column) => table.getChild(column)?.at(index % PAGE) : null;
+  }
+}
+
+const LONGEST = 3500; // the server takes filters of 4,000 characters
+
+/** Filters that together find these rows, none longer than the server takes. @param {string[]} ids @param {string} also */
+function filters(ids, also) {
+  const found = [];
+  let some = /** @type {string[]} */ ([]);
+  for (const id of ids) {
+    if (some.length && oneOf([...some, id]).length + also.length > LONGEST) {
+      found.push(some);
+      some = [];
+    }
+    some.push(id);
+  }
+  if (some.length) found.push(some);
+  return found.map((part) => (also ? `(${also}) and ${oneOf(part)}` : oneOf(part)));
+}
+
+/** Rows that a search found, best first, with a column `score`. */
+export class Found {
+  /** @param {import("./wire.js").Hits} hits @param {Query} query */
+  constructor(hits, query) {
+    this.hits = hits.hits;
+    this.query = query;
+    this.behind = hits.behind;
+    this.version = query.at ?? String(hits.version);
+    this.total = 0;
+    /** @type {string[]} */
+    this.columns = [];
+    this.changed = signal(0);
+    this.problem = null;
+    /** @type {Cells[]} */
+    this.found = [];
+  }
+
+  async open() {
+    /** @type {Map<string, Cells>} */
+    const cells = new Map();
+    for (const filter of filters(this.hits.map((hit) => hit.trajectory_id), this.query.filter)) {
+      const { table } = await arrow("/api/rows", { filter, limit: this.hits.length, at: this.query.at });
+      const ids = table.getChild("trajectory_id");
+      for (let i = 0; i < table.numRows; i++) cells.set(ids?.at(i), (column) => table.getChild(column)?.at(i));
+      this.columns = ["score", ...table.names];
+    }
+    for (const { trajectory_id, score } of this.hits) {
+      const values = cells.get(trajectory_id);
+      if (values) this.found.push((column) => (column === "score" ? score : values(column)));
+    }
+    this.total = this.found.length;
+    return this;
+  }
+
+  close() {}
+
+  need() {}
+
+  /** @param {number} index */
+  row(index) {
+    return this.found[index] ?? null;
+  }
+}

@@ -1,0 +1,118 @@
+// The tokens of a row as columns, and the blocks in which they are drawn.
+import { arrow, bytes } from "./api.js";
+import { visible } from "./text.js";
+
+/** @typedef {import("./vendor/flechette.js").Table} Table */
+
+const BLOCK = 512;
+const DECODER = new TextDecoder("utf-8", { fatal: false });
+
+/** @param {Table} table @param {string} name @returns {Float32Array | null} NaN for null; null without the column */
+function floats(table, name) {
+  const values = table.getChild(name)?.toArray();
+  if (!values || values instanceof Float32Array) return values ?? null;
+  return Float32Array.from(values, (value) => (value === null ? NaN : Number(value)));
+}
+
+/** One row's tokens. Every column has `length` values; numbers that are not known are NaN. */
+export class Tokens {
+  /** @param {Table} table @param {Uint8Array} text */
+  constructor(table, text) {
+    const meta = table.schema.metadata ?? new Map();
+    this.length = table.numRows;
+    this.text = text;
+    this.known = meta.get("text") === "yes";
+    this.reason = meta.get("reason") ?? "";
+    /** @type {Record<string, string>} */
+    this.absent = JSON.parse(meta.get("absent") ?? "{}");
+    /** @type {Record<string, string>} */
+    this.sources = JSON.parse(meta.get("sources") ?? "{}");
+    this.id = /** @type {Int32Array} */ (table.getChild("id")?.toArray() ?? []);
+    this.mask = /** @type {boolean[]} */ (table.getChild("mask")?.toArray() ?? []);
+    this.joined = /** @type {(boolean | null)[]} */ (table.getChild("joined")?.toArray() ?? []);
+    this.start = /** @type {Int32Array} */ (table.getChild("start")?.toArray() ?? []);
+    this.size = /** @type {Int32Array} */ (table.getChild("length")?.toArray() ?? []);
+    this.trained = /** @type {boolean[] | null} */ (table.getChild("trained")?.toArray() ?? null);
+    /** @type {Record<string, Float32Array | null>} */
+    this.columns = {};
+    for (const name of ["logprob", "version", "weight", "step", "ref_logprob", "train_logprob", "entropy"]) this.columns[name] = floats(table, name);
+    /** @type {Map<number, string>} rule by token, where the mask's proof breaks */
+    this.breaches = new Map();
+  }
+
+  /** @param {string} name @param {number} i */
+  value(name, i) {
+    return this.columns[name]?.[i] ?? NaN;
+  }
+
+  /** Whether the loss covers a token: by the training row if one is known, else by the mask of the row. @param {number} i */
+  covered(i) {
+    return Boolean(this.trained ? this.trained[i] : this.mask[i]);
+  }
+
+  /** The text of the tokens from `a` to `b`, and their ids if the tokenizer is not known. @param {number} a @param {number} b */
+  slice(a, b) {
+    if (!this.known) return Array.from(this.id.slice(a, b), (id) => `‹${id}›`).join("");
+    return a < b ? DECODER.decode(this.text.subarray(this.start[a], this.start[b - 1] + this.size[b - 1])) : "";
+  }
+
+  /** One token as it is drawn: a character that several tokens make up is drawn whole with the first. @param {number} i */
+  piece(i) {
+    if (!this.known) return `‹${this.id[i]}›`;
+    if (this.joined[i]) return "";
+    let end = i + 1;
+    while (end < this.length && this.joined[end]) end++;
+    return visible(this.slice(i, end));
+  }
+
+  /** @param {number} i */
+  endsLine(i) {
+    return this.known && this.text[this.start[i] + this.size[i] - 1] === 0x0a;
+  }
+
+  /**
+   * Where to cut the tokens from `a` to `b`: after a line break, if there is one in the second half of a block; never
+   * inside a character.
+   * @param {number} a
+   * @param {number} b
+   * @returns {[number, number][]}
+   */
+  blocks(a, b) {
+    /** @type {[number, number][]} */
+    const found = [];
+    while (b - a > BLOCK) {
+      let cut = a + BLOCK;
+      while (cut > a + BLOCK / 2 && !this.endsLine(cut - 1)) cut--;
+      if (!this.endsLine(cut - 1)) cut = a + BLOCK;
+      while (cut > a + 1 && this.joined[cut]) cut--;
+      found.push([a, cut]);
+      a = cut;
+    }
+    if (a < b) found.push([a, b]);
+    return found;
+  }
+}
+
+/** @param {string} id @param {string | undefined} at @param {AbortSignal} [stop] */
+export async function fetchTokens(id, at, stop) {
+  const path = `/api/tokens/${encodeURIComponent(id)}`;
+  const [{ table }, text] = await Promise.all([arrow(path, { at }, stop), bytes(`${path}/text`, { at }, stop)]);
+  return new Tokens(table, text);
+}
+
+/**
+ * The tokens that each message shows: its own span, and what stands between it and the message before (role headers,
+ * line breaks). So every token is shown once. Messages without a span show none.
+ * @param {import("./wire.js").ShownMessage[]} messages
+ * @param {number} length
+ * @returns {[number, number][]}
+ */
+export function shares(messages, length) {
+  const last = messages.findLastIndex((message) => message.token_end !== null);
+  let end = 0;
+  return messages.map((message, i) => {
+    const from = end;
+    end = i === last ? length : Math.max(end, message.token_end ?? end);
+    return [from, end];
+  });
+}

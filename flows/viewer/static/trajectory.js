@@ -1,0 +1,190 @@
+// One trajectory: its messages, and under a lens its tokens in place.
+import { json, useAnswer } from "./api.js";
+import { select, selected } from "./buffer.js";
+import { Conversation } from "./conversation.js";
+import { copies } from "./copies.js";
+import { count, decimal, plural } from "./format.js";
+import { copy, useKeys } from "./keys.js";
+import { LENSES, lacking, spoken } from "./lenses.js";
+import { Ribbon } from "./lineage.js";
+import { address, change, go, place, rowAddress, version } from "./location.js";
+import { Minimap } from "./minimap.js";
+import { Painter } from "./painter.js";
+import { Problem } from "./problem.js";
+import { Text, pieces, visible } from "./text.js";
+import { theme } from "./theme.js";
+import { fetchTokens, shares } from "./tokens.js";
+import { html, useEffect, useMemo } from "./ui.js";
+
+/** @typedef {import("./wire.js").RowAnswer} Row */
+/** @typedef {import("./tokens.js").Tokens} Tokens */
+
+/** @param {{id: string}} props */
+export function TrajectoryPage({ id }) {
+  const { at } = place.value.params;
+  const { value, problem } = useAnswer(async (stop) => {
+    const [row, tokens] = await Promise.all([
+      /** @type {Promise<Row>} */ (json(`/api/rows/${encodeURIComponent(id)}`, { at }, stop)),
+      fetchTokens(id, at, stop),
+    ]);
+    tokens.breaches = new Map(row.proof.map((breach) => [breach.token, breach.rule]));
+    return { id, row, tokens };
+  }, [id, at]);
+  if (problem) return html`<h1>${visible(id)}</h1><${Problem} problem=${problem} />`;
+  if (!value) return html`<h1>${visible(id)}</h1><p class="soft waiting">reading the row …</p>`;
+  return html`<${Trajectory} key=${value.id} ...${value} />`;
+}
+
+/** @param {{id: string, row: Row, tokens: Tokens}} props */
+function Trajectory({ id, row, tokens }) {
+  const { at, lens: wanted, t, m } = place.value.params;
+  const usable = LENSES.filter((one) => !lacking(one, tokens));
+  const lens = wanted === "text" ? null : (usable.find((one) => one.id === wanted) ?? usable[0] ?? null);
+  const painter = useMemo(() => new Painter(tokens, LENSES[0]), [tokens]);
+  const spans = useMemo(() => shares(row.messages, tokens.length), [row, tokens]);
+  const token = t === undefined ? -1 : Math.min(Number(t) || 0, tokens.length - 1);
+  const current = m === undefined ? -1 : Number(m) || 0;
+  useEffect(() => void (version.value = String(row.version)), [row]);
+  useEffect(() => {
+    if (lens) painter.use(lens);
+  }, [lens]);
+  useEffect(() => painter.mark(token), [token, painter]);
+  useEffect(() => {
+    if (token >= 0 && lens) painter.reveal(token);
+    else if (current >= 0) show(current);
+  }, [painter, lens === null]);
+
+  const jump = (/** @type {number} */ i) => {
+    change({ t: i, lens: lens ? wanted : "mask" });
+    painter.mark(i);
+    painter.reveal(i);
+  };
+  const turn = (/** @type {number} */ by, /** @type {(i: number) => boolean} */ fits = () => true) => {
+    let next = current + by;
+    while (next >= 0 && next < row.messages.length && !fits(next)) next += by;
+    if (next < 0 || next >= row.messages.length) return;
+    change({ m: next });
+    show(next);
+  };
+  const error = (/** @type {number} */ i) => row.messages[i].error;
+  const { attempts } = row.neighbours;
+  const here = attempts.indexOf(id);
+  const attempt = (/** @type {number} */ by) => attempts[here + by] && go(rowAddress(attempts[here + by], { at, lens: wanted }));
+  const ids = ["text", ...usable.map((one) => one.id)];
+  const turnLens = (/** @type {number} */ by) => change({ lens: ids[(ids.indexOf(lens?.id ?? "text") + by + ids.length) % ids.length] });
+  const next = () => nextBreach(tokens, token);
+  useKeys({
+    j: { does: "next message", run: () => turn(1) },
+    k: { does: "previous message", run: () => turn(-1) },
+    J: { does: "next tool error", run: () => turn(1, error) },
+    K: { does: "previous tool error", run: () => turn(-1, error) },
+    n: { does: "next attempt at the task", run: () => attempt(1) },
+    p: { does: "previous attempt at the task", run: () => attempt(-1) },
+    "[": { does: "previous lens", run: () => turnLens(-1) },
+    "]": { does: "next lens", run: () => turnLens(1) },
+    ArrowRight: { does: "next token", run: () => tokens.length && jump(Math.min(tokens.length - 1, token + 1)) },
+    ArrowLeft: { does: "previous token", run: () => tokens.length && jump(Math.max(0, token - 1)) },
+    b: { does: "next token that breaks the mask's proof", run: () => tokens.breaches.size && jump(next()) },
+    x: { does: "select this row", run: () => select(id) },
+    "/": { does: "filter the buffer", run: () => go(address("/buffer", { at })) },
+  });
+  return html`<div class="trajectory">
+    <${Title} id=${id} row=${row} at=${at} lens=${wanted} />
+    <${Ribbon} lineage=${row.lineage} />
+    <div class="lensbar">
+      <${LensBar} tokens=${tokens} chosen=${lens?.id ?? "text"} />
+      ${lens && html`<ul class="legend" aria-label=${`legend of the lens ${lens.name}`}>${lens.legend(tokens).map((one) => html`<li><span class=${`swatch ${one.mark}`}></span>${one.says}</li>`)}</ul>`}
+      <${Proof} row=${row} tokens=${tokens} jump=${() => jump(next())} />
+    </div>
+    <div class="columns-of-row">
+      <div onClick=${(/** @type {Event} */ event) => painter.at(event.target) >= 0 && String(getSelection()) === "" && jump(painter.at(event.target))}>
+        <${Conversation} id=${id} at=${at} messages=${row.messages} spans=${spans} painter=${lens && painter} current=${current} />
+        <${More} row=${row} />
+      </div>
+      ${lens && html`<${Minimap} painter=${painter} messages=${row.messages} spans=${spans} lens=${lens.id} theme=${theme.value} jump=${jump} />`}
+    </div>
+    <div class=${token < 0 ? "inspector empty" : "inspector"} role="status">
+      ${token >= 0 && html`<b>${tokens.piece(token) || "(part of the character before)"}</b> <span>${spoken(tokens, token, tokens.piece(token))}</span> <span class="soft">token ${token} of ${tokens.length}, id ${tokens.id[token]}</span>`}
+    </div>
+  </div>`;
+}
+
+/** Goes to a message; one that is not drawn yet comes in one of the next frames. @param {number} number */
+function show(number, frames = 600) {
+  const turn = document.getElementById(`m${number}`);
+  if (!turn) return void (frames && requestAnimationFrame(() => show(number, frames - 1)));
+  turn.scrollIntoView({ block: "start" });
+  turn.focus({ preventScroll: true });
+}
+
+/** @param {Tokens} tokens @param {number} token */
+function nextBreach(tokens, token) {
+  const all = [...tokens.breaches.keys()].sort((a, b) => a - b);
+  return all.find((one) => one > token) ?? all[0];
+}
+
+/** @param {{id: string, row: Row, at: string | undefined, lens: string | undefined}} props */
+function Title({ id, row, at, lens }) {
+  const { success, reward, termination, env, split, level, task_id: task } = row.row;
+  const { attempts, previous, next } = row.neighbours;
+  const here = attempts.indexOf(id);
+  const to = (/** @type {string | null} */ other, /** @type {string} */ text, /** @type {string} */ label) =>
+    other ? html`<a href=${rowAddress(other, { at, lens })} aria-label=${label}>${text}</a>` : html`<span class="soft" aria-hidden="true">${text}</span>`;
+  return html`<header class="title">
+    <h1>${visible(id)}${selected.value.has(id) ? " ●" : ""}</h1>
+    <span class=${success === null ? "soft" : success ? "good" : "bad"}>${success === null ? "unscored" : success ? "✓ success" : "✗ failed"}</span>
+    <span>reward ${decimal(reward)}</span>
+    ${row.reward_components.map((one) => html`<span class="soft">${pieces(one.name)} ${decimal(one.value)}${one.weight === 1 ? "" : ` × ${decimal(one.weight)}`}</span>`)}
+    <span>${termination}</span>
+    <span class="soft">${pieces(String(env))}, ${pieces(String(split))}, level ${level}</span>
+    ${row.tags.map((tag) => html`<span class="tag">${pieces(tag)}</span>`)}
+    <span class="end">${to(previous, "‹", "row before, of the same stage run")} ${to(next, "›", "row after, of the same stage run")}</span>
+    <span>${to(attempts[here - 1] ?? null, "‹", "previous attempt")} attempt ${here + 1} of ${count(attempts.length)} at <a href=${address("/buffer", { filter: `task_id = '${String(task).replaceAll("'", "''")}'`, at })}>${pieces(String(task))}</a> ${to(attempts[here + 1] ?? null, "›", "next attempt")}</span>
+    <details class="columns"><summary>copy</summary><div class="menu">
+      ${copies(id, row).map(([what, text, problem]) => html`<button disabled=${problem !== ""} title=${problem} onClick=${async () => copy(await text(), what)}>${what}</button>`)}
+    </div></details>
+  </header>`;
+}
+
+/** @param {{tokens: Tokens, chosen: string}} props */
+function LensBar({ tokens, chosen }) {
+  const choose = (/** @type {string} */ id) => change({ lens: id });
+  const moved = (/** @type {KeyboardEvent} */ event) => event.key.startsWith("Arrow") && event.stopPropagation();
+  return html`<fieldset onKeyDown=${moved}><legend class="unseen">lens</legend>
+    <label><input type="radio" name="lens" checked=${chosen === "text"} onChange=${() => choose("text")} /><span>text</span></label>
+    ${LENSES.map((lens) => {
+      const why = lacking(lens, tokens);
+      return html`<label title=${why ?? ""} class=${why ? "off" : ""}><input type="radio" name="lens" disabled=${why !== null} checked=${chosen === lens.id} onChange=${() => choose(lens.id)} /><span>${lens.name}</span>${why && html`<span class="unseen">: ${why}</span>`}</label>`;
+    })}
+  </fieldset>`;
+}
+
+/** @param {{row: Row, tokens: Tokens, jump: () => void}} props */
+function Proof({ row, tokens, jump }) {
+  if (!tokens.length) return html`<p class="soft">${lacking(LENSES[0], tokens)}.</p>`;
+  let covered = 0;
+  for (let i = 0; i < tokens.length; i++) if (tokens.covered(i)) covered++;
+  if (!row.breaches) return html`<p class="proof good">✓ ${plural(covered, tokens.trained ? "trained token" : "action token")}, each sampled by a policy</p>`;
+  return html`<p class="proof bad">✗ ${plural(row.breaches, "token")} ${row.breaches === 1 ? "breaks" : "break"} the mask's proof <button onClick=${jump}>next (b)</button></p>`;
+}
+
+/** Tools, the final state and all scalar columns. @param {{row: Row}} props */
+function More({ row }) {
+  const scalars = Object.entries(row.row);
+  return html`<div class="more">
+    <details><summary>all columns (${scalars.length})</summary><table class="lines"><tbody>
+      ${scalars.map(([name, value]) => html`<tr><th scope="row">${name}</th><td>${pieces(typeof value === "string" ? value : JSON.stringify(value))}</td></tr>`)}
+    </tbody></table></details>
+    <details><summary>tools</summary><pre><${Text} text=${pretty(row.tools)} /></pre></details>
+    <details><summary>final state</summary><pre><${Text} text=${pretty(row.final_state)} /></pre></details>
+  </div>`;
+}
+
+/** @param {string} text JSON, or the beginning of it */
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}

@@ -1,0 +1,161 @@
+// Written by tests/viewer/wire_types.py from flows/viewer/wire.py.
+export interface Refusal {
+  error: string;
+  field: string | null;
+  allowed: Array<string>;
+  next: string | null;
+}
+export interface StageInput {
+  stage: string;
+  reason: string | null;
+}
+export interface StageBox {
+  id: string;
+  stage: string;
+  uses: string;
+  artifact: string | null;
+  status: "cached" | "run" | "blocked" | "skipped" | "running";
+  reason: string;
+  fingerprint: string;
+  seconds: number | null;
+  inputs: Array<StageInput>;
+  x: number;
+  y: number;
+}
+export interface RunLine {
+  run_id: string;
+  pipeline: string;
+  when: string;
+  seconds: number | null;
+  state: string;
+  failed_stage: string | null;
+  log_tail: string;
+}
+export interface Measurement {
+  policy: string;
+  stage: string;
+  split: string;
+  greedy: boolean;
+  success: number;
+  low: number;
+  high: number;
+  n: number;
+}
+export interface Overview {
+  store: string;
+  version: number | null;
+  rows: number;
+  pipeline: string | null;
+  problem: string | null;
+  planning: boolean;
+  stages: Array<StageBox>;
+  runs: Array<RunLine>;
+  results: Array<Measurement>;
+  pipelines: Array<string>;
+}
+export interface Bin {
+  label: string;
+  low: number | null;
+  high: number | null;
+  all: number;
+  filtered: number;
+  where: string;
+}
+export interface Facet {
+  column: string;
+  kind: "number" | "category" | "bool";
+  bins: Array<Bin>;
+  more: number;
+}
+export interface Facets {
+  version: number;
+  total: number;
+  filtered: number;
+  facets: Array<Facet>;
+}
+export interface Hit {
+  trajectory_id: string;
+  score: number;
+}
+export interface Hits {
+  version: number;
+  behind: number;
+  hits: Array<Hit>;
+}
+export interface ShownCall {
+  id: string;
+  name: string;
+  arguments: string;
+}
+export interface ShownMessage {
+  number: number;
+  role: "system" | "user" | "assistant" | "tool";
+  content: string;
+  reasoning: string | null;
+  tool_calls: Array<ShownCall>;
+  tool_call_id: string | null;
+  name: string | null;
+  reward: number | null;
+  token_start: number | null;
+  token_end: number | null;
+  error: boolean;
+  characters: number;
+  cut: boolean;
+}
+export interface Component {
+  name: string;
+  value: number;
+  weight: number;
+}
+export interface VersionSpan {
+  version: number;
+  start: number;
+  end: number;
+}
+export interface Maker {
+  pipeline: string | null;
+  stage: string;
+  fingerprint: string;
+  run_id: string;
+  uses: string;
+  inputs: Array<string>;
+}
+export interface SampledBy {
+  name: string;
+  version: number;
+  stage: string | null;
+  fingerprint: string | null;
+}
+export interface LearnedBy {
+  stage: string;
+  fingerprint: string;
+  steps: Array<number>;
+}
+export interface Made {
+  made_by: Maker;
+  policy: SampledBy;
+  learned_by: Array<LearnedBy>;
+}
+export interface Breach {
+  token: number;
+  rule: string;
+}
+export interface Neighbours {
+  previous: string | null;
+  next: string | null;
+  attempts: Array<string>;
+}
+export interface RowAnswer {
+  version: number;
+  row: Record<string, any>;
+  messages: Array<ShownMessage>;
+  tools: string;
+  final_state: string;
+  reward_components: Array<Component>;
+  tags: Array<string>;
+  spans: Array<VersionSpan>;
+  lineage: Made;
+  proof: Array<Breach>;
+  breaches: number;
+  neighbours: Neighbours;
+}

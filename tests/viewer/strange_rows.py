@@ -1,0 +1,137 @@
+"""Rows that attack the viewer or strain it: payloads in every field, control characters, very many tokens."""
+
+import json
+import math
+from typing import Any
+
+from datastore.buffer import TrajectoryBuffer
+from schemas.trajectory import Message, RewardComponent, Span, ToolCall, Trajectory
+
+PAYLOADS = (
+    "<script>window.pwned=1</script>",
+    "<img src=x onerror=window.pwned=1>",
+    '"><img src=x onerror=window.pwned=1>',
+    "'><svg onload=window.pwned=1>",
+    "<svg><script>window.pwned=1</script></svg>",
+    "<svg><animate onbegin=window.pwned=1 attributeName=x dur=1s>",
+    "<iframe src='javascript:parent.pwned=1'></iframe>",
+    "<iframe srcdoc='<script>parent.pwned=1</script>'></iframe>",
+    "<a href='javascript:window.pwned=1'>here</a>",
+    "[here](javascript:window.pwned=1)",
+    "![picture](http://evil.test/pixel.png)",
+    "<img src='http://evil.test/pixel.png'>",
+    "<link rel=stylesheet href='http://evil.test/a.css'>",
+    "<style>@import 'http://evil.test/a.css';</style>",
+    "<body onload=window.pwned=1>",
+    "<details open ontoggle=window.pwned=1><summary>x</summary></details>",
+    "<input autofocus onfocus=window.pwned=1>",
+    "<video><source onerror=window.pwned=1></video>",
+    "<math><mtext><style><img src=x onerror=window.pwned=1></style></mtext></math>",
+    "<object data='javascript:window.pwned=1'></object>",
+    "<embed src='http://evil.test/a.swf'>",
+    "<meta http-equiv=refresh content='0;url=http://evil.test/'>",
+    "<base href='http://evil.test/'>",
+    "<form action='http://evil.test/'><button>send</button></form>",
+    "${window.pwned=1}",
+    "{{constructor.constructor('window.pwned=1')()}}",
+    "`-window.pwned=1-`",
+    "</p></div></div><script>window.pwned=1</script>",
+    "<noscript><p title='</noscript><img src=x onerror=window.pwned=1>'></noscript>",
+    "&lt;script&gt;window.pwned=1&lt;/script&gt; &#60;img src=x onerror=window.pwned=1&#62;",
+)
+LONG = 100_000
+SIGNS = "a\u202eb\u200bc \u001b[31mred\u001b[0m \u0007 d\u2066e"
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+HUGE = "a line of a very long answer\n" * 10_000
+
+
+def append_strange_rows(store: str) -> None:
+    """Appends the rows of this module to a store that has rows with tokens."""
+    buffer = TrajectoryBuffer(store)
+    found = buffer.sql("select trajectory_id from trajectories where stage = 'grpo' order by trajectory_id limit 1")
+    sampled = buffer.get(found["trajectory_id"][0])
+    plain = [_plain(number, payload) for number, payload in enumerate(PAYLOADS)]
+    rows = [*plain, _signs(), _huge(), _long(sampled), _breach(sampled)]
+    buffer.append(rows, stage="strange", fingerprint="57a46e")
+
+
+def _plain(number: int, payload: str) -> Trajectory:
+    quoted = json.dumps({payload: payload})
+    call = ToolCall(id=payload, name=payload, arguments=quoted)
+    messages = [
+        Message(role="system", content=payload),
+        Message(role="user", content=payload, name=payload),
+        Message(role="assistant", content=payload, reasoning=payload, tool_calls=[call]),
+        Message(role="tool", content=payload, tool_call_id=payload, name=payload),
+    ]
+    return Trajectory(
+        trajectory_id=f"xss-{number:02d}-{payload}",
+        episode_id=payload + str(number),
+        agent=payload,
+        task_id=payload,
+        source=payload,
+        env=payload,
+        env_version=payload,
+        split=payload,
+        prompt=payload,
+        policy=payload,
+        run_id=payload,
+        reward=0.5,
+        success=None,
+        termination="unknown",
+        reward_components=[RewardComponent(name=payload, value=0.5)],
+        tags=[payload],
+        n_steps=1,
+        n_tool_calls=1,
+        messages=messages,
+        tools=json.dumps([{"name": payload}]),
+        final_state=quoted,
+    )
+
+
+def _texts(name: str, *contents: str) -> Trajectory:
+    messages = [Message(role="user" if i % 2 == 0 else "assistant", content=text) for i, text in enumerate(contents)]
+    outcome: dict[str, Any] = {"reward": None, "success": None, "termination": "unknown", "n_steps": len(contents) // 2}
+    return Trajectory(
+        trajectory_id=name, episode_id=name, task_id=name, source="file", env="none", split="train", prompt=name,
+        messages=messages, **outcome,
+    )  # fmt: skip
+
+
+def _signs() -> Trajectory:
+    return _texts("signs", SIGNS, f"a picture: data:image/png;base64,{PIXEL}")
+
+
+def _huge() -> Trajectory:
+    return _texts("huge", "write much", HUGE)
+
+
+def _long(sampled: Trajectory) -> Trajectory:
+    """A conversation of 100,000 tokens: the turns of a sampled row, over and over."""
+    times = LONG // sampled.n_tokens
+    shift = [n * sampled.n_tokens for n in range(times)]
+    messages = [
+        one.model_copy(update={"token_start": one.token_start + by, "token_end": one.token_end + by})
+        for by in shift
+        for one in sampled.messages
+        if one.token_start is not None and one.token_end is not None
+    ]
+    spans = [Span(version=n % 4, start=by, end=by + sampled.n_tokens) for n, by in enumerate(shift)]
+    counts = {
+        name: getattr(sampled, name) * times for name in ("n_steps", "n_tokens", "n_action_tokens", "n_tool_calls")
+    }
+    tokens = {name: getattr(sampled, name) * times for name in ("input_ids", "action_mask", "logprobs")}
+    return _named(sampled, "long", {"messages": messages, "spans": spans, **counts, **tokens})
+
+
+def _breach(sampled: Trajectory) -> Trajectory:
+    """A row whose mask holds two tokens that have no log-prob."""
+    own = [number for number, sampled_here in enumerate(sampled.action_mask) if sampled_here]
+    logprobs = [math.nan if number in own[2:4] else value for number, value in enumerate(sampled.logprobs)]
+    return _named(sampled, "breach", {"logprobs": logprobs})
+
+
+def _named(sampled: Trajectory, name: str, update: dict[str, Any]) -> Trajectory:
+    own = {"trajectory_id": name, "episode_id": name, "task_id": name, "group_id": None, "stage": "", "fingerprint": "",
+           "run_id": "", "pipeline": None}  # fmt: skip
+    return sampled.model_copy(update={**own, **update})

@@ -1,0 +1,237 @@
+"""The pages of the viewer in a real browser: what they show, and what keys and clicks do."""
+
+from typing import Any
+
+import pytest
+from watched import NODE_MODULES, PICTURES, Watched, both_themes
+
+pytestmark = pytest.mark.viewer
+
+PAGES = {
+    "overview": ("/", ".graph"),
+    "buffer": ("/buffer", ".grid [role=gridcell] a"),
+    "trajectory": ("/row/long?lens=logprob", ".t"),
+    "text": ("/row/breach?lens=text", ".turn"),
+    "no-row": ("/row/nothing", ".problem"),
+}
+
+
+def total(page: Any) -> int:
+    return int(page.inner_text(".counts b").split()[0].replace(",", ""))
+
+
+def rows_are(page: Any, count: int) -> None:
+    page.wait_for_function(f"document.querySelector('.counts b')?.textContent.replace(',', '').startsWith('{count} ')")
+
+
+@both_themes
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_is_accessible_in_both_themes(seen: Watched, name: str, request: pytest.FixtureRequest) -> None:
+    path, ready = PAGES[name]
+    page = seen.open(path, ready)
+    page.wait_for_timeout(200)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=PICTURES / f"{name}-{request.node.callspec.params['seen']}.png")
+    page.evaluate((NODE_MODULES / "axe-core/axe.min.js").read_text())
+    found = page.evaluate(
+        "axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']})"
+    )
+    told = [
+        (one["id"], [(node["html"], node["failureSummary"]) for node in one["nodes"][:3]])
+        for one in found["violations"]
+    ]
+    assert told == []
+    if name == "no-row":
+        seen.console.clear()  # the browser reports the answer 404 by itself
+
+
+def test_the_overview_shows_results_with_intervals_stages_and_runs(seen: Watched) -> None:
+    page = seen.open("/", ".graph")
+    page.wait_for_function("!document.body.textContent.includes('the plan is being made')")
+    assert page.locator(".better tbody tr").count() == 4  # two policies, each sampled and greedy
+    assert "16" in page.inner_text(".better tbody tr:first-child")
+    assert page.locator(".graph .box").count() == 6
+    assert page.locator(".graph .box.cached").count() == 6
+    assert "completed" in page.inner_text("section[aria-labelledby=runs]").lower()
+    page.locator(".graph .box").first.focus()
+    page.keyboard.press("Enter")
+    assert "stage=" in page.url
+    page.get_by_role("link", name="rows of grpo").click()
+    page.wait_for_selector(".grid a")
+    rows_are(page, 64)
+
+
+def test_a_filter_is_typed_clicked_and_dragged(seen: Watched) -> None:
+    page = seen.open("/buffer", ".grid a")
+    whole = total(page)
+    page.keyboard.press("/")
+    page.keyboard.type("stage = 'grpo'")
+    rows_are(page, 64)
+    assert "filter=stage" in page.url
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="success false").click()
+    page.wait_for_function("location.search.includes('success')")
+    page.wait_for_function("document.querySelector('.value.on')")
+    failed = total(page)
+    assert page.input_value("#filter") == "stage = 'grpo' and not success"
+    page.get_by_role("button", name="success false").click()
+    rows_are(page, 64)
+    assert failed < 64 < whole
+    bars = page.locator("section[aria-label=n_tokens] .bar")
+    bars.nth(0).hover()
+    page.mouse.down()
+    bars.nth(5).hover()
+    page.mouse.up()
+    page.wait_for_function("location.search.includes('n_tokens')")
+    assert "(n_tokens >= " in page.input_value("#filter")
+    page.fill("#filter", "sucess = 1")
+    page.wait_for_selector("#filter-problem .problem")
+    assert "success" in page.inner_text("#filter-problem")  # did you mean
+    assert len([text for text in seen.console if "400" in text]) == len(seen.console)
+    seen.console.clear()
+
+
+def test_bars_are_reached_and_pressed_by_keys_alone(seen: Watched) -> None:
+    page = seen.open("/buffer", ".grid a")
+    page.locator("section[aria-label=stage] .value[tabindex='0']").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".value.on")
+    assert "stage = " in page.input_value("#filter")
+
+
+def test_keys_walk_select_and_open_rows_of_the_table(seen: Watched) -> None:
+    page = seen.open("/buffer?filter=stage = 'grpo'&sort=trajectory_id&desc=false", ".grid a")
+    assert page.get_attribute(".grid", "aria-rowcount") == "65"
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("x")
+    assert "1 row selected" in page.inner_text(".counts")
+    second = page.inner_text("#row-1 a")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn")
+    assert page.inner_text("h1").startswith(second)
+    page.go_back()
+    page.wait_for_selector(".grid a")
+    assert "1 row selected" in page.inner_text(".counts")
+
+
+def test_a_table_holds_only_what_is_in_view_and_sorts(seen: Watched) -> None:
+    page = seen.open("/buffer", ".grid a")
+    count = total(page)
+    assert count > 150
+    assert page.locator(".grid [role=row]").count() < 60
+    page.get_by_role("button", name="n_tokens", exact=True).click()
+    page.get_by_role("button", name="n_tokens ↑").click()
+    page.wait_for_function("document.querySelector('#row-0 a')?.textContent === 'long'")
+    page.evaluate("document.querySelector('.grid').scrollTop = 1e9")
+    page.wait_for_selector(f"#row-{count - 1} a")
+
+
+def test_a_search_ranks_rows(seen: Watched) -> None:
+    page = seen.open("/buffer", ".grid a")
+    page.fill("#search", "pet of the boss")
+    page.keyboard.press("Enter")
+    page.wait_for_function("location.search.includes('q=')")
+    page.wait_for_selector("[role=columnheader] button:has-text('score')")
+    assert "of" in page.inner_text("#row-0")
+
+
+def test_keys_of_the_trajectory(seen: Watched) -> None:
+    page = seen.open("/buffer?filter=stage = 'grpo' and n_steps > 1&sort=trajectory_id&desc=false", ".grid a")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.id") == "m1"
+    page.keyboard.press("k")
+    assert page.evaluate("document.activeElement.id") == "m0"
+    first = page.inner_text("h1")
+    page.keyboard.press("n")
+    page.wait_for_function(f"document.querySelector('h1').textContent !== {first!r}")
+    page.keyboard.press("p")
+    page.wait_for_function(f"document.querySelector('h1').textContent === {first!r}")
+    page.wait_for_selector(".t.trained")
+    page.keyboard.press("]")
+    page.wait_for_selector("[class*=heat-]")
+    assert "lens=logprob" in page.url
+    page.keyboard.press("[")
+    page.wait_for_selector(".t.trained")
+    page.keyboard.press("ArrowRight")
+    assert "not trained" in page.inner_text(".inspector")
+    assert "t=0" in page.url
+    page.keyboard.press("?")
+    assert "next tool error" in page.inner_text("dialog")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="hidden")
+    page.keyboard.press("y")
+    page.wait_for_selector(".said:not(.empty)")
+    assert "link" in page.inner_text(".said")
+
+
+def test_lenses_colour_tokens_in_place_and_the_others_say_what_fills_them(seen: Watched) -> None:
+    page = seen.open("/row/breach?lens=mask", ".t.trained")
+    assert page.locator(".t").count() > 50
+    assert page.locator(".t.breach").count() == 2
+    assert "2 tokens break the mask's proof" in page.inner_text(".proof")
+    page.keyboard.press("b")
+    assert "breaks the mask's proof: " in page.inner_text(".inspector")
+    page.get_by_text("log-prob", exact=True).click()
+    page.wait_for_selector("[class*=heat-]")
+    assert "−7" in page.inner_text(".legend")
+    off = page.locator(".lensbar label.off")
+    assert off.count() >= 3
+    assert all(off.nth(i).get_attribute("title") for i in range(off.count()))
+    page.get_by_text("text", exact=True).click()
+    page.wait_for_selector(".call")
+    assert page.locator(".t").count() == 0
+
+
+def test_what_learned_from_a_row_is_named_in_its_ribbon(seen: Watched) -> None:
+    page = seen.open("/buffer?filter=stage = 'grpo'&sort=trajectory_id&desc=false", ".grid a")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".ribbon")
+    told = page.inner_text(".ribbon")
+    assert "warm/" in told
+    assert "grpo/" in told.partition("this row")[2]
+
+
+def test_a_hundred_thousand_tokens_are_drawn_block_by_block(seen: Watched) -> None:
+    page = seen.open("/row/long?lens=logprob", ".t")
+    assert page.evaluate("document.querySelectorAll('.block').length") > 190
+    assert 100 < page.locator(".t").count() < 20_000
+    page.locator(".minimap").click(position={"x": 30, "y": 660})
+    page.wait_for_selector(".t.now")
+    last = int(page.evaluate("new URLSearchParams(location.search).get('t')"))
+    assert last > 95_000
+    assert page.locator(".t.now").is_visible()
+    assert page.evaluate("document.querySelector('.conversation').textContent.length") > 200_000  # for find and copy
+    page.reload()
+    page.wait_for_selector(".t.now")
+    page.wait_for_function(
+        "(([box]) => box.top > 0 && box.bottom < innerHeight)(document.querySelector('.t.now').getClientRects())"
+    )
+
+
+def test_controls_are_shown_colours_parsed_and_pictures_wait(seen: Watched) -> None:
+    page = seen.open("/row/signs", ".turn")
+    text = page.inner_text("#m0")
+    assert "a⟦U+202E⟧b⟦U+200B⟧c red ␇ d⟦U+2066⟧e" in text
+    assert page.locator("#m0 .ansi-red").inner_text() == "red"
+    assert page.locator("#m1 img").count() == 0
+    page.get_by_role("button", name="show the picture").click()
+    page.wait_for_function("document.querySelector('#m1 img').naturalWidth === 1")
+
+
+def test_a_long_message_is_cut_until_asked_for(seen: Watched) -> None:
+    page = seen.open("/row/huge", ".turn")
+    assert page.evaluate("document.querySelector('#m1').textContent.length") < 25_000
+    page.get_by_role("button", name="show all").click()
+    page.wait_for_function("document.querySelector('#m1').textContent.length > 280_000")
+
+
+def test_rows_without_tokens_say_so(seen: Watched) -> None:
+    page = seen.open("/row/huge", ".turn")
+    assert "no tokens" in page.inner_text(".lensbar")
+    assert page.locator(".minimap").count() == 0

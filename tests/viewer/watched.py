@@ -1,0 +1,44 @@
+"""A page in a real browser, and everything about it that must stay empty."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NODE_MODULES = Path(os.environ.get("VIEWER_NODE_MODULES", ROOT / ".venv/viewer/node_modules"))
+PICTURES = ROOT / "build/viewer"
+ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+WATCH = """
+window.violations = [];
+document.addEventListener("securitypolicyviolation", (event) =>
+  window.violations.push(`${event.violatedDirective} ${event.blockedURI}`));
+"""
+
+
+@dataclass
+class Watched:
+    """A page, and everything about it that must stay empty."""
+
+    page: Any
+    url: str
+    console: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+    dialogs: list[str] = field(default_factory=list)
+
+    def open(self, path: str, ready: str = "h1") -> Any:
+        """The page, once ``ready`` is there."""
+        self.page.goto(self.url + path)
+        self.page.wait_for_selector(ready, state="attached")
+        return self.page
+
+    def check(self) -> None:
+        """Nothing ran that came from data, nothing left the host, nothing was complained about."""
+        assert self.page.evaluate("window.pwned") is None
+        assert self.page.evaluate("window.violations") == []
+        assert (self.console, self.outside, self.dialogs) == ([], [], [])
+
+
+both_themes = pytest.mark.parametrize("seen", ["light", "dark"], indirect=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from strange_rows import append_strange_rows
-from watched import ENV, ROOT, WATCH, Watched
+from watched import ENV, WATCH, Watched
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
         "--jobs",
         "2",
     ]
-    done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False, cwd=Path(place).parent)
     assert done.returncode == 0, done.stdout + done.stderr
     append_strange_rows(place)
     return place
@@ -38,12 +38,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 def url(store: str) -> Iterator[str]:
     """The address of ``agentrl view`` on the store."""
     command = [sys.executable, "-m", "flows.cli", "view", "--store", store, "--port", "0", "--json"]
-    with subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, "the viewer did not start"
-        yield json.loads(line)["url"].rstrip("/")
-        process.terminate()
+    with subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, text=True, cwd=Path(store).parent) as process:
+        try:
+            yield _address(process)
+        finally:
+            process.terminate()
+
+
+def _address(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    text = ""
+    for line in process.stdout:
+        text += line
+        if line.rstrip() == "}":
+            return str(json.loads(text)["url"]).rstrip("/")
+    raise AssertionError(f"the viewer did not start: {text}")
 
 
 @pytest.fixture(scope="session")

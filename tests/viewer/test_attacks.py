@@ -4,7 +4,7 @@ from urllib.parse import quote
 
 import pytest
 from strange_rows import PAYLOADS
-from watched import Watched
+from watched import Watched, until
 
 pytestmark = pytest.mark.viewer
 
@@ -19,14 +19,14 @@ def test_payloads_in_every_column_of_the_buffer_are_text(seen: Watched) -> None:
     page.evaluate("document.querySelector('.grid').scrollTop = 1e9")
     page.wait_for_selector(f"#row-{len(PAYLOADS) + 3} a")
     page.fill("#filter", "stage = 'strange' and env = '<img src=x onerror=window.pwned=1>'")
-    page.wait_for_function("document.querySelector('.counts b').textContent === '1 row'")
+    until(page, "document.querySelector('.counts b').textContent === '1 row'")
 
 
 def test_payloads_in_every_field_of_a_row_are_text(seen: Watched) -> None:
     for number, payload in enumerate(PAYLOADS):
         page = seen.open(f"/row/{quote(f'xss-{number:02d}-{payload}', safe='')}", ".turn")
         page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
-        page.wait_for_function("document.querySelectorAll('.more details[open] pre').length === 2")
+        until(page, "document.querySelectorAll('.more details[open] pre').length === 2")
         shown = page.evaluate("document.querySelector('.page').textContent")
         assert shown.count(payload) >= 20, (payload, shown.count(payload))
         assert (

@@ -1,6 +1,7 @@
 """A page in a real browser, and everything about it that must stay empty."""
 
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,14 @@ class Watched:
         assert self.page.evaluate("window.pwned") is None
         assert self.page.evaluate("window.violations") == []
         assert (self.console, self.outside, self.dialogs) == ([], [], [])
+
+
+def until(page: Any, expression: str) -> None:
+    """Waits until an expression is true. Playwright's own waiting for a function is refused by the policy of the page."""
+    end = time.monotonic() + 15
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never true: {expression}"
+        page.wait_for_timeout(50)
 
 
 both_themes = pytest.mark.parametrize("seen", ["light", "dark"], indirect=True)

@@ -1,6 +1,7 @@
 """Writes the types of the server's answers for the front-end: ``python tests/viewer/wire_types.py``.
 
-``static/wire.d.ts`` follows from the models of ``flows/viewer/wire.py``; a test fails if it does not.
+``static/wire.d.ts`` follows from the models of ``flows/viewer/wire.py`` and ``wire_compare.py``; a test fails if it does
+not.
 """
 
 import inspect
@@ -8,19 +9,18 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
-from flows.viewer import wire
+from flows.viewer import wire, wire_compare
 
 PLACE = Path(wire.__file__).parent / "static/wire.d.ts"
 PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", NoneType: "null", Any: "any"}
 
 
 def declarations() -> str:
-    """The text of ``wire.d.ts``: one interface for each model, in the order of the module."""
-    models = [one for one in vars(wire).values() if inspect.isclass(one) and issubclass(one, wire.Answer)]
-    lines = ["// Written by tests/viewer/wire_types.py from flows/viewer/wire.py."]
+    """The text of ``wire.d.ts``: one interface for each model, in the order of the modules."""
+    named = [one for module in (wire, wire_compare) for one in vars(module).values() if inspect.isclass(one)]
+    models = [one for one in named if issubclass(one, wire.Answer) and one is not wire.Answer]
+    lines = ["// Written by tests/viewer/wire_types.py from flows/viewer/wire.py and wire_compare.py."]
     for model in models:
-        if model is wire.Answer:
-            continue
         fields = [f"  {name}: {typed(field.annotation)};" for name, field in model.model_fields.items()]
         lines += [f"export interface {model.__name__} {{", *fields, "}"]
     return "\n".join(lines) + "\n"

@@ -46,7 +46,7 @@ function Group({ id, at, messages, spans, painter, start }) {
     const lines = 2 + Math.ceil((painter ? 5 * (to - from) : turn.characters) / 100);
     return html`<article key=${i} id=${`m${i}`} class=${`turn ${turn.role}${turn.error ? " failed" : ""}`} tabindex="-1"
         aria-label=${`message ${i + 1} of ${messages.length}, ${turn.role}`} style=${{ "--turn": `${20 * lines}px` }}>
-      <${Head} turn=${turn} count=${painter ? to - from : 0} trained=${painter ? trained(painter, from, to) : 0} />
+      <${Head} turn=${turn} count=${painter ? to - from : 0} trained=${painter ? trained(painter, from, to) : 0} learned=${Boolean(painter?.tokens.trained)} />
       ${painter && to > from ? html`<${TokenText} painter=${painter} from=${from} to=${to} />` : html`<${Body} id=${id} at=${at} turn=${turn} />`}
     </article>`;
   });
@@ -59,14 +59,14 @@ function trained(painter, from, to) {
   return sum;
 }
 
-/** @param {{turn: Turn, count: number, trained: number}} props */
-function Head({ turn, count, trained }) {
+/** @param {{turn: Turn, count: number, trained: number, learned: boolean}} props */
+function Head({ turn, count, trained, learned }) {
   return html`<header>
     <span class="role">${turn.role}</span>
     ${turn.name && html`<span class="soft">${pieces(turn.name)}</span>`}
     ${turn.error && html`<span class="bad">✗ tool error</span>`}
     ${turn.reward !== null && html`<span>reward ${decimal(turn.reward)}</span>`}
-    <span class="soft end">${count ? `${plural(count, "token")}, ${trained} trained` : ""} #${turn.number}</span>
+    <span class="soft end">${count ? `${plural(count, "token")}, ${trained} ${learned ? "trained" : "sampled"}` : ""} #${turn.number}</span>
   </header>`;
 }
 

@@ -1,6 +1,7 @@
 // Histograms of the columns: grey bars are all rows, blue ones the filtered. A click chooses a value, a drag a range.
 import { count } from "./format.js";
 import { has, toggled } from "./filter.js";
+import { visible } from "./text.js";
 import { html, useRef, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").Facet} Facet */
@@ -8,7 +9,7 @@ import { html, useRef, useState } from "./ui.js";
 
 /** @param {{facets: Facet[], filter: string, set: (filter: string) => void}} props */
 export function FacetList({ facets, filter, set }) {
-  return html`<div class="facets">
+  return html`<div class="facets"><h2 class="unseen">Histograms</h2>
     ${facets.map((facet) => html`<${facet.kind === "number" ? Numbers : Values} key=${facet.column} facet=${facet} filter=${filter} set=${set} />`)}
   </div>`;
 }
@@ -17,7 +18,7 @@ export function FacetList({ facets, filter, set }) {
 const highest = (facet) => Math.max(1, ...facet.bins.map((bin) => bin.all));
 
 /** @param {Facet["bins"][number]} bin @param {string} column */
-const told = (bin, column) => `${column} ${bin.label}: ${count(bin.filtered)} of ${count(bin.all)} rows`;
+const told = (bin, column) => `${column} ${visible(bin.label)}: ${count(bin.filtered)} of ${count(bin.all)} rows`;
 
 /** The part of the expression that chooses from one bar to another. @param {Facet} facet @param {number} a @param {number} b */
 export function range(facet, a, b) {
@@ -85,10 +86,10 @@ function Values({ facet, filter, set }) {
     <div role="group" aria-label=${facet.column}>
       ${shown.map(
         (bin, i) => html`<button class=${`value${has(filter, bin.where) ? " on" : ""}`} ...${move(i)} title=${told(bin, facet.column)}
-            aria-label=${told(bin, facet.column)} aria-pressed=${has(filter, bin.where) ? "true" : "false"} onClick=${() => set(toggled(filter, facet.column, bin.where))}>
+            aria-pressed=${has(filter, bin.where) ? "true" : "false"} onClick=${() => set(toggled(filter, facet.column, bin.where))}>
           <span class="all" style=${{ width: `${(100 * bin.all) / top}%` }}></span>
           <span class="some" style=${{ width: `${(100 * bin.filtered) / top}%` }}></span>
-          <span class="label">${bin.label}</span><span class="number">${count(bin.filtered)}</span>
+          <span class="label">${visible(bin.label)}</span> <span class="number">${count(bin.filtered)}<span class="unseen"> of ${count(bin.all)} rows</span></span>
         </button>`,
       )}
     </div>

@@ -5,7 +5,7 @@ import { html } from "./ui.js";
 
 /** @typedef {import("./wire.js").StageBox} StageBox */
 
-const BOX = { width: 136, height: 40, gapX: 56, gapY: 16, margin: 8 };
+const BOX = { width: 152, height: 40, gapX: 44, gapY: 16, margin: 8 };
 const MARKS = { cached: "✓", run: "▸", blocked: "✗", skipped: "–", running: "◌" };
 /** @type {Record<string, string>} */
 const WORDS = { cached: "up to date", run: "will run", blocked: "blocked", skipped: "skipped", running: "running" };
@@ -48,7 +48,7 @@ function Edge({ from, to, reason, lit }) {
 /** @param {{stage: StageBox, chosen: boolean, choose: (id: string | null) => void}} props */
 function Box({ stage, chosen, choose }) {
   const press = () => choose(chosen ? null : stage.id);
-  const label = `${stage.stage}, ${stage.uses}: ${WORDS[stage.status]}${stage.reason ? `, ${stage.reason}` : ""}`;
+  const label = `${stage.stage} ${stage.uses}: ${WORDS[stage.status]}${stage.reason ? `, ${stage.reason}` : ""}`;
   return html`<g class=${`box ${stage.status}${chosen ? " chosen" : ""}`} transform=${`translate(${left(stage)} ${top(stage)})`}
       role="button" tabindex="0" aria-label=${label} aria-pressed=${chosen ? "true" : "false"} onClick=${press}
       onKeyDown=${(/** @type {KeyboardEvent} */ event) => {
@@ -60,14 +60,11 @@ function Box({ stage, chosen, choose }) {
     <title>${label}</title>
     <rect width=${BOX.width} height=${BOX.height} />
     <rect class="rule" width="3" height=${BOX.height} />
-    <text class="name" x="12" y="17">${clipped(stage.stage, 16)}</text>
-    <text class="mark" x=${BOX.width - 16} y="17">${MARKS[stage.status]}</text>
-    <text class="kind" x="12" y="32">${clipped(stage.uses, 21)}</text>
+    <svg x="12" width=${BOX.width - 30} height=${BOX.height}><text class="name" y="17">${stage.stage}</text></svg>
+    <text class="mark" x=${BOX.width - 16} y="17" aria-hidden="true">${MARKS[stage.status]}</text>
+    <svg x="12" width=${BOX.width - 16} height=${BOX.height}><text class="kind" y="32">${stage.uses}</text></svg>
   </g>`;
 }
-
-/** @param {string} text */
-const clipped = (text, /** @type {number} */ length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
 
 /** The same as a table, with the reasons in full. @param {{stages: StageBox[], chosen: string | undefined, pipeline: string | null}} props */
 export function StageTable({ stages, chosen, pipeline }) {

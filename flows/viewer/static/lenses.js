@@ -70,7 +70,7 @@ export const LENSES = [
     id: "mask", name: "mask", needs: ["mask"],
     mark: (tokens, i) => (tokens.covered(i) ? "trained" : ""),
     legend: (tokens) => [{ mark: "trained", says: tokens.trained ? "trained on" : "sampled by the policy" }, { mark: "plain", says: tokens.trained ? "not trained on" : "not sampled" }, { mark: "breach", says: "breaks the mask's proof" }],
-    says: (tokens, i) => (tokens.covered(i) ? "trained" : "not trained"),
+    says: (tokens, i) => (tokens.covered(i) ? "" : "not ") + (tokens.trained ? "trained" : "sampled"),
   },
   {
     id: "logprob", name: "log-prob", needs: ["logprob"],
@@ -136,9 +136,8 @@ export function lacking(lens, tokens) {
 export function classes(lens, tokens, i) {
   const mark = lens.mark(tokens, i);
   const ink = tokens.covered(i) ? "" : " faint";
-  const line = tokens.endsLine(i) ? " ends-line" : "";
   const part = tokens.joined[i] ? " joined" : "";
-  return `t ${mark}${ink}${line}${part}${tokens.breaches.has(i) ? " breach" : ""}`;
+  return `t ${mark}${ink}${part}${tokens.breaches.has(i) ? " breach" : ""}`;
 }
 
 /** A token in words. @param {Tokens} tokens @param {number} i @param {string} word the token as it is drawn */

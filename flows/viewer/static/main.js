@@ -13,6 +13,9 @@ const later = (load, name) => /** @param {object} props */ (props) => {
 };
 
 const BufferPage = later(() => import("./buffer.js"), "BufferPage");
+const EvaluationPage = later(() => import("./evaluation.js"), "EvaluationPage");
+const TaskPage = later(() => import("./task.js"), "TaskPage");
+const PairPage = later(() => import("./pair.js"), "PairPage");
 const TrajectoryPage = later(() => import("./trajectory.js"), "TrajectoryPage");
 
 /** @param {string} text of an address */
@@ -30,15 +33,18 @@ function App() {
   const id = name && decoded(name);
   const shown = path === "/" ? html`<${OverviewPage} />`
     : path === "/buffer" ? html`<${BufferPage} />`
+    : path === "/evaluation" ? html`<${EvaluationPage} />`
+    : path === "/task" ? html`<${TaskPage} />`
+    : path === "/pair" ? html`<${PairPage} />`
     : room === "row" && id ? html`<${TrajectoryPage} id=${id} />`
     : html`<h1>There is no page ${path}</h1><p><a href="/">overview</a></p>`;
   useEffect(() => {
-    document.title = path === "/" ? "agentrl" : `${path === "/buffer" ? "buffer" : id ?? path} · agentrl`;
+    document.title = path === "/" ? "agentrl" : `${id ?? room} · agentrl`;
   }, [path]);
   const tab = (/** @type {string} */ to, /** @type {string} */ name) => html`<a href=${to} aria-current=${path === to ? "page" : undefined}>${name}</a>`;
   return html`<header class="top">
       <a class="skip" href="#page">skip to the page</a>
-      <nav aria-label="pages">${tab("/", "overview")}${tab("/buffer", "buffer")}${room === "row" && html`<span aria-current="page">trajectory</span>`}</nav>
+      <nav aria-label="pages">${tab("/", "overview")}${tab("/buffer", "buffer")}${tab("/evaluation", "evaluations")}${tab("/pair", "pairs")}${path === "/task" && html`<span aria-current="page">task</span>`}${room === "row" && html`<span aria-current="page">trajectory</span>`}</nav>
       <button class="quiet" onClick=${turnTheme}>theme: ${theme.value}</button>
       <span class="soft">keys: <kbd>?</kbd></span>
     </header>

@@ -75,7 +75,8 @@ function Better({ results }) {
         </tr>`,
       )}
     </tbody>
-  </table>`;
+  </table>
+  <p class="soft">● sampled at temperature 1, ○ greedy; the line is Wilson's 95 % interval</p>`;
 }
 
 /** @param {{success: number, low: number, high: number, greedy: boolean}} props */

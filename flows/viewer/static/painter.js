@@ -10,6 +10,13 @@ import { visible } from "./text.js";
 const LINE = 20; // pixels
 const CHARACTERS = 100; // about so many fit a line; the browser corrects a block's height when it has shown it
 
+/** The place where the style sheet shows a line break. */
+function lineEnd() {
+  const mark = document.createElement("i");
+  mark.className = "line-end";
+  return mark;
+}
+
 export class Painter {
   /** @param {Tokens} tokens @param {Lens} lens */
   constructor(tokens, lens) {
@@ -82,7 +89,9 @@ export class Painter {
     for (let i = block.from; i < block.to; i++) {
       const span = document.createElement("span");
       span.className = classes(this.lens, this.tokens, i) + (i === this.current ? " now" : "");
-      span.textContent = this.tokens.piece(i);
+      const text = this.tokens.piece(i);
+      if (text.endsWith("\n")) span.append(text.slice(0, -1), lineEnd(), "\n");
+      else span.textContent = text;
       fragment.append(span);
     }
     block.element.replaceChildren(fragment);

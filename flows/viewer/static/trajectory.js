@@ -130,7 +130,7 @@ function Title({ id, row, at, lens }) {
   const here = attempts.indexOf(id);
   const to = (/** @type {string | null} */ other, /** @type {string} */ text, /** @type {string} */ label) =>
     other ? html`<a href=${rowAddress(other, { at, lens })} aria-label=${label}>${text}</a>` : html`<span class="soft" aria-hidden="true">${text}</span>`;
-  return html`<header class="title">
+  return html`<div class="title">
     <h1>${visible(id)}${selected.value.has(id) ? " ●" : ""}</h1>
     <span class=${success === null ? "soft" : success ? "good" : "bad"}>${success === null ? "unscored" : success ? "✓ success" : "✗ failed"}</span>
     <span>reward ${decimal(reward)}</span>
@@ -139,11 +139,11 @@ function Title({ id, row, at, lens }) {
     <span class="soft">${pieces(String(env))}, ${pieces(String(split))}, level ${level}</span>
     ${row.tags.map((tag) => html`<span class="tag">${pieces(tag)}</span>`)}
     <span class="end">${to(previous, "‹", "row before, of the same stage run")} ${to(next, "›", "row after, of the same stage run")}</span>
-    <span>${to(attempts[here - 1] ?? null, "‹", "previous attempt")} attempt ${here + 1} of ${count(attempts.length)} at <a href=${address("/buffer", { filter: `task_id = '${String(task).replaceAll("'", "''")}'`, at })}>${pieces(String(task))}</a> ${to(attempts[here + 1] ?? null, "›", "next attempt")}</span>
+    <span>${to(attempts[here - 1] ?? null, "‹", "previous attempt")} attempt ${here + 1} of ${count(attempts.length)} at <a href=${address("/task", { env, task_id: task, at })}>${pieces(String(task))}</a> ${to(attempts[here + 1] ?? null, "›", "next attempt")}</span>
     <details class="columns"><summary>copy</summary><div class="menu">
       ${copies(id, row).map(([what, text, problem]) => html`<button disabled=${problem !== ""} title=${problem} onClick=${async () => copy(await text(), what)}>${what}</button>`)}
     </div></details>
-  </header>`;
+  </div>`;
 }
 
 /** @param {{tokens: Tokens, chosen: string}} props */

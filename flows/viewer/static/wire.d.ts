@@ -1,4 +1,4 @@
-// Written by tests/viewer/wire_types.py from flows/viewer/wire.py.
+// Written by tests/viewer/wire_types.py from flows/viewer/wire.py and wire_compare.py.
 export interface Refusal {
   error: string;
   field: string | null;
@@ -130,6 +130,7 @@ export interface LearnedBy {
   stage: string;
   fingerprint: string;
   steps: Array<number>;
+  models: Array<string>;
 }
 export interface Made {
   made_by: Maker;
@@ -158,4 +159,131 @@ export interface RowAnswer {
   proof: Array<Breach>;
   breaches: number;
   neighbours: Neighbours;
+}
+export interface LevelResult {
+  env: string;
+  level: number;
+  greedy: boolean;
+  tasks: number;
+  n: number;
+  success: number;
+  low: number;
+  high: number;
+}
+export interface EvaluatedPolicy {
+  artifact: string;
+  stage: string;
+  policy: string;
+  split: string;
+  when: string;
+  results: Array<LevelResult>;
+}
+export interface Evaluations {
+  evaluations: Array<EvaluatedPolicy>;
+}
+export interface ComparedArm {
+  name: string;
+  artifacts: Array<string>;
+  policies: Array<string>;
+  tasks: number;
+  unscored: number;
+  success: number;
+  low: number;
+  high: number;
+}
+export interface ChangedTask {
+  env: string;
+  task_id: string;
+  prompt: string;
+  before: number;
+  after: number;
+}
+export interface PairedDifference {
+  than: ComparedArm;
+  arm: ComparedArm;
+  greedy: boolean;
+  mean: number;
+  low: number;
+  high: number;
+  p: number | null;
+  tasks: number;
+  unshared: number;
+  tasks_gained: number;
+  tasks_lost: number;
+  verdict: string;
+  gained: Array<ChangedTask>;
+  lost: Array<ChangedTask>;
+}
+export interface AttemptLine {
+  trajectory_id: string;
+  success: boolean | null;
+  reward: number | null;
+  sample_index: number;
+  n_tokens: number;
+  n_tool_errors: number;
+  termination: string;
+}
+export interface Strip {
+  stage: string;
+  policy: string;
+  policy_version: number;
+  n: number;
+  success: number | null;
+  low: number | null;
+  high: number | null;
+  attempts: Array<AttemptLine>;
+}
+export interface TaskAttempts {
+  version: number;
+  env: string;
+  task_id: string;
+  prompts: Array<string>;
+  rows: number;
+  strips: Array<Strip>;
+}
+export interface Aligned {
+  version: number;
+  a: string;
+  b: string;
+  shared: number | null;
+  reason: string;
+  message_a: number | null;
+  message_b: number | null;
+  same: boolean;
+  flipped: boolean;
+}
+export interface PairLine {
+  pair_id: string;
+  task_id: string;
+  kind: string;
+  chosen_id: string;
+  rejected_id: string;
+  chosen_reward: number | null;
+  rejected_reward: number | null;
+  shared_prefix: number;
+}
+export interface PairLines {
+  artifacts: Array<string>;
+  artifact: string | null;
+  total: number;
+  pairs: Array<PairLine>;
+}
+export interface PairSide {
+  trajectory_id: string;
+  reward: number | null;
+  tokens: number;
+  covered: number;
+  covered_in_prefix: number;
+  ref_logprob: number | null;
+}
+export interface PairAnswer {
+  pair_id: string;
+  task_id: string;
+  kind: string;
+  method: string;
+  shared_prefix: number;
+  chosen: PairSide;
+  rejected: PairSide;
+  margin: number | null;
+  trained_by: Array<string>;
 }

@@ -1,0 +1,69 @@
+// Preference pairs: what both sides share, where they part, and what the loss covers.
+import { arrow, bytes, json, useAnswer } from "./api.js";
+import { count, decimal, plural } from "./format.js";
+import { useKeys } from "./keys.js";
+import { address, change, place, rowAddress } from "./location.js";
+import { Empty, Problem } from "./problem.js";
+import { pieces, visible } from "./text.js";
+import { Tokens } from "./tokens.js";
+import { html } from "./ui.js";
+import { Versus } from "./versus.js";
+
+/** @typedef {import("./wire.js").PairSide} PairSide */
+
+const PAGE = 100;
+
+export function PairPage() {
+  const { artifact, pair_id, offset = "0" } = place.value.params;
+  return pair_id && artifact ? html`<${One} artifact=${artifact} pair=${pair_id} />` : html`<${All} artifact=${artifact} offset=${Number(offset) || 0} />`;
+}
+
+/** @param {{artifact: string | undefined, offset: number}} props */
+function All({ artifact, offset }) {
+  const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").PairLines>} */ (json("/api/pairs", { artifact, offset, limit: PAGE }, stop)), [artifact, offset]);
+  useKeys({});
+  if (problem) return html`<h1>Pairs</h1><${Problem} problem=${problem} />`;
+  if (!value) return html`<h1>Pairs</h1><p class="soft waiting">reading the pairs …</p>`;
+  if (!value.artifact) return html`<h1>Pairs</h1><${Empty} says="No stage made preference pairs yet." command="agentrl run quickstart" />`;
+  return html`<h1>Pairs</h1>
+    <p><select aria-label="artifact" onChange=${(/** @type {Event} */ event) => change({ artifact: /** @type {HTMLSelectElement} */ (event.target).value, offset: null })}>
+      ${value.artifacts.map((name) => html`<option value=${name} selected=${name === value.artifact}>${name}</option>`)}
+    </select> <span class="soft">${plural(value.total, "pair")}</span></p>
+    <table class="lines"><thead><tr><th>pair</th><th>task</th><th>kind</th><th class="number">shared tokens</th><th class="number">chosen</th><th class="number">rejected</th></tr></thead><tbody>
+      ${value.pairs.map((pair) => html`<tr><td><a href=${address("/pair", { artifact: value.artifact, pair_id: pair.pair_id })}>${visible(pair.pair_id)}</a></td><td>${pieces(pair.task_id)}</td><td>${pair.kind}</td><td class="number">${count(pair.shared_prefix)}</td><td class="number">${decimal(pair.chosen_reward)}</td><td class="number">${decimal(pair.rejected_reward)}</td></tr>`)}
+    </tbody></table>
+    <p>${offset > 0 && html`<button onClick=${() => change({ offset: Math.max(0, offset - PAGE) || null })}>before</button>`} ${offset + PAGE < value.total && html`<button onClick=${() => change({ offset: offset + PAGE })}>next</button>`}</p>`;
+}
+
+/** @param {{artifact: string, pair: string}} props */
+function One({ artifact, pair }) {
+  const { value, problem } = useAnswer(async (stop) => {
+    const asked = { artifact, pair_id: pair };
+    const side = async (/** @type {string} */ name) => {
+      const [{ table }, text] = await Promise.all([arrow("/api/pair/tokens", { ...asked, side: name }, stop), bytes("/api/pair/text", { ...asked, side: name }, stop)]);
+      return new Tokens(table, text);
+    };
+    const [answer, chosen, rejected] = await Promise.all([/** @type {Promise<import("./wire.js").PairAnswer>} */ (json("/api/pair", asked, stop)), side("chosen"), side("rejected")]);
+    return { answer, chosen, rejected };
+  }, [artifact, pair]);
+  useKeys({});
+  if (problem) return html`<h1>${visible(pair)}</h1><${Problem} problem=${problem} />`;
+  if (!value) return html`<h1>${visible(pair)}</h1><p class="soft waiting">reading the pair …</p>`;
+  const { answer, chosen, rejected } = value;
+  const name = (/** @type {PairSide} */ side, /** @type {string} */ word) => html`${word}: <a href=${rowAddress(side.trajectory_id)}>${visible(side.trajectory_id)}</a>`;
+  const sides = [
+    { name: name(answer.chosen, "✓ chosen"), tokens: chosen, says: told(answer.chosen) },
+    { name: name(answer.rejected, "✗ rejected"), tokens: rejected, says: told(answer.rejected) },
+  ];
+  return html`<h1>${visible(pair)}</h1>
+    <p class="soft"><a href=${address("/pair", { artifact })}>${artifact}</a>, ${answer.kind}, ${answer.method}, task ${pieces(answer.task_id)}</p>
+    <p>${answer.margin === null ? "No training stage recorded log-probs of the reference." : `Margin of the reference's log-probs: ${decimal(answer.margin)}.`}
+      ${answer.trained_by.length ? ` Trained on by ${answer.trained_by.join(", ")}.` : " No stage trained on it."}</p>
+    <${Versus} shared=${answer.shared_prefix} sides=${sides} />`;
+}
+
+/** What the loss covers of a side. @param {PairSide} side */
+function told(side) {
+  const inside = side.covered_in_prefix ? `, ${count(side.covered_in_prefix)} of them in what both share` : "";
+  return `reward ${decimal(side.reward)}; the loss covers ${count(side.covered)} of ${plural(side.tokens, "token")}${inside}`;
+}

@@ -19,7 +19,7 @@ export function Ribbon({ lineage }) {
     <a href=${address("/buffer", { filter: rows })} title=${maker.uses}>${pieces(maker.stage || "outside")}${maker.fingerprint && `/${short(maker.fingerprint)}`}</a>
     <span class="soft">→</span> <b>this row</b> <span class="soft">→</span>
     ${learners.length
-      ? learners.map((learner) => html`<span>${learner.stage}/${short(learner.fingerprint)} <span class="soft">${steps(learner.steps)}</span></span>`)
+      ? learners.map((learner) => html`<span>${learner.stage}/${short(learner.fingerprint)} <span class="soft">${steps(learner.steps)}${models(learner)}</span></span>`)
       : html`<span class="soft">no stage learned from it</span>`}
   </nav>`;
 }
@@ -28,6 +28,12 @@ export function Ribbon({ lineage }) {
 function shortened(artifact) {
   const [stage, fingerprint = ""] = artifact.split("/");
   return `${stage}/${short(fingerprint)}`;
+}
+
+/** Models that were trained on it, if another stage than the learner holds them. @param {import("./wire.js").LearnedBy} learner */
+function models({ stage, fingerprint, models: found }) {
+  const others = found.filter((one) => one !== `${stage}/${short(fingerprint)}`);
+  return others.length ? ` → ${others.map(shortened).join(", ")}` : "";
 }
 
 /** @param {number[]} numbers */

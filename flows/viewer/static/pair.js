@@ -1,11 +1,11 @@
 // Preference pairs: what both sides share, where they part, and what the loss covers.
-import { arrow, bytes, json, useAnswer } from "./api.js";
+import { json, useAnswer } from "./api.js";
 import { count, decimal, plural } from "./format.js";
 import { useKeys } from "./keys.js";
 import { address, change, place, rowAddress } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
-import { Tokens } from "./tokens.js";
+import { fetchSequence } from "./tokens.js";
 import { html } from "./ui.js";
 import { Versus } from "./versus.js";
 
@@ -39,10 +39,7 @@ function All({ artifact, offset }) {
 function One({ artifact, pair }) {
   const { value, problem } = useAnswer(async (stop) => {
     const asked = { artifact, pair_id: pair };
-    const side = async (/** @type {string} */ name) => {
-      const [{ table }, text] = await Promise.all([arrow("/api/pair/tokens", { ...asked, side: name }, stop), bytes("/api/pair/text", { ...asked, side: name }, stop)]);
-      return new Tokens(table, text);
-    };
+    const side = (/** @type {string} */ name) => fetchSequence("/api/pair/tokens", "/api/pair/text", { ...asked, side: name }, stop);
     const [answer, chosen, rejected] = await Promise.all([/** @type {Promise<import("./wire.js").PairAnswer>} */ (json("/api/pair", asked, stop)), side("chosen"), side("rejected")]);
     return { answer, chosen, rejected };
   }, [artifact, pair]);

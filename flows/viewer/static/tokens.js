@@ -93,11 +93,23 @@ export class Tokens {
   }
 }
 
+/**
+ * Tokens of `path`, and their text if they have one.
+ * @param {string} path
+ * @param {string} textPath
+ * @param {import("./api.js").Params} params
+ * @param {AbortSignal} [stop]
+ */
+export async function fetchSequence(path, textPath, params, stop) {
+  const { table } = await arrow(path, params, stop);
+  const told = table.schema.metadata?.get("text") === "yes";
+  return new Tokens(table, told ? await bytes(textPath, params, stop) : new Uint8Array());
+}
+
 /** @param {string} id @param {string | undefined} at @param {AbortSignal} [stop] */
-export async function fetchTokens(id, at, stop) {
+export function fetchTokens(id, at, stop) {
   const path = `/api/tokens/${encodeURIComponent(id)}`;
-  const [{ table }, text] = await Promise.all([arrow(path, { at }, stop), bytes(`${path}/text`, { at }, stop)]);
-  return new Tokens(table, text);
+  return fetchSequence(path, `${path}/text`, { at }, stop);
 }
 
 /**

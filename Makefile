@@ -42,6 +42,10 @@ test-adapters: $(VENV)/.dev $(ADAPTERS_VENV)/.ready
 	OMP_NUM_THREADS=1 VERIFIERS_PYTHON=$(abspath $(ADAPTERS_VENV))/verifiers/bin/python \
 	  OPENENV_PYTHON=$(abspath $(ADAPTERS_VENV))/openenv/bin/python $(BIN)/pytest -m adapters --durations=0 tests/agentrl/test_adapters.py
 
+# the viewer in Debian's chromium; screenshots are in build/viewer
+test-viewer: $(VENV)/.viewer chromium
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m viewer --durations=5 tests/viewer
+
 # the same attacks on containers; a docker daemon runs, and DOCKER_IMAGE has sh, tar, sleep, mkdir and python3
 test-docker: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m docker --durations=0

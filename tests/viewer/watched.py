@@ -43,7 +43,7 @@ class Watched:
 
 
 def until(page: Any, expression: str) -> None:
-    """Waits until an expression is true. Playwright's own waiting for a function is refused by the policy of the page."""
+    """Waits until an expression is true. The policy of the page refuses Playwright's own way of waiting for one."""
     end = time.monotonic() + 15
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"never true: {expression}"

@@ -1,7 +1,6 @@
 """Writes the types of the server's answers for the front-end: ``python tests/viewer/wire_types.py``.
 
-``static/wire.d.ts`` follows from the models of ``flows/viewer/wire.py`` and ``wire_compare.py``; a test fails if it does
-not.
+``static/wire.d.ts`` follows from the models of ``flows/viewer/wire.py`` and ``wire_compare.py``: a test compares them.
 """
 
 import inspect

@@ -241,6 +241,24 @@ export interface TaskAttempts {
   rows: number;
   strips: Array<Strip>;
 }
+export interface TreeBranch {
+  parent: number | null;
+  start: number;
+  end: number;
+  rows: number;
+  n: number;
+  success: number | null;
+  reward: number | null;
+  text: string;
+  ends: Array<string>;
+  y: number;
+}
+export interface TaskTree {
+  version: number;
+  rows: number;
+  left_out: number;
+  branches: Array<TreeBranch>;
+}
 export interface Aligned {
   version: number;
   a: string;
@@ -286,4 +304,22 @@ export interface PairAnswer {
   rejected: PairSide;
   margin: number | null;
   trained_by: Array<string>;
+}
+export interface FunnelLevel {
+  rule: string;
+  before: number;
+  after: number;
+  successes: number;
+  n: number;
+  mostly_successes: boolean;
+}
+export interface Funnel {
+  artifact: string;
+  stage: string;
+  when: string;
+  recorded: boolean;
+  levels: Array<FunnelLevel>;
+}
+export interface Funnels {
+  funnels: Array<Funnel>;
 }

@@ -1,7 +1,4 @@
-"""Writes the types of the server's answers for the front-end: ``python tests/viewer/wire_types.py``.
-
-``static/wire.d.ts`` follows from the models of ``flows/viewer/wire.py`` and ``wire_compare.py``: a test compares them.
-"""
+"""The types of the server's answers for ``tsc``, from the models of ``flows/viewer/wire.py`` and ``wire_compare.py``."""
 
 import inspect
 from pathlib import Path
@@ -10,7 +7,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from flows.viewer import wire, wire_compare
 
-PLACE = Path(wire.__file__).parent / "static/wire.d.ts"
+PLACE = Path(__file__).parents[2] / "build/viewer-types/wire.d.ts"
+"""Where ``tsconfig.json`` looks for them, as if they were beside the modules of the front-end."""
 PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", NoneType: "null", Any: "any"}
 
 
@@ -26,7 +24,7 @@ def declarations() -> str:
 
 
 def typed(annotation: Any) -> str:
-    """The TypeScript type of an annotation. Raises TypeError for one that it does not know."""
+    """The TypeScript type of an annotation; ``unknown``, which modules cannot use, for one that is not known here."""
     if annotation in PLAIN:
         return PLAIN[annotation]
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -40,8 +38,9 @@ def typed(annotation: Any) -> str:
         return f"Record<{typed(arguments[0])}, {typed(arguments[1])}>"
     if inspect.isclass(annotation) and issubclass(annotation, wire.Answer):
         return annotation.__name__
-    raise TypeError(f"no TypeScript type for {annotation}")
+    return "unknown"
 
 
-if __name__ == "__main__":
+def write() -> None:
+    PLACE.parent.mkdir(parents=True, exist_ok=True)
     PLACE.write_text(declarations())

@@ -1,4 +1,4 @@
-"""The types of the server's answers for ``tsc``, from the models of ``flows/viewer/wire.py`` and ``wire_compare.py``."""
+"""Types of the server's answers for ``tsc``, from the models of ``flows/viewer/wire.py`` and ``wire_compare.py``."""
 
 import inspect
 from pathlib import Path

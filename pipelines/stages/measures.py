@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from agentrl.environments.scripted import NoExpertError
-from agentrl.rewards.behaviour import valid_calls, violations
+from agentrl.rewards.behaviour import calls_of, valid_calls, violations
 from agentrl.rewards.component import Reward, graded
 from agentrl.rollouts.demonstrations import optimal_steps
 from agentrl.statistics.intervals import wilson_of_tasks
@@ -25,7 +25,7 @@ EVERY = ""
 @dataclass(frozen=True)
 class Attempted:
     """What an evaluation uses of one rollout. ``chosen`` is its chance to be the one that a scorer picks of its task's
-    attempts."""
+    attempts. ``calls`` counts those too that a limit kept from being made."""
 
     task: str
     env: str
@@ -50,7 +50,7 @@ def attempted(row: Trajectory, optimum: int | None = None, chosen: float | None 
         success=row.scored_success(),
         steps=row.n_steps,
         tokens=row.n_tokens,
-        calls=row.n_tool_calls,
+        calls=len(calls_of(row)),
         valid_calls=valid_calls(row),
         tool_errors=row.n_tool_errors,
         format_error=row.termination is Termination.FORMAT_ERROR,

@@ -145,10 +145,20 @@ def test_a_valid_call_fits_its_tools_schema(name: str, arguments: Any, valid: in
 
 
 def test_what_counts_of_a_row() -> None:
-    columns = {"success": True, "n_tool_calls": 3, "n_tool_errors": 1, "final_state": '{"violations": ["sent"]}'}
+    columns = {"success": True, "n_tool_errors": 1, "final_state": '{"violations": ["sent"]}'}
     given = row("r", []).model_copy(update={**columns, "termination": Termination.FORMAT_ERROR})
     found = attempted(given, optimum=2)
-    assert (found.calls, found.tool_errors, found.violations, found.format_error, found.optimum) == (3, 1, 1, True, 2)
+    assert (found.calls, found.tool_errors, found.violations, found.format_error, found.optimum) == (0, 1, 1, True, 2)
+
+
+def test_a_call_that_a_limit_kept_from_being_made_counts_as_a_call() -> None:
+    turn = Message(role=Role.ASSISTANT, tool_calls=[ToolCall(id="c", name="find", arguments='{"who": "Ann"}')])
+    said = [turn, Message(role=Role.TOOL, tool_call_id="c"), turn]
+    columns = {"success": False, "n_tool_calls": 1, "termination": Termination.MAX_STEPS, "messages": said}
+    tools = json.dumps([{"type": "function", "function": TOOL}])
+    found = attempted(row("r", []).model_copy(update={**columns, "tools": tools}))
+    assert (found.calls, found.valid_calls) == (2, 2)
+    assert summary([found])["valid_calls"] == 1.0
 
 
 def test_a_scorer_picks_one_of_several_attempts() -> None:

@@ -52,8 +52,14 @@ class Retrieved:
 
         if item.embedder not in self._indexes:
             self._indexes[item.embedder] = PinnedIndex(self._buffer, self._ids, item.embedder)
-        index, limits = self._indexes[item.embedder], {"k": item.k, "max_tokens": item.max_tokens}
-        return experience(index, task.prompt, task_id=task.task_id, count=self.count, **limits)
+        return experience(
+            self._indexes[item.embedder],
+            task.prompt,
+            k=item.k,
+            max_tokens=item.max_tokens,
+            task_id=task.task_id,
+            count=self.count,
+        )
 
 
 def as_experience(runs: "Sequence[Demonstration]") -> str:

@@ -48,6 +48,7 @@ def rationalize(
     tasks: Tasks,
     trajectories: list[Trajectories],
     notes: NoteTable | None = None,
+    experience: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
 ) -> Trajectories:
     """Retry the tasks that no given trajectory solved, with the answer as a hint, or with ``context``, such as notes
     (guidance; then tasks without notes are left out). The output holds the solved retries without it; the retries as
@@ -66,7 +67,7 @@ def rationalize(
     unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
     policy = load_policy(model, config.engine)
     record_dialect(context, policy)
-    showing = Showing(config.context, notes, policy.codec.count)
+    showing = Showing(config.context, notes, policy.codec.count, experience)
     if config.context:
         count(context, {"without_notes": sum(not showing.of(task).text for task in unsolved.values())})
         unsolved = {name: task for name, task in unsolved.items() if showing.of(task).text}

@@ -54,7 +54,7 @@ def same(lines: list[dict[str, Any]], metrics: list[dict[str, Any]]) -> None:
 
 def test_metrics_of_sft_are_there_at_once_and_once(harness: Harness, tasks: Tasks) -> None:
     rows = harness.run(synthesize, {}, tasks=tasks)["trajectories"]
-    config = sft.config.model_validate({"model": {"init": "tiny"}, "steps": 6, "batch": 2})
+    config = sft.config.model_validate({"model": {"init": "tiny"}, "steps": 4, "batch": 2})
     context = harness._context("sft")
     meanwhile, made = killed_and_resumed(context, 3, lambda context: sft(context, config, trajectories=[rows]))
     metrics = made["metrics"].table().to_pylist()
@@ -62,6 +62,8 @@ def test_metrics_of_sft_are_there_at_once_and_once(harness: Harness, tasks: Task
     same(logged(replace(context, run_id="again")), metrics)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_metrics_of_online_training_are_there_at_once_and_once(harness: Harness, warm: Model, tasks: Tasks) -> None:
     config = online.config.model_validate(ONLINE)
     context = harness._context("grpo")

@@ -41,6 +41,8 @@ def made(harness: Harness, warm: Model, tasks: Tasks) -> Result:
     return harness.run(online, SMALL, model=warm, tasks=tasks)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_log_probs_and_entropies_are_those_of_the_policy_before_each_step(made: Result, warm: Model) -> None:
     table = made["batches"].table()
     rows = TrainingRows.of_table(table)
@@ -65,6 +67,8 @@ def test_log_probs_and_entropies_are_those_of_the_policy_before_each_step(made: 
     assert max(moved) > 5e-3, "the second step of an iteration sees what the first one changed"
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_it_can_be_left_out_and_changes_nothing_else(
     harness: Harness, made: Result, warm: Model, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

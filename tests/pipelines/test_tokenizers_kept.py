@@ -6,16 +6,18 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from agentrl.models.policy import load_tokenizer, tokenizer_fingerprint
 from datastore.catalog import Catalog
 from flows.cli import app
 from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness, Result
-from pipelines.stages.trajectories import sample
+from pipelines.harness import Harness
+from pipelines.stages.train import sft
+from pipelines.stages.trajectories import sample, synthesize
 from pipelines.tokenizers import token_bytes
 from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
 
@@ -26,9 +28,24 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
 
 
 @pytest.fixture(scope="module")
-def sampled(harness: Harness, warm: Model, tasks: Tasks) -> Result:
-    limits = {"max_turn_tokens": 24, "max_tokens": 120}
-    return harness.run(sample, {"samples": 1, "sampling": limits}, model=warm, tasks=tasks)
+def trained(harness: Harness, tasks: Tasks) -> Model:
+    """A model that was trained for one step; its tokenizer was made on the way."""
+    rows = harness.run(synthesize, {}, tasks=tasks)["trajectories"]
+    return harness.run(sft, {"model": {"init": "tiny"}, "steps": 1, "batch": 2}, trajectories=[rows])["model"]
+
+
+class Written(NamedTuple):
+    tokenizer: str
+    ids: list[int]
+    text: str
+
+
+@pytest.fixture(scope="module")
+def written(trained: Model, tasks: Tasks) -> Written:
+    """Tokens of that model's tokenizer, under the fingerprint that rows would name."""
+    tokenizer = load_tokenizer(trained.path)
+    text = "<|im_start|>user\n" + tasks.read()[0].prompt + " naïve 🦊<|im_end|>"
+    return Written(tokenizer_fingerprint(tokenizer), tokenizer.encode(text), text)
 
 
 def published(store: str, model: Path) -> str:
@@ -43,44 +60,46 @@ def published(store: str, model: Path) -> str:
     return f"warm/{fingerprint[:8]}"
 
 
-def test_stages_keep_the_tokenizer_that_made_their_rows(harness: Harness, warm: Model, sampled: Result) -> None:
-    rows = sampled["trajectories"].read()
-    table = token_bytes(Catalog(harness.buffer.store), rows[0].tokenizer)
-    tokenizer = AutoTokenizer.from_pretrained(warm.path)
-    for row in rows:
-        found, offsets = table.text(row.input_ids)
+def test_a_stage_that_makes_a_tokenizer_keeps_it(harness: Harness, written: Written) -> None:
+    found, offsets = token_bytes(Catalog(harness.buffer.store), written.tokenizer).text(written.ids)
+    assert found.decode() == written.text
+    assert len(offsets) == len(written.ids) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_stage_that_samples_keeps_the_tokenizer_of_its_rows(warm: Model, tasks: Tasks, tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    limits = {"max_turn_tokens": 24, "max_tokens": 120}
+    made = harness.run(sample, {"samples": 1, "sampling": limits}, model=warm, tasks=tasks)
+    tokenizer = load_tokenizer(warm.path)
+    for row in made["trajectories"].read():
+        found, _ = token_bytes(Catalog(harness.buffer.store), row.tokenizer).text(row.input_ids)
         assert found.decode() == tokenizer.decode(row.input_ids, skip_special_tokens=False)
-        for message in row.messages:
-            if message.token_start is not None and message.role == "user":
-                assert message.content in found.decode()
-        assert len(offsets) == row.n_tokens + 1
 
 
 def test_rows_of_older_stores_are_read_by_their_models_tokenizer(
-    harness: Harness, warm: Model, sampled: Result, tmp_path: Path
+    trained: Model, written: Written, tmp_path: Path
 ) -> None:
-    row = sampled["trajectories"].read()[0]
     store = str(tmp_path / "store")
-    policy = published(store, warm.path)
+    policy = published(store, trained.path)
     catalog = Catalog(store)
-    expected = token_bytes(Catalog(harness.buffer.store), row.tokenizer).text(row.input_ids)[0]
-    assert token_bytes(catalog, row.tokenizer, policy).text(row.input_ids)[0] == expected
-    assert token_bytes(catalog, row.tokenizer, str(warm.path)).text(row.input_ids)[0] == expected
+    for name in (policy, str(trained.path)):
+        assert token_bytes(catalog, written.tokenizer, name).text(written.ids)[0].decode() == written.text
     for gone in ("warm/12345678", "tiny", "", "/no/such/folder"):
         with pytest.raises(LookupError, match=r"agentrl buffer tokenizer FOLDER"):
-            token_bytes(catalog, row.tokenizer, gone)
+            token_bytes(catalog, written.tokenizer, gone)
     with pytest.raises(LookupError, match="have no tokens"):
         token_bytes(catalog, "", policy)
-    done = CliRunner().invoke(app, ["buffer", "tokenizer", str(warm.path), "--store", store, "--json"])
-    assert json.loads(done.output) == [{"tokenizer": row.tokenizer}], done.output
-    assert token_bytes(catalog, row.tokenizer).text(row.input_ids)[0] == expected
+    done = CliRunner().invoke(app, ["buffer", "tokenizer", str(trained.path), "--store", store, "--json"])
+    assert json.loads(done.output) == [{"tokenizer": written.tokenizer}], done.output
+    assert token_bytes(catalog, written.tokenizer).text(written.ids)[0].decode() == written.text
 
 
-def test_reading_imports_neither_torch_nor_transformers(harness: Harness, sampled: Result) -> None:
-    row = sampled["trajectories"].read()[0]
+def test_reading_imports_neither_torch_nor_transformers(harness: Harness, written: Written) -> None:
     program = (
         "import sys; from datastore.catalog import Catalog; from pipelines.tokenizers import token_bytes\n"
-        f"assert token_bytes(Catalog({harness.buffer.store!r}), {row.tokenizer!r}).text([1, 2])[0]\n"
+        f"assert token_bytes(Catalog({harness.buffer.store!r}), {written.tokenizer!r}).text([1, 2])[0]\n"
         "assert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

@@ -51,10 +51,10 @@ class SFTConfig(TrainConfig, ByScorer):
     negatives: float = Field(
         0.0, ge=0, le=1, description="factor of negative weights, which make a row less likely; 0 leaves it out"
     )
-    credit: Literal["whole", "values"] = Field(
+    credit: Annotated[Literal["whole", "values"], ADDED] = Field(
         "whole", description="values: turns that lost value, by inputs.steps, are not trained on"
     )
-    other_prover: bool = Field(False, description=OTHER_PROVER)
+    other_prover: Annotated[bool, ADDED] = Field(False, description=OTHER_PROVER)
 
 
 @stage("train.sft", version=2)

@@ -8,6 +8,7 @@ tasks of all seeds; a gain is a paired difference over tasks and seeds, with a b
 - hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, `lookup`).
 - curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum.
 - distill, echo, rwml, reflexion: see :mod:`methods_signals`.
+- slicing, pairs, dagger, search: see ``branching.py``.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
     METHODS=hindsight python benchmarks/methods.py  # some
@@ -227,16 +228,16 @@ def table(arms: dict[str, Arm]) -> None:
         print(f"{arm.name:<22} {solved / total:>7.3f}  {low:.3f} to {high:.3f}  {each:<20} {spent}")
 
 
-def gain(name: str, before: Arm, after: Arm) -> bool:
-    """Print how much is gained at an equal budget, and whether the budget was equal."""
+def gain(name: str, before: Arm, after: Arm, by: str = "sampled") -> bool:
+    """Print how much is gained at an equal budget, of tokens that were sampled or ``foreign``, and whether it was."""
     from agentrl.statistics.paired import difference
 
     found = difference(before.runs, after.runs, same_seeds=True)
-    ratio = after.spent.sampled / max(1, before.spent.sampled)
+    ratio = getattr(after.spent, by) / max(1, getattr(before.spent, by))
     met = [
         line(f"{name}: {found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f}) over {before.name}",
              found.low > 0, "the interval above 0"),
-        line(f"{name}: {ratio:.2f} of the sampled tokens of {before.name}", abs(ratio - 1) <= WITHIN,
+        line(f"{name}: {ratio:.2f} of the {by} tokens of {before.name}", abs(ratio - 1) <= WITHIN,
              f"within {WITHIN:.0%}"),
     ]  # fmt: skip
     return all(met)
@@ -247,6 +248,12 @@ def line(figure: str, met: bool, target: str) -> bool:
     return met
 
 
+def branching(name: str) -> bool:
+    import branching as experiments
+
+    return bool(getattr(experiments, name)())
+
+
 METHODS = {
     "hindsight": lambda: [hindsight("rooms"), hindsight("lookup")],
     "curriculum": lambda: [curriculum()],
@@ -254,6 +261,10 @@ METHODS = {
     "echo": lambda: [_signals().echo("rooms"), _signals().echo("lookup")],
     "rwml": lambda: [_signals().rwml()],
     "reflexion": lambda: [_signals().reflexion()],
+    "slicing": lambda: [branching("slicing")],
+    "pairs": lambda: [branching("pairs")],
+    "dagger": lambda: [branching("dagger")],
+    "search": lambda: [branching("search")],
 }
 
 

@@ -233,7 +233,7 @@ def _run(
     _seed(job.ingredients)
     started = time.monotonic()
     said: list[str] = []
-    with _heard(said), placed(job.execution):
+    with _heard(said), placed(job.execution, context.scratch / "started"):
         handles = stage(context, pinned(job.config, job.ingredients.externals), **inputs)
     duration = time.monotonic() - started
     return Manifest(

@@ -38,6 +38,16 @@ def aside(call: Callable[[], Result]) -> Result:
     return found[0]
 
 
+async def in_thread(call: Callable[[], Result]) -> Result:
+    """What a call returns that may take long, while the event loop goes on. No thread starts any more when the
+    interpreter ends; then the loop waits."""
+    try:
+        waiting = asyncio.get_running_loop().run_in_executor(None, call)
+    except RuntimeError:
+        return call()
+    return await waiting
+
+
 class Background:
     """An event loop in a thread of its own. What was begun on it goes on while nobody waits."""
 

@@ -83,7 +83,9 @@ class VLLMConfig(EngineConfig):
     servers: int = Field(1, ge=1, description="how many to start")
     tensor_parallel: int = Field(1, ge=1, description="GPUs of each server, over which its model is split")
     python: str = Field("python", description="interpreter of an environment that has vLLM")
-    folder: str | None = Field(None, description="where folders of weights go, which servers can read; None: temporary")
+    folder: str | None = Field(
+        None, description="where folders of weights go, readable for servers; None: the stage's own"
+    )
 
     @model_validator(mode="after")
     def _in_one_place(self) -> "VLLMConfig":

@@ -3,8 +3,6 @@ child process that vLLM starts."""
 
 import asyncio
 import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -13,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from agentrl.engines.base import EngineError, Turn
+from agentrl.engines.blocking import in_thread
 from agentrl.engines.replicas import START_S, Adapter, Receiver, ReplicaError, Request, State, in_time, span_of, turn_of
 from agentrl.engines.transfer import transfer_option
+from agentrl.placement.watch import Watch
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -25,17 +25,6 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads, so a fork of it may hang
 }
 """Variables that vLLM reads. What is set already stays."""
-
-WATCH = """
-import contextlib, os, signal, sys, time
-sys.stdin.read()  # it ends with the process that started this one, however that ends
-for number, wait in ((signal.SIGTERM, 5), (signal.SIGKILL, 0)):
-    for child in sys.argv[1:]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(child), number)
-    time.sleep(wait)
-"""
-"""Python that ends the processes whose ids it is given once its standard input is closed. vLLM's child would go on."""
 
 
 class InProcess:
@@ -61,7 +50,7 @@ class InProcess:
         fixed = ["--logprobs-mode", "processed_logprobs", "--scheduling-policy", "priority", "--disable-log-stats"]
         self._args = AsyncEngineArgs.from_cli_args(parser.parse_args([*fixed, *options]))
         self._vllm: Any = None
-        self._watch: subprocess.Popen[bytes] | None = None
+        self._watch: Watch | None = None
         self.state: State = "starting"
         self.load = self.restarts = 0
         self._adapters: set[str] = set()
@@ -79,8 +68,7 @@ class InProcess:
         except Exception as error:
             raise EngineError(f"{self} did not start ({error}); what it wrote is above") from error
         started = set(psutil.Process().children(recursive=True)) - set(before)
-        command = [sys.executable, "-c", WATCH, *(str(one.pid) for one in started)]
-        self._watch = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # out of reach of Ctrl-C
+        self._watch = Watch(*(one.pid for one in started))  # vLLM's child would go on
         return int(self._vllm.model_config.max_model_len)
 
     async def revive(self, folder: Path) -> None:
@@ -171,10 +159,9 @@ class InProcess:
             self._vllm = None  # it is freed now, and not when the interpreter ends
 
     async def _shut(self) -> None:
-        await asyncio.to_thread(self._vllm.shutdown)
+        await in_thread(self._vllm.shutdown)
         if self._watch is not None:
-            self._watch.kill()  # their numbers may be given to other processes
-            self._watch.wait()
+            self._watch.close()
             self._watch = None
 
     def tail(self) -> str:

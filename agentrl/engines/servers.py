@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from agentrl.engines.base import EngineError, Turn
+from agentrl.engines.blocking import in_thread
 from agentrl.engines.replicas import START_S, Adapter, Receiver, ReplicaError, Request, State, in_time, span_of, turn_of
 from agentrl.engines.transfer import transfer_option
 from agentrl.placement.base import LaunchError, Process
@@ -208,7 +209,7 @@ class Server:
 
     async def stop(self) -> None:
         if self.process is not None:
-            await asyncio.to_thread(self.process.stop)
+            await in_thread(self.process.stop)
         self.state = "dead"
         await asyncio.gather(*(client.aclose() for client in self.clients))
 

@@ -5,10 +5,12 @@ import asyncio
 import shutil
 import uuid
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentrl.engines.base import EngineError, Weights
+from agentrl.engines.blocking import in_thread
 from agentrl.engines.replicas import Adapter, Replica, ReplicaError
 from agentrl.engines.weights import adapter_rank, adapter_targets, write_adapter, write_folder
 
@@ -176,7 +178,7 @@ class Adapters:
         for adapter in [one for one in self._old if one not in used]:
             self._old.remove(adapter)
             await asyncio.gather(*(one.drop(adapter) for one in replicas), return_exceptions=True)
-            await asyncio.to_thread(shutil.rmtree, adapter.folder, ignore_errors=True)
+            await in_thread(partial(shutil.rmtree, adapter.folder, ignore_errors=True))
 
     async def end(self, replicas: Sequence[Replica]) -> None:
         self._old.append(self.adapter)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.engines.base import EngineError, Weights
+from agentrl.engines.blocking import in_thread
 from agentrl.engines.replicas import Adapter, Receiver, Replica, ReplicaError
 from agentrl.engines.weights import adapter_rank, tensors_of, write_folder
 
@@ -137,7 +138,7 @@ class Transfer:
 
     async def end(self, replicas: Sequence[Replica]) -> None:
         if self._sender is not None:
-            await asyncio.to_thread(self._sender.shutdown)
+            await in_thread(self._sender.shutdown)
 
     async def _form(self, replicas: Sequence[Replica]) -> None:
         """Make the group of the trainer and these replicas."""

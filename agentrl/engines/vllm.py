@@ -8,7 +8,6 @@ loop of its own, so that connections stay open and replicas are watched between 
 import asyncio
 import atexit
 import shutil
-import tempfile
 import threading
 import warnings
 from collections import Counter
@@ -22,6 +21,7 @@ from agentrl.engines.replicas import Adapter, Replica, ReplicaError, Request
 from agentrl.engines.sync import Adapters, Folders, Sync
 from agentrl.engines.transfer import Transfer
 from agentrl.engines.weights import adapter_rank, expected, probe_ids
+from agentrl.placement.launcher import temporary
 from schemas.trajectory import Span
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class VLLMEngine:
         sync: Literal["folders", "nccl", "ipc"] = "folders",
     ) -> None:
         self._own_folder = folder is None
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="agentrl-vllm-"))
+        self.folder = folder or temporary("vllm")
         self.version = policy.version
         self.tolerance = tolerance
         self.context = 0

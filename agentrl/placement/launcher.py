@@ -1,5 +1,7 @@
 """The launcher of the stage that runs in this process, as its ``execution`` names it."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +43,7 @@ class Nothing:
 
 _execution = Execution()
 _launcher: Launcher | None = None
+_folder: Path | None = None
 
 
 def here() -> Launcher:
@@ -51,16 +54,28 @@ def here() -> Launcher:
     return _launcher
 
 
+def temporary(name: str) -> Path:
+    """A new folder for files that this process and those that it starts read: in the stage's folder, or outside of a
+    stage among the system's temporary files."""
+    return Path(tempfile.mkdtemp(prefix=f"agentrl-{name}-", dir=_folder))
+
+
 @contextmanager
-def placed(execution: Execution) -> Iterator[None]:
-    """Let :func:`here` be what ``execution`` says. Nothing is reserved before it is asked for, and at the end all that
-    was started is ended."""
-    global _execution, _launcher
-    before = _execution, _launcher
-    _execution, _launcher = execution, None
+def placed(execution: Execution, folder: Path | None = None) -> Iterator[None]:
+    """Let :func:`here` be what ``execution`` says, and :func:`temporary` make folders in ``folder``. Nothing is
+    reserved before it is asked for, and at the end all that was started is ended. What is in ``folder`` is removed
+    then; if the process is killed, before the next try."""
+    global _execution, _launcher, _folder
+    before = _execution, _launcher, _folder
+    _execution, _launcher, _folder = execution, None, folder
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
     try:
         yield
     finally:
         if _launcher is not None:
             _launcher.close()
-        _execution, _launcher = before
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        _execution, _launcher, _folder = before

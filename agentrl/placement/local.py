@@ -5,22 +5,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 
 from agentrl.placement.base import STOP_S, changed, filled
 from agentrl.placement.devices import Devices, shown, visible
-
-TIED = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-if os.getppid() == int(sys.argv[1]):  # it may have died before we asked
-    os.execvp(sys.argv[2], sys.argv[2:])
-"""
-"""Python that becomes another command, which is told to end if the process that started it ends."""
+from agentrl.placement.watch import Watch
 
 
 def free_port() -> int:
@@ -29,15 +20,9 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def tied(command: Sequence[str]) -> list[str]:
-    """The command, so that it ends with the thread that starts it, also if the process of that is killed (on Linux)."""
-    if sys.platform != "linux":
-        return list(command)
-    return [sys.executable, "-I", "-S", "-c", TIED, str(os.getpid()), *command]
-
-
 class Child:
-    """A process of this machine, in a group of its own. See :class:`agentrl.placement.base.Process`."""
+    """A process of this machine, in a group of its own, which ends with this process, also if that is killed. See
+    :class:`agentrl.placement.base.Process`."""
 
     def __init__(
         self,
@@ -53,13 +38,14 @@ class Child:
         # ("autogroup"), and one that computes all the time can keep a thread of this process waiting for seconds.
         with log.open("ab") as out:
             self._popen = subprocess.Popen(
-                tied(command),
+                list(command),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=env,
                 process_group=0,
             )
+        self._watch = Watch(-self._popen.pid)
 
     @property
     def pid(self) -> int:
@@ -77,6 +63,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
+        self._watch.close()
         self._on_end()
 
 

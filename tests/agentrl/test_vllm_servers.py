@@ -3,6 +3,7 @@ routes and fail on demand; real ones are in test_engine_vllm.py."""
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from agentrl.engines.servers import Server
 from agentrl.engines.vllm import VLLMEngine
 from agentrl.engines.weights import shapes, write_folder
 from agentrl.models.policy import Policy
+from agentrl.placement.launcher import placed
+from schemas.pipeline import Execution
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +234,6 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path, number: signal.Signals) -> None:
     """Here something else stands in vLLM's place; test_engine_vllm.py does it with vLLM."""
@@ -243,7 +245,7 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path, number: 
     assert starter.stdout
     server = psutil.Process(int(starter.stdout.readline()))
     ends = time.monotonic() + 20
-    while not (tmp_path / "said").exists():
+    while not ((tmp_path / "said").exists() and (tmp_path / "said").read_text()):
         assert time.monotonic() < ends, (tmp_path / "log").read_text()
         time.sleep(0.02)
     assert "--some option" in (tmp_path / "said").read_text()
@@ -252,6 +254,47 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path, number: 
     starter.wait()
     psutil.wait_procs([server], timeout=10)
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+
+
+FORGETS = """
+import sys
+from pathlib import Path
+from architectures import qwen
+from speaking import Speaking
+from agentrl.engines.servers import Server
+from agentrl.engines.vllm import VLLMEngine
+from agentrl.placement.local import Local
+
+policy = qwen()
+engine = VLLMEngine(policy, [Server(Speaking(policy).url)])
+engine.replicas[0].process = started = Local().start("server", ["sleep", "600"], log=Path(sys.argv[1]))
+print(started.pid, engine.folder)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_closes_no_engine_ends_without_a_word_and_leaves_nothing(tmp_path: Path) -> None:
+    """No thread can be started any more when the engine is closed then."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORGETS, str(tmp_path / "log")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    started, folder = done.stdout.split()
+    assert not psutil.pid_exists(int(started))
+    assert not Path(folder).exists()
+
+
+def test_weights_of_a_stage_lie_in_its_folder(policy: Policy, servers: list[Speaking], tmp_path: Path) -> None:
+    """It is removed before the next try if the stage is killed."""
+    with placed(Execution(), tmp_path / "started"):
+        engine = VLLMEngine(policy, [Server(servers[0].url)])
+        assert engine.folder.parent == tmp_path / "started"
+        blocking(engine.close())
 
 
 def test_weights_that_a_server_starts_again_from_stay_until_it_has(

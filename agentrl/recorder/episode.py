@@ -15,10 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from agentrl.engines.base import Session, Turn
 from agentrl.recorder.tree import SampledTurn, Tree, lines, received
+from schemas.json_text import writer
 from schemas.trajectory import Message, RewardComponent, Role, Span, Termination, Trajectory, trajectory_id
 
 STAGE = "recorded"
 """``stage`` and ``source`` of recorded rows, and the beginning of their ids."""
+
+_LINE = writer(ensure_ascii=False)
 
 UNSCORED = "unscored"
 """Tag of rows whose episode was closed without a reward."""
@@ -105,7 +108,7 @@ class RecordedEpisode:
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line. It outlives the process from here on, but not the machine."""
-        data = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        data = _LINE(line).encode() + b"\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             before = os.fstat(file).st_size

@@ -28,6 +28,7 @@ GRACE_S = 15.0
 """How long a turn goes on that no client waits for: one whose request timed out comes back within this time."""
 
 _TEND_S = 1.0
+_LONG = 1000  # tokens of a turn that is written in a thread: a millisecond
 
 
 @dataclass
@@ -214,7 +215,7 @@ class Recorder:
             turn, parsed = await self.sampler.turn(session, sampling, seed, asked.tools, asked.stop, tell)
             made = self._made(reply, asked, following, before, rest, new, turn, parsed.message, sampling)
             self._count(episode, asked, made.message, parsed.error)
-            await asyncio.to_thread(episode.sampled, made)
+            await self._written(episode, made)
         except EngineError as error:
             session.end()
             raise ApiError(503, f"the engine failed: {error}", "engine_failed") from error
@@ -234,6 +235,13 @@ class Recorder:
         reply.turn = made
         return _answered(reply, asked, made, start)
 
+    async def _written(self, episode: RecordedEpisode, made: SampledTurn) -> None:
+        """Write a turn. Others would wait for a long one, and a thread costs more than a short one."""
+        if len(made.heard_ids) + len(made.turn.ids) > _LONG:
+            await asyncio.to_thread(episode.sampled, made)
+        else:
+            episode.sampled(made)
+
     def _session(self, reply: Turning, before: SampledTurn | None, ids: list[int]) -> Session:
         """A session with these tokens: the one that ended with the turn before, unless another turn has taken it."""
         if before is not None and before.session is not None:
@@ -251,12 +259,12 @@ class Recorder:
         codec, tools, conversation = self.sampler.codec, asked.tools, following.conversation
         size = sum(len(one.content) for one in conversation)
         before, rest = following.before, with_own_ids(following.rest, following.before)
-        whole = with_own_ids(conversation, before)
         if before is not None and self.settings.history == "keep":
             try:
                 return before, rest, await self.sampler.encoded(size, lambda: heard_ids(codec, before, rest, tools))
             except ValueError:
                 episode.counts["segments_by_dialect"] += 1
+        whole = with_own_ids(conversation, before)
         try:
             ids = await self.sampler.encoded(size, lambda: codec.opening(whole, tools))
         except ValueError as error:

@@ -6,33 +6,37 @@ order of fields do not count, since clients drop or rewrite them.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby, takewhile
 
 from agentrl.chat.codec import ChatCodec
 from agentrl.engines.base import Session, Turn
-from schemas.json_text import loads
+from schemas.json_text import loads, writer
 from schemas.trajectory import Message, Role
 
 
 def canonical(message: Message) -> str:
     """What counts of a message."""
     calls = [(call.name, _sorted(call.arguments)) for call in message.tool_calls]
-    return json.dumps([message.role.value, message.content.strip(), calls], ensure_ascii=False)
+    return _plain([message.role.value, message.content.strip(), calls])
 
 
 def _sorted(arguments: str) -> str:
     try:
-        return json.dumps(loads(arguments), sort_keys=True)
+        return _in_order(loads(arguments))
     except ValueError:
         return arguments
 
 
+_plain, _in_order = writer(ensure_ascii=False), writer(sort_keys=True)
+
+
+@lru_cache(maxsize=64)
 def beginning(tools: str) -> bytes:
-    """The digest of a conversation without messages, in which ``tools`` are on offer."""
-    return hashlib.blake2b(json.dumps(loads(tools), sort_keys=True).encode(), digest_size=16).digest()
+    """The digest of a conversation without messages, in which ``tools`` are on offer. Its requests repeat them."""
+    return hashlib.blake2b(_in_order(loads(tools)).encode(), digest_size=16).digest()
 
 
 def digests(messages: Sequence[Message], before: bytes) -> list[bytes]:

@@ -44,6 +44,7 @@ what they import is not followed. A change of theirs that changes results raises
 USED_IF_SET: Mapping[str, str] = {
     "agentrl.training.launch": "deepspeed",
     "agentrl.training.job": "deepspeed",
+    "agentrl.training.sequence": "deepspeed",
     "agentrl.online.ranks": "deepspeed",
     "deepspeed": "deepspeed",
     "agentrl.training.lora": "optimizer.lora",

@@ -73,6 +73,7 @@ NO_EFFECT: Mapping[str, tuple[str, ...]] = {
         "record_tokens",  # adds columns to what was recorded, from which nothing is made
         "optimizer.micro_tokens",  # how a step is divided to fit the memory
         "optimizer.gradient_checkpointing",
+        "deepspeed.sequence_parallel",
     ),
 }
 """Config fields that cannot change a result, dots between the parts of their keys, by stage name; ``*`` stands for

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
+from agentrl.placement.base import LaunchError
 from pipelines import library
 from pipelines.choices import Chosen, choices, chosen, named
 from pipelines.document import Document, Key, find, read, with_profile, with_settings
 from pipelines.expand import Expanded, StageDraft, expand
 from pipelines.external import missing, outside
-from pipelines.machines import wrong
+from pipelines.machines import unsplittable, wrong
 from pipelines.problems import Problem, SpecError, did_you_mean
 from pipelines.readiness import missing_packages
 from pipelines.secrets import is_reference, names_a_secret
@@ -150,7 +151,10 @@ def resolve(document: Document, reference: str, profile: str | None, settings: t
                 loader.problem((*draft.key, "execution"), message, key)
             nodes[name] = Node(name, stage, config, inputs, seed, execution)
     for node in nodes.values():
-        _scorer(loader, node, expanded.drafts[node.name], nodes)
+        draft = expanded.drafts[node.name]
+        _scorer(loader, node, draft, nodes)
+        for message in _unsplittable(node, nodes):
+            loader.problem((*draft.key, "with"), message, ("deepspeed", "sequence_parallel"))
     if loader.problems:
         raise SpecError(sorted(dict.fromkeys(loader.problems), key=Problem.where))
     ordered = _in_order(loader, nodes)
@@ -290,6 +294,18 @@ def _scorer(loader: _Loader, node: Node, draft: StageDraft, nodes: Mapping[str, 
     if ours and scorer not in known:
         hint = did_you_mean(scorer, known) or f"; there are: {', '.join(known)}"
         loader.problem((*draft.key, "with"), f"no stage of inputs.scores is the scorer {scorer!r}{hint}", ("scorer",))
+
+
+def _unsplittable(node: Node, nodes: Mapping[str, Node]) -> list[str]:
+    """Why the rows that a stage trains on cannot be split over its ranks."""
+    first, seen = node, {node.name}
+    while (edges := first.inputs.get("model")) and edges[0].stage in nodes.keys() - seen:
+        first = nodes[edges[0].stage]
+        seen.add(first.name)
+    try:
+        return list(unsplittable(node.execution, node.config, getattr(first.config, "model", None)))
+    except LaunchError:
+        return []  # a bad hostfile is said where it stands
 
 
 def _in_order(loader: _Loader, nodes: dict[str, Node]) -> dict[str, Node]:

@@ -1,11 +1,12 @@
 """The machines that a stage's ``execution`` names, and what in it cannot work together."""
 
+import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from agentrl.placement.base import LaunchError
-from agentrl.placement.devices import memory_gib
+from agentrl.placement.devices import memory_gib, visible
 from agentrl.placement.hostfile import read_hosts
 from schemas.installation import missing
 from schemas.pipeline import Execution
@@ -73,3 +74,36 @@ def wrong(execution: Execution, given: Collection[str], config: Any) -> Iterator
             ("launcher",),
             "servers of other machines read weights from with.engine.folder; set it to a shared one",
         )
+
+
+def unsplittable(execution: Execution, config: Any, model: Any) -> Iterator[str]:
+    """Why the rows of a stage cannot be split over ranks as ``deepspeed.sequence_parallel`` says. ``model`` is the
+    config of the model that it trains, None if no stage of the file names it."""
+    spread: Any = getattr(config, "deepspeed", None)
+    size = spread.sequence_parallel if spread else 1
+    if size == 1:
+        return
+    if not (execution.pool and execution.hostfile):  # that file is on another machine
+        _, gpus = machines(execution)
+        here = execution.launcher == "local" and execution.pool is None
+        try:
+            spread.ranks(gpus or (len(visible()) if here else 0))
+        except ValueError as error:
+            yield str(error)
+    heads, keys = _heads(model) if model else (0, 0)
+    if heads % size or (keys and keys % size and size % keys):
+        shared = f" with {keys} for keys and values" if keys != heads else ""
+        yield f"{size} ranks cannot share the model's {heads} attention heads{shared}; take a divisor of their number"
+
+
+def _heads(model: Any) -> tuple[int, int]:
+    """Attention heads of queries, and of keys, of the model with this config; zeros if its folder is not here."""
+    if model.path is None:
+        return model.size.heads, 1
+    try:
+        found = json.loads((Path(model.path).expanduser() / "config.json").read_text())
+        text = found.get("text_config", found)
+        heads = int(text["num_attention_heads"])
+        return heads, int(text.get("num_key_value_heads") or heads)
+    except (OSError, ValueError, KeyError, AttributeError):
+        return 0, 0

@@ -75,7 +75,7 @@ def place(pipeline: Pipeline) -> Placement:
         try:
             stage = _Stage(node, shape, _length(pipeline, node))
             rows = stage.rows()
-        except LaunchError as error:
+        except (LaunchError, ValueError) as error:
             placement.problems.append(f"stage {node.name}: {error}")
             continue
         placement.rows += rows
@@ -193,7 +193,7 @@ class _Stage:
         return Placed(self.node.name, "vLLM server", engine.servers, nodes, gpus, need, False, (remark,))
 
     def ranks(self, spread: Any) -> int:
-        return int(spread.processes or max(1, self.gpus))
+        return int(spread.ranks(self.gpus))
 
     def scores(self) -> bool:
         """Whether the stage's own process computes log-probs of a reference before its ranks train."""
@@ -226,7 +226,7 @@ class _Stage:
     def plan(self) -> TrainingPlan:
         optimizer, spread = self.config.optimizer, getattr(self.config, "deepspeed", None)  # type: ignore[attr-defined]
         return TrainingPlan(
-            tokens=self.tokens(),
+            tokens=_share(self.tokens(), spread.sequence_parallel if spread else 1),
             bfloat16=optimizer.precision == "bfloat16",
             checkpointing=optimizer.gradient_checkpointing,
             lora_rank=optimizer.lora.rank if optimizer.lora else None,
@@ -315,6 +315,11 @@ class _Stage:
         most = max(1, self.gpus) * self.nodes
         if "deepspeed" in type(self.config).model_fields and (plan.zero < 3 or plan.ranks < most):
             yield "deepspeed: {zero: 3}", lambda one: replace(one, zero=3, ranks=most)
+        longest = plan.tokens
+        for share in (2, 4, 8) if plan.ranks > 1 and longest == self.tokens() else ():
+            if self.ranks(self.config.deepspeed) % share == 0 and self.shape.splits(share):  # type: ignore[attr-defined]
+                tokens = _share(longest, share)
+                yield f"deepspeed.sequence_parallel: {share}", lambda one, n=tokens: replace(one, tokens=n)  # type: ignore[misc]
         if not plan.lora_rank:
             yield "optimizer.lora: {rank: 16}", lambda one: replace(one, lora_rank=16)
         if "deepspeed" in type(self.config).model_fields:
@@ -334,3 +339,8 @@ class _Stage:
     def unknown(self) -> Iterator[str]:
         if self.gpus and self.gpu is None:
             yield f"stage {self.node.name}: the memory of its GPUs is not known; set execution.gpu_gib"
+
+
+def _share(tokens: int, ranks: int) -> int:
+    """Tokens of each of so many ranks that compute a micro batch together."""
+    return -(-tokens // ranks)

@@ -61,6 +61,11 @@ class TinySize(BaseModel):
     layers: int = Field(2, ge=1)
     width: int = Field(128, ge=32, multiple_of=32, description="of the residual stream; a head has 32")
 
+    @property
+    def heads(self) -> int:
+        """Attention heads of a layer, which share keys and values."""
+        return self.width // 32
+
 
 DEFAULT_SIZE = TinySize()
 
@@ -111,7 +116,7 @@ def tiny_config(size: TinySize, vocabulary: int, **more: Any) -> "Qwen3Config":
         head_dim=32,
         intermediate_size=size.width // 2,
         num_hidden_layers=size.layers,
-        num_attention_heads=size.width // 32,
+        num_attention_heads=size.heads,
         num_key_value_heads=1,
         max_position_embeddings=size.context,
         tie_word_embeddings=True,

@@ -15,7 +15,8 @@ from agentrl.models.policy import Policy
 from agentrl.training.backend import Backend, OneProcess
 from agentrl.training.batch import collate, micro_batches
 from agentrl.training.optimizer import OptimizerConfig
-from agentrl.training.packing import can_pack, packed
+from agentrl.training.packing import packed
+from agentrl.training.probe import packs
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import Passes, alone
 
@@ -26,6 +27,7 @@ class ValueHead(torch.nn.Module):
     def __init__(self, copy: Policy) -> None:
         super().__init__()
         self.backbone: Any = copy.model.base_model
+        self.config = copy.model.config
         self.head = torch.nn.Linear(copy.model.config.get_text_config().hidden_size, 1, dtype=torch.float32)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
@@ -36,12 +38,13 @@ class ValueHead(torch.nn.Module):
         packing = batch.packing
         if packing is None:
             hidden = self.backbone(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+            values = self.head(hidden.float())[..., 0]
         else:
-            flat = self.backbone(
-                input_ids=packing.input_ids, position_ids=packing.positions, packing=packing, use_cache=False
-            ).last_hidden_state[0]
-            hidden = flat[packing.places]
-        values = self.head(hidden.float())[..., 0]
+            nodes = self.head(packing.hidden(self.backbone).float())[..., 0]
+            if group := packing.sequence:
+                own, number = group.own(packing), packing.input_ids.shape[1]
+                nodes = group.summed(torch.nn.functional.pad(nodes, (own.start, number - own.stop)))
+            values = nodes[packing.places]
         return torch.nn.functional.pad(values[:, :-1], (1, 0))
 
 
@@ -58,8 +61,8 @@ class CriticTrainer:
         self.config = config
         self.optimizer = OptimizerConfig(lr=config.lr, micro_tokens=optimizer.micro_tokens)
         self.net = ValueHead(copy)
-        self.packs = can_pack(self.net.backbone)
         self.backend = backend(self.net, self.optimizer)
+        self.packs = packs(self.net.backbone, self.backend)
 
     def values(self, rows: TrainingRows) -> list[np.ndarray]:
         """Value of the state before each token, [tokens], of each row, in order."""
@@ -73,17 +76,17 @@ class CriticTrainer:
         """
         n_tokens = int(rows.lists("mask")[1].sum())
         parts = list(micro_batches(rows, alone(rows), self.optimizer.micro_tokens))
-        rank, world = self.backend.rank, self.backend.world
-        rounds = math.ceil(len(parts) / world)
+        shares = self.backend.shares
+        rounds = math.ceil(len(parts) / shares)
         total = 0.0
         with packed(self.net.backbone, self.packs):
             for _ in range(self.config.epochs):
                 total = 0.0
                 for number in range(rounds):
-                    place = number * world + rank
+                    place = number * shares + self.backend.share
                     counts = place < len(parts)  # otherwise this rank only takes part
                     part = parts[place] if counts else parts[0][:1]
-                    batch = collate(rows.take(part), self.packs).to(self.backend.device)
+                    batch = collate(rows.take(part), self.packs, self.backend.sequence).to(self.backend.device)
                     values = self.backend.run(partial(self.net, batch))
                     losses = value_loss(values, batch.logprobs, batch.weights, self.config.clip)
                     loss = (losses * batch.mask).sum() / n_tokens * counts

@@ -23,7 +23,7 @@ VLLM_SHARE = 0.9
 HEAD_CHUNK = 2**24
 """Logits at a time, see :mod:`agentrl.training.logprobs`; in passes over sharded weights all of a micro batch."""
 
-BUCKET = 50_000_000
+BUCKET = 16_000_000
 """Elements that DeepSpeed reduces, and that ZeRO 3 gathers, at a time, as :mod:`agentrl.training.job` sets it; one
 parameter that is larger is moved whole."""
 
@@ -52,6 +52,11 @@ class ModelShape:
     def kv_token(self) -> int:
         """Numbers that a token has in the cache: keys and values of all layers."""
         return 2 * self.layers * self.keys
+
+    def splits(self, ranks: int) -> bool:
+        """Whether so many ranks can share its heads."""
+        key_heads = self.keys * self.heads // self.attention
+        return self.heads % ranks == 0 and (key_heads % ranks == 0 or ranks % key_heads == 0)
 
     def adapters(self, rank: int) -> int:
         """Parameters of adapters of this rank on all linear layers: two matrices for each (Hu et al. 2021)."""
@@ -108,8 +113,8 @@ def shape_of_config(config: Any) -> ModelShape:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How a model is trained. ``tokens`` are those of the largest micro batch; ``ranks`` share the states by ``zero``;
-    0 ranks is one process without DeepSpeed."""
+    """How a model is trained. ``tokens`` are those of the largest micro batch that one rank computes; ``ranks`` share
+    the states by ``zero``; 0 ranks is one process without DeepSpeed."""
 
     tokens: int
     bfloat16: bool = False

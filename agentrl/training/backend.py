@@ -4,7 +4,7 @@ import resource
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -13,16 +13,23 @@ from torch import Tensor
 from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.optimizer import OptimizerConfig, parameter_groups
 
+if TYPE_CHECKING:
+    from agentrl.training.sequence import SequenceGroup
+
 Result = TypeVar("Result")
 
 
 class Backend(Protocol):
-    """One model, in one process or on many ranks. Rank ``rank`` of ``world`` computes every ``world``-th micro batch.
+    """One model, in one process or on many ranks, of which this is rank ``rank`` of ``world``. It computes every
+    ``shares``-th micro batch, from number ``share`` on: alone, or with the other ranks of its ``sequence`` group.
     ``keeps_weights`` is true if a step that is refused leaves the weights as they were. ``sharded`` is true if each
     rank holds only a part of each weight: then all ranks must compute equally often."""
 
     rank: int
     world: int
+    share: int
+    shares: int
+    sequence: "SequenceGroup | None"
     device: torch.device
     model: torch.nn.Module
     keeps_weights: bool
@@ -45,7 +52,7 @@ class Backend(Protocol):
         ...
 
     def total(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Metrics summed over ranks."""
+        """Metrics summed over ranks; those of a sequence group found the same, and count once."""
         ...
 
     def update(self, lr: float, config: OptimizerConfig) -> float:
@@ -70,6 +77,8 @@ class OneProcess:
     :class:`Backend`."""
 
     rank, world = 0, 1
+    share, shares = 0, 1
+    sequence = None
     keeps_weights = True
     sharded = False
 

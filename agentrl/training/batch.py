@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from agentrl.models.policy import Policy
+    from agentrl.training.sequence import SequenceGroup
 
 
 class TrainingError(ValueError):
@@ -59,9 +60,9 @@ class Batch:
         return replace(self, **{name: value.to(device) for name, value in vars(self).items() if value is not None})
 
 
-def collate(rows: TrainingRows, packing: bool = False) -> Batch:
+def collate(rows: TrainingRows, packing: bool = False, sequence: "SequenceGroup | None" = None) -> Batch:
     """Rows as one padded batch. Log-probabilities outside the mask (NaN in the buffer) become 0; so does a column of
-    which a row has nothing."""
+    which a row has nothing. ``sequence`` are the ranks that compute the packing together."""
     offsets, ids = rows.lists("input_ids")
     places = np.arange(np.diff(offsets).max())
 
@@ -88,7 +89,7 @@ def collate(rows: TrainingRows, packing: bool = False) -> Batch:
         logprobs=aligned("logprobs"),
         ref_logprobs=aligned("ref_logprobs"),
         label=torch.from_numpy(rows.scalars("label").astype(np.int64)),
-        packing=pack([one.tolist() for one in np.split(ids, offsets[1:-1])]) if packing else None,
+        packing=pack([one.tolist() for one in np.split(ids, offsets[1:-1])], sequence) if packing else None,
         ce_weights=ce_weights,
     )
 

@@ -12,13 +12,17 @@ from agentrl.training.optimizer import OptimizerConfig
 
 class DeepSpeed(BaseModel):
     """How a job is spread over processes (Rajbhandari et al. 2020). ``zero`` shards nothing (0), optimiser states (1),
-    also gradients (2), or also parameters (3)."""
+    also gradients (2), or also parameters (3). ``sequence_parallel`` neighbouring ranks compute each micro batch
+    together (:mod:`agentrl.training.sequence`), so that each holds the activations of its share of the tokens."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     zero: Literal[0, 1, 2, 3] = 2
     processes: int | None = Field(
         None, ge=1, description="ranks on each machine; None: one for each GPU of the stage, or one if there is none"
+    )
+    sequence_parallel: int = Field(
+        1, ge=1, description="ranks of one machine over which each row is split; it divides them and the model's heads"
     )
     offload_optimizer: Literal["cpu", "nvme"] | None = None
     offload_parameters: Literal["cpu", "nvme"] | None = Field(None, description="needs zero: 3")
@@ -31,6 +35,22 @@ class DeepSpeed(BaseModel):
         if self.offload_parameters and self.zero != 3:
             raise ValueError(f"offload_parameters needs zero: 3, not {self.zero}")
         return self
+
+    @model_validator(mode="after")
+    def _splits_rows_over_whole_groups(self) -> "DeepSpeed":
+        if self.processes:
+            self.ranks(0)
+        return self
+
+    def ranks(self, gpus: int) -> int:
+        """Ranks on a machine with ``gpus`` GPUs. Raises ValueError if they cannot share rows as they should."""
+        number = self.processes or max(1, gpus)
+        if number % self.sequence_parallel:
+            raise ValueError(
+                f"sequence_parallel: {self.sequence_parallel} does not divide the {number} ranks of a machine; take a "
+                "divisor, or set processes, or execution.gpus, to a multiple of it"
+            )
+        return number
 
     def settings(self, optimizer: OptimizerConfig | None) -> dict[str, Any]:
         """The configuration that DeepSpeed reads. Batch sizes are nominal: the trainer decides what accumulates.

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import time
 import uuid
 import warnings
@@ -20,8 +19,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import pyarrow.parquet as pq
 
-from agentrl.placement.base import Process, python_path
-from agentrl.placement.launcher import here
+from agentrl.placement.base import LaunchError, Process, python_path
+from agentrl.placement.launcher import here, temporary
 from agentrl.training.job import DeepSpeed, TrainingJob
 from agentrl.training.rank import DIALECT, DONE, FAILED, NO_MEMORY, NOTE, run, run_or_say
 
@@ -51,7 +50,7 @@ class Ranks:
         self.config, self.folder, self.module = config, folder, module
         self.dialect: dict[str, str] = {}
         """How the model's messages become tokens, as the metrics of a stage name it; known after :meth:`run`."""
-        self._temporary = None if folder else tempfile.mkdtemp(prefix="agentrl-ranks-")
+        self._temporary = None if folder else temporary("ranks")
         self._files = (folder or Path(str(self._temporary))).absolute() / f"ranks-{uuid.uuid4().hex[:8]}"
         self._processes: list[Process] = []
         self._logs: list[TextIO] = []
@@ -66,7 +65,7 @@ class Ranks:
 
     def _start(self) -> None:
         launcher, master = here(), "{host}:{port}"
-        number = self.config.processes or max(1, launcher.gpus)
+        number = _ranks(self.config, launcher.gpus)
         env = {
             "PYTHONPATH": python_path(),  # a loss may be a class of the user's
             "PYTHONSAFEPATH": "1",  # no module of the folder is taken for ours
@@ -165,6 +164,13 @@ class Ranks:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
 
+def _ranks(config: DeepSpeed, gpus: int) -> int:
+    try:
+        return config.ranks(gpus)
+    except ValueError as error:
+        raise LaunchError(f"deepspeed.{error}") from None
+
+
 class NoMemoryError(RuntimeError):
     """A rank ran out of memory. The others waited for it, so all of them have to begin again."""
 
@@ -175,7 +181,9 @@ class NoMemoryError(RuntimeError):
         if not half:
             from agentrl.training.batch import TrainingError
 
-            raise TrainingError(f"{self}, though each micro batch is as small as it can be; shard more (zero: 3)")
+            raise TrainingError(
+                f"{self}, though each micro batch is as small as it can be; shard more (zero: 3, or sequence_parallel)"
+            )
         optimizer = old.optimizer.model_copy(update={"micro_tokens": half})
         old.model_copy(update={"optimizer": optimizer}).write(job.parent)
         warnings.warn(

@@ -128,7 +128,8 @@ def token_logprobs(
     false.
 
     Element ``[:, t]`` belongs to ``input_ids[:, t]`` given the tokens before it. Rows are right-padded, so causal
-    attention ignores padding; with ``packing`` (inside :func:`agentrl.training.packing.packed`) there is none.
+    attention ignores padding; with ``packing`` (inside :func:`agentrl.training.packing.packed`) there is none. Each
+    of the ranks that compute a packing together gives all of them, and has the gradients of its own tokens.
     Logits exist for masked positions only, a chunk at a time. ``plain`` takes the model's own logits, row by row, for
     models whose logits are more than hidden states times a matrix.
 
@@ -141,15 +142,19 @@ def token_logprobs(
         if getattr(config, name, None) not in (None, 1, 1.0):
             raise ValueError(f"models with {name} ({config.model_type}) are not supported; use one without")
     rows, places = mask[:, 1:].nonzero(as_tuple=True)
+    group = packing.sequence if packing else None
     if packing is None:
         hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         flat = hidden[rows, places]
     else:
-        hidden = model.base_model(
-            input_ids=packing.input_ids, position_ids=packing.positions, packing=packing, use_cache=False
-        ).last_hidden_state
-        flat = hidden[0].index_select(0, packing.places[rows, places])
+        nodes = packing.places[rows, places]
+        if group:
+            own = group.own(packing)
+            inside = (nodes >= own.start) & (nodes < own.stop)
+            rows, places, nodes = rows[inside], places[inside], nodes[inside] - own.start
+        flat = packing.hidden(model.base_model).index_select(0, nodes)
     chosen, entropy = _head_logprobs(model, flat, input_ids[rows, places + 1])
     empty = torch.zeros(input_ids.shape, device=input_ids.device)
     index = (rows, places + 1)
-    return empty.index_put(index, chosen), empty.index_put(index, entropy)
+    found = empty.index_put(index, chosen), empty.index_put(index, entropy)
+    return (group.summed(found[0]), group.summed(found[1])) if group else found

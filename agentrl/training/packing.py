@@ -9,7 +9,7 @@ gradients equal those of separate rows, as long as there is no dropout, which ro
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from agentrl.training.sequence import SequenceGroup
 
 ATTENTION = "agentrl_packed"
 
@@ -29,18 +31,30 @@ class Packing:
     ``places`` [rows, width] gives the node of each row's token; padding has node 0. ``owner`` [nodes] gives for each
     node one token that it stands for, as a position in flattened [rows x width]. The attention output of that token
     becomes the output of the node.
+
+    If the ranks of a ``sequence`` group compute it together, each has as many nodes of its own; the last ones may be
+    padding, which no row has.
     """
 
     input_ids: Tensor
     positions: Tensor
     places: Tensor
     owner: Tensor
+    sequence: "SequenceGroup | None" = None
 
     def to(self, device: torch.device) -> "Packing":
-        return Packing(*(value.to(device, non_blocking=True) for value in vars(self).values()))
+        moved = {name: value.to(device, non_blocking=True) for name, value in vars(self).items() if name != "sequence"}
+        return replace(self, **moved)
+
+    def hidden(self, backbone: Any) -> Tensor:
+        """The last hidden states under ``backbone`` of the nodes that this process computes, [own nodes, width]."""
+        own = self.sequence.own(self) if self.sequence else slice(None)
+        ids, positions = self.input_ids[:, own], self.positions[:, own]
+        found: Tensor = backbone(input_ids=ids, position_ids=positions, packing=self, use_cache=False).last_hidden_state
+        return found[0]
 
 
-def pack(sequences: Sequence[Sequence[int]]) -> Packing:
+def pack(sequences: Sequence[Sequence[int]], sequence: "SequenceGroup | None" = None) -> Packing:
     """Token lists as one packed sequence over their prefix tree."""
     width = max(len(sequence) for sequence in sequences)
     nodes: dict[tuple[int, int], int] = {}
@@ -59,10 +73,36 @@ def pack(sequences: Sequence[Sequence[int]]) -> Packing:
             path.append(node)
             parent = node
         places.append(path + [0] * (width - len(path)))
-    return Packing(torch.tensor([tokens]), torch.tensor([positions]), torch.tensor(places), torch.tensor(owner))
+    padding = [0] * (-len(tokens) % sequence.size if sequence else 0)
+    return Packing(
+        torch.tensor([tokens + padding]),
+        torch.tensor([positions + padding]),
+        torch.tensor(places),
+        torch.tensor(owner + padding),
+        sequence,
+    )
 
 
 def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packing: Packing,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each row of ``packing``, as an attention function of transformers.
+
+    ``query`` [1, heads, nodes, width], ``key`` and ``value`` [1, key heads, nodes, width]; returns
+    [1, nodes, heads, width]. The nodes are those that this process computes.
+    """
+    if packing.sequence:
+        return packing.sequence.attention(module, query, key, value, packing, **kwargs)
+    return attention_within_rows(module, query, key, value, attention_mask, packing, **kwargs)
+
+
+def attention_within_rows(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -73,11 +113,7 @@ def packed_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each row of ``packing``, as an attention function of transformers.
-
-    ``query`` [1, heads, nodes, width], ``key`` and ``value`` [1, key heads, nodes, width]; returns
-    [1, nodes, heads, width].
-    """
+    """The same over all nodes, for the heads that are given."""
     rows, width = packing.places.shape
     flat = packing.places.reshape(-1)
 

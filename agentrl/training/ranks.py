@@ -16,6 +16,7 @@ from agentrl.training.backend import Result
 from agentrl.training.checkpoint import sync
 from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig, parameter_groups
+from agentrl.training.sequence import SequenceGroup
 
 LATEST = "latest"
 """The file of a folder of checkpoints that names the newest whole one."""
@@ -65,6 +66,9 @@ class DeepSpeedRanks:
             settings = spread.settings(config)
             self._engine, *_ = deepspeed.initialize(model=self._engine, model_parameters=groups, config=settings)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        together = spread.sequence_parallel
+        self.share, self.shares = self.rank // together, self.world // together
+        self.sequence = SequenceGroup(together, model.config) if together > 1 else None
         self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else _CPU
 
     def run(self, work: Callable[[], Result]) -> Result:
@@ -91,6 +95,8 @@ class DeepSpeedRanks:
     def total(self, metrics: dict[str, float]) -> dict[str, float]:
         names = sorted(metrics)
         values = torch.tensor([metrics[name] for name in names], dtype=torch.float64, device=self.device)
+        if self.sequence and self.sequence.rank:
+            values.zero_()
         dist.all_reduce(values)
         return dict(zip(names, values.tolist(), strict=True))
 

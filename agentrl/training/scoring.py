@@ -15,8 +15,8 @@ from agentrl.models.policy import Policy
 from agentrl.training.backend import Backend, OneProcess
 from agentrl.training.batch import Batch, check_rows, collate, micro_batches
 from agentrl.training.logprobs import token_logprobs
-from agentrl.training.packing import can_pack, packed
-from agentrl.training.probe import plain_pass
+from agentrl.training.packing import packed
+from agentrl.training.probe import packs, plain_pass
 from agentrl.training.rows import TrainingRows, nested
 
 
@@ -37,14 +37,14 @@ class Passes:
         """What ``work`` finds for each row's tokens, [tokens] in float32, in order, on all ranks. It gives [rows,
         tokens] for a batch. ``groups`` holds the rows that stay together, by position."""
         parts = list(micro_batches(rows, groups, self.micro_tokens))
-        rank, world = self.backend.rank, self.backend.world
+        share, shares = self.backend.share, self.backend.shares
         lengths = np.diff(rows.lists("input_ids")[0])
         found: dict[int, np.ndarray] = {}
         with packed(self.model, self.packed):
-            for number in range(rank, world * math.ceil(len(parts) / world), world):
+            for number in range(share, shares * math.ceil(len(parts) / shares), shares):
                 # all ranks must take part in every round: one without a part left computes one that does not count
                 part = parts[number] if number < len(parts) else parts[0][:2]
-                batch = collate(rows.take(part), self.packed).to(self.backend.device)
+                batch = collate(rows.take(part), self.packed, self.backend.sequence).to(self.backend.device)
                 values = self.backend.run(partial(work, batch)).float().cpu().numpy()
                 if number < len(parts):
                     for row, one in zip(part, values, strict=True):
@@ -66,7 +66,7 @@ def batch_logprobs(
         with policy.autocast():
             return token_logprobs(model, batch.input_ids, batch.mask, batch.packing, plain)[0]
 
-    return Passes(backend, model, micro_tokens, can_pack(model) and not plain).by_row(rows, alone(rows), logprobs)
+    return Passes(backend, model, micro_tokens, packs(model, backend, plain)).by_row(rows, alone(rows), logprobs)
 
 
 def alone(rows: TrainingRows) -> list[list[int]]:

@@ -18,8 +18,8 @@ from agentrl.training.batch import Batch, TrainingError, collate, micro_batches,
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.lora import add_lora
 from agentrl.training.optimizer import OptimizerConfig
-from agentrl.training.packing import can_pack, packed
-from agentrl.training.probe import plain_pass
+from agentrl.training.packing import packed
+from agentrl.training.probe import packs, plain_pass
 from agentrl.training.rows import TrainingRows, nested
 from agentrl.training.scoring import Passes
 from agentrl.training.token_record import TokenRecord
@@ -53,7 +53,7 @@ class Trainer:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.backend = backend(policy.model, config)
         self.plain = plain_pass(policy, self.backend)
-        self.packs = can_pack(policy.model) and not self.plain
+        self.packs = packs(policy.model, self.backend, self.plain)
         self.seen: TokenRecord | None = None
         """What the last step saw of its tokens, if it is set to keep that."""
 
@@ -101,7 +101,8 @@ class Trainer:
                 if sum(1 for _ in micro_batches(rows, units(rows), self.micro_tokens)) == len(units(rows)):
                     raise TrainingError(
                         f"step {self.done}: one row alone does not fit into memory ({why}); set "
-                        "optimizer.gradient_checkpointing, shard the model (deepspeed.zero: 3), or use shorter rows",
+                        "optimizer.gradient_checkpointing, shard the model (deepspeed.zero: 3), split rows over ranks "
+                        "(deepspeed.sequence_parallel), or use shorter rows",
                         rows,
                     ) from None
                 if self.backend.world > 1:  # the other ranks wait for this one
@@ -116,12 +117,13 @@ class Trainer:
     def _gradients(self, rows: TrainingRows) -> Metrics:
         _without_noise(self.policy.model)
         parts = list(micro_batches(rows, units(rows), self.micro_tokens))
-        rank, world = self.backend.rank, self.backend.world
-        rounds = math.ceil(len(parts) / world)
-        positions = parts[rank::world]
-        mine = [collate(rows.take(part), self.packs) for part in positions]
+        first, shares = self.backend.share, self.backend.shares
+        rounds = math.ceil(len(parts) / shares)
+        positions = parts[first::shares]
+        collated = partial(collate, packing=self.packs, sequence=self.backend.sequence)
+        mine = [collated(rows.take(part)) for part in positions]
         # All ranks must take part in every round: a rank without a micro batch left computes one that does not count.
-        spare = [] if len(mine) == rounds else [collate(rows.take(parts[0][:2]), self.packs)]
+        spare = [] if len(mine) == rounds else [collated(rows.take(parts[0][:2]))]
         sums = self._step_sums(mine, spare)
         count, n_tokens = sums["count"], sums["tokens"]
         ce_tokens = sums.get("ce_tokens", 0.0)

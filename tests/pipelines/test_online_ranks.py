@@ -41,8 +41,8 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     sys.path.remove(str(folder))
 
 
-def spread(zero: int) -> dict[str, Any]:
-    return {"zero": zero, "processes": 2}
+def spread(zero: int, together: int = 1) -> dict[str, Any]:
+    return {"zero": zero, "processes": 2, "sequence_parallel": together}
 
 
 def same(found: Result, expected: Result) -> None:
@@ -58,10 +58,15 @@ def same(found: Result, expected: Result) -> None:
 
 
 KL = {"coef": 0.1, "estimator": "k3"}
-WAYS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
-    "a critic and a reference": (3, {"type": "ppo", "kl": KL}, {}),
-    "adapters and a reference": (3, {"type": "grpo", "kl": KL}, {"lora": {"rank": 4, "alpha": 8}}),
-    "in bfloat16, off policy": (2, {"type": "grpo", "off_policy": {"truncate": 2.0}}, {"precision": "bfloat16"}),
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "a critic and a reference": (spread(3), {"type": "ppo", "kl": KL}, {}),
+    "adapters and a reference": (spread(3), {"type": "grpo", "kl": KL}, {"lora": {"rank": 4, "alpha": 8}}),
+    "in bfloat16, off policy": (
+        spread(2),
+        {"type": "grpo", "off_policy": {"truncate": 2.0}},
+        {"precision": "bfloat16"},
+    ),
+    "rows split, a critic and a reference": (spread(3, together=2), {"type": "ppo", "kl": KL}, {}),
 }
 
 
@@ -70,10 +75,10 @@ WAYS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "way", [pytest.param(way, marks=[pytest.mark.ci] if number == 0 else []) for number, way in enumerate(WAYS)]
 )
 def test_ranks_learn_what_one_process_learns(harness: Harness, warm: Model, tasks: Tasks, way: str) -> None:
-    zero, algorithm, optimizer = WAYS[way]
+    deepspeed, algorithm, optimizer = WAYS[way]
     config = {**SMALL, "algorithm": algorithm, "optimizer": {**OPTIMIZER, **optimizer}, "updates": 2}
     expected = harness.run(online, config, model=warm, tasks=tasks)
-    found = harness.run(online, {**config, "deepspeed": spread(zero)}, model=warm, tasks=tasks)
+    found = harness.run(online, {**config, "deepspeed": deepspeed}, model=warm, tasks=tasks)
     same(found, expected)
     for name in ("train_logprobs", "entropy"):
         ours, theirs = (made["batches"].table()[name].combine_chunks() for made in (found, expected))

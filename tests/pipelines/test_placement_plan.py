@@ -83,6 +83,11 @@ def test_the_command_prints_it_and_refuses_what_cannot_fit(models: dict[str, Pat
         (MANY, ["stages.warm.with.optimizer.lora=null"], "a rank needs .* it fits with optimizer.lora"),
         (
             ONE_NODE,
+            ["stages.sample.with.sampling.max_tokens=65536"],
+            "stage star: a rank needs .* activations .* it fits with deepspeed.sequence_parallel: 4",
+        ),
+        (
+            ONE_NODE,
             ["stages.measured.with.engine=null", "stages.measured.with.max_tokens=null"],
             "KV cache .* set max_tokens or engine.rows lower",
         ),
@@ -95,12 +100,19 @@ def test_what_cannot_fit_is_refused_with_what_would(
     assert any(re.search(says, one) for one in problems), problems
 
 
+LONG = "stages.warm.with.optimizer.micro_tokens=131072"
+
+
 def test_memory_follows_precision_length_and_the_models_that_lie_beside(models: dict[str, Path]) -> None:
     usual = rows(placed(ONE_NODE, models), "warm")["rank"]
     longer = rows(placed(ONE_NODE, models, "stages.warm.with.optimizer.micro_tokens=32768"), "warm")["rank"]
     assert longer["parts_gib"]["activations"] > 2 * usual["parts_gib"]["activations"]
     single = rows(placed(ONE_NODE, models, "stages.warm.with.optimizer.precision=float32"), "warm")["rank"]
     assert single["parts_gib"]["activations"] != usual["parts_gib"]["activations"]
+    split = rows(placed(ONE_NODE, models, LONG, "stages.warm.with.deepspeed.sequence_parallel=4"), "warm")["rank"]
+    whole = rows(placed(ONE_NODE, models, LONG), "warm")["rank"]
+    assert split["parts_gib"]["activations"] < 0.35 * whole["parts_gib"]["activations"], "but for copies of weights"
+    assert split["parts_gib"]["weights"] == whole["parts_gib"]["weights"]
 
 
 @pytest.mark.slow
@@ -150,6 +162,57 @@ def test_launchers_that_cannot_work_are_refused_when_the_file_is_read(
     write_spec(folder, f"s: {{{trained}, execution: {execution}}}")
     with pytest.raises(SpecError, match=says):
         load("p.yaml")
+
+
+SPLIT = """
+name: p
+stages:
+  t: {uses: tasks.generate, with: {env: lookup, train: 2, dev: 1, heldout: 1}}
+  e: {uses: trajectories.synthesize, inputs: {tasks: t.train}}
+  s: {uses: train.sft, inputs: {trajectories: e}, with: {model: {MODEL}, deepspeed: {SPREAD}}, execution: {EXECUTION}}
+  n: {uses: train.sft, inputs: {trajectories: e, model: s}, with: {deepspeed: {SPREAD}}, execution: {EXECUTION}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("spread", "execution", "model", "says"),
+    [
+        ("processes: 3, sequence_parallel: 2", "", "init: tiny", "sequence_parallel: 2 does not divide the 3 ranks"),
+        ("sequence_parallel: 2", "", "init: tiny", "sequence_parallel: 2 does not divide the 1 ranks"),
+        ("sequence_parallel: 3", "pool: p, gpus: 8", "init: tiny", "sequence_parallel: 3 does not divide the 8 ranks"),
+        ("processes: 3, sequence_parallel: 3", "", "init: tiny", "3 ranks cannot share the model's 4 attention heads"),
+        (
+            "processes: 8, sequence_parallel: 8",
+            "",
+            "path: PATH",
+            "the model's 28 attention heads with 4 for keys",
+        ),
+        ("processes: 4, sequence_parallel: 4", "", "path: PATH", ""),
+        ("sequence_parallel: 4", "pool: p, gpus: 8", "path: PATH", ""),
+        ("processes: 4, sequence_parallel: 2", "", "init: tiny", ""),
+    ],
+)
+def test_rows_are_split_over_ranks_that_share_machines_and_heads(
+    spread: str,
+    execution: str,
+    model: str,
+    says: str,
+    models: dict[str, Path],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    given = {"{SPREAD}": f"{{{spread}}}", "{EXECUTION}": f"{{{execution}}}", "{MODEL}": f"{{{model}}}"}
+    text = SPLIT
+    for name, value in given.items():
+        text = text.replace(name, value)
+    (folder / "p.yaml").write_text(text.replace("PATH", str(models[ONE_NODE])))
+    if not says:
+        load("p.yaml")
+        return
+    with pytest.raises(SpecError, match=says) as refused:
+        load("p.yaml")
+    assert {problem.key[1] for problem in refused.value.problems} == {"s", "n"}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def overhead(turns: int) -> float:
     from agentrl.recorder.episodes import Episodes
     from agentrl.recorder.recorder import Recorder
     from agentrl.recorder.sampler import Sampler
-    from agentrl.recorder.server import bound, recording, server_of
+    from agentrl.recorder.server import bound, recording, server_of, settle
     from schemas.trajectory import Message, Role, ToolCall
 
     call = ToolCall(id="call_0", name="find", arguments=json.dumps({"who": "Ann", "rel": "boss"}))
@@ -65,6 +65,7 @@ def overhead(turns: int) -> float:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         used = 0.0
         for length in (2, turns):  # the first ones load modules and templates
+            settle()
             start = time.process_time()
             clients = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", CLIENTS, url, str(CONVERSATIONS), str(length)

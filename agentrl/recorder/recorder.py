@@ -8,6 +8,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from agentrl.engines.base import EngineError, Sampling, Session, Turn
@@ -290,7 +291,8 @@ class Recorder:
             "top_k": asked.top_k,
             "max_turn_tokens": asked.max_tokens,
         }
-        return own.model_copy(update={name: value for name, value in given.items() if value is not None})
+        changes = {name: value for name, value in given.items() if value is not None}
+        return own.model_copy(update=changes) if changes else own
 
     def _made(
         self,
@@ -305,7 +307,6 @@ class Recorder:
         sampling: Sampling,
     ) -> SampledTurn:
         told = [f"call_{secrets.token_hex(6)}" for _ in message.tool_calls]
-        shown = sampling.model_copy(update={"max_turn_tokens": self.sampler.sampling.max_turn_tokens})
         return SampledTurn(
             number=reply.number,
             parent=before,
@@ -316,7 +317,7 @@ class Recorder:
             call_ids=told,
             digest=digests([message], following.reached)[0],
             tools=asked.tools,
-            sampling=shown.model_dump_json(),
+            sampling=_sampling_json(sampling, self.sampler.sampling.max_turn_tokens),
             instructed=before is None and asked.instructions is not None,
             delivered=reply.waiting > 0,
         )
@@ -331,6 +332,12 @@ class Recorder:
             "single": len(names) > 1,
         }.get(asked.tool_choice, asked.tool_choice.removeprefix("function:") not in names)
         episode.counts.update(tool_choice_unmet=int(unmet), format_errors=int(unreadable is not None))
+
+
+@lru_cache(maxsize=256)
+def _sampling_json(sampling: Sampling, turn_tokens: int) -> str:
+    """How a turn was sampled, as JSON, with the server's own limit of a turn: that of a request is its client's."""
+    return sampling.model_copy(update={"max_turn_tokens": turn_tokens}).model_dump_json()
 
 
 def _failed(task: "asyncio.Task[Answered]") -> bool:

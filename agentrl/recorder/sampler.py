@@ -60,7 +60,7 @@ class Sampler:
             size = min(room, PIECE) if tell or stop else room
             turn = await self.engine.turn(
                 session,
-                sampling.model_copy(update={"max_turn_tokens": size}),
+                sampling if size == sampling.max_turn_tokens else sampling.model_copy(update={"max_turn_tokens": size}),
                 stop=self.codec.stop_ids,
                 seed=stream(seed, "piece", part),
                 time_limit=max(0.0, ends - time.monotonic()),

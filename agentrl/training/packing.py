@@ -54,7 +54,7 @@ class Packing:
         return found[0]
 
 
-def pack(sequences: Sequence[Sequence[int]], sequence: "SequenceGroup | None" = None) -> Packing:
+def pack(sequences: Sequence[Sequence[int]], group: "SequenceGroup | None" = None) -> Packing:
     """Token lists as one packed sequence over their prefix tree."""
     width = max(len(sequence) for sequence in sequences)
     nodes: dict[tuple[int, int], int] = {}
@@ -73,13 +73,13 @@ def pack(sequences: Sequence[Sequence[int]], sequence: "SequenceGroup | None" = 
             path.append(node)
             parent = node
         places.append(path + [0] * (width - len(path)))
-    padding = [0] * (-len(tokens) % sequence.size if sequence else 0)
+    padding = [0] * (-len(tokens) % group.size if group else 0)
     return Packing(
         torch.tensor([tokens + padding]),
         torch.tensor([positions + padding]),
         torch.tensor(places),
         torch.tensor(owner + padding),
-        sequence,
+        group,
     )
 
 

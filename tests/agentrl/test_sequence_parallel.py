@@ -1,5 +1,6 @@
 """Ranks that compute each micro batch together find what one process finds."""
 
+import importlib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +29,7 @@ from agentrl.training.logprobs import token_logprobs
 from agentrl.training.loop import epochs
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.packing import packed
+from agentrl.training.ranks import join_ranks
 from agentrl.training.rows import TrainingRows, write_rows
 from agentrl.training.sequence import SequenceGroup
 from agentrl.training.step import Trainer
@@ -40,17 +42,16 @@ STEPS = 4
 @pytest.mark.ci
 def test_two_ranks_find_the_losses_and_gradients_of_one() -> None:
     pytest.importorskip("deepspeed")
-    torch.multiprocessing.spawn(_compare, (free_port(),), nprocs=2)
+    importlib.import_module("deepspeed.runtime.sequence_parallel.ulysses_sp")  # once for both, before they are forked
+    torch.multiprocessing.start_processes(_compare, (free_port(),), nprocs=2, start_method="fork")
 
 
 def _compare(rank: int, port: int) -> None:
     """What each of two ranks asserts."""
-    import deepspeed
-
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank), "DS_ACCELERATOR": "cpu"}
     torch.set_num_threads(1)
-    deepspeed.init_distributed(dist_backend="gloo")
+    join_ranks()
     for kind in ("qwen2", "llama", "one head of keys"):
         model = _model(kind)
         group = SequenceGroup(2, model.config)
@@ -103,9 +104,8 @@ def _same(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     for name, gradient in ours.items():
         dist.all_reduce(gradient)
-        torch.testing.assert_close(
-            gradient, theirs[name], rtol=1e-3, atol=1e-5, msg=lambda said, at=name: f"{at}: {said}"
-        )
+        gap = (gradient - theirs[name]).abs().max()
+        assert gap <= 1e-4 * theirs[name].abs().max() + 1e-7, (name, gap)
 
 
 def _found(model: torch.nn.Module, found: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

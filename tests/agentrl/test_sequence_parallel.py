@@ -171,7 +171,9 @@ def test_a_job_learns_what_one_process_learns(
     rough = 300 if changes.get("precision") else 1
     for found, one in zip(history, expected, strict=True):
         for name, value in one.items():
-            assert found[name] == pytest.approx(value, rel=rough * 1e-4, abs=rough * 2e-6), name
+            # in bfloat16 a ratio may fall on the other side of its bound
+            near = {"abs": 0.1} if rough > 1 and name == "clip_share" else {"rel": rough * 1e-4, "abs": rough * 2e-6}
+            assert found[name] == pytest.approx(value, **near), name
     trained = Policy.load(tmp_path / "job" / "model").model.state_dict()
     for name, value in trainer.policy.model.state_dict().items():
         assert trained[name].numpy() == pytest.approx(value.numpy(), abs=rough * 2e-4), name

@@ -78,7 +78,7 @@ class OneProcess:
 
     rank, world = 0, 1
     share, shares = 0, 1
-    sequence = None
+    sequence: "SequenceGroup | None" = None
     keeps_weights = True
     sharded = False
 

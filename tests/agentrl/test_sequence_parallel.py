@@ -172,7 +172,9 @@ def test_a_job_learns_what_one_process_learns(
     for found, one in zip(history, expected, strict=True):
         for name, value in one.items():
             # in bfloat16 a ratio may fall on the other side of its bound
-            near = {"abs": 0.1} if rough > 1 and name == "clip_share" else {"rel": rough * 1e-4, "abs": rough * 2e-6}
+            near: dict[str, Any] = (
+                {"abs": 0.1} if rough > 1 and name == "clip_share" else {"rel": rough * 1e-4, "abs": rough * 2e-6}
+            )
             assert found[name] == pytest.approx(value, **near), name
     trained = Policy.load(tmp_path / "job" / "model").model.state_dict()
     for name, value in trainer.policy.model.state_dict().items():

@@ -22,6 +22,7 @@ from agentrl.training.loop import fit
 from agentrl.training.optimizer import LoRA, OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import reference_logprobs
+from agentrl.training.sequence import SequenceGroup
 from agentrl.training.step import Trainer
 
 OBJECTIVES: list[Objective] = [SFT(), DPO(nll=0.3), KTO(), GRPO(entropy=0.1), DAPO(), DrGRPO()]
@@ -182,13 +183,13 @@ def test_an_online_step_that_fails_leaves_its_rows(tmp_path: Path) -> None:
 
 def test_a_rank_builds_no_micro_batch_of_another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     class SecondOfFour(OneProcess):
-        rank, world = 1, 4
+        share, shares = 1, 4
 
     built: list[int] = []
 
-    def counted(rows: TrainingRows, packing: bool = False) -> Batch:
+    def counted(rows: TrainingRows, packing: bool = False, sequence: SequenceGroup | None = None) -> Batch:
         built.append(len(rows))
-        return collate(rows, packing)
+        return collate(rows, packing, sequence)
 
     monkeypatch.setattr("agentrl.training.step.collate", counted)
     config = OptimizerConfig(micro_tokens=1)  # a micro batch for each row

@@ -99,4 +99,4 @@ def test_a_rank_holds_its_share_of_300_million_parameters(tmp_path: Path) -> Non
     found = peaks(tmp_path)
     assert found.alone > 4.3
     print(found)
-    assert found.rank < 0.65 * found.alone, found
+    assert found.rank < 0.72 * found.alone, found

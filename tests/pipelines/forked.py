@@ -2,6 +2,7 @@
 in the place of the embedded engine, and its rollouts."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tabular import TabularEngine, stumbling
 
 from agentrl.engines.configs import EmbeddedConfig
 from agentrl.environments.rooms.environment import Rooms
+from agentrl.models.policy import Policy
 from agentrl.models.tiny import TinySize, tiny_policy
 from agentrl.rollouts.demonstrations import demonstrate
 from pipelines.handles import Model, Tasks, Trajectories
@@ -35,11 +37,17 @@ def tabular() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def model(harness: Harness) -> Model:
+@cache
+def spoken_to() -> Policy:
+    """A policy with a tokenizer that knows the rooms' words; its weights are never asked."""
     tasks = Rooms().tasks({"train": 24}, 0)["train"]
     spoken = [demonstrate(Rooms(), task, 0.3, 0, "t").messages for task in tasks]
-    return harness.model(tiny_policy(spoken, 0, TinySize(context=256)).save)
+    return tiny_policy(spoken, 0, TinySize(context=256))
+
+
+@pytest.fixture(scope="module")
+def model(harness: Harness) -> Model:
+    return harness.model(spoken_to().save)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from schemas.trajectory import Role
 __all__ = ["harness", "model", "rollouts", "tabular", "tasks"]
 
 
+@pytest.mark.slow
 def test_pairs_by_value_prefer_the_better_step(harness: Harness, model: Model, tasks: Tasks) -> None:
     rows = harness.run(sample, {"samples": 6, **LIMITS}, model=model, tasks=tasks)["trajectories"]
     plain = harness.run(agentq, trajectories=[rows])["pairs"]
@@ -121,6 +122,7 @@ def _noted(batches: Any, seen: dict[str, np.ndarray]) -> Iterator[Any]:
         yield batch
 
 
+@pytest.mark.slow
 def test_values_of_another_prover_are_refused_unless_said(
     harness: Harness, model: Model, rollouts: Trajectories
 ) -> None:

@@ -71,8 +71,9 @@ def tokenizer(
     from agentrl.models.policy import Tokenizing
     from pipelines.tokenizers import keep_tokenizer
 
+    place = open_buffer(store).place
     speaker = Tokenizing(model)
-    if not keep_tokenizer(open_buffer(store).place, speaker):
+    if not keep_tokenizer(place, speaker):
         raise fail(f"error: the tokenizer of {model} has no fast form (tokenizer.json), which is what a store keeps")
     print_rows([{"tokenizer": speaker.tokenizer_fingerprint}], as_json)
 

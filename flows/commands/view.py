@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands._common import FAILED, fail
+from flows.commands._common import FAILED, fail, open_catalog
 from flows.options import Host, Json, Port, Store, command
 from flows.terminal import say, say_json
 
@@ -36,7 +36,9 @@ def view(
         raise fail(f"error: {said}")
     from flows.viewer.guard import Door, is_loopback
 
-    if "://" not in store and not Path(store).is_dir():
+    if "://" in store:
+        open_catalog(store)  # says what is wrong with the credentials
+    elif not Path(store).is_dir():
         raise fail(f"error: there is no store at {store}; check --store, or run a pipeline first")
     try:
         listening = _listening(host, port)

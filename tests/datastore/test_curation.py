@@ -185,6 +185,7 @@ ROWS = pl.DataFrame(
     {
         "trajectory_id": [f"r{i:04d}" for i in range(1000)],
         "task_id": [f"t{min(i // 10, 50)}" for i in range(1000)],
+        "group_id": [f"t{min(i // 10, 50)}" for i in range(1000)],
         "reward": [float(i % 5) for i in range(1000)],
         "success": [i % 5 == 4 for i in range(1000)],
         "level": [i % 4 for i in range(1000)],

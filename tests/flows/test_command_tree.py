@@ -97,6 +97,7 @@ OF_A_STORE = {
     "buffer experience": ["buffer", "experience", "boss"],
     "buffer curate": ["buffer", "curate", "rules.yaml"],
     "buffer sample": ["buffer", "sample", "3"],
+    "buffer tokenizer": ["buffer", "tokenizer", "model"],
     "buffer import": ["buffer", "import", "chat.jsonl"],
     "buffer export": ["buffer", "export", "out.jsonl", "-f", "openai-chat"],
     "buffer forget": ["buffer", "forget", "0123456789abcdef"],

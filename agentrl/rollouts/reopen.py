@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.chat.codec import ChatCodec
+from agentrl.chat.codec import ChatCodec, spanned
 from schemas.trajectory import Message, Role, Span, Trajectory
 
 
@@ -50,7 +50,7 @@ def reopened(
     mask = [False] * len(ids) + row.action_mask[start:]
     return row.model_copy(
         update={
-            "messages": [*_shown_at_once(opening, len(ids)), *(_moved(one, shift) for one in row.messages[number:])],
+            "messages": [*spanned(opening, 0, len(ids)), *(_moved(one, shift) for one in row.messages[number:])],
             "input_ids": ids + row.input_ids[start:],
             "action_mask": mask,
             "logprobs": [float("nan")] * len(mask),
@@ -64,14 +64,6 @@ def reopened(
 def _first_turn(row: Trajectory) -> int:
     said = (number for number, message in enumerate(row.messages) if message.role is Role.ASSISTANT)
     return next(said, len(row.messages))
-
-
-def _shown_at_once(opening: Sequence[Message], end: int) -> list[Message]:
-    """Messages that were encoded together: the first has the span of all, the others an empty one at its end."""
-    return [
-        message.model_copy(update={"token_start": end if number else 0, "token_end": end})
-        for number, message in enumerate(opening)
-    ]
 
 
 def _moved(message: Message, shift: int) -> Message:

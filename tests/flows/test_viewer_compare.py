@@ -50,11 +50,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def browser(store: Path) -> Browser:
-    return Browser(store)
-
-
 def test_evaluations_are_listed_with_their_levels(browser: Browser) -> None:
     [found] = browser.json("/api/evaluations")["evaluations"]
     assert (found["artifact"], found["policy"], found["split"]) == (f"eval/{EVAL[:8]}", "grpo", "heldout")

@@ -18,18 +18,6 @@ from flows.viewer.refused import RefusedError
 from flows.viewer.tables import COLUMNS
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("viewer") / "store"
-    make_store(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def browser(store: Path) -> Browser:
-    return Browser(store)
-
-
 def test_rows_are_a_page_of_scalar_columns(browser: Browser) -> None:
     answer = browser.ask("/api/rows", limit=5)
     assert (answer.headers["x-total"], answer.headers["x-version"]) == ("24", "3")

@@ -46,11 +46,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def browser(store: Path) -> Browser:
-    return Browser(store)
-
-
 def begin(store: Path, lines: int) -> None:
     """A run of this process that trains now, and has taken some steps."""
     now = datetime.now(UTC).isoformat(sep=" ")

@@ -42,18 +42,6 @@ ONCE = {"batch": 1, "steps": 2}
 FIRST = "grpo-aaaaaaaa-000000"
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("viewer") / "store"
-    make_store(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def browser(store: Path) -> Browser:
-    return Browser(store)
-
-
 def test_a_row_with_all_that_leads_to_it_and_from_it(browser: Browser) -> None:
     found = browser.json(f"/api/rows/{FIRST}")
     assert found["version"] == 3

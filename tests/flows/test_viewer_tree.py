@@ -37,11 +37,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def browser(store: Path) -> Browser:
-    return Browser(store)
-
-
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12))
 def test_a_tree_holds_each_sequence_once_and_shares_what_can_be_shared(sequences: list[list[int]]) -> None:
     arrays = [np.array(one, dtype=np.int32) for one in sequences]

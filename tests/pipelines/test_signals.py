@@ -16,7 +16,6 @@ from agentrl.training.scoring import batch_logprobs
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.harness import Harness, Result
 from pipelines.stages.grpo import grpo, online
-from pipelines.stages.tasks import generate
 from pipelines.stages.train import offline, sft
 from pipelines.stages.trajectories import sample, synthesize
 from schemas.note import Note, NoteScope
@@ -30,19 +29,6 @@ SMALL = {"iterations": 2, "tasks": 3, "samples": 4, "optimizer": {"lr": 1e-3}, "
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
     return Harness(tmp_path_factory.mktemp("signals"))
-
-
-@pytest.fixture(scope="module")
-def tasks(harness: Harness) -> Tasks:
-    return harness.run(generate, {"env": "lookup", "train": 6, "dev": 1, "heldout": 1})["train"]
-
-
-@pytest.fixture(scope="module")
-def warm(harness: Harness, tasks: Tasks) -> Model:
-    """It has learnt two ways to act in each task, so that the rollouts of a group differ in reward."""
-    shown = [harness.run(synthesize, {"noise": noise}, tasks=tasks)["trajectories"] for noise in (0.0, 1.0)]
-    config = {"model": {"init": "tiny"}, "steps": 40, "batch": 6, "optimizer": {"lr": 5e-3, "warmup": 10}}
-    return harness.run(sft, config, trajectories=shown)["model"]
 
 
 @pytest.fixture(scope="module")

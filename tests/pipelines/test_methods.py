@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.smallest import smallest
 from datastore.catalog import Catalog
 from pipelines.document import LIBRARY
 from pipelines.load import load
@@ -31,31 +32,21 @@ def test_the_file_of_a_method_is_planned_whole(name: str, tmp_path: Path, monkey
     assert len(plan.to_run) == len(plan.steps)
 
 
-def smallest(name: str) -> dict[str, Any]:
-    """A file that extends that of a method, and makes it as small as it can be. After two steps of training nothing is
-    solved, so what trains on own successes is given the expert's demonstrations too."""
-    stages: dict[str, Any] = {}
-    for stage, spec in yaml.safe_load((LIBRARY / "methods" / f"{name}.yaml").read_text())["stages"].items():
-        given, inputs = spec.get("with", {}), spec.get("inputs", {})
-        small = {key: min(value, given[key]) for key, value in SMALLEST.items() if isinstance(given.get(key), int)}
-        if name in OF_DIFFERENCES:
-            small.pop("samples", None)
-            small |= {"steps": 150, "batch": 16} if stage == "warm" else {}
-        changes: dict[str, Any] = {"with": small} if small else {}
-        if spec.get("uses") == "train.sft" and "model" in inputs:
-            own = inputs["trajectories"]
-            both = dict.fromkeys([*([own] if isinstance(own, str) else own), "expert"])
-            changes["inputs"] = {"trajectories": list(both)}
-        if changes:
-            stages[stage] = changes
-    return {"name": f"smallest-{name}", "extends": f"methods/{name}", "stages": stages}
+def smallest_method(name: str) -> dict[str, Any]:
+    """The file of a method at its smallest."""
+    found = smallest(f"methods/{name}", SMALLEST)
+    if name in OF_DIFFERENCES:
+        for changes in found["stages"].values():
+            changes["with"].pop("samples", None)
+        found["stages"]["warm"]["with"] |= {"steps": 150, "batch": 16}
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_the_file_of_a_method_runs_from_end_to_end(name: str, tmp_path: Path) -> None:
     file, store = tmp_path / "smallest.yaml", str(tmp_path / "store")
-    file.write_text(yaml.safe_dump(smallest(name)))
+    file.write_text(yaml.safe_dump(smallest_method(name)))
     command = [sys.executable, "-m", "flows.cli", "run", str(file), "--no-prefect", "--store", store, "--json"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=600)

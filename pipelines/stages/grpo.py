@@ -84,7 +84,7 @@ class OnlineConfig(TokenLimits, TeacherConfig):
     limits: Limits = Limits()
     checkpoints: Checkpoints = Checkpoints()
     checkpoint_every: int = Field(5, ge=1, description="iterations between two points at which a killed run resumes")
-    record_tokens: Annotated[bool, ADDED] = Field(
+    record_tokens: bool = Field(
         True, description="add to batches what each step saw of its tokens: train_logprobs and entropy, in float16"
     )
 

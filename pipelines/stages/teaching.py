@@ -53,7 +53,7 @@ class TeacherConfig(StageConfig):
             )
 
 
-def stored_tasks(context: Context, ids: Iterable[str]) -> Callable[[str], Task]:
+def task_finder(context: Context, ids: Iterable[str]) -> Callable[[str], Task]:
     """What gives the tasks of these ids, which are stored beside the buffer. They are read when the first one is asked
     for. It raises ValueError if a task is not stored."""
     wanted = set(ids)

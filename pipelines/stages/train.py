@@ -25,7 +25,7 @@ from pipelines.stages.common import ModelConfig, load_policy, outside, start_pol
 from pipelines.stages.observed import Observe, observing, weighing
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
-from pipelines.stages.teaching import TeacherConfig, Teaching, stored_tasks, teaching
+from pipelines.stages.teaching import TeacherConfig, Teaching, task_finder, teaching
 from pipelines.stages.token_credit import credited_by_token
 from pipelines.stages.training import TrainConfig, Trained, Training, meanwhile
 from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, reweighted, trained_on
@@ -269,7 +269,7 @@ def offline(
         chosen = Selected(given, OUTCOME).at_temperature_1(config.other_temperatures)
         chosen.check_tokenizers(policy, np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy()))
         lr_scale = 1.0
-        task_of = stored_tasks(context, chosen.scalars["task_id"].to_pylist())
+        task_of = task_finder(context, chosen.scalars["task_id"].to_pylist())
         with teaching(config, algorithm, model, Teaching(teacher, notes), policy, task_of, micro_tokens) as taught:
             if algorithm.credits_whole_rows:
                 metrics, batches = credited(chosen, algorithm, policy, micro_tokens)

@@ -7,15 +7,12 @@
 """
 
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from methods import (
     CURATED_STEPS,
     SAMPLES,
-    SEEDS,
     SMALL,
     Arm,
     Setting,
@@ -25,6 +22,7 @@ from methods import (
     judged,
     of_rollouts,
     prepared,
+    seeds,
     table,
 )
 
@@ -32,13 +30,12 @@ STATES, STEPS = (16, 2) if SMALL else (192, 40)
 """Tasks whose rollouts are looked at, and training steps of offline methods."""
 
 
-def settings(env: str, arms: dict[str, Arm]) -> Iterator[tuple[Setting, Any]]:
+def settings(experiment: str, arms: dict[str, Arm], env: str = "rooms") -> Iterator[tuple[Setting, Any]]:
     """A setting for each seed, and the first :data:`STATES` of its tasks; the warm policy is judged."""
-    for seed in SEEDS:
-        with tempfile.TemporaryDirectory() as folder:
-            setting = prepared(env, seed, Path(folder))
-            arms["warm"].add(judged(setting, setting.warm), Spent())
-            yield setting, setting.harness.tasks(setting.tasks.read()[:STATES])
+    for seed, folder in seeds(experiment, arms):
+        setting = prepared(env, seed, folder)
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        yield setting, setting.harness.tasks(setting.tasks.read()[:STATES])
 
 
 def rollouts(setting: Setting, tasks: Any, tokens: int) -> tuple[Any, Spent]:
@@ -83,7 +80,7 @@ def slicing() -> bool:
     from pipelines.stages.trajectories import reject, sample
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO, whole rows", "GRPO, values")}
-    for setting, tasks in settings("rooms", arms):
+    for setting, tasks in settings("slicing", arms):
         run = setting.harness.run
         rows = run(sample, {"samples": SAMPLES}, model=setting.warm, tasks=tasks)["trajectories"]
         steps = run(value, {"where": "bisect", "k": 8}, model=setting.warm, trajectories=[rows])
@@ -119,7 +116,7 @@ def pairs() -> bool:
     from pipelines.stages.trajectories import reject, sample
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "DPO, whole rollouts", "DPO, continuations")}
-    for setting, tasks in settings("rooms", arms):
+    for setting, tasks in settings("pairs", arms):
         run = setting.harness.run
         rows = run(sample, {"samples": 2}, model=setting.warm, tasks=tasks)["trajectories"]
         forked = run(fork, {"at": "uncertain", "turns": 1, "k": 4}, model=setting.warm, trajectories=[rows])
@@ -146,7 +143,7 @@ def dagger() -> bool:
     from pipelines.stages.trajectories import reject, sample, synthesize
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "expert's states", "student's states")}
-    for setting, tasks in settings("rooms", arms):
+    for setting, tasks in settings("dagger", arms):
         run = setting.harness.run
         rows = run(sample, {"samples": 1}, model=setting.warm, tasks=tasks)["trajectories"]
         labels = run(correct, {"mode": "label"}, model=setting.warm, trajectories=[rows])
@@ -177,7 +174,7 @@ def search() -> bool:
     from pipelines.stages.trajectories import reject
 
     arms = {name: Arm(name) for name in ("warm", "rollouts", "search")}
-    for setting, tasks in settings("rooms", arms):
+    for setting, tasks in settings("search", arms):
         run = setting.harness.run
         made = run(tree, {"branch": 3, "rounds": 2 if SMALL else 8, "depth": 10}, model=setting.warm, tasks=tasks)
         cost = of_continuations(made)

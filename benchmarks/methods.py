@@ -14,15 +14,19 @@ tasks of all seeds; a gain is a paired difference over tasks and seeds, with a b
     METHODS=hindsight python benchmarks/methods.py  # some
     SPLIT=dev ...                                   # judge on dev tasks, on which settings are chosen
     SEEDS="0 1" ...                                 # other seeds
+    KEEP=folder ...                                 # keep warm policies and results of each seed for later runs
     SCALE=small ...                                 # one seed, under a minute: everything runs, nothing is learned
     CHECK=1 ...                                     # exit code 1 if a target is missed
 """
 
+import json
 import os
+import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +35,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # a small model: a second thread costs more
 SMALL = os.environ.get("SCALE") == "small"
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "0" if SMALL else "0 1 2").split()]
 SPLIT = os.environ.get("SPLIT", "heldout")
-TRAIN, JUDGED = (48, 24) if SMALL else (768, 512)
-WARM_STEPS, CURATED_STEPS = (30, 4) if SMALL else (300, 60)
+KEEP = Path(os.environ["KEEP"]) if "KEEP" in os.environ else None
+JUDGED = 24 if SMALL else 512
+CURATED_STEPS = 4 if SMALL else 60
 TASKS, SAMPLES, ITERATIONS = (8, 2, 2) if SMALL else (32, 8, 24)
 WITHIN = 0.15
 """How far the sampled tokens of two methods with equal rollouts may be apart."""
@@ -57,11 +62,31 @@ class Arm:
 
     name: str
     runs: list[dict[str, float]] = field(default_factory=list)
-    spent: Spent = field(default_factory=Spent)
+    costs: list[Spent] = field(default_factory=list)
 
     def add(self, run: dict[str, float], spent: Spent) -> None:
         self.runs.append(run)
-        self.spent += spent
+        self.costs.append(spent)
+
+    @property
+    def spent(self) -> Spent:
+        return sum(self.costs, Spent())
+
+
+def seeds(experiment: str, *tables: dict[str, Arm]) -> Iterator[tuple[int, Path]]:
+    """Each seed that is not in :data:`KEEP`, and a folder for it. What an experiment adds to each arm is kept there."""
+    arms = [arm for table in tables for arm in table.values()]
+    for seed in SEEDS:
+        kept = KEEP and KEEP / f"{experiment} {SPLIT} {seed}.json"
+        if kept and kept.exists():
+            for arm, (run, spent) in zip(arms, json.loads(kept.read_text()), strict=True):
+                arm.add(run, Spent(**spent))
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            yield seed, Path(folder)
+        if kept:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps([(arm.runs[-1], vars(arm.costs[-1])) for arm in arms]))
 
 
 @dataclass(frozen=True)
@@ -80,25 +105,47 @@ ENVIRONMENTS: dict[str, Any] = {
     "lookup": "lookup",
     "rooms 1-6": {"type": "rooms", "spoken": True, "levels": [1, 2, 3, 4, 5, 6]},
 }
+# Of the 2,256 pairs of rooms all that are not judged: from half of them no policy learns ways between new ones.
+TRAIN = dict.fromkeys(ENVIRONMENTS, 48) if SMALL else {"rooms": 1232, "lookup": 768, "rooms 1-6": 1024}
 CONTEXT = {"rooms": 256, "lookup": 192, "rooms 1-6": 256}
+SHOWN = {"rooms": {}, "lookup": {"noise": 0.2, "coverage": 0.5}, "rooms 1-6": {}}
+WARM_STEPS = dict.fromkeys(ENVIRONMENTS, 30) if SMALL else {"rooms": 500, "lookup": 160, "rooms 1-6": 500}
 
 
-def prepared(env: str, seed: int, folder: Path) -> Setting:
-    """A model that has imitated an imperfect expert on a share of the tasks."""
+def expert(env: str, seed: int, folder: Path, **config: Any) -> tuple[Any, Any, Any]:
+    """A store, tasks, and demonstrations of an expert."""
     from pipelines.harness import Harness
     from pipelines.stages.tasks import generate
-    from pipelines.stages.train import sft
     from pipelines.stages.trajectories import synthesize
 
     harness = Harness(folder, seed)
-    sizes = {"train": TRAIN, "dev": JUDGED, "heldout": JUDGED}
+    sizes = {"train": TRAIN[env], "dev": JUDGED, "heldout": JUDGED}
     tasks = harness.run(generate, {"env": ENVIRONMENTS[env], **sizes})
-    expert = harness.run(synthesize, {"noise": 0.2, "coverage": 0.5}, tasks=tasks["train"])["trajectories"]
-    optimizer = {"lr": 5e-3, "schedule": "cosine", "warmup": 20}
-    model = {"init": "tiny", "size": {"context": CONTEXT[env]}}
-    config = {"model": model, "steps": WARM_STEPS, "batch": 32, "optimizer": optimizer}
-    warm = harness.run(sft, config, trajectories=[expert])["model"]
+    shown = harness.run(synthesize, {**SHOWN[env], **config}, tasks=tasks["train"])["trajectories"]
+    return harness, tasks, shown
+
+
+def imitated(name: str, env: str, harness: Any, tasks: Any, shown: list[Any]) -> Setting:
+    """A model that has imitated these rows. ``name`` says which, in :data:`KEEP`."""
+    from pipelines.stages.train import sft
+
+    kept = KEEP and KEEP / f"{name} {env} {harness.seed}"
+    if kept and kept.exists():
+        warm = harness.model(lambda to: shutil.copytree(kept, to, dirs_exist_ok=True))
+    else:
+        optimizer = {"lr": 5e-3, "schedule": "cosine", "warmup": 20}
+        model = {"init": "tiny", "size": {"context": CONTEXT[env]}}
+        config = {"model": model, "steps": WARM_STEPS[env], "batch": 32, "optimizer": optimizer}
+        warm = harness.run(sft, config, trajectories=shown)["model"]
+        if kept:
+            shutil.copytree(warm.path, kept)
     return Setting(harness, tasks["train"], tasks[SPLIT], [tasks["dev"], tasks["heldout"]], warm)
+
+
+def prepared(env: str, seed: int, folder: Path) -> Setting:
+    """A model that has imitated an expert on the train tasks."""
+    harness, tasks, shown = expert(env, seed, folder)
+    return imitated("warm", env, harness, tasks, [shown])
 
 
 def judged(setting: Setting, model: Any) -> dict[str, float]:
@@ -151,30 +198,29 @@ def hindsight(env: str) -> bool:
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "rejection + hindsight", "GRPO")}
     shifts: Counter[tuple[int, int]] = Counter()
-    for seed in SEEDS:
-        with tempfile.TemporaryDirectory() as folder:
-            setting = prepared(env, seed, Path(folder))
-            run = setting.harness.run
-            config = {"samples": SAMPLES}
-            tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
-            rows = run(sample, config, model=setting.warm, tasks=tasks)["trajectories"]
-            spent = of_rollouts(rows)
-            arms["warm"].add(judged(setting, setting.warm), Spent())
-            good = run(reject, {"keep": 2}, trajectories=[rows])["trajectories"]
-            model, more = curated(setting, [good])
-            arms["rejection"].add(judged(setting, model), spent + more)
-            made = run(
-                relabel, {"cap": len(good.ids()) // 4 or None},
-                trajectories=[rows], heldout=setting.heldout, model=setting.warm, tasks=[tasks],
-            )  # fmt: skip
-            print(f"{env}, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
-            new = made["trajectories"]
-            replayed = Spent(calls=replays(made, new))
-            model, more = curated(setting, [good, new])
-            arms["rejection + hindsight"].add(judged(setting, model), spent + replayed + more)
-            shifts.update({(one["asked"], one["achieved"]): one["rows"] for one in made["levels"].table().to_pylist()})
-            model, more, _ = online(setting)
-            arms["GRPO"].add(judged(setting, model), more)
+    for seed, folder in seeds(f"hindsight {env}", arms):
+        setting = prepared(env, seed, folder)
+        run = setting.harness.run
+        config = {"samples": SAMPLES}
+        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+        rows = run(sample, config, model=setting.warm, tasks=tasks)["trajectories"]
+        spent = of_rollouts(rows)
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        good = run(reject, {"keep": 2}, trajectories=[rows])["trajectories"]
+        model, more = curated(setting, [good])
+        arms["rejection"].add(judged(setting, model), spent + more)
+        made = run(
+            relabel, {"cap": len(good.ids()) // 4 or None},
+            trajectories=[rows], heldout=setting.heldout, model=setting.warm, tasks=[tasks],
+        )  # fmt: skip
+        print(f"{env}, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
+        new = made["trajectories"]
+        replayed = Spent(calls=replays(made, new))
+        model, more = curated(setting, [good, new])
+        arms["rejection + hindsight"].add(judged(setting, model), spent + replayed + more)
+        shifts.update({(one["asked"], one["achieved"]): one["rows"] for one in made["levels"].table().to_pylist()})
+        model, more, _ = online(setting)
+        arms["GRPO"].add(judged(setting, model), more)
     print(f"\nhindsight, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
     table(arms)
     print(f"levels asked -> achieved: {', '.join(f'{a} -> {b}: {n}' for (a, b), n in sorted(shifts.items()))}")
@@ -194,20 +240,19 @@ def curriculum() -> bool:
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO + curriculum")}
     draw = {"start": [0.8, 0.2], "gate": 0.7, "window": 256, "easier": 0.15}
-    for seed in SEEDS:
-        with tempfile.TemporaryDirectory() as folder:
-            setting = prepared("rooms 1-6", seed, Path(folder))
-            tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
-            rows = setting.harness.run(sample, {"samples": SAMPLES}, model=setting.warm, tasks=tasks)["trajectories"]
-            arms["warm"].add(judged(setting, setting.warm), Spent())
-            good = setting.harness.run(reject, {"keep": 2}, trajectories=[rows])["trajectories"]
-            model, more = curated(setting, [good])
-            arms["rejection"].add(judged(setting, model), of_rollouts(rows) + more)
-            model, more, _ = online(setting)
-            arms["GRPO"].add(judged(setting, model), more)
-            model, more, levels = online(setting, draw=draw)
-            arms["GRPO + curriculum"].add(judged(setting, model), more)
-            print(f"curriculum, seed {seed}: level of each iteration {levels}", file=sys.stderr, flush=True)
+    for seed, folder in seeds("curriculum", arms):
+        setting = prepared("rooms 1-6", seed, folder)
+        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+        rows = setting.harness.run(sample, {"samples": SAMPLES}, model=setting.warm, tasks=tasks)["trajectories"]
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        good = setting.harness.run(reject, {"keep": 2}, trajectories=[rows])["trajectories"]
+        model, more = curated(setting, [good])
+        arms["rejection"].add(judged(setting, model), of_rollouts(rows) + more)
+        model, more, _ = online(setting)
+        arms["GRPO"].add(judged(setting, model), more)
+        model, more, levels = online(setting, draw=draw)
+        arms["GRPO + curriculum"].add(judged(setting, model), more)
+        print(f"curriculum, seed {seed}: level of each iteration {levels}", file=sys.stderr, flush=True)
     print(f"\ncurriculum, rooms of levels 1 to 6: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
     table(arms)
     return gain("curriculum, rooms", arms["GRPO"], arms["GRPO + curriculum"])

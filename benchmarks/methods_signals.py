@@ -7,31 +7,23 @@
 - reflexion: retries with notes of what failed, against as many without (`rooms`): tasks solved, of those that failed.
 """
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from methods import (
-    CONTEXT,
-    CURATED_STEPS,
-    ENVIRONMENTS,
     ITERATIONS,
-    JUDGED,
     SAMPLES,
-    SEEDS,
-    SPLIT,
     TASKS,
-    TRAIN,
-    WARM_STEPS,
     Arm,
-    Setting,
     Spent,
     curated,
+    expert,
     gain,
+    imitated,
     judged,
     of_rollouts,
     online,
     prepared,
+    seeds,
     table,
 )
 
@@ -44,33 +36,32 @@ def distill() -> bool:
 
     names = ("warm", "teacher", "rejection", "SFT on its samples", "GRPO", "distilled")
     arms = {name: Arm(name) for name in names}
-    for seed in SEEDS:
-        with tempfile.TemporaryDirectory() as folder:
-            setting = prepared("lookup", seed, Path(folder))
-            run = setting.harness.run
-            teacher, _, _ = online(setting)
-            arms["warm"].add(judged(setting, setting.warm), Spent())
-            arms["teacher"].add(judged(setting, teacher), Spent())
-            tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * FEW])
-            for name, model in (("rejection", setting.warm), ("SFT on its samples", teacher)):
-                rows = run(sample, {"samples": SAMPLES}, model=model, tasks=tasks)["trajectories"]
-                kept = run(reject, {"keep": 2}, trajectories=[rows])["trajectories"] if name == "rejection" else rows
-                spent = of_rollouts(rows)
-                if name != "rejection":
-                    spent = Spent(foreign=spent.sampled, calls=spent.calls)
-                made, more = curated(setting, [kept])
-                arms[name].add(judged(setting, made), spent + more)
-            model, spent, _ = online(setting, iterations=FEW)
-            arms["GRPO"].add(judged(setting, model), spent)
-            config = {
-                "iterations": FEW, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0},
-                "algorithm": {"type": "distill"}, "checkpoint_every": 1000,
-                "optimizer": {"lr": 3e-4, "schedule": "linear", "warmup": 4},
-            }  # fmt: skip
-            found = run(stage, config, model=setting.warm, tasks=setting.tasks, teacher=teacher)
-            spent = of_rollouts(found["trajectories"])
-            read = Spent(foreign=spent.sampled, trained=spent.sampled)  # the teacher reads what the student sampled
-            arms["distilled"].add(judged(setting, found["model"]), spent + read)
+    for seed, folder in seeds("distill", arms):
+        setting = prepared("lookup", seed, folder)
+        run = setting.harness.run
+        teacher, _, _ = online(setting)
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        arms["teacher"].add(judged(setting, teacher), Spent())
+        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * FEW])
+        for name, model in (("rejection", setting.warm), ("SFT on its samples", teacher)):
+            rows = run(sample, {"samples": SAMPLES}, model=model, tasks=tasks)["trajectories"]
+            kept = run(reject, {"keep": 2}, trajectories=[rows])["trajectories"] if name == "rejection" else rows
+            spent = of_rollouts(rows)
+            if name != "rejection":
+                spent = Spent(foreign=spent.sampled, calls=spent.calls)
+            made, more = curated(setting, [kept])
+            arms[name].add(judged(setting, made), spent + more)
+        model, spent, _ = online(setting, iterations=FEW)
+        arms["GRPO"].add(judged(setting, model), spent)
+        config = {
+            "iterations": FEW, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0},
+            "algorithm": {"type": "distill"}, "checkpoint_every": 1000,
+            "optimizer": {"lr": 3e-4, "schedule": "linear", "warmup": 4},
+        }  # fmt: skip
+        found = run(stage, config, model=setting.warm, tasks=setting.tasks, teacher=teacher)
+        spent = of_rollouts(found["trajectories"])
+        read = Spent(foreign=spent.sampled, trained=spent.sampled)  # the teacher reads what the student sampled
+        arms["distilled"].add(judged(setting, found["model"]), spent + read)
     print(f"\ndistill, lookup: {TASKS * FEW * SAMPLES:,} rollouts of the student a seed")
     table(arms)
     return gain("distill, lookup", arms["GRPO"], arms["distilled"])
@@ -78,13 +69,12 @@ def distill() -> bool:
 
 def echo(env: str) -> bool:
     arms = {name: Arm(name) for name in ("warm", "GRPO", "GRPO + observations")}
-    for seed in SEEDS:
-        with tempfile.TemporaryDirectory() as folder:
-            setting = prepared(env, seed, Path(folder))
-            arms["warm"].add(judged(setting, setting.warm), Spent())
-            for name, settings in (("GRPO", {}), ("GRPO + observations", {"observe": {"tool": 0.1}})):
-                model, spent, _ = online(setting, **settings)
-                arms[name].add(judged(setting, model), spent)
+    for seed, folder in seeds(f"echo {env}", arms):
+        setting = prepared(env, seed, folder)
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        for name, settings in (("GRPO", {}), ("GRPO + observations", {"observe": {"tool": 0.1}})):
+            model, spent, _ = online(setting, **settings)
+            arms[name].add(judged(setting, model), spent)
     print(f"\necho, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
     table(arms)
     return gain(f"echo, {env}", arms["GRPO"], arms["GRPO + observations"])
@@ -99,22 +89,21 @@ def rwml() -> bool:
 
     names = ("warm", "GRPO", "world model, then GRPO")
     arms, worlds = ({name: Arm(name) for name in names} for _ in range(2))
-    for seed in SEEDS:
-        with tempfile.TemporaryDirectory() as folder:
-            harness, tasks, expert = _expert("rooms", seed, Path(folder), {})
-            made = harness.run(predict, {"turns": 1, "heldout": 0.2}, trajectories=[expert])
-            shown = harness.run(synthesize, {"coverage": 0.3}, tasks=made["train"])["trajectories"]
-            setting = _warm(harness, tasks, [expert, shown])
-            of_world = replace(setting, tasks=made["train"], judged=made["heldout"])
-            found = {"warm": (setting.warm, Spent())}
-            model, spent, _ = online(setting)
-            found["GRPO"] = model, spent
-            world, before, _ = online(of_world, iterations=ITERATIONS // 2)
-            model, spent, _ = online(replace(setting, warm=world), iterations=ITERATIONS // 2)
-            found["world model, then GRPO"] = model, spent + before
-            for name, (model, spent) in found.items():
-                arms[name].add(judged(setting, model), spent)
-                worlds[name].add(judged(of_world, model), spent)
+    for seed, folder in seeds("rwml", arms, worlds):
+        harness, tasks, walks = expert("rooms", seed, folder)
+        made = harness.run(predict, {"turns": 1, "heldout": 0.2}, trajectories=[walks])
+        shown = harness.run(synthesize, {"coverage": 0.3}, tasks=made["train"])["trajectories"]
+        setting = imitated("predicting", "rooms", harness, tasks, [walks, shown])
+        of_world = replace(setting, tasks=made["train"], judged=made["heldout"])
+        found = {"warm": (setting.warm, Spent())}
+        model, spent, _ = online(setting)
+        found["GRPO"] = model, spent
+        world, before, _ = online(of_world, iterations=ITERATIONS // 2)
+        model, spent, _ = online(replace(setting, warm=world), iterations=ITERATIONS // 2)
+        found["world model, then GRPO"] = model, spent + before
+        for name, (model, spent) in found.items():
+            arms[name].add(judged(setting, model), spent)
+            worlds[name].add(judged(of_world, model), spent)
     print("\nrwml, rooms: what is known of the house (predictions that are right)")
     table(worlds)
     print(f"rwml, rooms: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed, walks")
@@ -129,56 +118,28 @@ def reflexion() -> bool:
 
     arms = {name: Arm(name) for name in ("plain retries", "retries with notes")}
     showing = {"context": [{"notes": {}}]}
-    for seed in SEEDS:
-        with tempfile.TemporaryDirectory() as folder:
-            harness, tasks, slips = _expert("rooms", seed, Path(folder), {"noise": 0.6, "coverage": 0.3})
-            slipped = harness.run(reflect, tasks=tasks["train"], trajectories=[slips])["notes"]
-            config = {"noise": 0.2, "coverage": 0.5, **showing}
-            shown = harness.run(synthesize, config, tasks=tasks["train"], notes=slipped)["trajectories"]
-            setting = _warm(harness, tasks, [shown])
-            given = {"model": setting.warm, "tasks": setting.tasks}
-            first = harness.run(sample, {"samples": 1}, **given)["trajectories"]
-            again = harness.run(sample, {"retries": 4}, trajectories=[first], **given)["trajectories"]
-            arms["plain retries"].add(_solved(again), of_rollouts(again))
-            notes = harness.run(reflect, tasks=setting.tasks, trajectories=[first])["notes"]
-            one = harness.run(sample, {"retries": 2, **showing}, trajectories=[first], notes=notes, **given)
-            notes = harness.run(reflect, tasks=setting.tasks, trajectories=[one["trajectories"]], notes=notes)["notes"]
-            two = harness.run(
-                sample, {"retries": 2, **showing}, trajectories=[one["trajectories"]], notes=notes, **given
-            )
-            solved, spent = _solved(one["trajectories"]), of_rollouts(one["trajectories"])
-            if two["trajectories"].ids():
-                for name, won in _solved(two["trajectories"]).items():
-                    solved[name] = max(solved[name], won)
-                spent += of_rollouts(two["trajectories"])
-            arms["retries with notes"].add(solved, spent)
+    for seed, folder in seeds("reflexion", arms):
+        harness, tasks, slips = expert("rooms", seed, folder, noise=0.6, coverage=0.3)
+        slipped = harness.run(reflect, tasks=tasks["train"], trajectories=[slips])["notes"]
+        shown = harness.run(synthesize, showing, tasks=tasks["train"], notes=slipped)["trajectories"]
+        setting = imitated("noted", "rooms", harness, tasks, [shown])
+        given = {"model": setting.warm, "tasks": setting.tasks}
+        first = harness.run(sample, {"samples": 1}, **given)["trajectories"]
+        again = harness.run(sample, {"retries": 4}, trajectories=[first], **given)["trajectories"]
+        arms["plain retries"].add(_solved(again), of_rollouts(again))
+        notes = harness.run(reflect, tasks=setting.tasks, trajectories=[first])["notes"]
+        one = harness.run(sample, {"retries": 2, **showing}, trajectories=[first], notes=notes, **given)
+        notes = harness.run(reflect, tasks=setting.tasks, trajectories=[one["trajectories"]], notes=notes)["notes"]
+        two = harness.run(sample, {"retries": 2, **showing}, trajectories=[one["trajectories"]], notes=notes, **given)
+        solved, spent = _solved(one["trajectories"]), of_rollouts(one["trajectories"])
+        if two["trajectories"].ids():
+            for name, won in _solved(two["trajectories"]).items():
+                solved[name] = max(solved[name], won)
+            spent += of_rollouts(two["trajectories"])
+        arms["retries with notes"].add(solved, spent)
     print("\nreflexion, rooms: tasks solved by four retries, of those that one rollout failed")
     table(arms)
     return gain("reflexion, rooms", arms["plain retries"], arms["retries with notes"])
-
-
-def _expert(env: str, seed: int, folder: Path, config: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """A store, tasks, and demonstrations of an imperfect expert."""
-    from pipelines.harness import Harness
-    from pipelines.stages.tasks import generate
-    from pipelines.stages.trajectories import synthesize
-
-    harness = Harness(folder, seed)
-    tasks = harness.run(generate, {"env": ENVIRONMENTS[env], "train": TRAIN, "dev": JUDGED, "heldout": JUDGED})
-    config = {"noise": 0.2, "coverage": 0.5, **config}
-    return harness, tasks, harness.run(synthesize, config, tasks=tasks["train"])["trajectories"]
-
-
-def _warm(harness: Any, tasks: Any, shown: list[Any]) -> Setting:
-    """A model that has imitated these rows."""
-    from pipelines.stages.train import sft
-
-    config = {
-        "model": {"init": "tiny", "size": {"context": CONTEXT["rooms"]}}, "steps": WARM_STEPS, "batch": 32,
-        "optimizer": {"lr": 5e-3, "schedule": "cosine", "warmup": min(20, WARM_STEPS - CURATED_STEPS)},
-    }  # fmt: skip
-    warm = harness.run(sft, config, trajectories=shown)["model"]
-    return Setting(harness, tasks["train"], tasks[SPLIT], [tasks["dev"], tasks["heldout"]], warm)
 
 
 def _solved(rows: Any) -> dict[str, float]:

@@ -1,6 +1,7 @@
 // What the server answers: JSON for small things, Arrow for rows and tokens.
 import "./vendor/flechette.js";
 import { address } from "./location.js";
+import { ask } from "./served.js";
 import { useEffect, useState } from "./ui.js";
 
 /** @typedef {import("./vendor/flechette.js").Table} Table */
@@ -25,7 +26,7 @@ export class Refused extends Error {
  * @param {AbortSignal} [signal]
  */
 async function get(path, params, signal) {
-  const answer = await fetch(address(path, params), { signal, headers: { Accept: "*/*" } }).catch((error) => {
+  const answer = await ask(address(path, params), { signal, headers: { Accept: "*/*" } }).catch((error) => {
     if (error.name === "AbortError") throw error;
     throw new Refused({ error: "the viewer's server does not answer", field: null, allowed: [], next: "agentrl view" }, 0);
   });

@@ -1,6 +1,7 @@
 // What a reader can take away from a row.
 import { json } from "./api.js";
-import { rowAddress } from "./location.js";
+import { place, rowAddress } from "./location.js";
+import { whole } from "./served.js";
 
 /** @typedef {import("./wire.js").RowAnswer} Row */
 
@@ -13,7 +14,7 @@ import { rowAddress } from "./location.js";
 export function copies(id, row) {
   const learner = row.lineage.learned_by.find((one) => one.steps.length);
   return [
-    ["link", () => location.origin + rowAddress(id, { at: row.version, lens: new URLSearchParams(location.search).get("lens") }), ""],
+    ["link", () => whole(rowAddress(id, { at: row.version, lens: place.peek().params.lens })), ""],
     ["JSON", () => JSON.stringify(row, null, 2), ""],
     ["pytest fixture", () => fixture(id, row.version), ""],
     ["agentrl replay line", () => replay(learner), learner ? "" : "no training step that wrote its numbers learned from this row"],

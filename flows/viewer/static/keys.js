@@ -1,6 +1,6 @@
 // Keys of the pages. A page says which keys it has; the help dialog lists them.
 import { lasting } from "./location.js";
-import { html, signal, useEffect, useRef } from "./ui.js";
+import { html, signal, useEffect, useLayoutEffect, useRef } from "./ui.js";
 
 /** @typedef {Record<string, {does: string, run: () => void}>} Keys */
 
@@ -14,7 +14,7 @@ export const said = signal("");
 export function useKeys(keys) {
   const latest = useRef(keys);
   latest.current = keys;
-  useEffect(() => {
+  useLayoutEffect(() => { // before the next key, not after the next frame
     const names = Object.keys(latest.current);
     page.value = Object.fromEntries(
       names.map((name) => [name, { does: latest.current[name].does, run: () => latest.current[name].run() }]),

@@ -1,4 +1,5 @@
 // The address holds the whole state of a page, so that any page can be linked, reloaded and gone back to.
+import { here, href, target, whole } from "./served.js";
 import { signal } from "./ui.js";
 
 /**
@@ -7,7 +8,8 @@ import { signal } from "./ui.js";
 
 /** @returns {Place} */
 function read() {
-  return { path: location.pathname, params: Object.fromEntries(new URLSearchParams(location.search)) };
+  const [path, ...query] = here().split("?");
+  return { path, params: Object.fromEntries(new URLSearchParams(query.join("?"))) };
 }
 
 /** Where the reader is. */
@@ -19,7 +21,7 @@ export const version = signal(/** @type {string | null} */ (null));
 /** A link that shows the same later: with the version of the buffer. */
 export function lasting() {
   const { path, params } = read();
-  return location.origin + address(path, { ...params, at: params.at ?? version.value });
+  return whole(address(path, { ...params, at: params.at ?? version.value }));
 }
 
 /**
@@ -47,8 +49,8 @@ export function rowAddress(id, params = {}) {
  * @param {boolean} [replace] without a step in the history
  */
 export function go(to, replace = false) {
-  if (replace) history.replaceState(null, "", to);
-  else history.pushState(null, "", to);
+  if (replace) history.replaceState(null, "", href(to));
+  else history.pushState(null, "", href(to));
   place.value = read();
 }
 
@@ -57,9 +59,9 @@ export function go(to, replace = false) {
  * @param {Record<string, string | number | boolean | null | undefined>} params
  */
 export function change(params) {
-  const here = read();
-  const to = address(here.path, { ...here.params, ...params });
-  if (to !== address(here.path, here.params)) go(to, true);
+  const now = read();
+  const to = address(now.path, { ...now.params, ...params });
+  if (to !== address(now.path, now.params)) go(to, true);
 }
 
 /** Back and forward, and clicks on links within the viewer, do not load the document again. */
@@ -68,10 +70,11 @@ export function followLinks() {
   document.addEventListener("click", (event) => {
     const link = event.target instanceof Element ? event.target.closest("a") : null;
     const plain = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
-    if (!link || !plain || event.defaultPrevented || link.origin !== location.origin || link.target) return;
-    if (link.getAttribute("href")?.startsWith("#")) return;
+    if (!link || !plain || event.defaultPrevented || link.target) return;
+    const to = target(link);
+    if (to === null) return;
     event.preventDefault();
-    go(link.pathname + link.search);
+    go(to);
     scrollTo(0, 0);
   });
 }

@@ -1,0 +1,30 @@
+// Where the viewer is: behind a server, and its addresses are paths. An exported file has `exported.js` in its place.
+
+/** Path and query of the page that is open. */
+export const here = () => location.pathname + location.search;
+
+/** What a link, or the bar of the browser, has for an address of the viewer. @param {string} to */
+export const href = (to) => to;
+
+/** The whole address, for other people. @param {string} to */
+export const whole = (to) => location.origin + to;
+
+/** The address of the viewer to which a link leads; null if it leads elsewhere. @param {HTMLAnchorElement} link */
+export function target(link) {
+  if (link.origin !== location.origin || link.getAttribute("href")?.startsWith("#")) return null;
+  return link.pathname + link.search;
+}
+
+/** @param {string} address @param {RequestInit} how */
+export const ask = (address, how) => fetch(address, how);
+
+/**
+ * A viewer that others can reach gives its token in the fragment of its address, which browsers send nowhere. It is
+ * exchanged for a cookie, and leaves the address.
+ */
+export async function enter() {
+  const token = /^#token=(.+)$/.exec(location.hash)?.[1];
+  if (!token) return;
+  history.replaceState(null, "", here());
+  await fetch("/api/session", { headers: { "X-Agentrl-Token": token.includes("%") ? decodeURIComponent(token) : token } });
+}

@@ -1,0 +1,55 @@
+// What is around every page: its tabs, the theme, the keys, and what was just said.
+import { Help, Said, listen } from "./keys.js";
+import { followLinks, place } from "./location.js";
+import { enter } from "./served.js";
+import { theme, turnTheme } from "./theme.js";
+import { html, render, useEffect, useState } from "./ui.js";
+
+/**
+ * @typedef {{
+ *   tabs: Record<string, string>, others: Record<string, string>,
+ *   page: (path: string, room: string, id: string | undefined) => any,
+ * }} Pages `tabs` are names by path; `others` are names, by the first part of a path, of pages without a tab
+ */
+
+/** A page whose modules are fetched when it is opened. @param {() => Promise<any>} load @param {string} name */
+export const later = (load, name) => /** @param {object} props */ (props) => {
+  const [page, setPage] = useState(/** @type {any} */ (null));
+  useEffect(() => void load().then((module) => setPage({ Page: module[name] })), []);
+  return page && html`<${page.Page} ...${props} />`;
+};
+
+/** @param {string} text of an address */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // such as a lone %: no id has it, and the server says so
+  }
+}
+
+/** @param {Pages} props */
+function Shell({ tabs, others, page }) {
+  const { path } = place.value;
+  const [, room, name] = path.split("/");
+  const id = name && decoded(name);
+  useEffect(() => {
+    document.title = path === "/" ? "agentrl" : `${id ?? room} · agentrl`;
+  }, [path]);
+  return html`<header class="top">
+      <a class="skip" href="#page">skip to the page</a>
+      <nav aria-label="pages">${Object.entries(tabs).map(([to, said]) => html`<a href=${to} aria-current=${path === to ? "page" : undefined}>${said}</a>`)}${room in others && html`<span aria-current="page">${others[room]}</span>`}</nav>
+      <button class="quiet" onClick=${turnTheme}>theme: ${theme.value}</button>
+      <span class="soft">keys: <kbd>?</kbd></span>
+    </header>
+    <div id="page" class=${`page ${room || "overview"}`} role="main" tabindex="-1">${page(path, room, id) ?? html`<h1>There is no page ${path}</h1><p><a href="/">${tabs["/"]}</a></p>`}</div>
+    <${Said} /><${Help} />`;
+}
+
+/** @param {Pages} pages */
+export async function start(pages) {
+  await enter();
+  followLinks();
+  listen();
+  render(html`<${Shell} ...${pages} />`, /** @type {Element} */ (document.getElementById("app")));
+}

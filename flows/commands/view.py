@@ -27,15 +27,20 @@ def view(
     unsafe_open: Annotated[
         bool, typer.Option("--unsafe-open", help="Let in everybody who reaches the address, without a token")
     ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Let the pages start jobs too; then the address always has a token")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the store in the browser: plan, runs, rows, tokens. Nothing is written. Ends at Ctrl-C."""
+    """Show the store in the browser: plan, runs, rows, tokens. Without --write nothing is changed. Ends at Ctrl-C."""
     from schemas.installation import missing
 
     if said := missing("uvicorn", "view") or missing("starlette", "view"):
         raise fail(f"error: {said}")
     from flows.viewer.guard import Door, is_loopback
 
+    if write and unsafe_open:
+        raise fail("error: --write and --unsafe-open do not go together: who may change something needs the token")
     if "://" in store:
         open_catalog(store)  # says what is wrong with the credentials
     elif not Path(store).is_dir():
@@ -46,8 +51,8 @@ def view(
         why = str(error.strerror or error).partition(" (while")[0]  # Python adds the address, which is there already
         raise fail(f"error: --host {host} --port {port}: {why}", FAILED) from None
     port = listening.getsockname()[1]
-    token = None if unsafe_open or is_loopback(host) else secrets.token_urlsafe(24)
-    door = Door(host, port, token)
+    asks = write or not (unsafe_open or is_loopback(host))
+    door = Door(host, port, token := secrets.token_urlsafe(24) if asks else None, write)
     name = host if is_loopback(host) else socket.gethostname() if host in ("0.0.0.0", "::") else host
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}/" + (f"#token={token}" if token else "")
     forward = f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}"

@@ -3,10 +3,11 @@
 import asyncio
 import gzip
 import hashlib
+import json
 import logging
 import mimetypes
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,9 @@ from starlette.routing import Route
 
 from datastore.errors import NoBufferError, StoreError
 from flows.viewer.guard import SESSION, Door, Guard
-from flows.viewer.questions import QUESTIONS, Answering, Question
+from flows.viewer.questions import ACTIONS, QUESTIONS, Answering, Question
 from flows.viewer.refused import RefusedError
-from flows.viewer.wire import Refusal
+from flows.viewer.wire import Refusal, Writing
 from pipelines.secrets import redacted
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ AT_ONCE = 4
 """Questions that are worked on at once."""
 PATIENCE_S = 60.0
 """Seconds after which the client is told that an answer takes too long."""
+LONGEST_BODY = 2**16
+"""Bytes of a POST."""
 TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 TYPES |= {".woff2": "font/woff2", ".html": "text/html", ".json": "application/json", ".png": "image/png"}
 
@@ -61,12 +64,14 @@ def application(opened: "Future[StoreReader]", door: Door) -> Guard:
     """The viewer of one store behind a door."""
     limiter: list[CapacityLimiter] = []  # made in the event loop
 
-    def asked(kind: type[Question], answer: Answering[Question]) -> Callable[[Request], Any]:
+    def asked(
+        kind: type[Question], answer: Answering[Question], given: Callable[[Request], Awaitable[Any]]
+    ) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             if not limiter:
                 limiter.append(CapacityLimiter(AT_ONCE))
             try:
-                question = kind.model_validate(_values(request))
+                question = kind.model_validate(await given(request))
                 work = partial(_answered, opened, answer, request, question)
                 with anyio.fail_after(PATIENCE_S):
                     return await anyio.to_thread.run_sync(work, limiter=limiter[0], abandon_on_cancel=True)
@@ -80,6 +85,10 @@ def application(opened: "Future[StoreReader]", door: Door) -> Guard:
 
     async def session(request: Request) -> Response:
         return Response(status_code=204)
+
+    async def writing(request: Request) -> Response:
+        allowed = Writing(key=door.key) if door.write else Writing(key=None)
+        return JSONResponse(allowed.model_dump())
 
     async def events(request: Request) -> Response:
         try:
@@ -103,16 +112,30 @@ def application(opened: "Future[StoreReader]", door: Door) -> Guard:
             return _not_found(request, "the front-end is not installed")
         return found.answer(request)
 
-    routes = [Route(path, asked(kind, answer)) for path, kind, answer in QUESTIONS]
-    routes += [Route("/api/events", events)]
+    routes = [Route(path, asked(kind, answer, _query)) for path, kind, answer in QUESTIONS]
+    routes += [Route(path, asked(kind, act, _body), methods=["POST"]) for path, kind, act in ACTIONS]
+    routes += [Route("/api/events", events), Route("/api/writing", writing)]
     routes += [Route(SESSION, session), Route("/static/{name:path}", file), Route("/{path:path}", page)]
     return Guard(Starlette(routes=routes), door)
 
 
-def _values(request: Request) -> dict[str, str | list[str]]:
+async def _query(request: Request) -> dict[str, str | list[str]]:
     """The query: a name that may be given several times is a list."""
     given = request.query_params
     return {name: given.getlist(name) if name == "set" else value for name, value in given.items()}
+
+
+async def _body(request: Request) -> Any:
+    """The JSON of a POST. Raises RefusedError if it is too long or no JSON."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > LONGEST_BODY:
+            raise RefusedError(f"the body has more than {LONGEST_BODY} bytes", following="send less", status=413)
+    try:
+        return json.loads(body)
+    except ValueError:
+        raise RefusedError("the body is no JSON") from None
 
 
 def _answered(

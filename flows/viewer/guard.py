@@ -1,7 +1,8 @@
-"""Who may ask the viewer, and what a browser may do with its answers.
+"""Who may ask the viewer, who may change something, and what a browser may do with its answers.
 
 Pages of other sites run in the same browser. They must not read a store through it: so the name that a request is sent
-to must be one of this server's own (DNS rebinding), and a request that another site caused is refused.
+to must be one of this server's own (DNS rebinding), and a request that another site caused is refused. GET changes
+nothing. POST does, and is let in only by ``agentrl view --write``, with a key that only the viewer's pages can read.
 """
 
 import hmac
@@ -34,6 +35,8 @@ HEADERS = {
 TOKEN_HEADER = "x-agentrl-token"
 SESSION = "/api/session"
 """Where a token is exchanged for a cookie."""
+KEY_HEADER = "x-agentrl-key"
+"""Of every POST: the door's key. A page of another site cannot read it, nor send a header of this name."""
 
 
 def is_loopback(host: str) -> bool:
@@ -48,12 +51,15 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Door:
-    """Where the viewer listens, and what opens it. ``token`` None lets in everybody who reaches the address."""
+    """Where the viewer listens, and what opens it. ``token`` None lets in everybody who reaches the address. ``write``
+    lets in POST, with the ``key``."""
 
     host: str
     port: int
     token: str | None = None
+    write: bool = False
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    key: str = field(default_factory=lambda: secrets.token_urlsafe(32))
 
     @property
     def cookie(self) -> str:
@@ -88,8 +94,13 @@ class Door:
         linked = is_page and headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not linked:
             return 403, "another site caused this request", "open the viewer itself"
-        if scope["method"] not in ("GET", "HEAD"):
-            return 405, f"{scope['method']} is not allowed: the viewer only reads", "ask with GET"
+        if scope["method"] == "POST" and self.write:
+            refused = self._refused_write(headers)
+            if refused is not None:
+                return refused
+        elif scope["method"] not in ("GET", "HEAD"):
+            following = "agentrl view --write" if scope["method"] == "POST" else "ask with GET"
+            return 405, f"{scope['method']} is not allowed: the viewer only reads", following
         if self.token is None or not scope["path"].startswith("/api/"):
             return None  # pages and scripts hold no data
         if scope["path"] == SESSION:
@@ -100,6 +111,17 @@ class Door:
         cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
         if not hmac.compare_digest(cookie.encode(), self.session.encode()):
             return 401, "no session", "open the whole address that `agentrl view` printed, with its #token"
+        return None
+
+    def _refused_write(self, headers: Headers) -> tuple[int, str, str] | None:
+        """Why a POST is refused that is sent to this server and that no other site caused. Forms can send neither this
+        type of body nor the key."""
+        if headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            return 403, "no page of this viewer caused this request", "open the viewer itself"
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return 415, "the body of a POST is JSON", "send content-type: application/json"
+        if not hmac.compare_digest(headers.get(KEY_HEADER, "").encode(), self.key.encode()):
+            return 403, f"the key in {KEY_HEADER} is wrong", "reload the page"
         return None
 
 

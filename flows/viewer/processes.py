@@ -19,6 +19,18 @@ def command_of(*arguments: str, patience: float) -> "subprocess.CompletedProcess
     )
 
 
+def begun(*arguments: str) -> "subprocess.Popen[str]":
+    """Begin a command of `agentrl` in a process of its own, with this code; the caller waits for it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": _with_this_code()},
+    )
+
+
 def _with_this_code() -> str:
     there = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     return os.pathsep.join([str(Path(__file__).parents[2]), *there])

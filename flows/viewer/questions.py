@@ -1,7 +1,7 @@
 """The questions that a browser asks: what each takes, and how a reader of the store answers it."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
@@ -99,6 +99,12 @@ class DroppedQuery(AtVersion):
     rule: str
     offset: int = Field(0, ge=0, lt=2**31)
     limit: int = Field(100, ge=1, le=1000)
+
+
+class ReplayQuery(Query):
+    artifact: str
+    step: int = Field(ge=0, lt=2**31)
+    set: list[Annotated[str, Field(max_length=300)]] = Field([], max_length=16)
 
 
 class RunQuery(Query):
@@ -219,6 +225,19 @@ def _doctor(reader: "StoreReader", request: Request, question: RunQuery) -> Resp
     return _json(reader.doctor.of(question.run))
 
 
+def _replay(reader: "StoreReader", request: Request, question: ReplayQuery) -> Response:
+    return _json(reader.replays.of(question.artifact, question.step, question.set))
+
+
+def _replayed(reader: "StoreReader", request: Request, question: ReplayQuery) -> Response:
+    return _json(reader.replays.start(question.artifact, question.step, question.set))
+
+
+def _stopped(reader: "StoreReader", request: Request, question: Query) -> Response:
+    reader.replays.stop()
+    return Response(status_code=204)
+
+
 QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/overview", OfPipeline, _overview),
     ("/api/plan", WhatIf, _plan),
@@ -245,4 +264,11 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/training/rows", StepQuery, _rows_of_step),
     ("/api/live/lines", LinesQuery, _lines),
     ("/api/doctor", RunQuery, _doctor),
+    ("/api/replay", ReplayQuery, _replay),
 ]
+
+ACTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
+    ("/api/replay", ReplayQuery, _replayed),
+    ("/api/replay/stop", Query, _stopped),
+]
+"""What POST does, with a JSON object instead of a query; only with ``agentrl view --write``."""

@@ -29,6 +29,7 @@ from flows.viewer.doctor import Doctor
 from flows.viewer.graph import Plans
 from flows.viewer.overview import overview, what_if
 from flows.viewer.refused import RefusedError
+from flows.viewer.replays import Replays
 from flows.viewer.tables import Recent, Snapshot, Tables, sort_column, stream
 from pipelines.tokenizers import token_bytes
 
@@ -50,6 +51,7 @@ class StoreReader:
         self.plans = Plans(self.catalog, store)
         self._pulses = training.Pulses(self.catalog, self.tables)
         self.doctor = Doctor(self.catalog, store)
+        self.replays = Replays(self.artifacts, store)
 
     def overview(self, pipeline: str | None) -> wire.Overview:
         return overview(self.store, self.catalog, self.tables, self.artifacts, self.plans, pipeline)

@@ -78,7 +78,8 @@ def _metrics(artifacts: Artifacts, manifest: Manifest) -> pq.ParquetFile:
     return pq.ParquetFile(artifacts.catalog.open(manifest, manifest.outputs["metrics"].path))
 
 
-def _trained(artifacts: Artifacts, artifact: str) -> Manifest:
+def trained(artifacts: Artifacts, artifact: str) -> Manifest:
+    """The training artifact of this name. Raises RefusedError if there is none."""
     found = artifacts.named(artifact)
     if found is None or "metrics" not in found.outputs:
         known = [label(one) for one in artifacts.all() if one.ingredients.uses.startswith("train.")]
@@ -88,14 +89,14 @@ def _trained(artifacts: Artifacts, artifact: str) -> Manifest:
 
 def metrics(artifacts: Artifacts, artifact: str) -> pa.Table:
     """The metrics of a training artifact as it recorded them. Raises RefusedError if it has none."""
-    with _metrics(artifacts, _trained(artifacts, artifact)) as file:
+    with _metrics(artifacts, trained(artifacts, artifact)) as file:
         return file.read()
 
 
 def rows_of(artifacts: Artifacts, snapshot: Snapshot, artifact: str, step: int) -> pa.Table:
     """The rows that a step learned from. Raises RefusedError if the step was never taken."""
     try:
-        rows = pl.DataFrame(rows_of_step(artifacts.catalog, _trained(artifacts, artifact), step))
+        rows = pl.DataFrame(rows_of_step(artifacts.catalog, trained(artifacts, artifact), step))
     except LookupError as error:
         raise RefusedError(str(error.args[0]), field="step", status=404) from None
     about = snapshot.columns(["trajectory_id", *OF_ROWS])

@@ -26,6 +26,15 @@ class Refusal(Answer):
 # in #token=TOKEN: the page asks this once and takes the token out of its address. Any 401 means that it has to.
 
 
+# GET /api/writing
+
+
+class Writing(Answer):
+    """The key that POST needs in the header X-Agentrl-Key; None if the viewer was started without ``--write``."""
+
+    key: str | None
+
+
 # GET /api/overview?pipeline=NAME
 
 

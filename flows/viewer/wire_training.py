@@ -30,6 +30,27 @@ class TrainingStages(Answer):
 # task_id, policy_version; the last five are null if the row is not in the buffer any more
 
 
+# POST /api/replay {"artifact": ..., "step": ..., "set": ["algorithm.clip_high=0.3", ...]} starts it,
+# GET /api/replay?artifact=&step=&set=&set= tells how far it is, and POST /api/replay/stop {} ends it
+
+
+class ReplayAnswer(Answer):
+    """A training step computed again, with other settings if there are any. ``working`` is true while that runs, since
+    ``seconds``: ask again in a second. ``problem`` says why it failed. ``recorded`` and ``replayed`` are metrics by
+    name; ``equal`` says whether loss and gradient norm agree to six digits. ``rows`` is how many the step has."""
+
+    artifact: str
+    step: int
+    settings: list[str]
+    working: bool
+    seconds: float
+    problem: str | None
+    rows: int | None
+    recorded: dict[str, float | None]
+    replayed: dict[str, float | None]
+    equal: bool | None
+
+
 # GET /api/events -> server-sent events, one Pulse each, at once and whenever something changed
 
 

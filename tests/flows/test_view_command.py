@@ -97,3 +97,5 @@ def test_what_cannot_be_served_is_said_before(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == f"error: --host 127.0.0.1 --port {port}: Address already in use\n"
     assert cli.call(["view", "--store", str(tmp_path), "--host", "no.such.host.invalid"]) == 1
     assert "no.such.host.invalid" in capsys.readouterr().err
+    assert cli.call(["view", "--store", str(tmp_path), "--write", "--unsafe-open"]) == 2
+    assert "--write and --unsafe-open do not go together" in capsys.readouterr().err

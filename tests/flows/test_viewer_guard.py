@@ -1,7 +1,9 @@
 """The viewer's door: other sites, other names of this host, paths that climb, and tokens."""
 
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from viewer_store import Browser
 
@@ -94,6 +96,91 @@ def test_a_link_on_another_site_opens_a_page_and_embeds_nothing(tmp_path: Path) 
 def test_nothing_but_reading_is_allowed(browser: Browser, method: str) -> None:
     for path in ("/api/overview", "/static/main.js", "/"):
         assert browser.ask(path, method).status_code == 405
+
+
+KEY = "the-key"
+ALLOWED = {"x-agentrl-key": KEY, "origin": "http://127.0.0.1:8322", "sec-fetch-site": "same-origin"}
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Browser:
+    return Browser(tmp_path, Door("127.0.0.1", 8322, write=True, key=KEY))
+
+
+def test_the_key_is_told_only_if_the_viewer_may_write(browser: Browser, writer: Browser) -> None:
+    assert browser.json("/api/writing") == {"key": None}
+    assert writer.json("/api/writing") == {"key": KEY}
+    for headers in (
+        {"origin": "http://evil.example"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ):
+        answer = writer.ask("/api/writing", headers=headers)
+        assert (answer.status_code, KEY in answer.text) == (403, False)
+    assert writer.raw(b"/api/writing", [(b"host", b"evil.example")])[0] == 403
+    assert "access-control-allow-origin" not in writer.ask("/api/writing").headers
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({"x-agentrl-key": None}, 403),
+        ({"x-agentrl-key": ""}, 403),
+        ({"x-agentrl-key": "the-ke"}, 403),
+        ({"x-agentrl-key": "the-keyé"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "none"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 403),
+        ({"host": "evil.example"}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"content-type": "multipart/form-data; boundary=x"}, 415),
+        ({"content-type": "text/plain; application/json"}, 415),
+    ],
+)
+def test_no_other_page_can_write(writer: Browser, changed: dict[str, str | None], status: int) -> None:
+    """Forms, scripts and images of other sites can send some of what a POST needs, and never all."""
+    headers = {name: value.encode() for name, value in (ALLOWED | changed).items() if value is not None}
+    for path in ("/api/replay/stop", "/api/replay", "/api/overview", "/", "/static/main.js", "/api/none"):
+        answer = writer.ask(path, "POST", headers=headers, body={})  # type: ignore[arg-type]
+        assert answer.status_code == status, path
+        assert HEADERS.items() <= dict(answer.headers).items()
+
+
+def test_a_page_of_the_viewer_writes_by_post_alone(browser: Browser, writer: Browser) -> None:
+    assert writer.ask("/api/replay/stop", "POST", headers=ALLOWED, body={}).status_code == 204
+    assert writer.ask("/api/replay/stop", "GET", headers=ALLOWED).status_code == 404
+    for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
+        assert writer.ask("/api/replay/stop", method, headers=ALLOWED, body={}).status_code == 405
+    for path in ("/api/overview", "/api/session", "/", "/static/main.js", "/api/writing"):
+        assert writer.ask(path, "POST", headers=ALLOWED, body={}).status_code == 405
+    refused = browser.ask("/api/replay/stop", "POST", headers=ALLOWED, body={})
+    assert (refused.status_code, refused.json()["next"]) == (405, "agentrl view --write")
+
+
+def test_a_body_is_a_short_object_of_known_fields(writer: Browser) -> None:
+    def sent(body: Any) -> httpx.Response:
+        return writer.ask("/api/replay", "POST", headers=ALLOWED, body=body)
+
+    assert sent({"artifact": "x" * 70_000, "step": 0}).status_code == 413
+    assert sent({"artifact": "none/00000000", "step": 0, "shell": "ls"}).json()["field"] == "shell"
+    assert sent([1]).status_code == 400
+    assert sent({"artifact": "none/00000000", "step": 0, "set": ["x" * 301]}).status_code == 400
+    assert sent({"artifact": "--help", "step": 0}).status_code == 404
+    assert sent({"artifact": "../../etc/passwd", "step": 0}).status_code == 404
+
+
+def test_whoever_writes_needs_the_cookie_too(tmp_path: Path) -> None:
+    writer = Browser(tmp_path, Door("127.0.0.1", 8322, "the-token", write=True, key=KEY))
+    assert writer.ask("/api/writing").status_code == 401
+    assert writer.ask("/api/replay/stop", "POST", headers=ALLOWED, body={}).status_code == 401
+    cookie = writer.ask("/api/session", headers={"x-agentrl-token": "the-token"}).headers["set-cookie"].split(";")[0]
+    assert writer.ask("/api/replay/stop", "POST", headers=ALLOWED | {"cookie": cookie}, body={}).status_code == 204
+    assert writer.ask("/api/session", "POST", headers=ALLOWED | {"x-agentrl-token": "no"}, body={}).status_code == 401
 
 
 @pytest.mark.usefixtures("front_end")

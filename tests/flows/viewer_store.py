@@ -36,12 +36,12 @@ class Browser:
         self.app = application(opening(str(store)), door or Door("127.0.0.1", 8322))
 
     def ask(
-        self, path: str, method: str = "GET", headers: dict[str, str] | None = None, **query: Any
+        self, path: str, method: str = "GET", headers: dict[str, str] | None = None, body: Any = None, **query: Any
     ) -> httpx.Response:
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(app=self.app)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8322") as client:
-                return await client.request(method, path, headers=headers, params=query or None)
+                return await client.request(method, path, headers=headers, json=body, params=query or None)
 
         return asyncio.run(send())
 

@@ -20,13 +20,12 @@ export class Refused extends Error {
   }
 }
 
-/**
- * @param {string} path
- * @param {Params} params
- * @param {AbortSignal} [signal]
- */
-async function get(path, params, signal) {
-  const answer = await ask(address(path, params), { signal, headers: { Accept: "*/*" } }).catch((error) => {
+/** @param {string} path @param {Params} params @param {AbortSignal} [signal] */
+const get = (path, params, signal) => sent(address(path, params), { signal, headers: { Accept: "*/*" } });
+
+/** @param {string} to @param {RequestInit} how */
+async function sent(to, how) {
+  const answer = await ask(to, how).catch((error) => {
     if (error.name === "AbortError") throw error;
     throw new Refused({ error: "the viewer's server does not answer", field: null, allowed: [], next: "agentrl view" }, 0);
   });
@@ -72,6 +71,28 @@ export async function bytes(path, params = {}, signal) {
 export async function arrow(path, params = {}, signal) {
   const answer = await get(path, params, signal);
   return { table: fl.tableFromIPC(new Uint8Array(await answer.arrayBuffer()), { useDate: false }), headers: answer.headers };
+}
+
+/** What POST needs; null until it is known. @type {string | null} */
+let key = null;
+
+/**
+ * Has something done; only with `agentrl view --write`.
+ * @param {string} path
+ * @param {object} body
+ * @returns {Promise<any>} null if there is nothing to say
+ */
+export async function post(path, body) {
+  key ??= /** @type {import("./wire.js").Writing} */ (await json("/api/writing")).key;
+  if (!key) throw new Refused({ error: "this viewer only reads", field: null, allowed: [], next: "agentrl view --write" }, 405);
+  const headers = { "Content-Type": "application/json", "X-Agentrl-Key": key };
+  try {
+    const answer = await sent(path, { method: "POST", headers, body: JSON.stringify(body) });
+    return answer.status === 204 ? null : answer.json();
+  } catch (problem) {
+    key = null; // a server that began again has another
+    throw problem;
+  }
 }
 
 /**

@@ -1,0 +1,116 @@
+"""Training steps that are computed again. That loads a model, so each has a process of its own, and one runs at a
+time."""
+
+import atexit
+import json
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from flows.viewer.artifacts import Artifacts
+from flows.viewer.processes import begun
+from flows.viewer.refused import RefusedError
+from flows.viewer.tables import Recent
+from flows.viewer.training import trained
+from flows.viewer.wire_training import ReplayAnswer
+from schemas.manifest import Manifest
+
+KEPT = 64
+"""Answers that are kept."""
+
+Key = tuple[str, int, tuple[str, ...]]
+"""STAGE/FINGERPRINT, step, settings."""
+
+
+@dataclass
+class _AtWork:
+    """The replay that runs now."""
+
+    key: Key
+    process: "subprocess.Popen[str]"
+    began: float
+    stopped: bool = False
+
+
+class Replays:
+    """What steps gave when they were computed again, by artifact, step and settings."""
+
+    def __init__(self, artifacts: Artifacts, store: str) -> None:
+        self.artifacts = artifacts
+        self.store = store
+        self._known: Recent[Key, ReplayAnswer] = Recent(KEPT)
+        self._at_work: _AtWork | None = None
+        self._lock = threading.Lock()
+        atexit.register(self.stop)
+
+    def start(self, artifact: str, step: int, settings: list[str]) -> ReplayAnswer:
+        """Begin to compute a step again, unless that was done. Raises RefusedError if the artifact trained nothing, or
+        another step is computed now."""
+        manifest, key = self._key(artifact, step, settings)
+        with self._lock:
+            work = self._at_work
+            known = self._known.get(key)
+            if known is not None and known.problem is None:
+                return known
+            if work is not None and work.key != key:
+                said = f"step {work.key[1]} of {work.key[0][:80]} is computed now; one is computed at a time"
+                raise RefusedError(said, following="wait for it, or stop it", status=409)
+            if work is None:
+                self._known.pop(key, None)
+                self._at_work = _AtWork(key, self._begin(manifest, step, settings), time.monotonic())
+                threading.Thread(target=self._wait, args=(self._at_work,), daemon=True).start()
+        return self.of(artifact, step, settings)
+
+    def of(self, artifact: str, step: int, settings: list[str]) -> ReplayAnswer:
+        """What there is of a replay. Raises RefusedError if it was never started."""
+        _, key = self._key(artifact, step, settings)
+        with self._lock:
+            work, known = self._at_work, self._known.get(key)
+        if known is not None:
+            return known
+        if work is None or work.key != key:
+            raise RefusedError("this step was not computed again yet", field="step", status=404)
+        return _answer(key, working=True, seconds=time.monotonic() - work.began)
+
+    def stop(self) -> None:
+        """End the replay that runs now, if one does."""
+        with self._lock:
+            if self._at_work is not None:
+                self._at_work.stopped = True
+                self._at_work.process.terminate()
+
+    def _key(self, artifact: str, step: int, settings: list[str]) -> tuple[Manifest, Key]:
+        manifest = trained(self.artifacts, artifact)
+        return manifest, (f"{manifest.ingredients.stage}/{manifest.fingerprint}", step, tuple(settings))
+
+    def _begin(self, manifest: Manifest, step: int, settings: list[str]) -> "subprocess.Popen[str]":
+        options = [f"--step={step}", *(f"--set={one}" for one in settings), f"--store={self.store}", "--json"]
+        return begun("replay", *options, "--", f"{manifest.ingredients.stage}/{manifest.fingerprint}")
+
+    def _wait(self, work: _AtWork) -> None:
+        out, error = work.process.communicate()
+        found = replayed(work.key, out, error, time.monotonic() - work.began)
+        if work.stopped:
+            found = _answer(work.key, seconds=found.seconds, problem="it was stopped")
+        with self._lock:
+            self._known.get_or(work.key, lambda: found)
+            self._at_work = None
+
+
+def replayed(key: Key, out: str, error: str, seconds: float) -> ReplayAnswer:
+    """What `agentrl replay --json` printed."""
+    try:
+        document = json.loads(out)
+        said = {name: document[name] for name in ("rows", "recorded", "replayed", "equal")}
+    except (ValueError, KeyError):
+        lines = error.strip().splitlines() or ["it ended without a word"]
+        return _answer(key, seconds=seconds, problem=lines[-1].removeprefix("error: ")[:500])
+    return _answer(key, seconds=seconds, **said)
+
+
+def _answer(key: Key, **values: Any) -> ReplayAnswer:
+    nothing: dict[str, Any] = {"working": False, "seconds": 0.0, "problem": None, "rows": None}
+    nothing |= {"recorded": {}, "replayed": {}, "equal": None}
+    return ReplayAnswer(artifact=key[0], step=key[1], settings=list(key[2]), **{**nothing, **values})

@@ -12,6 +12,7 @@ from typing import Any
 
 from methods import (
     CURATED_STEPS,
+    LR,
     SAMPLES,
     SMALL,
     Arm,
@@ -55,7 +56,7 @@ def of_continuations(made: Any) -> Spent:
 
 def trained(setting: Setting, stage: Any, config: dict[str, Any], **inputs: Any) -> tuple[Any, Spent]:
     """The warm policy after :data:`STEPS` steps of a stage, and the tokens in the rows that it was trained on."""
-    optimizer = {"lr": 2e-4, "schedule": "linear"}
+    optimizer = {"lr": LR["dpo" if stage.name == "train.dpo" else "offline"], "schedule": "linear"}
     config = {"steps": STEPS, "batch": 32, "optimizer": optimizer, **config}
     try:
         made = setting.harness.run(stage, config, model=setting.warm, **inputs)

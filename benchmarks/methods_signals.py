@@ -11,6 +11,7 @@ from typing import Any
 
 from methods import (
     ITERATIONS,
+    LR,
     SAMPLES,
     TASKS,
     Arm,
@@ -56,7 +57,7 @@ def distill() -> bool:
         config = {
             "iterations": FEW, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0},
             "algorithm": {"type": "distill"}, "checkpoint_every": 1000,
-            "optimizer": {"lr": 3e-4, "schedule": "linear", "warmup": 4},
+            "optimizer": {"lr": LR["grpo"], "schedule": "linear", "warmup": 4},
         }  # fmt: skip
         found = run(stage, config, model=setting.warm, tasks=setting.tasks, teacher=teacher)
         spent = of_rollouts(found["trajectories"])

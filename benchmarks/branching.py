@@ -1,13 +1,18 @@
 """The experiments of ``methods.py`` about continued rows: what they gain over whole rollouts of as many sampled tokens.
 
-- slicing: GRPO on stored rows of `rooms`, whole rows or by the values of their turns (`bisect`).
+- slicing: GRPO on stored rows of `rooms` from level 4 on, whole rows or by the values of their turns (`bisect`).
 - pairs: DPO on pairs of steps, from continuations at uncertain turns or from whole rollouts.
-- dagger: as many turns of an adviser, on its own states or on the student's.
-- search: successes of a tree search, or of plain rollouts, learned once.
+- dagger: as many turns of an adviser, on its own states or on the student's; success, and recovery after a planted
+  wrong turn.
+- search: successes of a tree search, or of plain rollouts, in `rooms` of levels 4 to 6: train tasks solved, and what is
+  learned from them.
 """
 
+import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 from methods import (
@@ -23,6 +28,7 @@ from methods import (
     judged,
     of_rollouts,
     prepared,
+    rollouts,
     seeds,
     table,
 )
@@ -31,23 +37,19 @@ STATES, STEPS = (16, 2) if SMALL else (192, 40)
 """Tasks whose rollouts are looked at, and training steps of offline methods."""
 
 
-def settings(experiment: str, arms: dict[str, Arm], env: str = "rooms") -> Iterator[tuple[Setting, Any]]:
-    """A setting for each seed, and the first :data:`STATES` of its tasks; the warm policy is judged."""
-    for seed, folder in seeds(experiment, arms):
+def settings(
+    experiment: str, *tables: dict[str, Arm], env: str = "rooms", levels: frozenset[int] = frozenset()
+) -> Iterator[tuple[Setting, Any]]:
+    """A setting for each seed, and the first :data:`STATES` of its tasks; the warm policy is judged. With ``levels``,
+    tasks and what is judged are of these; the warm policy has learned all levels."""
+    for seed, folder in seeds(experiment, *tables):
         setting = prepared(env, seed, folder)
-        arms["warm"].add(judged(setting, setting.warm), Spent())
+        if levels:
+            given = setting.harness.tasks
+            of = [[task for task in one.read() if task.level in levels] for one in (setting.tasks, setting.judged)]
+            setting = replace(setting, tasks=given(of[0]), judged=given(of[1]))
+        tables[0]["warm"].add(judged(setting, setting.warm), Spent())
         yield setting, setting.harness.tasks(setting.tasks.read()[:STATES])
-
-
-def rollouts(setting: Setting, tasks: Any, tokens: int) -> tuple[Any, Spent]:
-    """Selections of whole rollouts of the warm policy, one more of each task until ``tokens`` are sampled."""
-    from pipelines.stages.trajectories import sample
-
-    found, spent = [], Spent()
-    while spent.sampled < tokens:
-        found.append(setting.harness.run(sample, {"samples": 1}, model=setting.warm, tasks=tasks)["trajectories"])
-        spent += of_rollouts(found[-1])
-    return found, spent
 
 
 def of_continuations(made: Any) -> Spent:
@@ -81,7 +83,7 @@ def slicing() -> bool:
     from pipelines.stages.trajectories import reject, sample
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO, whole rows", "GRPO, values")}
-    for setting, tasks in settings("slicing", arms):
+    for setting, tasks in settings("slicing", arms, levels=frozenset(range(4, 9))):
         run = setting.harness.run
         rows = run(sample, {"samples": SAMPLES}, model=setting.warm, tasks=tasks)["trajectories"]
         steps = run(value, {"where": "bisect", "k": 8}, model=setting.warm, trajectories=[rows])
@@ -97,9 +99,9 @@ def slicing() -> bool:
         good = run(reject, {"keep": 2}, trajectories=others)["trajectories"]
         model, more = learned(setting, [good])
         arms["rejection"].add(judged(setting, model), spent + more)
-    print(f"\nslicing, rooms: rollouts of {STATES} tasks a seed")
+    print(f"\nslicing, rooms of levels 4 to 8: rollouts of {STATES} tasks a seed")
     table(arms)
-    return gain("slicing, rooms", arms["GRPO, whole rows"], arms["GRPO, values"])
+    return gain("slicing, rooms 4+", arms["GRPO, whole rows"], arms["GRPO, values"])
 
 
 def grouped(setting: Setting, selections: list[Any]) -> list[Any]:
@@ -143,30 +145,73 @@ def dagger() -> bool:
     from pipelines.stages.correct import correct
     from pipelines.stages.trajectories import reject, sample, synthesize
 
-    arms = {name: Arm(name) for name in ("warm", "rejection", "expert's states", "student's states")}
-    for setting, tasks in settings("dagger", arms):
+    names = ("warm", "rejection", "expert's states", "student's states")
+    arms, recovered = ({name: Arm(name) for name in names} for _ in range(2))
+
+    def add(setting: Setting, name: str, model: Any, spent: Spent) -> None:
+        arms[name].add(judged(setting, model), spent)
+        recovered[name].add(recovery(setting, model), spent)
+
+    for setting, tasks in settings("dagger", arms, recovered):
+        recovered["warm"].add(recovery(setting, setting.warm), Spent())
         run = setting.harness.run
         rows = run(sample, {"samples": 1}, model=setting.warm, tasks=tasks)["trajectories"]
         labels = run(correct, {"mode": "label"}, model=setting.warm, trajectories=[rows])
         told = Spent(foreign=int(labels.metrics["foreign_tokens"]), calls=int(labels.metrics["environment_calls"]))
         model, more = learned(setting, [labels["trajectories"]])
-        arms["student's states"].add(judged(setting, model), of_rollouts(rows) + told + more)
+        add(setting, "student's states", model, of_rollouts(rows) + told + more)
         turns, shown = len(labels["trajectories"].ids()), []
         for walk in run(synthesize, tasks=setting.tasks)["trajectories"].read():
             if turns > 0:
                 shown.append(walk.model_copy(update={"trajectory_id": f"w-{len(shown)}"}))
                 turns -= walk.n_steps
-        expert = setting.harness.trajectories(shown)
-        model, _ = learned(setting, [expert])
+        model, _ = learned(setting, [setting.harness.trajectories(shown)])
         calls = sum(walk.n_tool_calls for walk in shown)
         more = Spent(trained=round(CURATED_STEPS * 32 * told.foreign / max(1, len(shown))))  # text, of as many turns
-        arms["expert's states"].add(judged(setting, model), Spent(foreign=told.foreign, calls=calls) + more)
+        add(setting, "expert's states", model, Spent(foreign=told.foreign, calls=calls) + more)
         others, spent = rollouts(setting, tasks, of_rollouts(rows).sampled + told.foreign)
         model, more = learned(setting, [run(reject, {"keep": 2}, trajectories=others)["trajectories"]])
-        arms["rejection"].add(judged(setting, model), spent + more)
+        add(setting, "rejection", model, spent + more)
     print(f"\ndagger, rooms: walks of {STATES} tasks a seed")
     table(arms)
-    return gain("dagger, rooms", arms["expert's states"], arms["student's states"], by="foreign")
+    print("dagger, rooms: success after a planted wrong turn")
+    table(recovered)
+    better = gain("dagger, rooms", arms["expert's states"], arms["student's states"], by="foreign")
+    met = gain("dagger, recovery", recovered["expert's states"], recovered["student's states"], by="foreign")
+    return met and better
+
+
+def recovery(setting: Setting, model: Any) -> dict[str, float]:
+    """Task -> success after a planted wrong turn: the first door leads away from the goal, then the policy acts."""
+    from agentrl.rollouts.demonstrations import demonstrate
+    from pipelines.stages.fork import fork
+
+    house, tasks = _astray(), setting.judged.read()
+    walks = [demonstrate(house, task, 0.0, 0, f"astray-{model.name}-{task.task_id}") for task in tasks]
+    planted = setting.harness.trajectories(walks)
+    made = setting.harness.run(fork, {"at": [1], "k": 1}, model=model, trajectories=[planted], tasks=[setting.judged])
+    found = made["trajectories"].table(["task_id", "success"]).to_pylist()
+    return {row["task_id"]: float(bool(row["success"])) for row in found}
+
+
+def _astray() -> Any:
+    """`rooms` with an expert who goes through a door that leads as far from the goal as any, and gives up."""
+    from agentrl.environments.rooms.environment import Rooms, RoomsConfig
+    from agentrl.environments.rooms.house import DOORS
+    from schemas.trajectory import Message, Role, ToolCall
+
+    class Astray(Rooms):
+        def demonstrate(self, task: Any, noise: float, random: Random) -> Iterator[Message]:
+            where, house = json.loads(task.metadata), self.house
+            ahead = house.distances(house.numbers[where["goal"]])
+            behind = dict(zip(DOORS, house.leads[house.numbers[where["start"]]], strict=True))
+            farthest = max(ahead[room] for room in behind.values())
+            door = random.choice([door for door, room in behind.items() if ahead[room] == farthest])
+            call = ToolCall(id="call_0", name="go", arguments=json.dumps({"door": door}))
+            yield Message(role=Role.ASSISTANT, content=f"{house.names[behind[door]]}.", tool_calls=[call])
+            yield Message(role=Role.ASSISTANT, content="here")
+
+    return Astray(RoomsConfig(spoken=True))
 
 
 def search() -> bool:
@@ -175,18 +220,43 @@ def search() -> bool:
     from pipelines.stages.trajectories import reject
 
     arms = {name: Arm(name) for name in ("warm", "rollouts", "search")}
-    for setting, tasks in settings("search", arms):
+    found = {name: Arm(name) for name in ("rollouts", "search")}
+    for setting, tasks in settings("search", arms, found, levels=frozenset({4, 5, 6})):
         run = setting.harness.run
         made = run(tree, {"branch": 3, "rounds": 2 if SMALL else 8, "depth": 10}, model=setting.warm, tasks=tasks)
         cost = of_continuations(made)
-        model, more = learned(setting, [run(reject, {"keep": 2}, trajectories=[made["trajectories"]])["trajectories"]])
-        arms["search"].add(judged(setting, model), cost + more)
         others, spent = rollouts(setting, tasks, cost.sampled)
-        ends = [row for one in others for row in one.table(["task_id", "success"]).to_pylist()]
-        solved = {row["task_id"] for row in ends if row["success"]}
-        print(f"solved by search {made.metrics['solved_tasks']}, by rollouts {len(solved)} of {STATES}")
-        model, more = learned(setting, [run(reject, {"keep": 2}, trajectories=others)["trajectories"]])
-        arms["rollouts"].add(judged(setting, model), spent + more)
-    print(f"\nsearch, rooms: trees of {STATES} tasks a seed")
+        rows = {"search": ([made["trajectories"]], cost), "rollouts": (others, spent)}
+        for name, (selections, of_name) in rows.items():
+            found[name].add(solved(tasks, selections), of_name)
+            model, more = learned(setting, [run(reject, {"keep": 2}, trajectories=selections)["trajectories"]])
+            arms[name].add(judged(setting, model), of_name + more)
+        by_difficulty(others, found)
+    print(f"\nsearch, rooms of levels 4 to 6: train tasks solved, of {STATES} a seed")
+    table(found)
+    first = gain("search, train tasks", found["rollouts"], found["search"])
+    print("search, rooms of levels 4 to 6: held-out success after one supervised stage on what was solved")
     table(arms)
-    return gain("search, rooms", arms["rollouts"], arms["search"])
+    return gain("search, rooms 4-6", arms["rollouts"], arms["search"]) and first
+
+
+def solved(tasks: Any, selections: list[Any]) -> dict[str, float]:
+    """Task -> whether one of these rows solved it."""
+    found = {task.task_id: 0.0 for task in tasks.read()}
+    for one in selections:
+        for row in one.table(["task_id", "success"]).to_pylist():
+            found[row["task_id"]] = max(found[row["task_id"]], float(bool(row["success"])))
+    return found
+
+
+def by_difficulty(rollouts: list[Any], found: dict[str, Arm]) -> None:
+    """Print what the newest run of each arm solved of the levels, with how often plain rollouts succeed at each."""
+    rows = [row for one in rollouts for row in one.table(["task_id", "level", "success"]).to_pylist()]
+    level = {row["task_id"]: row["level"] for row in rows}
+    for one in sorted(set(level.values())):
+        plain = [bool(row["success"]) for row in rows if row["level"] == one]
+        ours = [name for name in level if level[name] == one]
+        shares = {name: sum(arm.runs[-1][task] for task in ours) / len(ours) for name, arm in found.items()}
+        share = sum(plain) / len(plain)
+        print(f"level {one}: plain success {share:.3f}{' (below .1)' if share < 0.1 else ''}, solved: "
+              + ", ".join(f"{name} {value:.3f}" for name, value in shares.items()), flush=True)  # fmt: skip

@@ -42,7 +42,7 @@ TASKS, SAMPLES, ITERATIONS = (8, 2, 2) if SMALL else (32, 8, 24)
 LR = {"sft": 2e-3, "grpo": 3e-4, "offline": 2e-4, "dpo": 2e-4}
 """Learning rates, chosen on dev tasks of seed 0 for the baselines; methods have the same."""
 WITHIN = 0.15
-"""How far the sampled tokens of two methods with equal rollouts may be apart."""
+"""How far the budgets of two methods may be apart."""
 
 
 @dataclass
@@ -166,6 +166,23 @@ def of_rollouts(rows: Any) -> Spent:
     return Spent(pc.sum(table["n_action_tokens"]).as_py(), 0, pc.sum(table["n_tool_calls"]).as_py(), 0)
 
 
+def rollouts(setting: Setting, tasks: Any, wanted: int, by: str = "sampled") -> tuple[Any, Spent]:
+    """Selections of whole rollouts of the warm policy, one more of each task until so many tokens are ``sampled``, or
+    ``calls`` made."""
+    from pipelines.stages.trajectories import sample
+
+    harness, found, spent = setting.harness, [], Spent()
+    seed = harness.seed
+    try:
+        while getattr(spent, by) < wanted:
+            harness.seed = seed + 1000 * (1 + len(found))  # with equal seeds, it would be the same rollout again
+            found.append(harness.run(sample, {"samples": 1}, model=setting.warm, tasks=tasks)["trajectories"])
+            spent += of_rollouts(found[-1])
+    finally:
+        harness.seed = seed
+    return found, spent
+
+
 def curated(setting: Setting, selections: list[Any]) -> tuple[Any, Spent]:
     """The warm policy after supervised steps on these rows, and the tokens that it was trained on."""
     from pipelines.stages.train import sft
@@ -194,11 +211,13 @@ def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:
 
 
 def hindsight(env: str) -> bool:
-    """The same rollouts with and without what failed ones did achieve, against GRPO with as many."""
+    """The same rollouts with and without what failed ones did achieve, against GRPO with as many. New tasks are
+    verified by making the calls of rows again; another baseline gets as many calls, as further rollouts."""
     from pipelines.stages.relabel import relabel
     from pipelines.stages.trajectories import reject, sample
 
-    arms = {name: Arm(name) for name in ("warm", "rejection", "rejection + hindsight", "GRPO")}
+    more_calls = "rejection, as many calls"
+    arms = {name: Arm(name) for name in ("warm", "rejection", more_calls, "rejection + hindsight", "GRPO")}
     shifts: Counter[tuple[int, int]] = Counter()
     for seed, folder in seeds(f"hindsight {env}", arms):
         setting = prepared(env, seed, folder)
@@ -217,23 +236,20 @@ def hindsight(env: str) -> bool:
         )  # fmt: skip
         print(f"{env}, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
         new = made["trajectories"]
-        replayed = Spent(calls=replays(made, new))
+        replayed = Spent(calls=int(made.metrics["environment_calls"]))
         model, more = curated(setting, [good, new])
         arms["rejection + hindsight"].add(judged(setting, model), spent + replayed + more)
         shifts.update({(one["asked"], one["achieved"]): one["rows"] for one in made["levels"].table().to_pylist()})
+        others, beside = rollouts(setting, tasks, replayed.calls, by="calls")
+        model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=[rows, *others])["trajectories"]])
+        arms[more_calls].add(judged(setting, model), spent + beside + more)
         model, more, _ = online(setting)
         arms["GRPO"].add(judged(setting, model), more)
     print(f"\nhindsight, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
     table(arms)
     print(f"levels asked -> achieved: {', '.join(f'{a} -> {b}: {n}' for (a, b), n in sorted(shifts.items()))}")
-    return gain(f"hindsight, {env}", arms["rejection"], arms["rejection + hindsight"])
-
-
-def replays(made: Any, new: Any) -> int:
-    """Calls that were made again to verify new tasks: for each task tried, as many as a kept row has on average."""
-    counts = new.table(["n_tool_calls"])["n_tool_calls"].to_pylist()
-    tried = sum(int(made.metrics.get(name) or 0) for name in ("relabelled", "not_solved", "over_cap", "doubled"))
-    return round(tried * sum(counts) / max(1, len(counts)))
+    met = gain(f"hindsight, {env}", arms["rejection"], arms["rejection + hindsight"])
+    return gain(f"hindsight, {env}", arms[more_calls], arms["rejection + hindsight"], by="calls") and met
 
 
 def curriculum() -> bool:
@@ -263,7 +279,7 @@ def curriculum() -> bool:
 def table(arms: dict[str, Arm]) -> None:
     from agentrl.statistics.intervals import wilson
 
-    print(f"{'method':<22} {'success':>7}  {'95 % interval':<15} {'each seed':<20} "
+    print(f"{'method':<24} {'success':>7}  {'95 % interval':<15} {'each seed':<20} "
           f"{'sampled':>10} {'foreign':>8} {'calls':>8} {'trained':>10}")  # fmt: skip
     for arm in arms.values():
         solved, total = sum(sum(run.values()) for run in arm.runs), sum(map(len, arm.runs))
@@ -272,7 +288,7 @@ def table(arms: dict[str, Arm]) -> None:
         spent = " ".join(
             f"{number:>{width},}" for number, width in zip(vars(arm.spent).values(), (10, 8, 8, 10), strict=True)
         )
-        print(f"{arm.name:<22} {solved / total:>7.3f}  {low:.3f} to {high:.3f}  {each:<20} {spent}")
+        print(f"{arm.name:<24} {solved / total:>7.3f}  {low:.3f} to {high:.3f}  {each:<20} {spent}")
 
 
 def gain(name: str, before: Arm, after: Arm, by: str = "sampled") -> bool:

@@ -82,7 +82,8 @@ def echo(env: str) -> bool:
 
 
 def rwml() -> bool:
-    """Half of the rollouts are predictions, or none. Both policies have seen some predictions demonstrated."""
+    """As many sampled tokens: of walks, or first of predictions and then of walks. A prediction is a few tokens, so
+    most of them are of walks either way. Both policies have seen some predictions demonstrated."""
     from dataclasses import replace
 
     from pipelines.stages.predict import predict
@@ -100,14 +101,15 @@ def rwml() -> bool:
         model, spent, _ = online(setting)
         found["GRPO"] = model, spent
         world, before, _ = online(of_world, iterations=ITERATIONS // 2)
-        model, spent, _ = online(replace(setting, warm=world), iterations=ITERATIONS // 2)
+        left = (spent.sampled - before.sampled) / (spent.sampled / ITERATIONS)
+        model, spent, _ = online(replace(setting, warm=world), iterations=max(1, round(left)))
         found["world model, then GRPO"] = model, spent + before
         for name, (model, spent) in found.items():
             arms[name].add(judged(setting, model), spent)
             worlds[name].add(judged(of_world, model), spent)
     print("\nrwml, rooms: what is known of the house (predictions that are right)")
     table(worlds)
-    print(f"rwml, rooms: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed, walks")
+    print(f"rwml, rooms: walks, as many sampled tokens as {TASKS * ITERATIONS * SAMPLES:,} of them a seed have")
     table(arms)
     return gain("rwml, rooms", arms["GRPO"], arms["world model, then GRPO"])
 

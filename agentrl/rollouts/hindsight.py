@@ -41,9 +41,11 @@ class Solved:
 
 
 class Goals(Protocol):
-    """Finds the tasks that a failed row solves. ``drops`` counts what was not one, by reason."""
+    """Finds the tasks that a failed row solves. ``drops`` counts what was not one, by reason, and ``calls`` the tool
+    calls that were made to verify tasks."""
 
     drops: Counter[str]
+    calls: int
 
     async def solved(self, row: Trajectory, task: Task) -> list[Solved]:
         """Tasks that a row of ``task`` solves."""
@@ -64,6 +66,7 @@ class AchievedGoals:
     def __init__(self, environments: Mapping[str, Any], which: Which, k: int, seed: int) -> None:
         self.plain, self.which, self.k, self.seed = environments, which, k, seed
         self.drops: Counter[str] = Counter()
+        self.calls = 0
         self._host = Threads(1)
         self._environments = {name: protocol(one, self._host) for name, one in environments.items()}
         for name, one in environments.items():
@@ -94,6 +97,7 @@ class AchievedGoals:
         return found
 
     async def _verified(self, row: Trajectory, new: Task) -> Solved | None:
+        self.calls += row.n_tool_calls
         try:
             one = await verified(self._environments[row.env], row, new)
         except DivergedError:
@@ -162,6 +166,7 @@ class DescribedGoals:
     def __init__(self, describe: Describer, verify: Judge) -> None:
         self.describe, self.verify = describe, verify
         self.drops: Counter[str] = Counter()
+        self.calls = 0
 
     async def solved(self, row: Trajectory, task: Task) -> list[Solved]:
         prompt = self.describe.prompt(row)

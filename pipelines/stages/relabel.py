@@ -107,6 +107,7 @@ def relabel(
     context.append(rows)
     _tell(context, drops + goals.drops + admission.drops, len(ids), solved)
     shifts = Counter((one.row.level, one.task.level) for one in solved)
+    context.metrics.update(environment_calls=goals.calls)
     table = [{"asked": old, "achieved": new, "rows": rows} for (old, new), rows in sorted(shifts.items())]
     distinct = {one.task.task_id: one.task for one in solved}
     return Relabelled(

@@ -62,6 +62,7 @@ def test_what_a_failed_row_did_achieve_is_a_task_that_it_solves(harness: Harness
     assert made.metrics["failed"] == len(failed)
     assert made.metrics["successes"] == sum(row.success for row in rows)
     assert made.metrics["relabelled"] == len(new) == len({row.parent_id for row in new}), "the last goal alone"
+    assert made.metrics["environment_calls"] >= sum(row.n_tool_calls for row in new) > 0, "calls made again to verify"
     solved = {task.task_id: task for task in made["tasks"].read()}
     parents = {row.trajectory_id: row for row in given.read()}
     for row in new:

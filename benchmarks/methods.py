@@ -292,15 +292,17 @@ def table(arms: dict[str, Arm]) -> None:
 
 
 def gain(name: str, before: Arm, after: Arm, by: str = "sampled") -> bool:
-    """Print how much is gained at an equal budget, of tokens that were sampled or ``foreign``, and whether it was."""
+    """Print how much is gained at an equal budget, of tokens that were sampled or ``foreign``, or of
+    ``calls``, and whether it was."""
     from agentrl.statistics.paired import difference
 
     found = difference(before.runs, after.runs, same_seeds=True)
+    what = by if by == "calls" else f"{by} tokens"
     ratio = getattr(after.spent, by) / max(1, getattr(before.spent, by))
     met = [
         line(f"{name}: {found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f}) over {before.name}",
              found.low > 0, "the interval above 0"),
-        line(f"{name}: {ratio:.2f} of the {by} tokens of {before.name}", abs(ratio - 1) <= WITHIN,
+        line(f"{name}: {ratio:.2f} of the {what} of {before.name}", abs(ratio - 1) <= WITHIN,
              f"within {WITHIN:.0%}"),
     ]  # fmt: skip
     return all(met)

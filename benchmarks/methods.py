@@ -39,7 +39,7 @@ KEEP = Path(os.environ["KEEP"]) if "KEEP" in os.environ else None
 JUDGED = 24 if SMALL else 512
 CURATED_STEPS = 4 if SMALL else 60
 TASKS, SAMPLES, ITERATIONS = (8, 2, 2) if SMALL else (32, 8, 24)
-LR = {"sft": 2e-3, "grpo": 3e-4, "offline": 2e-4, "dpo": 2e-4}
+LR = {"sft": 1e-3, "grpo rooms": 3e-4, "grpo lookup": 1e-3, "grpo rooms 1-6": 3e-4, "offline": 1e-4, "dpo": 2e-5}
 """Learning rates, chosen on dev tasks of seed 0 for the baselines; methods have the same."""
 WITHIN = 0.15
 """How far the budgets of two methods may be apart."""
@@ -95,6 +95,7 @@ def seeds(experiment: str, *tables: dict[str, Arm]) -> Iterator[tuple[int, Path]
 class Setting:
     """One environment and one seed: tasks, a warm policy, and the model that it starts from."""
 
+    env: str
     harness: Any
     tasks: Any
     judged: Any
@@ -141,7 +142,7 @@ def imitated(name: str, env: str, harness: Any, tasks: Any, shown: list[Any]) ->
         warm = harness.run(sft, config, trajectories=shown)["model"]
         if kept:
             shutil.copytree(warm.path, kept)
-    return Setting(harness, tasks["train"], tasks[SPLIT], [tasks["dev"], tasks["heldout"]], warm)
+    return Setting(env, harness, tasks["train"], tasks[SPLIT], [tasks["dev"], tasks["heldout"]], warm)
 
 
 def prepared(env: str, seed: int, folder: Path) -> Setting:
@@ -202,7 +203,7 @@ def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:
 
     config = {
         "iterations": ITERATIONS, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0}, **settings,
-        "optimizer": {"lr": LR["grpo"], "schedule": "linear", "warmup": 4}, "checkpoint_every": 1000,
+        "optimizer": {"lr": LR[f"grpo {setting.env}"], "schedule": "linear", "warmup": 4}, "checkpoint_every": 1000,
     }  # fmt: skip
     made = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks)
     spent = of_rollouts(made["trajectories"])

@@ -57,7 +57,7 @@ def distill() -> bool:
         config = {
             "iterations": FEW, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0},
             "algorithm": {"type": "distill"}, "checkpoint_every": 1000,
-            "optimizer": {"lr": LR["grpo"], "schedule": "linear", "warmup": 4},
+            "optimizer": {"lr": LR["grpo lookup"], "schedule": "linear", "warmup": 4},
         }  # fmt: skip
         found = run(stage, config, model=setting.warm, tasks=setting.tasks, teacher=teacher)
         spent = of_rollouts(found["trajectories"])

@@ -20,6 +20,7 @@ from methods import (
     LR,
     SAMPLES,
     SMALL,
+    TASKS,
     Arm,
     Setting,
     Spent,
@@ -27,6 +28,7 @@ from methods import (
     gain,
     judged,
     of_rollouts,
+    online,
     prepared,
     rollouts,
     seeds,
@@ -50,6 +52,14 @@ def settings(
             setting = replace(setting, tasks=given(of[0]), judged=given(of[1]))
         tables[0]["warm"].add(judged(setting, setting.warm), Spent())
         yield setting, setting.harness.tasks(setting.tasks.read()[:STATES])
+
+
+def as_online(setting: Setting, rows: list[Any]) -> tuple[Any, Spent]:
+    """The warm policy after GRPO on as many fresh rollouts as these selections hold."""
+    tasks = max(1, TASKS // 4)
+    iterations = max(1, round(sum(len(one.ids()) for one in rows) / tasks / SAMPLES))
+    model, spent, _ = online(setting, iterations=iterations, tasks=tasks)
+    return model, spent
 
 
 def of_continuations(made: Any) -> Spent:
@@ -82,7 +92,7 @@ def slicing() -> bool:
     from pipelines.stages.train import offline
     from pipelines.stages.trajectories import reject, sample
 
-    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO, whole rows", "GRPO, values")}
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO, whole rows", "GRPO, values")}
     for setting, tasks in settings("slicing", arms, levels=frozenset(range(4, 9))):
         run = setting.harness.run
         rows = run(sample, {"samples": SAMPLES}, model=setting.warm, tasks=tasks)["trajectories"]
@@ -96,6 +106,8 @@ def slicing() -> bool:
         others, spent = rollouts(setting, tasks, cost.sampled)
         model, more = trained(setting, offline, {"algorithm": {"type": "grpo"}}, trajectories=grouped(setting, others))
         arms["GRPO, whole rows"].add(judged(setting, model), spent + more)
+        model, more = as_online(setting, others)
+        arms["GRPO"].add(judged(setting, model), more)
         good = run(reject, {"keep": 2}, trajectories=others)["trajectories"]
         model, more = learned(setting, [good])
         arms["rejection"].add(judged(setting, model), spent + more)
@@ -118,7 +130,7 @@ def pairs() -> bool:
     from pipelines.stages.train import dpo
     from pipelines.stages.trajectories import reject, sample
 
-    arms = {name: Arm(name) for name in ("warm", "rejection", "DPO, whole rollouts", "DPO, continuations")}
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "DPO, whole rollouts", "DPO, continuations")}
     for setting, tasks in settings("pairs", arms):
         run = setting.harness.run
         rows = run(sample, {"samples": 2}, model=setting.warm, tasks=tasks)["trajectories"]
@@ -133,6 +145,8 @@ def pairs() -> bool:
         made = run(agentq, config, trajectories=others)
         model, more = trained(setting, dpo, {"beta": 0.1}, pairs=made["pairs"])
         arms["DPO, whole rollouts"].add(judged(setting, model), spent + more)
+        model, more = as_online(setting, others)
+        arms["GRPO"].add(judged(setting, model), more)
         model, more = learned(setting, [run(reject, {"keep": 2}, trajectories=others)["trajectories"]])
         arms["rejection"].add(judged(setting, model), spent + more)
     print(f"\npairs, rooms: rollouts of {STATES} tasks a seed")
@@ -145,7 +159,7 @@ def dagger() -> bool:
     from pipelines.stages.correct import correct
     from pipelines.stages.trajectories import reject, sample, synthesize
 
-    names = ("warm", "rejection", "expert's states", "student's states")
+    names = ("warm", "rejection", "GRPO", "expert's states", "student's states")
     arms, recovered = ({name: Arm(name) for name in names} for _ in range(2))
 
     def add(setting: Setting, name: str, model: Any, spent: Spent) -> None:
@@ -170,6 +184,7 @@ def dagger() -> bool:
         more = Spent(trained=round(CURATED_STEPS * 32 * told.foreign / max(1, len(shown))))  # text, of as many turns
         add(setting, "expert's states", model, Spent(foreign=told.foreign, calls=calls) + more)
         others, spent = rollouts(setting, tasks, of_rollouts(rows).sampled + told.foreign)
+        add(setting, "GRPO", *as_online(setting, others))
         model, more = learned(setting, [run(reject, {"keep": 2}, trajectories=others)["trajectories"]])
         add(setting, "rejection", model, spent + more)
     print(f"\ndagger, rooms: walks of {STATES} tasks a seed")
@@ -219,13 +234,15 @@ def search() -> bool:
     from pipelines.stages.search import tree
     from pipelines.stages.trajectories import reject
 
-    arms = {name: Arm(name) for name in ("warm", "rollouts", "search")}
+    arms = {name: Arm(name) for name in ("warm", "GRPO", "rollouts", "search")}
     found = {name: Arm(name) for name in ("rollouts", "search")}
     for setting, tasks in settings("search", arms, found, levels=frozenset({4, 5, 6})):
         run = setting.harness.run
         made = run(tree, {"branch": 3, "rounds": 2 if SMALL else 8, "depth": 10}, model=setting.warm, tasks=tasks)
         cost = of_continuations(made)
         others, spent = rollouts(setting, tasks, cost.sampled)
+        model, more = as_online(setting, others)
+        arms["GRPO"].add(judged(setting, model), more)
         rows = {"search": ([made["trajectories"]], cost), "rollouts": (others, spent)}
         for name, (selections, of_name) in rows.items():
             found[name].add(solved(tasks, selections), of_name)

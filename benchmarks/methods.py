@@ -201,9 +201,11 @@ def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:
     """The warm policy after GRPO, what it spent, and the level of each iteration that had one."""
     from pipelines.stages.grpo import online as stage
 
+    warmup = min(4, settings.get("iterations", ITERATIONS) // 2)
     config = {
         "iterations": ITERATIONS, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0}, **settings,
-        "optimizer": {"lr": LR[f"grpo {setting.env}"], "schedule": "linear", "warmup": 4}, "checkpoint_every": 1000,
+        "optimizer": {"lr": LR[f"grpo {setting.env}"], "schedule": "linear", "warmup": warmup},
+        "checkpoint_every": 1000,
     }  # fmt: skip
     made = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks)
     spent = of_rollouts(made["trajectories"])

@@ -81,6 +81,13 @@ class Session:
         self.mask += [True] * len(turn.ids)
         self.logprobs += turn.logprobs
 
+    def forget(self, start: int) -> None:
+        """Take out all tokens from ``start`` on, which the next turn is sampled in place of."""
+        for column in (self.ids, self.mask, self.logprobs):
+            del column[start:]
+        kept = [span.model_copy(update={"end": min(span.end, start)}) for span in self.spans if span.start < start]
+        self.spans[:] = kept
+
     def fork(self, key: tuple[int, ...] = ()) -> "Session":
         """A session that begins as a copy of this one, and goes its own way."""
         child = Session(

@@ -101,10 +101,25 @@ class Offer(Protocol):
 
 def random_turn(episode: Offer, random: Random, seen: str = "") -> Message:
     """A call of a tool, or an answer. Texts are words of the opening and of ``seen``."""
-    words = re.findall(r"[\w@.-]+", " ".join([*(message.content for message in episode.opening), seen])) or ["yes"]
+    words = _words(episode, seen)
     tools = json.loads(episode.tools)
     if not tools or random.random() < ANSWERS:
         return Message(role=Role.ASSISTANT, content=random.choice(words))
+    return _calling(tools, words, random)
+
+
+def random_call(episode: Offer, random: Random, seen: str = "") -> Message | None:
+    """A call of a tool, with arguments as those of :func:`random_turn`; None if there are no tools."""
+    tools = json.loads(episode.tools)
+    return _calling(tools, _words(episode, seen), random) if tools else None
+
+
+def _words(episode: Offer, seen: str) -> list[str]:
+    texts = [*(message.content for message in episode.opening), seen]
+    return re.findall(r"[\w@.-]+", " ".join(texts)) or ["yes"]
+
+
+def _calling(tools: list[Any], words: list[str], random: Random) -> Message:
     function = random.choice(tools)["function"]
     parameters = function["parameters"]
     required = parameters.get("required", [])

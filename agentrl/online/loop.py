@@ -206,9 +206,10 @@ class OnlineLoop:
         group, deadline = self.name(first), self.tickets.open[number]
         size = self.tickets.size
         seed = stream(self.learner.seed, "online", number // size, 0)
+        drawn = self.runner.explore.sampling(self.runner.sampling, number // size, self.tickets.batches)
         jobs = []
         for index in range(self.per_ticket):
-            greedy = self.runner.sampling.model_copy(update={"temperature": 0.0}) if index >= samples else None
+            greedy = self.runner.sampling.model_copy(update={"temperature": 0.0}) if index >= samples else drawn
             attempt = Attempt(task, index, group=group)
             own = stream(seed, "row", number % size * samples + index)
             jobs.append(NumberedAttempt(attempt, self.name(first + index), first + index, own, greedy, deadline))

@@ -14,6 +14,7 @@ from agentrl.environments.base import MAX_STEPS, Environment, Episode, Score
 from agentrl.environments.forks import rebuild
 from agentrl.environments.scripted import adviser
 from agentrl.rollouts.continuations import ForkPoint, node
+from agentrl.rollouts.episodes import DIVERGED
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
@@ -153,6 +154,36 @@ def _corrected(
         action_mask=line.mask,
         logprobs=[float("nan")] * len(line.ids),
     )
+
+
+def taught(row: Trajectory, teacher: str, label: bool) -> Trajectory | None:
+    """A continuation by a ``teacher`` as a corrected row: its tokens are not the student's draws, so they have no
+    log-probs. As a ``label`` it ends with the teacher's first turn, of which nobody says how it went. None if the
+    episode could not be made again, or the teacher said nothing."""
+    turns = [message for message in acting(row.messages) if (message.token_start or 0) >= row.fork_at]
+    if DIVERGED in row.tags or not turns or not any(row.action_mask):
+        return None
+    update: dict[str, object] = {"policy": teacher, "spans": [], "logprobs": [float("nan")] * len(row.input_ids)}
+    if label:
+        end, number = turns[0].token_end, row.messages.index(turns[0]) + 1
+        mask = row.action_mask[:end]
+        update |= {
+            "messages": [*row.messages[: number - 1], turns[0].model_copy(update={"reward": None})],
+            "input_ids": row.input_ids[:end],
+            "action_mask": mask,
+            "logprobs": [float("nan")] * len(mask),
+            "n_tokens": len(mask),
+            "n_action_tokens": sum(mask),
+            "n_steps": 1,
+            "n_tool_calls": len(turns[0].tool_calls),
+            "n_tool_errors": 0,
+            "reward": None,
+            "success": None,
+            "reward_components": [],
+            "final_state": "null",
+            "termination": Termination.CANCELLED,
+        }
+    return row.model_copy(update=update)
 
 
 def advised_alone(row: Trajectory, spans: Sequence[tuple[int, int]]) -> Trajectory:

@@ -4,13 +4,12 @@ import asyncio
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 from typing import TypeVar
 
-from agentrl.advantages.turns import acting
 from agentrl.chat.codec import ChatCodec, spanned
 from agentrl.engines.base import Engine, EngineError, Sampling, Session, Turn, TurnError
 from agentrl.engines.streams import stream
@@ -28,12 +27,16 @@ from agentrl.environments.base import (
 )
 from agentrl.environments.forks import DivergedError, rebuild
 from agentrl.environments.scripted import adviser
+from agentrl.rollouts.attempts import Attempt
+from agentrl.rollouts.exploring import NO_EXPLORATION, RESAMPLED, Explore, uncertainty
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.rationalize import with_hint
-from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination
 
-COUNTED = ("tool_timeouts", "tool_exceptions", "observations_cut", "faults", "format_errors")
+COUNTED = (
+    *("tool_timeouts", "tool_exceptions", "observations_cut", "faults", "format_errors"),
+    *(RESAMPLED, "resampled_tokens", "random_calls"),
+)
 """What an episode's tags and a stage's metrics count, of the numbers that steps give."""
 
 DIVERGED = "diverged"
@@ -45,68 +48,16 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
-class Prefix:
-    """What a continuation goes on from: the ``messages`` of the row ``parent`` before one of its turns, with their
-    spans, and the token ``ids`` up to there."""
-
-    parent: str
-    messages: Sequence[Message]
-    ids: Sequence[int]
-
-    @property
-    def turns(self) -> int:
-        return len(acting(self.messages))
-
-    @property
-    def tool_calls(self) -> int:
-        return sum(len(message.tool_calls) for message in acting(self.messages))
-
-    @property
-    def format_errors(self) -> int:
-        return sum(message.name == FORMAT_ERROR for message in self.messages)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One rollout to make: of ``task``, as sample ``index`` of its group. ``hint`` is a template for
-    :func:`agentrl.rollouts.rationalize.with_hint`. ``group`` names its group; without it, the task does. It begins
-    after ``prefix``, if there is one. With probability ``advised`` a turn is what the episode advises; then the row is
-    trained on these turns, and not on those of the policy."""
-
-    task: Task
-    index: int = 0
-    hint: str = ""
-    group: str = ""
-    prefix: Prefix | None = None
-    advised: float | None = None
-
-    @property
-    def group_id(self) -> str:
-        return self.group or self.task.task_id
-
-
-def tickets(
-    tasks: Sequence[Task], samples: int, name: Callable[[int], str], first: int = 0, extra: int = 0, hint: str = ""
-) -> dict[str, Attempt]:
-    """``samples`` attempts at each task, by the ids that ``name`` gives to their numbers, which begin at ``first`` and
-    leave room for ``extra`` more of each task. A task's group has the id of its first attempt."""
-    found = {}
-    for place, task in enumerate(tasks):
-        start = first + place * (samples + extra)
-        for index in range(samples):
-            found[name(start + index)] = Attempt(task, index, hint, name(start))
-    return found
-
-
-@dataclass(frozen=True)
 class Act:
     """What acts: an engine, the codec between its tokens and messages (None for an engine without token ids), and how
-    it samples."""
+    it samples. ``teacher`` acts in the turns that attempts have ``advised``, in place of the episode."""
 
     engine: Engine
     codec: ChatCodec | None
     sampling: Sampling
     limits: Limits
+    explore: Explore = NO_EXPLORATION
+    teacher: Engine | None = None
     openings: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
 
     def opening(self, messages: list[Message], tools: str) -> list[int]:
@@ -160,6 +111,8 @@ class EpisodeRun:
     """The tokens of turns that the episode advised."""
     unreadable: str = ""
     """Why the calls of the last turn could not be read."""
+    uncertain: float | None = None
+    """How uncertain the policy was in its last turn."""
 
     @property
     def messages(self) -> list[Message]:
@@ -174,7 +127,8 @@ class EpisodeRun:
             episode = await self._begun()
             self.session.tools = episode.tools
             await self._play(episode, ends)
-            self.score = await self._of_environment(episode.score())
+            if self.termination is not Termination.CANCELLED:
+                self.score = await self._of_environment(episode.score())
         except _EnvironmentError as failure:
             self._fail(failure.__cause__)
         except TurnError as failure:
@@ -191,8 +145,9 @@ class EpisodeRun:
         self.session.observe(prefix.ids)
         self.messages.extend(prefix.messages)
         self.steps = prefix.turns
+        said = prefix.plain(task, self.attempt.hint)
         try:
-            return await self._of_environment(rebuild(self.environment, task, prefix.messages), 1 + prefix.turns)
+            return await self._of_environment(rebuild(self.environment, task, said), 1 + prefix.turns)
         except _EnvironmentError as failure:
             self.diverged = isinstance(failure.__cause__, DivergedError)
             raise
@@ -210,7 +165,7 @@ class EpisodeRun:
             self._open(episode)
         allowed: int = self.act.limits.max_steps or getattr(self.environment, "max_steps", None) or MAX_STEPS
         while True:
-            message = self._advised(episode) or await self._turn(ends)
+            message = await self._next(episode, ends)
             if message is None:
                 return
             if self.steps >= allowed and (message.tool_calls or self.unreadable):
@@ -235,29 +190,51 @@ class EpisodeRun:
                 self.messages.extend(step.messages)
                 return
             self._heard(step.messages, ids)
+            if self._turns() == self.attempt.turns:
+                self.termination = Termination.CANCELLED
+                return
 
-    def _advised(self, episode: Episode) -> Message | None:
-        """The next message, if it is the episode's own advice; None if it is the policy's turn."""
-        share, codec = self.attempt.advised, self.act.codec
-        if not share or codec is None or Random(stream(self.seed, "advised", self.steps)).random() >= share:
-            return None
-        message, start = adviser(self.environment, episode).advise(), len(self.session.ids)
+    def _turns(self) -> int:
+        """Turns of the attempt's own."""
+        return self.steps - (self.attempt.prefix.turns if self.attempt.prefix else 0)
+
+    async def _next(self, episode: Episode, ends: float) -> Message | None:
+        """The next message: the policy's, an adviser's if it is drawn to speak, or a call at random; None if the
+        episode ends with this turn."""
+        share, codec, start = self.attempt.advised, self.act.codec, len(self.session.ids)
+        if share and codec and Random(stream(self.seed, "advised", self.steps)).random() < share:
+            said: Message | None
+            if self.act.teacher is not None:
+                said = await self._turn(ends, self.act.teacher)
+            else:
+                said = self._given(codec, adviser(self.environment, episode).advise())
+            if said is not None:
+                self.advised.append((start, len(self.session.ids)))
+            return said
+        random = Random(stream(self.seed, "explore", self.steps)) if self.act.explore.tool else None
+        if codec and random and (call := self.act.explore.call(episode, self.messages, random)):
+            self.info["random_calls"] += 1
+            return self._given(codec, call)
+        return await self._turn(ends)
+
+    def _given(self, codec: ChatCodec, message: Message) -> Message:
+        """Put a message that nobody sampled into the session."""
+        start = len(self.session.ids)
         self.session.observe(codec.assistant(message))
-        self.advised.append((start, len(self.session.ids)))
-        self.messages.extend(spanned([message], *self.advised[-1]))
+        self.messages.extend(spanned([message], start, len(self.session.ids)))
         self.steps += 1
         self.unreadable = ""
         return self.messages[-1]
 
-    async def _turn(self, ends: float) -> Message | None:
-        """The policy's next message; None if the episode ends with this turn."""
+    async def _turn(self, ends: float, teacher: Engine | None = None) -> Message | None:
+        """The policy's next message, or the teacher's; None if the episode ends with this turn."""
         codec, session = self.act.codec, self.session
         left = min(self.act.limits.turn_s, ends - time.monotonic())
         if left <= 0:
             self.termination = Termination.TIME_LIMIT
             return None
         start = len(session.ids)
-        turn = await self._sampled(start, left)
+        turn = await (self._explored(start, left) if teacher is None else self._taught(teacher, start, left))
         message, self.unreadable = self._said(turn, start)
         if message is not None:
             span = {"token_start": start, "token_end": len(session.ids)} if codec else {}
@@ -281,18 +258,42 @@ class EpisodeRun:
         text = f"Your calls could not be read: {self.unreadable}. Write them again."
         return Step([Message(role=Role.USER, name=FORMAT_ERROR, content=text)])
 
-    async def _sampled(self, start: int, time_limit: float) -> Turn:
-        """The engine's turn, with its tokens in the session from ``start`` on. A turn that stopped in the middle of a
+    async def _explored(self, start: int, time_limit: float) -> Turn:
+        """The policy's turn. One that is as uncertain as the one before is sampled again, if rollouts explore so."""
+        again, ends = self.act.explore.resample, time.monotonic() + time_limit
+        turn = await self._sampled(self.act.engine, self.session, start, time_limit, "turn")
+        for number in range(again.tries if again else 0):
+            found = uncertainty(self.session.logprobs[start:])
+            if again is None or turn.stop == "cut" or not again.wants(found, self.uncertain):
+                break
+            self.info.update({RESAMPLED: 1, "resampled_tokens": len(self.session.ids) - start})
+            self.session.forget(start)
+            left = max(0.0, ends - time.monotonic())
+            turn = await self._sampled(self.act.engine, self.session, start, left, f"again {number}")
+        self.uncertain = uncertainty(self.session.logprobs[start:]) if again else None
+        return turn
+
+    async def _taught(self, teacher: Engine, start: int, time_limit: float) -> Turn:
+        """A teacher's turn, who reads what the policy read and said."""
+        with teacher.open(self.session.key, self.session.root) as theirs:
+            theirs.observe(self.session.ids)
+            theirs.messages, theirs.tools = list(self.messages), self.session.tools
+            turn = await self._sampled(teacher, theirs, start, time_limit, "taught")
+            self.session.act(replace(turn, ids=theirs.ids[start:], logprobs=theirs.logprobs[start:], spans=[]))
+        return turn
+
+    async def _sampled(self, engine: Engine, session: Session, start: int, time_limit: float, purpose: str) -> Turn:
+        """An engine's turn, with its tokens in the session from ``start`` on. A turn that stopped in the middle of a
         closing tag goes on."""
-        codec, session, sampling = self.act.codec, self.session, self.act.sampling
+        codec, sampling = self.act.codec, self.act.sampling
         ends = time.monotonic() + time_limit
         for part in count():
             said = len(session.ids) - start
-            turn = await self.act.engine.turn(
+            turn = await engine.turn(
                 session,
                 sampling.model_copy(update={"max_turn_tokens": sampling.max_turn_tokens - said}) if said else sampling,
                 stop=codec.stop_ids if codec else [],
-                seed=stream(self.seed, "turn", self.steps, *([part] if part else [])),
+                seed=stream(self.seed, purpose, self.steps, *([part] if part else [])),
                 deadline=self.deadline,
                 time_limit=max(0.0, ends - time.monotonic()),
             )

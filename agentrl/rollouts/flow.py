@@ -10,7 +10,7 @@ from typing import Protocol
 from agentrl.engines.base import Sampling
 from agentrl.environments.hosts import Host
 from agentrl.rewards.component import Reward, with_rewards
-from agentrl.rollouts.episodes import Attempt
+from agentrl.rollouts.attempts import Attempt
 from schemas.trajectory import Trajectory
 
 OnRow = Callable[[Trajectory], None]

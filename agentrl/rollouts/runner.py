@@ -20,8 +20,10 @@ from agentrl.environments.forks import rebuild
 from agentrl.environments.hosts import Host, Processes, Threads
 from agentrl.models.policy import Policy
 from agentrl.rewards.component import Reward
+from agentrl.rollouts.attempts import Attempt, tickets
 from agentrl.rollouts.corrections import advised_alone
-from agentrl.rollouts.episodes import COUNTED, DIVERGED, Act, Attempt, EpisodeRun, tickets
+from agentrl.rollouts.episodes import COUNTED, DIVERGED, Act, EpisodeRun
+from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.flow import Flow, NumberedAttempt, OnRow
 from agentrl.rollouts.garbage import rare_collections
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
@@ -42,7 +44,8 @@ class RolloutRunner:
 
     ``rewards`` are added to the environments'. ``counts`` says what went wrong so far: environments that failed, tools
     that took too long or raised, observations that were cut, rows that a reward could not grade (``ungraded``). An
-    engine without token ids needs no ``policy``.
+    engine without token ids needs no ``policy``. ``explore`` says how rollouts explore; ``teacher`` is the engine of
+    whom attempts have ``advised`` turns, in place of the environment.
 
     As a context manager it does all its work on one event loop, in a thread of its own, so that connections stay open
     between calls, and closes the engine and the environments at the end, also after an error or Ctrl-C. Otherwise the
@@ -58,6 +61,8 @@ class RolloutRunner:
         rewards: Sequence[Reward] = (),
         limits: Limits = DEFAULT_LIMITS,
         on_progress: OnProgress | None = None,
+        explore: Explore = NO_EXPLORATION,
+        teacher: Engine | None = None,
     ) -> None:
         if policy is None and engine.exact:
             raise ValueError("an engine with token ids needs the policy's tokenizer; give the policy")
@@ -68,6 +73,8 @@ class RolloutRunner:
         self.rewards = rewards
         self.limits = limits
         self.on_progress = on_progress
+        self.explore = explore
+        self.teacher = teacher
         self.counts: Counter[str] = Counter()
         self._replayed: set[str] = set()
         self._loop: Background | None = None
@@ -82,7 +89,8 @@ class RolloutRunner:
         try:
             given = self.environment.values() if isinstance(self.environment, Mapping) else [self.environment]
             opened = [one for one in given if iscoroutinefunction(getattr(one, "close", None))]
-            loop.wait(_ended([self.engine, *opened]))
+            engines = [one for one in (self.engine, self.teacher) if one is not None]
+            loop.wait(_ended([*engines, *opened]))
         finally:
             loop.close()
 
@@ -185,7 +193,7 @@ class RolloutRunner:
         host: Host = Processes(self.limits.processes) if self.limits.processes else Threads()
         places: dict[str, Environment] = {}
         codec = self.policy.codec if self.policy and self.engine.exact else None
-        act = Act(self.engine, codec, self.sampling, self.limits)
+        act = Act(self.engine, codec, self.sampling, self.limits, self.explore, self.teacher)
         others: dict[Sampling, Act] = {}
 
         async def play(job: NumberedAttempt) -> Trajectory:

@@ -11,6 +11,7 @@ from agentrl.engines.base import Sampling
 from agentrl.engines.configs import EngineConfig
 from agentrl.environments import load_environment
 from agentrl.models.tiny import DEFAULT_SIZE, TinySize
+from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from pipelines.fields import leaves
 from pipelines.handles import Model
@@ -19,6 +20,7 @@ from pipelines.stage import Context, External, StageConfig, reveal
 from schemas.choice import plain
 
 if TYPE_CHECKING:
+    from agentrl.engines.base import Engine
     from agentrl.environments.base import Environment
     from agentrl.models.policy import Policy, Speaker
     from agentrl.rewards.component import Reward
@@ -122,10 +124,13 @@ def rollout_runner(
     rewards: "Sequence[Reward]" = (),
     report: bool = True,
     sampler: "Policy | None" = None,
+    explore: Explore = NO_EXPLORATION,
+    teacher: "Engine | None" = None,
 ) -> "RolloutRunner":
     """A policy in the environments of ``tasks``; ``rewards`` are added to those of the environments. ``report`` shows
     episodes as progress. ``sampler`` is a copy of the policy with a model of the engine's own, if the policy is changed
-    while it samples. Use it in ``with``, which closes the engine.
+    while it samples. ``explore`` and ``teacher`` are those of :class:`agentrl.rollouts.runner.RolloutRunner`. Use it in
+    ``with``, which closes the engines.
 
     Raises ModelMismatchError if the embedded engine does not give the model's own log-probs, and ValueError if no stage
     chose an environment.
@@ -139,7 +144,8 @@ def rollout_runner(
     if policy:
         context.keep_tokenizer(policy)
     tell = _progress(context) if report else None
-    return RolloutRunner(policy, engine.build(sampler or policy), places, sampling, rewards, limits, tell)
+    built = engine.build(sampler or policy)
+    return RolloutRunner(policy, built, places, sampling, rewards, limits, tell, explore, teacher)
 
 
 def secrets_of(configs: "Sequence[object]") -> list[str]:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,7 @@ from pipelines.stages.budget import SamplingConfig
 from pipelines.stages.common import count, environment, load_policy, record_dialect, rollout_runner
 from pipelines.stages.continuing import TaskRow, own_turns, rows_to_continue
 from pipelines.stages.shards import Shards
+from schemas.annotations import ADDED
 from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -32,7 +33,11 @@ class CorrectConfig(StageConfig):
         description="label: what the adviser would say at the student's turns; switch: the student up to a turn drawn "
         "at random, then the adviser; mix: new rollouts of the rows' tasks, in which either has the turn",
     )
-    beta: float | None = Field(None, gt=0, le=1, description="for mix: the adviser's share of the turns")
+    beta: float | tuple[float, float] | None = Field(
+        None,
+        description="for mix: the adviser's share of the turns; [first, last]: that of the first and of the last of "
+        "the k rollouts of each task, with equal steps between, as in [1.0, 0.0]",
+    )
     k: int | None = Field(
         None,
         ge=1,
@@ -42,12 +47,29 @@ class CorrectConfig(StageConfig):
     sampling: SamplingConfig = SamplingConfig()
     engine: TokenEngineChoice = Field(DEFAULT_ENGINE, description="for mix: what samples the student's turns")
     limits: Limits = Limits()
+    teacher_engine: Annotated[TokenEngineChoice, ADDED] = Field(
+        DEFAULT_ENGINE, description="what samples the turns of inputs.teacher, by sampling"
+    )
 
     @model_validator(mode="after")
     def _only_mix_has_a_share(self) -> "CorrectConfig":
         if (self.mode == "mix") != (self.beta is not None):
             raise ValueError("beta is the adviser's share of the turns in mode: mix, which needs it; others have none")
+        if self.beta is not None and not all(0 <= one <= 1 for one in self.shares()):
+            raise ValueError(f"beta is a share, from 0 to 1; it is {self.beta}")
+        if not any(self.shares()) and self.mode == "mix":
+            raise ValueError("beta: 0 leaves the adviser no turn, and there would be nothing to train on")
+        if isinstance(self.beta, tuple) and (self.k or 1) == 1:
+            raise ValueError(f"beta {list(self.beta)} changes over the k rollouts of a task; set k to 2 or more")
         return self
+
+    def shares(self) -> list[float]:
+        """The adviser's share in each of the rollouts of a task."""
+        if not isinstance(self.beta, tuple):
+            return [self.beta or 0.0] * (self.k or 1)
+        first, last = self.beta
+        steps = max(1, (self.k or 1) - 1)
+        return [first + (last - first) * number / steps for number in range(self.k or 1)]
 
 
 @stage("trajectories.correct", version=1)
@@ -57,18 +79,23 @@ def correct(
     trajectories: list[Trajectories],
     model: Model,
     tasks: list[Tasks] = [],  # noqa: B006  (an input that may be left out)
+    teacher: Model | None = None,
 ) -> Trajectories:
-    """A student's rows, corrected by what their environment advises (DAgger). ``model`` is the student. The rows are
-    trained on the adviser's tokens alone. Rows whose environment answers otherwise than it did are left out, and
-    counted as ``diverged``.
+    """A student's rows, corrected by what their environment advises, or by a ``teacher`` (DAgger). ``model`` is the
+    student. The rows are trained on the adviser's tokens alone. Rows whose environment answers otherwise than it did
+    are left out, and counted as ``diverged``.
 
-    Raises NoExpertError that names an environment without an adviser, and ValueError for one that is not replayable.
+    Raises NoExpertError that names an environment without an adviser, and ValueError for one that is not replayable, or
+    for a teacher with another tokenizer.
     """
     policy = load_policy(model, config.engine)
     record_dialect(context, policy)
+    adviser = _teacher(config, teacher, policy)
     rows = rows_to_continue(trajectories, tasks, policy)
     if config.mode == "mix":
-        _mixed(context, config, policy, rows)
+        _mixed(context, config, policy, rows, adviser)
+    elif adviser is not None:
+        _taught(context, config, policy, rows, adviser)
     else:
         _corrected(context, config, policy, rows)
     made = context.select()
@@ -82,6 +109,54 @@ def correct(
     return made
 
 
+def _teacher(config: CorrectConfig, teacher: Model | None, student: "Policy") -> "Policy | None":
+    """The teacher's policy. Its turns become rows of the student as they are sampled, so it has to have the student's
+    vocabulary: rows that are encoded again would hold other tokens than the teacher was shown."""
+    if teacher is None:
+        if config.teacher_engine != DEFAULT_ENGINE:
+            raise ValueError("teacher_engine is set, and nobody is asked by it; wire inputs.teacher, or leave it out")
+        return None
+    from agentrl.online.teacher import check_vocabulary
+
+    policy = load_policy(teacher, config.teacher_engine)
+    check_vocabulary(policy, student)
+    return policy
+
+
+def _taught(
+    context: Context, config: CorrectConfig, policy: "Policy", rows: Sequence[TaskRow], teacher: "Policy"
+) -> None:
+    """What a teacher says from the student's states on: one turn (label), or all to the end (switch)."""
+    from agentrl.rollouts.continuations import check_replayable, node
+    from agentrl.rollouts.corrections import SOURCE, taught
+    from agentrl.rollouts.runner import Attempt
+
+    label = config.mode == "label"
+    attempts = {}
+    for row, task, turns, names in _work(context, config, rows):
+        for turn, name in zip(turns, names, strict=True):
+            state = node(row, turn, task)
+            attempts[name] = Attempt(task, 0, group=state.name, prefix=state.prefix, turns=1 if label else None)
+    known, shards = [task for _, task in rows], Shards(context)
+    sampling, calls = config.sampling.of(policy), 0
+    with rollout_runner(
+        context, policy, known, sampling, config.teacher_engine, config.limits, sampler=teacher
+    ) as runner:
+        check_replayable(runner.environments(known))
+        for shard, start in enumerate(range(0, len(attempts), ROWS_AT_ONCE)):
+            part = dict(list(attempts.items())[start : start + ROWS_AT_ONCE])
+            if context.has_shard(shard):
+                continue
+            made = runner.run(list(part.values()), stream(context.seed, "taught", shard), list(part), source=SOURCE)
+            calls += sum(one.prefix.tool_calls for one in part.values() if one.prefix) + sum(
+                row.n_tool_calls for row in made
+            )
+            shards.append([row for one in made if (row := taught(one, teacher.name, label))], shard)
+            context.progress(start + len(part), len(attempts))
+    count(context, {"diverged": 0, **runner.counts})
+    context.metrics.update(environment_calls=calls)
+
+
 def _corrected(context: Context, config: CorrectConfig, policy: "Policy", rows: Sequence[TaskRow]) -> None:
     from agentrl.engines.blocking import blocking
     from agentrl.rollouts.continuations import check_replayable
@@ -89,16 +164,7 @@ def _corrected(context: Context, config: CorrectConfig, policy: "Policy", rows: 
     places = {name: environment(context, name) for name in sorted({task.env for _, task in rows})}
     check_replayable(places)
     max_tokens = config.sampling.of(policy).max_tokens
-    work: list[Work] = []
-    first = 0
-    for number, (row, task) in enumerate(rows):
-        turns = own_turns(row)
-        if config.mode == "switch" or config.k is not None:
-            drawn = Random(stream(context.seed, "turns", number)).sample(turns, min(config.k or 1, len(turns)))
-            turns = sorted(drawn)
-        names = [context.trajectory_id(first + place) for place in range(len(turns))]
-        first += len(turns)
-        work.append((row, task, turns, names))
+    work = _work(context, config, rows)
     shards, replayed = Shards(context), 0
     for shard, start in enumerate(range(0, len(work), ROWS_AT_ONCE)):
         if context.has_shard(shard):
@@ -116,6 +182,21 @@ def _corrected(context: Context, config: CorrectConfig, policy: "Policy", rows: 
 
 Work = tuple[Trajectory, Any, list[int], list[str]]
 """A row, its task, the turns to correct, and the names of the rows to make."""
+
+
+def _work(context: Context, config: CorrectConfig, rows: Sequence[TaskRow]) -> list[Work]:
+    """The turns of each row that are corrected, and the names of what is made of them."""
+    work: list[Work] = []
+    first = 0
+    for number, (row, task) in enumerate(rows):
+        turns = own_turns(row)
+        if config.mode == "switch" or config.k is not None:
+            drawn = Random(stream(context.seed, "turns", number)).sample(turns, min(config.k or 1, len(turns)))
+            turns = sorted(drawn)
+        names = [context.trajectory_id(first + place) for place in range(len(turns))]
+        first += len(turns)
+        work.append((row, task, turns, names))
+    return work
 
 
 async def _all(
@@ -153,9 +234,11 @@ async def _unless_diverged(
         return None
 
 
-def _mixed(context: Context, config: CorrectConfig, policy: "Policy", rows: Sequence[TaskRow]) -> None:
+def _mixed(
+    context: Context, config: CorrectConfig, policy: "Policy", rows: Sequence[TaskRow], teacher: "Policy | None"
+) -> None:
     """New rollouts of the rows' tasks, in which student and adviser take turns."""
-    from agentrl.rollouts.corrections import SOURCE
+    from agentrl.rollouts.corrections import ADVISER, SOURCE
     from agentrl.rollouts.runner import Attempt
 
     known = list({task.task_id: task for _, task in rows}.values())
@@ -164,14 +247,29 @@ def _mixed(context: Context, config: CorrectConfig, policy: "Policy", rows: Sequ
         context.trajectory_id(place): (place, task)
         for place, task in enumerate(task for task in known for _ in range(samples))
     }
+    shares = config.shares()
     attempts = {
-        name: Attempt(task, place % samples, group=context.trajectory_id(place - place % samples), advised=config.beta)
+        name: Attempt(
+            task,
+            place % samples,
+            group=context.trajectory_id(place - place % samples),
+            advised=shares[place % samples],
+        )
         for name, (place, task) in named.items()
     }
     shards = Shards(context)
     missing = shards.missing(attempts)
-    with rollout_runner(context, policy, known, config.sampling.of(policy), config.engine, config.limits) as runner:
+    with rollout_runner(
+        context,
+        policy,
+        known,
+        config.sampling.of(policy),
+        config.engine,
+        config.limits,
+        teacher=config.teacher_engine.build(teacher) if teacher else None,
+    ) as runner:
         made = runner.run(list(missing.values()), stream(context.seed, "mixed"), list(missing), source=SOURCE)
-    shards.append(made, 0)
+    by = teacher.name if teacher else ADVISER
+    shards.append([row.model_copy(update={"policy": f"{by} and {policy.name}"}) for row in made], 0)
     shards.finish(1)
     count(context, runner.counts)

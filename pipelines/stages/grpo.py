@@ -21,6 +21,7 @@ from agentrl.online import coverage
 from agentrl.online.curriculum import CurriculumConfig
 from agentrl.online.tickets import Tickets, check
 from agentrl.rewards import Rewards
+from agentrl.rollouts.exploring import Explore
 from agentrl.rollouts.limits import Limits
 from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig
@@ -79,6 +80,7 @@ class OnlineConfig(TokenLimits, TeacherConfig):
     )
     track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
     observe: Observe = Field({})
+    explore: Annotated[Explore, ADDED] = Field(Explore(), description="how rollouts explore beside sampling")
     rewards: Rewards = Field([], description=REWARDS)
     engine: TokenEngineChoice = Field(DEFAULT_ENGINE, description="what samples; it needs token ids and log-probs")
     limits: Limits = Limits()
@@ -109,6 +111,15 @@ class OnlineConfig(TokenLimits, TeacherConfig):
     def _credit_needs_no_stored_values(self) -> "OnlineConfig":
         if self.algorithm.credit == "values":
             raise ValueError("credit: values is for stored rows; value them by steps.value and use train.offline")
+        return self
+
+    @model_validator(mode="after")
+    def _ratios_are_of_draws(self) -> "OnlineConfig":
+        if (setting := self.explore.changes_draws) and not self.algorithm.off_policy:
+            raise ValueError(
+                f"{setting} takes turns that are no draws of the policy, so the ratios of {self.algorithm.type} would "
+                "be of other probabilities; set algorithm.off_policy, such as {truncate: 2.0}, or leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -189,12 +200,13 @@ def _loop(
         )
         spare = config.algorithm.resample * config.tasks
         tickets = Tickets(config.tasks, config.iterations, config.ahead, config.max_staleness, spare)
-        curriculum = Curriculum(config.draw, [task.level for task in rows], context.seed) if config.draw else None
+        levels = [task.level for task in rows]
+        curriculum = Curriculum(config.draw, levels, context.seed, config.tasks) if config.draw else None
         changes = tickets.overlaps and not models  # the model that samples would be trained meanwhile
         own = replace(policy, model=copy.deepcopy(policy.model)) if changes else None
         shown = rows + judged
         with rollout_runner(
-            context, policy, shown, sampling, config.engine, config.limits, config.rewards, report=False, sampler=own
+            context, policy, shown, sampling, config.engine, config.limits, config.rewards, False, own, config.explore
         ) as runner:
             check_room(policy, runner, shown)
             log = OnlineLog(context)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from agentrl.chat.codec import tokenize
+from agentrl.rollouts.exploring import RESAMPLED
 from pipelines.handles import Trajectories
 from pipelines.stages.common import warn_of_splits
 from schemas.training import TRAINING_SCHEMA
@@ -79,6 +80,9 @@ class Selected:
         tagged = tags.value_parent_indices().filter(pc.equal(tags.flatten(), NOT_TRAINED))
         trained = np.ones(len(scalars), dtype=bool)
         trained[tagged.to_numpy()] = False
+        again = tags.value_parent_indices().filter(pc.starts_with(tags.flatten(), f"{RESAMPLED}:"))
+        self._resampled = np.zeros(len(scalars), dtype=bool)
+        self._resampled[again.to_numpy()] = True
         kept = np.flatnonzero(trained)
         if left := len(scalars) - len(kept):
             warnings.warn(
@@ -100,6 +104,7 @@ class Selected:
         if len(positions) < len(self):
             self.scalars = self.scalars.take(pa.array(positions))
             self.weights, self._plain = self.weights[positions], self._plain[positions]
+            self._resampled = self._resampled[positions]
             self._tokenizer = self._tokenizer[positions]
 
     def at_temperature_1(self, others: OtherTemperatures) -> "Selected":
@@ -121,6 +126,19 @@ class Selected:
         warnings.warn(f"{said}; they are left out", stacklevel=3)
         self._keep(np.flatnonzero(self._plain))
         return self
+
+    def check_drawn(self) -> None:
+        """Raise ValueError that names rows of which turns were sampled again until they differed (``explore``): ratios
+        to their log-probs mean nothing."""
+        if not self._resampled.any():
+            return
+        names = self.scalars["trajectory_id"].take(pa.array(np.flatnonzero(self._resampled)[:3])).to_pylist()
+        raise ValueError(
+            f"{int(self._resampled.sum())} of {len(self)} rows are tagged {RESAMPLED!r}, such as {', '.join(names)}: "
+            "turns of them were sampled again until they differed, so they are no draws of the policy, and ratios to "
+            "their log-probs mean nothing; set algorithm.off_policy, such as {truncate: 2.0}, leave the rows out "
+            "(trajectories.select), or train on them with train.sft"
+        )
 
     def trajectories(self, ids: pa.Array | None = None) -> Iterator[Trajectory]:
         """Whole rows in order (default: all), read as they are asked for."""

@@ -268,6 +268,8 @@ def offline(
         given = under(trajectories, scores, config.scorer)
         chosen = Selected(given, OUTCOME).at_temperature_1(config.other_temperatures)
         chosen.check_tokenizers(policy, np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy()))
+        if not algorithm.off_policy:
+            chosen.check_drawn()
         lr_scale = 1.0
         task_of = task_finder(context, chosen.scalars["task_id"].to_pylist())
         with teaching(config, algorithm, model, Teaching(teacher, notes), policy, task_of, micro_tokens) as taught:

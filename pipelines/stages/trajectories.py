@@ -16,6 +16,7 @@ from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
 from agentrl.rewards import Rewards
 from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.rollouts.exploring import Explore
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
 from agentrl.rollouts.rationalize import HINT
@@ -85,6 +86,7 @@ class SampleConfig(StageConfig):
     engine: EngineChoice = DEFAULT_ENGINE
     limits: Limits = Limits()
     context: InContext = Field([])
+    explore: Annotated[Explore, ADDED] = Field(Explore(), description="how rollouts explore beside sampling")
     retries: Annotated[int, ADDED] = Field(
         0,
         ge=0,
@@ -96,6 +98,15 @@ class SampleConfig(StageConfig):
     def _samples_or_retries(self) -> "SampleConfig":
         if self.retries and "samples" in self.model_fields_set:
             raise ValueError("set samples, for every task, or retries, for those that were not solved; not both")
+        if self.explore.temperature:
+            raise ValueError(
+                "explore.temperature follows iterations, which are train.online's; set sampling.temperature"
+            )
+        if (self.explore.resample or self.explore.tool) and not self.engine.exact:
+            raise ValueError(
+                f"explore needs the tokens of turns and their log-probs, and engine {self.engine.type} gives none; use "
+                "an engine with token ids, or leave it out"
+            )
         return self
 
 
@@ -122,7 +133,9 @@ def sample(
     sampling = config.sampling.of(policy)
     showing = Showing(config.context, notes, policy.codec.count if policy else estimate_tokens, experience)
     finish = _finishing(showing, before)
-    with rollout_runner(context, policy, rows, sampling, config.engine, config.limits, config.rewards) as runner:
+    with rollout_runner(
+        context, policy, rows, sampling, config.engine, config.limits, config.rewards, explore=config.explore
+    ) as runner:
         check_room(policy, runner, rows, lambda task: showing.of(task).template)
         shards = Shards(context)
         for round_ in _rounds(context, config, rows, runner.engine.reproducible, shards, showing):

@@ -15,7 +15,8 @@ from agentrl.engines.base import Sampling, Session, Turn
 from agentrl.engines.blocking import blocking
 from agentrl.environments.base import Score, Step
 from agentrl.models.policy import Policy
-from agentrl.rollouts.episodes import Act, Attempt, EpisodeRun
+from agentrl.rollouts.attempts import Attempt
+from agentrl.rollouts.episodes import Act, EpisodeRun
 from agentrl.rollouts.limits import Limits
 from pipelines.stages.common import ModelConfig, start_policy
 from schemas.task import Task

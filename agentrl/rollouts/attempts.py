@@ -1,0 +1,74 @@
+"""What is to be rolled out: an attempt at a task, from its beginning or from a state of a stored row."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentrl.advantages.turns import acting
+from agentrl.environments.base import FORMAT_ERROR
+from agentrl.rollouts.rationalize import without_hint
+from schemas.task import Task
+from schemas.trajectory import Message, Role
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a continuation goes on from: the ``messages`` of the row ``parent`` before one of its turns, with their
+    spans, and the token ``ids`` up to there."""
+
+    parent: str
+    messages: Sequence[Message]
+    ids: Sequence[int]
+
+    @property
+    def turns(self) -> int:
+        return len(acting(self.messages))
+
+    @property
+    def tool_calls(self) -> int:
+        return sum(len(message.tool_calls) for message in acting(self.messages))
+
+    def plain(self, task: Task, hint: str) -> list[Message]:
+        """The messages, with the opening as it was without a ``hint``."""
+        said = list(self.messages)
+        if not hint:
+            return said
+        number = next((n for n, one in enumerate(said) if one.role is Role.ASSISTANT), len(said))
+        return [*without_hint(said[:number], task, hint), *said[number:]]
+
+    @property
+    def format_errors(self) -> int:
+        return sum(message.name == FORMAT_ERROR for message in self.messages)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One rollout to make: of ``task``, as sample ``index`` of its group. ``hint`` is a template for
+    :func:`agentrl.rollouts.rationalize.with_hint`. ``group`` names its group; without it, the task does. It begins
+    after ``prefix``, if there is one, and is cut after ``turns`` of its own, without a score. With probability
+    ``advised`` a turn is what the episode advises; then the row is trained on these turns, and not on those of the
+    policy."""
+
+    task: Task
+    index: int = 0
+    hint: str = ""
+    group: str = ""
+    prefix: Prefix | None = None
+    advised: float | None = None
+    turns: int | None = None
+
+    @property
+    def group_id(self) -> str:
+        return self.group or self.task.task_id
+
+
+def tickets(
+    tasks: Sequence[Task], samples: int, name: Callable[[int], str], first: int = 0, extra: int = 0, hint: str = ""
+) -> dict[str, Attempt]:
+    """``samples`` attempts at each task, by the ids that ``name`` gives to their numbers, which begin at ``first`` and
+    leave room for ``extra`` more of each task. A task's group has the id of its first attempt."""
+    found = {}
+    for place, task in enumerate(tasks):
+        start = first + place * (samples + extra)
+        for index in range(samples):
+            found[name(start + index)] = Attempt(task, index, hint, name(start))
+    return found

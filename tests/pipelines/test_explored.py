@@ -1,0 +1,90 @@
+"""Stages whose rollouts explore."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from pipelines.handles import Model, Tasks
+from pipelines.harness import Harness
+from pipelines.stages.grpo import online
+from pipelines.stages.tasks import generate
+from pipelines.stages.train import sft
+from pipelines.stages.trajectories import sample, synthesize
+
+OFF_POLICY = {"type": "grpo", "off_policy": {"truncate": 2.0}}
+
+
+@pytest.mark.parametrize("explore", [{"resample": {}}, {"temperature": [1.2, 0.7]}], ids=str)
+def test_ratios_to_draws_of_another_policy_are_refused(explore: dict[str, Any]) -> None:
+    [setting] = explore
+    with pytest.raises(ValidationError, match=f"explore.{setting} takes turns that are no draws of the policy"):
+        online.config.model_validate({"explore": explore})
+    online.config.model_validate({"explore": explore, "algorithm": OFF_POLICY})
+    online.config.model_validate({"explore": {"resample": {"eta": 0}, "tool": 0.1}})
+
+
+@pytest.mark.parametrize(
+    ("explore", "said"),
+    [
+        ({"resample": {}}, "explore needs the tokens of turns and their log-probs, and engine openai gives none"),
+        ({"tool": 0.1}, "explore needs the tokens of turns and their log-probs, and engine openai gives none"),
+        ({"temperature": [1.2, 0.7]}, r"explore\.temperature follows iterations, which are train\.online's"),
+    ],
+)
+def test_what_cannot_be_explored_is_refused(
+    explore: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    engine = {"type": "openai", "model": "m", "base_url": "http://localhost:1/v1", "api_key": "${JUDGE_KEY}"}
+    with pytest.raises(ValidationError, match=said):
+        sample.config.model_validate({"explore": explore, "engine": engine})
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    return Harness(Path(tmp_path_factory.mktemp("explored")))
+
+
+@pytest.fixture(scope="module")
+def tasks(harness: Harness) -> Tasks:
+    return harness.run(generate, {"env": "lookup", "train": 4, "dev": 1, "heldout": 1})["train"]
+
+
+@pytest.fixture(scope="module")
+def warm(harness: Harness, tasks: Tasks) -> Model:
+    expert = harness.run(synthesize, tasks=tasks)["trajectories"]
+    config = {"model": {"init": "tiny"}, "steps": 40, "batch": 8, "optimizer": {"lr": 5e-3, "warmup": 10}}
+    return harness.run(sft, config, trajectories=[expert])["model"]
+
+
+@pytest.mark.slow
+def test_online_training_explores_and_cools_down(harness: Harness, warm: Model, tasks: Tasks) -> None:
+    config: dict[str, Any] = {
+        "iterations": 3, "tasks": 2, "samples": 2, "optimizer": {"lr": 1e-3}, "algorithm": OFF_POLICY,
+        "max_turn_tokens": 24, "max_tokens": 120,
+        "explore": {"temperature": [1.2, 0.8], "resample": {"eta": 9.0, "tries": 1}, "tool": 0.2},
+    }  # fmt: skip
+    done = harness.run(online, config, model=warm, tasks=tasks)
+    rows = done["trajectories"].read()
+    drawn = {row.policy_version: row.sampling for row in rows if row.n_action_tokens}
+    assert ['"temperature":1.2' in drawn[0], '"temperature":1.0' in drawn[1], '"temperature":0.8' in drawn[2]] == [
+        True
+    ] * 3
+    assert done.metrics["resampled"] == sum(
+        int(tag.split(":")[1]) for row in rows for tag in row.tags if tag.startswith("resampled:")
+    )
+    assert done.metrics["resampled"] > 0
+    assert done.metrics["random_calls"] > 0
+
+
+@pytest.mark.slow
+def test_eta_0_trains_to_the_bit_as_before(harness: Harness, warm: Model, tasks: Tasks) -> None:
+    config: dict[str, Any] = {
+        "iterations": 2, "tasks": 2, "samples": 2, "optimizer": {"lr": 1e-3}, "max_turn_tokens": 24, "max_tokens": 120,
+    }  # fmt: skip
+    plain = harness.run(online, config, model=warm, tasks=tasks)
+    same = harness.run(online, {**config, "explore": {"resample": {"eta": 0.0}}}, model=warm, tasks=tasks)
+    files = [(done["model"].path / "model.safetensors").read_bytes() for done in (plain, same)]
+    assert files[0] == files[1]

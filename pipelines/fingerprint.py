@@ -67,6 +67,8 @@ NO_EFFECT: Mapping[str, tuple[str, ...]] = {
         *(f"rewards.*.engines.*.{name}" for name in _SERVING),  # of judges
     ),
     "trajectories.relabel": tuple(f"{who}.engines.*.{name}" for who in ("describe", "verify") for name in _SERVING),
+    "search.tree": tuple(f"{who}.engines.*.{name}" for who in ("judge", "reflect") for name in _SERVING),
+    "evaluate.policy": tuple(f"search.{who}.engines.*.{name}" for who in ("judge", "reflect") for name in _SERVING),
     "train.*": (
         "track",  # sends metrics elsewhere too
         "checkpoint_every",  # from where a killed run goes on

@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 from schemas.arrow import Int32, arrow_schema
 
-NODE_VERSION = 1
+NODE_VERSION = 2
 
 
 class SearchNode(BaseModel):
@@ -12,7 +12,8 @@ class SearchNode(BaseModel):
     root, which has no parent, is the beginning of the task.
 
     ``visits`` counts the continuations through it, of which the paths of ``own`` end here, and ``total`` is the sum of
-    their rewards. ``reward`` is that of a ``terminal`` node; ``born`` is the round of the search that found it.
+    their rewards. ``judge`` is what a model said that the state is worth, if one was asked. ``reward`` is that of a
+    ``terminal`` node; ``born`` is the round of the search that found it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -27,6 +28,7 @@ class SearchNode(BaseModel):
     visits: Int32
     own: Int32
     total: float
+    judge: float | None = None
     reward: float | None
     terminal: bool
     born: Int32

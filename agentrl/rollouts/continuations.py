@@ -14,18 +14,20 @@ import numpy as np
 
 from agentrl.advantages.turns import acting, turn_spans
 from agentrl.environments.base import Environment
-from agentrl.rollouts.episodes import Attempt, Prefix
+from agentrl.rollouts.attempts import Attempt, Prefix
 from schemas.task import Task
-from schemas.trajectory import Trajectory
+from schemas.trajectory import Role, Termination, Trajectory
 
 
 @dataclass(frozen=True)
 class ForkPoint:
-    """A state that a row of ``task`` was in: its tokens so far. Equal states of one task have one ``name``."""
+    """A state that a row of ``task`` was in: its tokens so far. Equal states of one task have one ``name``. ``hint`` is
+    the template of what the row was shown after the opening of its task, if it was shown something."""
 
     name: str
     task: Task
     prefix: Prefix
+    hint: str = ""
 
 
 def node_name(task_id: str, ids: Sequence[int]) -> str:
@@ -34,12 +36,16 @@ def node_name(task_id: str, ids: Sequence[int]) -> str:
     return f"node-{hashlib.blake2b(content, digest_size=12).hexdigest()}"
 
 
-def node(row: Trajectory, turn: int, task: Task) -> ForkPoint:
-    """The state of a row before its turn number ``turn``, from 0.
+def node(row: Trajectory, turn: int, task: Task, hint: str = "") -> ForkPoint:
+    """The state of a row before its turn number ``turn``, from 0. A row that was cut after an observation has a state
+    after its last turn too.
 
     Raises ValueError if the row has no tokens, or its messages do not say where turns begin, or it has no such turn.
     """
     turns = acting(row.messages)
+    if turn == len(turns) and row.termination is Termination.CANCELLED and row.messages[-1].role is not Role.ASSISTANT:
+        prefix = Prefix(row.trajectory_id, row.messages, row.input_ids)
+        return ForkPoint(node_name(task.task_id, row.input_ids), task, prefix, hint)
     if not 0 <= turn < len(turns):
         raise ValueError(f"{row.trajectory_id} has {len(turns)} turns, so it cannot be continued from turn {turn}")
     start = turns[turn].token_start
@@ -50,7 +56,7 @@ def node(row: Trajectory, turn: int, task: Task) -> ForkPoint:
         )
     number = next(place for place, message in enumerate(row.messages) if message is turns[turn])
     ids = row.input_ids[:start]
-    return ForkPoint(node_name(task.task_id, ids), task, Prefix(row.trajectory_id, row.messages[:number], ids))
+    return ForkPoint(node_name(task.task_id, ids), task, Prefix(row.trajectory_id, row.messages[:number], ids), hint)
 
 
 def attempts(
@@ -58,7 +64,7 @@ def attempts(
 ) -> dict[str, Attempt]:
     """``samples`` attempts at each node, by the ids that ``name`` gives to their numbers, which begin at ``first``."""
     return {
-        name(first + place * samples + index): Attempt(one.task, index, group=one.name, prefix=one.prefix)
+        name(first + place * samples + index): Attempt(one.task, index, one.hint, one.name, one.prefix)
         for place, one in enumerate(nodes)
         for index in range(samples)
     }

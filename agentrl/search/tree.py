@@ -17,7 +17,8 @@ Select = Literal["uct", "agentq"]
 class TreeNode:
     """A state before turn number ``turn`` of the trajectory ``row``, or if it is ``terminal``, after its last turn. The
     root has the row that was sampled first. ``born`` is the round in which it was found. ``total`` is the sum of what
-    was backed up in ``visits``; ``own`` of these are continuations whose path in the tree ends here."""
+    was backed up in ``visits``; ``own`` of these are continuations whose path in the tree ends here. ``judge`` is what
+    a model says that the state is worth, if one was asked."""
 
     name: str
     row: str = ""
@@ -28,6 +29,7 @@ class TreeNode:
     visits: int = 0
     own: int = 0
     total: float = 0.0
+    judge: float | None = None
     children: "dict[str, TreeNode]" = field(default_factory=dict)
 
     @property
@@ -46,21 +48,31 @@ class TreeNode:
             yield from child.walk()
 
 
-def score(node: TreeNode, how: Select, c: float) -> float:
+def mixed(own: float, judge: float | None, alpha: float) -> float:
+    """``alpha`` of a value that the search found itself and 1 - alpha of what a judge says: Agent Q's Q, and LATS's
+    value, in which alpha is the share of self-consistency. Without a word of the judge, the value itself."""
+    return own if judge is None else alpha * own + (1 - alpha) * judge
+
+
+def score(node: TreeNode, how: Select, c: float, alpha: float = 1.0) -> float:
     """What the search follows, of a child: its value and a bonus for what is seldom visited. ``uct`` (LATS) is
-    W/N + c sqrt(ln N_parent / N); ``agentq`` is Q + c sqrt(ln N_parent / (1 + N))."""
+    W/N + c sqrt(ln N_parent / N); ``agentq`` is Q + c sqrt(ln N_parent / (1 + N)), in which Q is W/N, :func:`mixed`
+    with what the judge says of the child."""
     assert node.parent is not None
-    return node.value + c * sqrt(log(node.parent.visits) / (node.visits + (how == "agentq")))
+    value = mixed(node.value, node.judge, alpha) if how == "agentq" else node.value
+    return value + c * sqrt(log(node.parent.visits) / (node.visits + (how == "agentq")))
 
 
-def select(root: TreeNode, how: Select, c: float, depth: int) -> TreeNode | None:
+def select(root: TreeNode, how: Select, c: float, depth: int, alpha: float = 1.0) -> TreeNode | None:
     """The node to expand next: from the root on, the child with the best score, up to one that was not expanded. None
     if all that may be expanded was: ends, and nodes at ``depth``, are not. Ties go to the child that came first."""
     if not _open(root, depth):
         return None
     node = root
     while node.children:
-        node = max((one for one in node.children.values() if _open(one, depth)), key=lambda one: score(one, how, c))
+        node = max(
+            (one for one in node.children.values() if _open(one, depth)), key=lambda one: score(one, how, c, alpha)
+        )
     return node
 
 

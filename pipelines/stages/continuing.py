@@ -1,8 +1,10 @@
 """What stages share that continue stored rows from one of their turns."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 NODES_AT_ONCE = 128
 """States whose continuations are appended together: a killed run resumes at the next ones."""
+
+NO_TAGS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 Where = Literal["all", "failed", "uncertain"]
 
@@ -93,14 +97,25 @@ def chosen_turns(row: Trajectory, where: Where, most: int) -> list[int]:
 
 class Continuations:
     """The continuations of states, which are sampled once each and appended to the buffer. Those whose replay went
-    otherwise than before are left out."""
+    otherwise than before are left out. With ``turns``, each is cut after so many of its own. Their rows and shards are
+    numbered from ``first`` and ``shard`` on."""
 
-    def __init__(self, context: Context, runner: "RolloutRunner", samples: int, source: str = "forked") -> None:
+    def __init__(
+        self,
+        context: Context,
+        runner: "RolloutRunner",
+        samples: int,
+        source: str = "forked",
+        turns: int | None = None,
+        first: int = 0,
+        shard: int = 0,
+    ) -> None:
         self._context, self._runner, self._samples, self._source = context, runner, samples, source
+        self._turns = turns
         self._shards = Shards(context)
         self._known = set(context.row_ids())
         self._rows: dict[str, list[Trajectory]] = {}
-        self._number = self._shard = 0
+        self._number, self._shard = first, shard
         self.sampled = self.calls = 0
 
     def of(self, nodes: "Iterable[ForkPoint]") -> dict[str, list[Trajectory]]:
@@ -114,15 +129,21 @@ class Continuations:
             self._sample(attempts(part, self._samples, self._context.trajectory_id, self._number))
         return self._rows
 
-    def whole(self, tasks: Sequence[Task]) -> list[list[Trajectory]]:
-        """Whole rollouts of tasks, a list for each."""
+    def whole(
+        self, tasks: Sequence[Task], hints: Sequence[str] = (), tags: Sequence[Sequence[str]] = ()
+    ) -> list[list[Trajectory]]:
+        """Whole rollouts of tasks, a list for each. ``hints`` are templates for
+        :func:`agentrl.rollouts.rationalize.with_hint`, and ``tags`` say in the rows what they were shown."""
         from agentrl.rollouts.runner import tickets
 
         found: list[list[Trajectory]] = []
         for start in range(0, len(tasks), NODES_AT_ONCE):
             part = tasks[start : start + NODES_AT_ONCE]
             wanted = tickets(part, self._samples, self._context.trajectory_id, self._number)
-            self._sample(wanted)
+            of = {name: start + place // self._samples for place, name in enumerate(wanted)}
+            if hints:
+                wanted = {name: replace(one, hint=hints[of[name]]) for name, one in wanted.items()}
+            self._sample(wanted, {name: tags[place] for name, place in of.items()} if tags else {})
             found += [self._rows[group] for group in dict.fromkeys(one.group_id for one in wanted.values())]
         return found
 
@@ -132,8 +153,8 @@ class Continuations:
         count(self._context, self._runner.counts)
         self._context.metrics.update(states=len(self._rows), sampled_tokens=self.sampled, environment_calls=self.calls)
 
-    def _sample(self, wanted: "dict[str, Attempt]") -> None:
-        """Make what was not made before of these attempts, by the ids of their rows."""
+    def _sample(self, wanted: "dict[str, Attempt]", tags: Mapping[str, Sequence[str]] = NO_TAGS) -> None:
+        """Make what was not made before of these attempts, by the ids of their rows, which also name their ``tags``."""
         from agentrl.rollouts.continuations import check_continuation
         from agentrl.rollouts.episodes import DIVERGED
 
@@ -142,7 +163,10 @@ class Continuations:
         missing = self._shards.missing(wanted)
         if missing:
             seed = stream(self._context.seed, "continue", self._shard)
-            made = self._runner.run(list(missing.values()), seed, list(missing), self._source)
+            cut = [replace(one, turns=self._turns) for one in missing.values()]
+            made = self._runner.run(cut, seed, list(missing), self._source)
+            if tags:
+                made = [row.model_copy(update={"tags": [*tags[row.trajectory_id], *row.tags]}) for row in made]
             for row, attempt in zip(made, missing.values(), strict=True):
                 if attempt.prefix is not None:
                     self.calls += attempt.prefix.tool_calls  # the replay's

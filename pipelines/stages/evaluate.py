@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +21,10 @@ from pipelines.stages.budget import TokenLimits, check_room
 from pipelines.stages.common import count, environment, load_policy, rollout_runner, secrets_of
 from pipelines.stages.measures import EVERY, Attempted, Optimum, attempted, choices, parts, summary
 from pipelines.stages.outcomes import warn_of_ends
+from pipelines.stages.searched import PICKED, WITH_FEEDBACK, searched
 from pipelines.stages.shards import Shards
+from pipelines.stages.trees import SearchConfig
+from schemas.annotations import ADDED
 from schemas.task import Task
 from schemas.trajectory import Trajectory as Row
 
@@ -34,6 +37,11 @@ class EvaluateConfig(TokenLimits):
     best_of: Components = Field(
         [], description="a scorer that picks one of the samples of each task: what is picked counts as best_of_n"
     )
+    search: Annotated[SearchConfig | None, ADDED] = Field(
+        None,
+        description="also search each task by a tree, as search.tree does: what best_of picks of its rows counts as "
+        "best_of_search; with oracle, what is solved is 'pass@budget with feedback'",
+    )
     engine: TokenEngineChoice = DEFAULT_ENGINE
     limits: Limits = Limits()
 
@@ -41,6 +49,11 @@ class EvaluateConfig(TokenLimits):
     def _has_a_choice(self) -> "EvaluateConfig":
         if self.best_of and self.samples == 1:
             raise ValueError("best_of picks one of several samples; set samples to 2 or more")
+        if self.search and not self.search.oracle and not self.best_of:
+            raise ValueError(
+                "search gives many rows of a task, and nothing picks one: set best_of, which picks one of the samples "
+                "too, or search.oracle: true, if the search may look at rewards"
+            )
         return self
 
 
@@ -59,9 +72,10 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
 
     ``results`` has a row for each decoding, environment (empty: all; named if there are several) and level (-1: all):
     policy, decoding, temperature, split, env, level, tasks, attempts, successes, success, low, high, pass@k and pass^k
-    for several samples, best_of_n, steps, steps_over_optimum (of successes, over what the task's metadata says in
-    ``optimal_steps`` or the environment's expert takes), tokens, tool_errors, recovered (share of rollouts with a tool
-    error that succeed), valid_calls (share of calls that fit a tool's schema), format_errors, violations_per_1000.
+    for several samples, best_of_n, with a search best_of_search or "pass@budget with feedback" and search_tokens (of a
+    task), steps, steps_over_optimum (of successes, over what the task's metadata says in ``optimal_steps`` or the
+    environment's expert takes), tokens, tool_errors, recovered (share of rollouts with a tool error that succeed),
+    valid_calls (share of calls that fit a tool's schema), format_errors, violations_per_1000.
     Episodes whose environment failed are in none of them; the metrics count them as ``unscored``.
     """
     from agentrl.rollouts.runner import Attempt, tickets
@@ -80,7 +94,11 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
                 check_room(policy, with_sampling, rows)
                 made = with_sampling.run(list(ours.values()), stream(context.seed, "evaluate", shard), list(ours))
                 shards.append([row.model_copy(update={"tags": [decoding, *row.tags]}) for row in made], shard)
-    shards.finish(len(attempts))
+        shards.finish(len(attempts))
+        found = None
+        if config.search:
+            number, shard = sum(map(len, attempts.values())), 1 + len(attempts)
+            found = searched(context, config.search, config.best_of, runner, rows, number, shard)
     optimum = Optimum(rows, {name: environment(context, name) for name in {task.env for task in rows}})
     results: list[dict[str, Any]] = []
     for decoding, temperature in DECODINGS.items():
@@ -93,13 +111,24 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
             raise ValueError(f"no {decoding} episode could be scored; the rows' tags say how their environment failed")
         which = {"policy": model.stage, "decoding": decoding, "temperature": temperature, "split": split}
         for (env, level), part in parts(measured).items():
-            results.append({**which, "env": env, "level": level, **summary(part)})
+            more = found.of(env, level) if found and temperature else {}
+            results.append({**which, "env": env, "level": level, **summary(part), **more})
     count(context, runner.counts)
     context.metrics.update(policy=model.stage, n_tasks=len(rows), split=split, **_metrics(results))
-    return Evaluation(context.table(_table(results), "results"), context.select())
+    ids = [name for ours in attempts.values() for name in ours] if found else None
+    return Evaluation(context.table(_table(results), "results"), context.select(ids))
 
 
-MORE = ("best_of_n", "steps_over_optimum", "recovered", "valid_calls", "violations_per_1000")
+MORE = (
+    "best_of_n",
+    PICKED,
+    WITH_FEEDBACK,
+    "search_tokens",
+    "steps_over_optimum",
+    "recovered",
+    "valid_calls",
+    "violations_per_1000",
+)
 """Columns of the results at temperature 1 that are metrics too, beside success and passes."""
 
 

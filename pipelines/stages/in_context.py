@@ -139,7 +139,12 @@ def _is_about(note: Note, task: Task) -> bool:
 
 def as_text(notes: Sequence[Note]) -> str:
     """Notes as they are shown."""
-    return f"Notes: {'; '.join(note.text for note in notes)}"
+    return notes_as_text([note.text for note in notes])
+
+
+def notes_as_text(texts: Sequence[str]) -> str:
+    """Texts of notes as they are shown."""
+    return f"Notes: {'; '.join(texts)}"
 
 
 def check_training(notes: Sequence[Note]) -> None:

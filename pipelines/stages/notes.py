@@ -59,7 +59,7 @@ def reflect(
         if model is not None:
             raise ValueError("by: env asks no model, so inputs.model would do nothing; leave it out, or name an engine")
         places = {name: environment(context, name) for name in sorted({row.env for row in known})}
-        texts = [_by_environment(places[row.env], row, by_id[row.task_id]) for row in known]
+        texts = [said_by(places[row.env], row, by_id[row.task_id]) for row in known]
         author = "env"
     else:
         texts = _by_engine(context, config.by, config.sampling, known, model)
@@ -107,7 +107,7 @@ def _failed(rows: Sequence[Trajectory], most: int) -> list[Trajectory]:
     return [row for mine in left.values() for row in mine[-most:]]
 
 
-def _by_environment(place: "Environment", row: Trajectory, task: "Task") -> str:
+def said_by(place: "Environment", row: Trajectory, task: "Task") -> str:
     """What an environment says of a failed attempt; nothing if it has nothing to say.
 
     Raises ValueError if it never has.

@@ -62,7 +62,7 @@ def said(action: str, number: int) -> Message:
 
 def state_of(messages: Sequence[Message]) -> tuple[str, str]:
     """The room that one is in, and the goal."""
-    start, goal = messages[0].content.rstrip("?").split(" to ")
+    start, goal = messages[0].content.split("?")[0].split(" to ")
     visited = [message.content for message in messages if message.role is Role.TOOL]
     return (visited[-1] if visited else start), goal
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.search.tree import TreeNode, agreement, back_up, rest_value, score, select
+from agentrl.search.tree import TreeNode, agreement, back_up, mixed, rest_value, score, select
 
 
 def tree(*children: tuple[int, float]) -> tuple[TreeNode, list[TreeNode]]:
@@ -31,6 +31,20 @@ def test_the_bounds_by_hand() -> None:
     assert select(root, "uct", 1.0, 9) is a
     assert select(root, "uct", sqrt(2), 9) is b
     assert score(b, "agentq", 1.0) == pytest.approx(sqrt(log(4) / 2))
+
+
+def test_a_judge_has_its_share_of_a_value_by_hand() -> None:
+    """Agent Q: 2/3 from the search and 0 from the critic are 1/3, and 0 and 1 are 1/2. LATS: half of what the model
+    says and half of self-consistency."""
+    root, (a, b) = tree((3, 2.0), (1, 0.0))
+    a.judge, b.judge = 0.0, 1.0
+    bonus = sqrt(log(4) / 4), sqrt(log(4) / 2)
+    assert score(a, "agentq", 1.0, 0.5) == pytest.approx(1 / 3 + bonus[0])
+    assert score(b, "agentq", 1.0, 0.5) == pytest.approx(1 / 2 + bonus[1])
+    assert select(root, "agentq", 0.0, 9, 0.5) is b
+    assert select(root, "agentq", 0.0, 9, 1.0) is a, "the critic has no share"
+    assert score(a, "uct", 1.0, 0.5) == score(a, "uct", 1.0), "LATS mixes what is backed up"
+    assert (mixed(0.5, 1.0, 0.5), mixed(0.5, None, 0.5)) == (0.75, 0.5)
 
 
 def test_ends_and_depth_are_not_expanded() -> None:

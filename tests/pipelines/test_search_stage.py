@@ -6,11 +6,15 @@ import pytest
 from forked import LIMITS, harness, model, tabular, tasks
 
 from agentrl.advantages.turns import turn_spans
+from agentrl.engines.blocking import blocking
+from agentrl.environments.base import Score
+from agentrl.environments.forks import rebuild
+from agentrl.environments.rooms.environment import Rooms
 from pipelines.handles import Model, Tasks
 from pipelines.harness import Harness
 from pipelines.stages.pairs import agentq
 from pipelines.stages.search import tree
-from schemas.trajectory import Trajectory
+from schemas.trajectory import Role, Trajectory
 
 __all__ = ["harness", "model", "tabular", "tasks"]
 
@@ -40,6 +44,28 @@ def test_a_tree_is_rows_and_a_small_table(harness: Harness, model: Model, tasks:
     assert all(pair.chosen_reward > pair.rejected_reward for pair in pairs["pairs"].read())
     again = harness.run(tree, SMALL, tasks=tasks, model=model)
     assert [row.input_ids for row in again["trajectories"].read()] == [row.input_ids for row in rows.values()]
+    rowless = [
+        done["nodes"].table().drop_columns("trajectory_id"),
+        again["nodes"].table().drop_columns("trajectory_id"),
+    ]
+    assert rowless[0].equals(rowless[1]), "the same seed, the same tree"
+
+
+def test_every_leaf_is_scored_again_the_same(harness: Harness, model: Model, tasks: Tasks) -> None:
+    done = harness.run(tree, SMALL, tasks=tasks, model=model)
+    rooms, by_name = Rooms(), {task.task_id: task for task in tasks.read()}
+
+    async def score(row: Trajectory) -> Score:
+        last = max(number for number, one in enumerate(row.messages) if one.role is Role.ASSISTANT)
+        episode = await rebuild(rooms, by_name[row.task_id], row.messages[:last])
+        await episode.step(row.messages[last])
+        return await episode.score()
+
+    rows = done["trajectories"].read()
+    for row in rows:
+        found = blocking(score(row))
+        assert (found.reward, found.success) == (row.reward, row.success)
+    assert {row.success for row in rows} == {True, False}
 
 
 def test_an_oracle_ends_a_search_with_its_first_success(harness: Harness, model: Model, tasks: Tasks) -> None:

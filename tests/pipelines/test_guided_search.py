@@ -1,0 +1,172 @@
+"""Searches that models guide: judges of states, notes of failures, continuations that are cut."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from forked import LIMITS, harness, model, tabular, tasks
+from judge_server import JudgeServer, judging
+from pydantic import ValidationError
+
+from agentrl.environments.rooms.house import house
+from agentrl.rollouts.reopen import opening_of
+from pipelines.handles import Model, Tasks
+from pipelines.harness import Harness, Result
+from pipelines.stages.evaluate import evaluate
+from pipelines.stages.search import tree
+from pipelines.stages.trees import SearchConfig
+from schemas.trajectory import Termination, Trajectory
+
+__all__ = ["harness", "model", "tabular", "tasks"]
+
+SMALL: dict[str, Any] = {"branch": 2, "rounds": 4, **LIMITS}
+HOME = house(48)
+
+
+def near(asked: dict[str, Any]) -> str:
+    """Says of a walk how near to the goal it has come, or that a note would help."""
+    prompt = asked["messages"][-1]["content"]
+    shown = json.loads(prompt.split("\n\n")[1])
+    start, goal = shown["task"].split("?")[0].split(" to ")
+    heard = [turn["content"] for turn in shown["transcript"] if turn["role"] == "tool"]
+    far = HOME.distances(HOME.numbers[goal])[HOME.numbers[(heard or [start])[-1]]]
+    if "what to do otherwise" in prompt:
+        return json.dumps({"note": f"it was {far} away"})
+    return json.dumps({"reason": "so", "value": 1 - far / 8})
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    with judging(near) as server:
+        yield server
+
+
+def asks(judge: JudgeServer) -> dict[str, Any]:
+    return {"engines": [judge.engine]}
+
+
+def check_tree(done: Result) -> dict[str, Trajectory]:
+    """The rows of a search. Visits are a node's own and those of its children, and the budget is that of the rows."""
+    rows = {row.trajectory_id: row for row in done["trajectories"].read()}
+    nodes = done["nodes"].table().to_pylist()
+    for one in nodes:
+        children = [other["visits"] for other in nodes if other["parent_node"] == one["node_id"]]
+        assert one["visits"] == one["own"] + sum(children)
+    assert done.metrics["sampled_tokens"] == sum(row.n_action_tokens for row in rows.values())
+    return rows
+
+
+@pytest.mark.parametrize("select", ["uct", "agentq"])
+def test_a_judge_values_every_state_of_a_tree(
+    harness: Harness, model: Model, tasks: Tasks, judge: JudgeServer, select: str
+) -> None:
+    config = {**SMALL, "select": select, "judge": asks(judge)}
+    done = harness.run(tree, config, tasks=tasks, model=model)
+    rows, nodes = check_tree(done), done["nodes"].table().to_pylist()
+    for one in nodes:
+        if one["parent_node"] is None:
+            assert one["judge"] is None
+            continue
+        row = rows[one["trajectory_id"]]
+        heard = [m.content for m in row.messages if m.role == "tool" and (m.token_end or 0) <= _end(row, one)]
+        start, goal = row.prompt.rstrip("?").split(" to ")
+        far = HOME.distances(HOME.numbers[goal])[HOME.numbers[(heard or [start])[-1]]]
+        assert one["judge"] == pytest.approx(1 - far / 8)
+    assert done.metrics["judged"] == len([one for one in nodes if one["parent_node"]])
+    assert not any("reward" in prompt for prompt in judge.prompts())
+    again = harness.run(tree, config, tasks=tasks, model=model)
+    assert [row.input_ids for row in again["trajectories"].read()] == [row.input_ids for row in rows.values()]
+    blind = harness.run(tree, {**SMALL, "select": select}, tasks=tasks, model=model)
+    assert [row.input_ids for row in blind["trajectories"].read()] != [row.input_ids for row in rows.values()]
+
+
+def _end(row: Trajectory, node: dict[str, Any]) -> int:
+    """Where the observation ends that follows the turn of a node."""
+    after = [m.token_start for m in row.messages if m.role == "assistant" and (m.token_start or 0) >= node["token_end"]]
+    return min(filter(None, after), default=row.n_tokens)
+
+
+def test_simulations_are_cut_and_go_on_from_there(
+    harness: Harness, model: Model, tasks: Tasks, judge: JudgeServer
+) -> None:
+    config = {**SMALL, "rounds": 6, "judge": asks(judge), "simulate": 1}
+    rows = check_tree(done := harness.run(tree, config, tasks=tasks, model=model))
+    assert {row.n_steps for row in rows.values()} == {1}
+    cut = {name: row for name, row in rows.items() if row.termination is Termination.CANCELLED}
+    assert all((row.reward, row.success) == (None, None) for row in cut.values())
+    further = [row for row in rows.values() if row.parent_id in cut]
+    assert further
+    for row in further:
+        parent = cut[row.parent_id or ""]
+        assert row.fork_at == parent.n_tokens
+        assert row.input_ids[: row.fork_at] == parent.input_ids
+    assert not done.metrics.get("diverged")
+    assert done.metrics["deepest"] > 1
+
+
+@pytest.mark.parametrize("by", ["env", "model"])
+def test_failures_leave_notes_that_new_attempts_see(
+    harness: Harness, model: Model, tasks: Tasks, judge: JudgeServer, by: str
+) -> None:
+    guided: dict[str, Any] = (
+        {"oracle": True, "reflect": "env"} if by == "env" else {"judge": asks(judge), "reflect": asks(judge)}
+    )
+    done = harness.run(tree, {**SMALL, "rounds": 6, **guided}, tasks=tasks, model=model)
+    rows = check_tree(done)
+    noted = [row for row in rows.values() if "Notes: " in opening_of(row)[-1].content]
+    assert noted
+    assert not done.metrics.get("diverged")
+    for row in noted:
+        notes = opening_of(row)[-1].content.partition("Notes: ")[2].split("; ")
+        assert 1 <= len(notes) <= 3
+        if not row.fork_at:
+            assert row.tags == [f"note:{row.task_id}-{place}" for place in range(len(notes))]
+    assert done.metrics["notes"] <= 3 * len(tasks.read())
+    assert any(row.fork_at for row in noted) or by == "env", "attempts that saw notes are continued"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"simulate": 4}, "simulate needs a judge: a continuation that is cut has no end"),
+        ({"alpha": 0.5}, "alpha needs a judge"),
+        ({"reflect": "env"}, "reflect: env tells the search what the verifier knows; set oracle: true"),
+        ({"reflect": {"engines": ["ENGINE"]}}, "reflect needs to know which attempts failed"),
+        ({"alpha": 1.5, "judge": {"engines": ["ENGINE"]}}, "less than or equal to 1"),
+    ],
+)
+def test_a_guide_that_knows_nothing_is_refused(config: dict[str, Any], said: str, judge: JudgeServer) -> None:
+    for one in config.values():
+        if isinstance(one, dict):
+            one["engines"] = [judge.engine]
+    with pytest.raises(ValidationError, match=said):
+        SearchConfig.model_validate(config)
+
+
+def test_an_evaluation_searches_beside_the_best_of_several(harness: Harness, model: Model, tasks: Tasks) -> None:
+    scorer = [{"type": "self_consistency"}]
+    plain = {"samples": 4, "best_of": scorer, "max_tokens": 240}
+    config = {**plain, "search": {"branch": 2, "rounds": 3}}
+    before = harness.run(evaluate, plain, model=model, tasks=tasks)
+    done = harness.run(evaluate, config, model=model, tasks=tasks)
+    for name in ("success", "best_of_n", "greedy"):
+        assert done.metrics[name] == before.metrics[name]
+    assert 0 <= done.metrics["best_of_search"] <= 1
+    assert done.metrics["search_tokens"] == done.metrics["sampled_tokens"] / len(tasks.read())
+    assert "pass@budget with feedback" not in done.metrics
+    assert len(done["trajectories"].ids()) == 5 * len(tasks.read()), "the search's rows are no attempts"
+    overall = [row for row in done["results"].table().to_pylist() if row["level"] == -1]
+    assert [row["best_of_search"] is None for row in overall] == [False, True], "of what is sampled, not of greedy rows"
+
+
+def test_a_search_that_sees_rewards_is_no_success(harness: Harness, model: Model, tasks: Tasks) -> None:
+    config = {"max_tokens": 240, "search": {"branch": 2, "rounds": 3, "oracle": True}}
+    done = harness.run(evaluate, config, model=model, tasks=tasks)
+    plain = harness.run(evaluate, {"max_tokens": 240}, model=model, tasks=tasks)
+    assert done.metrics["success"] == plain.metrics["success"]
+    assert done.metrics["pass@budget with feedback"] >= 0.25
+    assert "best_of_search" not in done.metrics
+    with pytest.raises(ValidationError, match="search gives many rows of a task, and nothing picks one: set best_of"):
+        evaluate.config.model_validate({"search": {}})

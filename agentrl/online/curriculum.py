@@ -9,11 +9,12 @@ success reaches the gate. A share alone would open it by luck. When all levels a
 from collections import deque
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from agentrl.statistics.intervals import wilson
+from schemas.annotations import ADDED
 
 
 class CurriculumConfig(BaseModel):
@@ -35,6 +36,40 @@ class CurriculumConfig(BaseModel):
     final: tuple[float, ...] | None = Field(
         None, description="shares of all levels when the last one is learned; None: equal ones"
     )
+
+    band: Annotated[tuple[float, float] | None, ADDED] = Field(
+        None,
+        description="pass rates between which a task teaches, as in [0.2, 0.8]; one whose last group lies outside sits "
+        "out its next `rest` turns; None: every task of a level comes in turn",
+    )
+    rest: Annotated[int, ADDED] = Field(2, ge=1, description="for band: turns that a task sits out")
+    warmup: Annotated[tuple[int, int] | None, ADDED] = Field(
+        None,
+        description="[iterations, level]: so many iterations draw no level above this one, whatever was learned; None: "
+        "no warm-up",
+    )
+
+    @field_validator("band")
+    @classmethod
+    def _is_a_band(cls, band: tuple[float, float] | None) -> tuple[float, float] | None:
+        if band is not None and not 0 <= band[0] < band[1] <= 1:
+            raise ValueError(
+                f"band {list(band)} is two pass rates from 0 to 1, the lower one first, such as [0.2, 0.8]"
+            )
+        return band
+
+    @field_validator("warmup")
+    @classmethod
+    def _is_a_warmup(cls, warmup: tuple[int, int] | None) -> tuple[int, int] | None:
+        if warmup is not None and warmup[0] < 1:
+            raise ValueError(f"warmup {list(warmup)} is [iterations, level], with at least one iteration")
+        return warmup
+
+    @model_validator(mode="after")
+    def _rests_from_a_band(self) -> "CurriculumConfig":
+        if self.band is None and "rest" in self.model_fields_set:
+            raise ValueError("rest is for tasks outside of a band, and there is none; set band: [0.2, 0.8]")
+        return self
 
     @field_validator("start", "final")
     @classmethod
@@ -75,12 +110,20 @@ class Curriculum:
 
     A ticket gets its task when it is asked for first, from what was :meth:`learned <learn>` until then.
 
-    Raises ValueError if ``final`` has another number of shares than there are levels.
+    An iteration has ``size`` tickets, by which a warm-up is counted.
+
+    Raises ValueError if ``final`` has another number of shares than there are levels, or if a warm-up leaves none.
     """
 
-    def __init__(self, config: CurriculumConfig, levels: Sequence[int], seed: int) -> None:
+    def __init__(self, config: CurriculumConfig, levels: Sequence[int], seed: int, size: int = 1) -> None:
         self.config, self.seed = config, seed
         self.levels = sorted(set(levels))
+        if config.warmup is not None and config.warmup[1] < self.levels[0]:
+            raise ValueError(
+                f"draw.warmup draws no level above {config.warmup[1]}, and the lowest of the tasks is "
+                f"{self.levels[0]}; raise its level"
+            )
+        self._warm = config.warmup[0] * size if config.warmup else 0
         if config.final is not None and len(config.final) != len(self.levels):
             raise ValueError(
                 f"draw.final has {len(config.final)} shares, and the tasks have {len(self.levels)} levels "
@@ -92,6 +135,7 @@ class Curriculum:
         self._drawn = dict.fromkeys(self.levels, 0)
         self._outcomes = {level: deque[bool](maxlen=config.window) for level in self.levels}
         self._open: dict[int, int] = {}
+        self._rests: dict[int, int] = {}
         self.at = 0
         """How many levels are learned: the place of the one that is being learned."""
 
@@ -113,12 +157,40 @@ class Curriculum:
 
     def of(self, ticket: int) -> int:
         if ticket not in self._open:
-            shares = self.shares()
+            shares = self._warmed(self.shares(), ticket)
             [level] = Random(f"{self.seed}-level-{ticket}").choices(list(shares), list(shares.values()))
-            place = self._orders[level].of(self._drawn[level])
-            self._drawn[level] += 1
-            self._open[ticket] = self._places[level][place]
+            self._open[ticket] = self._next(level)
         return self._open[ticket]
+
+    def _warmed(self, shares: dict[int, float], ticket: int) -> dict[int, float]:
+        """Shares in a warm-up: those of its levels, or if nothing of them is drawn otherwise, equal ones."""
+        if self.config.warmup is None or ticket >= self._warm:
+            return shares
+        within = {level: shares.get(level, 0.0) for level in self.levels if level <= self.config.warmup[1]}
+        return within if any(within.values()) else dict.fromkeys(within, 1.0)
+
+    def _next(self, level: int) -> int:
+        """The next task of a level in turn that does not rest. If all do, their turns pass until one has rested."""
+        places = self._places[level]
+        for _ in range(len(places) * (1 + self.config.rest) if self._rests else 1):
+            task = places[self._orders[level].of(self._drawn[level])]
+            self._drawn[level] += 1
+            if not self._rests.get(task):
+                break
+            self._rests[task] -= 1
+            if not self._rests[task]:
+                del self._rests[task]
+        return task
+
+    def _rest(self, task: int, successes: Sequence[bool]) -> None:
+        """Let a task sit out if its pass rate is not in the band."""
+        if self.config.band is None or not successes:
+            return
+        rate, (low, high) = sum(successes) / len(successes), self.config.band
+        if low <= rate <= high:
+            self._rests.pop(task, None)
+        else:
+            self._rests[task] = self.config.rest
 
     def is_drawn(self, ticket: int) -> bool:
         return ticket in self._open
@@ -130,7 +202,9 @@ class Curriculum:
 
     def learn(self, ticket: int, successes: Iterable[bool]) -> None:
         """Take the outcomes of a ticket's rollouts into account, and close it."""
-        self._outcomes[self.level_of[self._open.pop(ticket)]].extend(successes)
+        task, found = self._open.pop(ticket), list(successes)
+        self._rest(task, found)
+        self._outcomes[self.level_of[task]].extend(found)
         while self.at < len(self.levels) and self._is_learned(self.levels[self.at]):
             self.at += 1
 
@@ -142,7 +216,8 @@ class Curriculum:
         """What :meth:`restore` needs, in JSON's types."""
         outcomes = {str(level): "".join(str(int(one)) for one in found) for level, found in self._outcomes.items()}
         drawn = {str(level): number for level, number in self._drawn.items()}
-        return {"at": self.at, "drawn": drawn, "outcomes": outcomes, "open": sorted(self._open.items())}
+        rests = {"rests": sorted(self._rests.items())} if self.config.band else {}
+        return {"at": self.at, "drawn": drawn, "outcomes": outcomes, "open": sorted(self._open.items()), **rests}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.at = state["at"]
@@ -150,3 +225,4 @@ class Curriculum:
         for level in self.levels:
             self._outcomes[level] = deque((one == "1" for one in state["outcomes"][str(level)]), self.config.window)
         self._open = dict(state["open"])
+        self._rests = dict(state.get("rests", ()))

@@ -1,6 +1,8 @@
 """A curriculum opens levels when they are learned, draws each task of a level in turn, and goes on after a kill."""
 
+import json
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -74,14 +76,67 @@ def test_each_task_of_a_level_comes_once_before_any_comes_again() -> None:
     assert [curriculum.of(ticket) for ticket in range(10)] != list(range(10))
 
 
+def test_tasks_outside_the_band_sit_out_by_a_scripted_table() -> None:
+    """Of four tasks one always fails and one always succeeds: each rests for two turns, and is then tried again. A task
+    whose rate comes back into the band rests no more."""
+    config = CurriculumConfig(start=(1.0,), band=(0.2, 0.8), rest=2)
+    curriculum = Curriculum(config, [1] * 4, 0)
+    rates = {0: 0, 1: 8, 2: 4, 3: 2}
+    blocks = [[0] * 4 for _ in range(3)]
+    for ticket in range(12):
+        task = curriculum.of(ticket)
+        blocks[min(2, ticket // 4)][task] += 1
+        if ticket == 9:
+            rates[0] = 4
+        curriculum.learn(ticket, [place < rates[task] for place in range(8)])
+    assert blocks[0] == [1, 1, 1, 1], "nothing is known at first"
+    assert blocks[1][0] == blocks[1][1] == 0, "two turns of the level pass"
+    assert blocks[1][2] == blocks[1][3] == 2
+    assert blocks[2] == [1, 1, 1, 1]
+    assert curriculum.state()["rests"] == [(1, 2)]
+    assert curriculum.level == 1
+
+
+def test_tasks_that_all_rest_are_drawn_all_the_same() -> None:
+    curriculum = Curriculum(CurriculumConfig(start=(1.0,), band=(0.2, 0.8), rest=3), [1, 1, 1], 0)
+    for ticket in range(9):
+        curriculum.of(ticket)
+        curriculum.learn(ticket, [False] * 8)
+    assert len(curriculum.state()["rests"]) == 3
+
+
+def test_a_warm_up_draws_no_higher_level() -> None:
+    """Three iterations of four tickets stay at levels 1 and 2, although level 2 is learned in the first one."""
+    config = CurriculumConfig(start=(0.5, 0.5), gate=0.05, window=8, easier=0.1, warmup=(3, 2))
+    curriculum = Curriculum(config, LEVELS, 0, size=4)
+    drawn = []
+    for ticket in range(60):
+        drawn.append(LEVELS[curriculum.of(ticket)])
+        curriculum.learn(ticket, [True] * 8)
+    assert set(drawn[:12]) == {1, 2}
+    assert curriculum.at == 3
+    assert 4 in drawn[12:]
+    only = Curriculum(CurriculumConfig(start=(1.0,), warmup=(3, 1)), LEVELS, 0, size=4)
+    only.at = 2
+    assert {LEVELS[only.of(ticket)] for ticket in range(12)} == {1}, "what is open lies above the warm-up"
+    with pytest.raises(ValueError, match=r"draws no level above 1, and the lowest of the tasks is 2; raise its level"):
+        Curriculum(CurriculumConfig(warmup=(3, 1)), [2, 3], 0)
+
+
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.lists(st.booleans(), min_size=8, max_size=8), min_size=1, max_size=30), st.integers(0, 29))
-def test_a_restored_curriculum_draws_what_the_other_one_draws(outcomes: list[list[bool]], kill: int) -> None:
-    config = CurriculumConfig(start=(0.6, 0.4), gate=0.3, window=16, easier=0.2)
+@given(
+    st.lists(st.lists(st.booleans(), min_size=8, max_size=8), min_size=1, max_size=30),
+    st.integers(0, 29),
+    st.sampled_from([{}, {"band": (0.2, 0.8), "rest": 1, "warmup": (2, 1)}]),
+)
+def test_a_restored_curriculum_draws_what_the_other_one_draws(
+    outcomes: list[list[bool]], kill: int, more: dict[str, Any]
+) -> None:
+    config = CurriculumConfig(start=(0.6, 0.4), gate=0.3, window=16, easier=0.2, **more)
     whole, killed = Curriculum(config, LEVELS, 1), Curriculum(config, LEVELS, 1)
     for ticket, successes in enumerate(outcomes):
         if ticket == kill:
-            state = killed.state()
+            state = json.loads(json.dumps(killed.state()))
             killed = Curriculum(config, LEVELS, 1)
             killed.restore(state)
         assert {one.of(ticket) for one in (whole, killed)} == {whole.of(ticket)}
@@ -113,6 +168,9 @@ def test_without_a_curriculum_every_task_comes_in_turn() -> None:
         ({"final": [1.5, -0.5]}, "shares are not negative"),
         ({"start": [0, 1]}, "the first share is 0"),
         ({"gate": 1.0}, "less than 1"),
+        ({"band": [0.8, 0.2]}, "the lower one first, such as"),
+        ({"rest": 3}, "rest is for tasks outside of a band, and there is none"),
+        ({"warmup": [0, 1]}, "with at least one iteration"),
     ],
 )
 def test_shares_that_cannot_be_are_refused(config: dict[str, object], said: str) -> None:

@@ -54,8 +54,12 @@ def killing(at: int) -> Any:
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"ahead": 1, "max_staleness": 2, "engine": {"type": "transformers", "schedule": "free"}}],
-    ids=["in step", "asynchronous"],
+    [
+        {},
+        {"draw": {**DRAW, "band": [0.1, 0.9], "rest": 1, "warmup": [2, 1]}},
+        {"ahead": 1, "max_staleness": 2, "engine": {"type": "transformers", "schedule": "free"}},
+    ],
+    ids=["in step", "band and warm-up", "asynchronous"],
 )
 def test_a_killed_run_goes_on_with_the_tasks_that_it_drew(
     harness: Harness, warm: Model, tasks: Tasks, more: dict[str, Any]
@@ -77,7 +81,9 @@ def test_a_killed_run_goes_on_with_the_tasks_that_it_drew(
     assert metrics[-1]["level"] > 1
     drawn = [level[one["task_id"]] for one in found["coverage"].table().sort_by("ticket").to_pylist()]
     assert set(drawn[:4]) <= {1, 2}
-    if more:
+    if "draw" in more:
+        assert set(drawn[:8]) == {1}, "two iterations of four tasks are the warm-up"
+    if "ahead" in more:
         return
     undisturbed = harness.run(online, config.model_dump(), model=warm, tasks=tasks)
     for name in ("coverage", "metrics"):

@@ -179,6 +179,27 @@ def test_alternatives_at_a_fork_are_credited_to_the_turn_that_was_tried() -> Non
     assert found == [turn, turn, [-one for one in turn], [-one for one in whole]]
 
 
+def test_an_agent_that_is_ignored_has_no_marginal_advantage() -> None:
+    """A team whose first agent decides alone. Four alternatives of the second one after each frozen choice of the first
+    end alike, so each has the advantage 0; with the episode's, it shares the credit of what it did not do."""
+    messages = [said(0, 1, role=Role.USER), said(1, 2), said(2, 4, role=Role.TOOL), said(4, 6)]
+
+    def row(name: str, group: str, reward: float, fork_at: int) -> Trajectory:
+        return Trajectory(
+            trajectory_id=name, episode_id=name, task_id="t", group_id=group, source="forked", env="e", split="train",
+            prompt="q", reward=reward, success=reward > 0, termination=Termination.ANSWERED, messages=messages,
+            input_ids=[1] * 6, action_mask=[False] * 4 + [True] * 2, logprobs=[-1.0] * 6, fork_at=fork_at,
+            agent="second",
+        )  # fmt: skip
+
+    choices = {"right": 1.0, "wrong": 0.0}
+    alternatives = [row(f"{name}-{n}", name, reward, 4) for name, reward in choices.items() for n in range(4)]
+    marginal = assign(RLOO(credit="fork_turn"), alternatives).rows
+    assert all(weight == 0 for one in marginal for weight in one.weights)
+    joint = assign(RLOO(), [row(f"{name}-{n}", "task", won, 0) for name, won in choices.items() for n in range(2)]).rows
+    assert [round(one.weights[-1] / (2 / 3), 6) for one in joint] == [1, 1, -1, -1]
+
+
 def test_rows_of_one_episode_count_once_in_their_group_and_share_its_advantage() -> None:
     """An agent with helpers has several rows; its group would otherwise be compared with itself."""
     rewards, actions = np.array([1.0, 0.0, 1.0, 1.0]), np.full(4, 5)

@@ -15,6 +15,9 @@ OF_THE_FIRST_VERSION = {
     "trajectories.sample": "78a137677cced3ff",
     "trajectories.synthesize": "d859cae7cafb6859",
     "trajectories.rationalize": "f921187fb40c062c",
+    "trajectories.correct": "1377d1e134635aab",
+    "search.tree": "0a57dae1077b5200",
+    "evaluate.policy": "3d15a5ec964e9a42",
 }
 """Digests of what enters the fingerprint of a config with defaults alone."""
 

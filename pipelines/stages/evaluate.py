@@ -23,7 +23,7 @@ from pipelines.stages.measures import EVERY, Attempted, Optimum, attempted, choi
 from pipelines.stages.outcomes import warn_of_ends
 from pipelines.stages.searched import PICKED, WITH_FEEDBACK, searched
 from pipelines.stages.shards import Shards
-from pipelines.stages.trees import SearchConfig
+from pipelines.stages.trees import TreeSearchConfig
 from schemas.annotations import ADDED
 from schemas.task import Task
 from schemas.trajectory import Trajectory as Row
@@ -37,7 +37,7 @@ class EvaluateConfig(TokenLimits):
     best_of: Components = Field(
         [], description="a scorer that picks one of the samples of each task: what is picked counts as best_of_n"
     )
-    search: Annotated[SearchConfig | None, ADDED] = Field(
+    search: Annotated[TreeSearchConfig | None, ADDED] = Field(
         None,
         description="also search each task by a tree, as search.tree does: what best_of picks of its rows counts as "
         "best_of_search; with oracle, what is solved is 'pass@budget with feedback'",

@@ -16,14 +16,14 @@ from pipelines.handles import Model, Steps, Table, Tasks, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.budget import SamplingConfig, check_room
 from pipelines.stages.common import REWARDS, load_policy, rollout_runner, warn_of_splits
-from pipelines.stages.trees import BY, GrownTree, SearchConfig, grow
+from pipelines.stages.trees import BY, GrownTree, TreeSearchConfig, grow
 from schemas.arrow import to_table
 from schemas.node import NODE_SCHEMA, SearchNode
 from schemas.step import StepValue
 from schemas.trajectory import Trajectory
 
 
-class TreeConfig(SearchConfig):
+class TreeConfig(TreeSearchConfig):
     value: Literal["shepherd", "rest"] = Field(
         "shepherd", description="what steps are worth: the mean reward behind them, or ReST-MCTS*'s weighted value"
     )

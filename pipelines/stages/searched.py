@@ -8,7 +8,7 @@ from agentrl.engines.blocking import blocking
 from agentrl.rewards import Components
 from pipelines.stage import Context
 from pipelines.stages.measures import EVERY, choices
-from pipelines.stages.trees import GrownTree, SearchConfig, grow
+from pipelines.stages.trees import GrownTree, TreeSearchConfig, grow
 from schemas.task import Task
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class SearchedTasks:
 
 def searched(
     context: Context,
-    config: SearchConfig,
+    config: TreeSearchConfig,
     scorer: Components,
     runner: "RolloutRunner",
     tasks: Sequence[Task],

@@ -29,7 +29,7 @@ BY = "search"
 """How the values of this stage are found."""
 
 
-class SearchConfig(StageConfig):
+class TreeSearchConfig(StageConfig):
     """How a tree grows, and what guides it."""
 
     select: Literal["uct", "agentq"] = Field("uct", description="what is followed: LATS's bound, or Agent Q's")
@@ -61,7 +61,7 @@ class SearchConfig(StageConfig):
     )
 
     @model_validator(mode="after")
-    def _is_guided(self) -> "SearchConfig":
+    def _is_guided(self) -> "TreeSearchConfig":
         if self.judge is None and (self.simulate is not None or "alpha" in self.model_fields_set):
             name = "simulate" if self.simulate is not None else "alpha"
             raise ValueError(f"{name} needs a judge: {_NEEDS[name]}; set judge: {{engines: [...]}}, or leave it out")
@@ -91,7 +91,7 @@ class GrownTree:
     ``hints`` has what rows were shown, as a template."""
 
     task: Task
-    config: SearchConfig
+    config: TreeSearchConfig
     root: TreeNode = field(default_factory=lambda: TreeNode("root"))
     rows: dict[str, Trajectory] = field(default_factory=dict)
     ends: dict[str, TreeNode] = field(default_factory=dict)
@@ -172,7 +172,7 @@ def _said(row: Trajectory) -> str:
 
 def grow(
     context: Context,
-    config: SearchConfig,
+    config: TreeSearchConfig,
     runner: "RolloutRunner",
     tasks: Sequence[Task],
     first: int = 0,
@@ -229,7 +229,7 @@ def _round(sampled: Continuations, growing: Sequence[tuple[GrownTree, TreeNode]]
 class _Guide:
     """Asks judges and reflecting models after each round, and lets trees count what continuations seem worth."""
 
-    def __init__(self, config: SearchConfig, runner: "RolloutRunner") -> None:
+    def __init__(self, config: TreeSearchConfig, runner: "RolloutRunner") -> None:
         self.config, self.runner = config, runner
         self.counts: dict[str, int] = {}
 

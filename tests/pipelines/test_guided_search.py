@@ -15,7 +15,7 @@ from pipelines.handles import Model, Tasks
 from pipelines.harness import Harness, Result
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.search import tree
-from pipelines.stages.trees import SearchConfig
+from pipelines.stages.trees import TreeSearchConfig
 from schemas.trajectory import Termination, Trajectory
 
 __all__ = ["harness", "model", "tabular", "tasks"]
@@ -142,7 +142,7 @@ def test_a_guide_that_knows_nothing_is_refused(config: dict[str, Any], said: str
         if isinstance(one, dict):
             one["engines"] = [judge.engine]
     with pytest.raises(ValidationError, match=said):
-        SearchConfig.model_validate(config)
+        TreeSearchConfig.model_validate(config)
 
 
 def test_an_evaluation_searches_beside_the_best_of_several(harness: Harness, model: Model, tasks: Tasks) -> None:

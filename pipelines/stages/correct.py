@@ -151,7 +151,7 @@ def _taught(
             calls += sum(one.prefix.tool_calls for one in part.values() if one.prefix) + sum(
                 row.n_tool_calls for row in made
             )
-            shards.append([row for one in made if (row := taught(one, teacher.name, label))], shard)
+            shards.append([kept for one in made if (kept := taught(one, teacher.name, label))], shard)
             context.progress(start + len(part), len(attempts))
     count(context, {"diverged": 0, **runner.counts})
     context.metrics.update(environment_calls=calls)

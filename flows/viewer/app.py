@@ -1,11 +1,8 @@
 """The viewer's routes: questions about a store, the page, and the files that it is made of."""
 
 import asyncio
-import gzip
-import hashlib
 import json
 import logging
-import mimetypes
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -22,6 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from datastore.errors import NoBufferError, StoreError
+from flows.viewer.files import FrontEnd
 from flows.viewer.guard import SESSION, Door, Guard
 from flows.viewer.questions import ACTIONS, QUESTIONS, Answering, Question
 from flows.viewer.refused import RefusedError
@@ -38,8 +36,6 @@ PATIENCE_S = 60.0
 """Seconds after which the client is told that an answer takes too long."""
 LONGEST_BODY = 2**16
 """Bytes of a POST."""
-TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-TYPES |= {".woff2": "font/woff2", ".html": "text/html", ".json": "application/json", ".png": "image/png"}
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +77,7 @@ def application(opened: "Future[StoreReader]", door: Door) -> Guard:
 
         return endpoint
 
-    files = _static_files()
+    front = FrontEnd(STATIC)
 
     async def session(request: Request) -> Response:
         return Response(status_code=204)
@@ -99,15 +95,13 @@ def application(opened: "Future[StoreReader]", door: Door) -> Guard:
         return StreamingResponse(reader.events(), media_type="text/event-stream")
 
     async def file(request: Request) -> Response:
-        found = files.get(request.path_params["name"])
-        if found is None:
-            return _not_found(request, f"there is no file {request.url.path[:200]!r}")
-        return found.answer(request)
+        found = front.answer(request, request.path_params["name"])
+        return found or _not_found(request, f"there is no file {request.url.path[:200]!r}")
 
     async def page(request: Request) -> Response:
         if request.url.path.startswith("/api"):
             return _not_found(request, f"there is no {request.url.path[:200]!r}")
-        found = files.get("index.html")
+        found = front.page(request.url.path)
         if found is None:
             return _not_found(request, "the front-end is not installed")
         return found.answer(request)
@@ -176,30 +170,3 @@ _STORES = ("deltalake", "obstore", "pyarrow", "polars", "_internal")
 
 def _first_line(error: Exception) -> str:
     return redacted((str(error).strip().splitlines() or [""])[0][:300])
-
-
-class StaticFile:
-    """A file of the front-end, in memory, also compressed."""
-
-    def __init__(self, path: Path) -> None:
-        self.body = path.read_bytes()
-        self.type = TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        small = gzip.compress(self.body, 9, mtime=0)
-        self.compressed = small if len(small) < len(self.body) * 0.9 else None
-        self.tag = f'"{hashlib.blake2b(self.body, digest_size=12).hexdigest()}"'
-
-    def answer(self, request: Request) -> Response:
-        headers = {"etag": self.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
-        if request.headers.get("if-none-match") == self.tag:
-            return Response(status_code=304, headers=headers)
-        body = self.body
-        if self.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
-            body, headers["content-encoding"] = self.compressed, "gzip"
-        kind = f"{self.type}; charset=utf-8" if self.type.startswith("text/") else self.type
-        return Response(body, headers=headers, media_type=kind)
-
-
-def _static_files() -> dict[str, StaticFile]:
-    """By their names below ``static``; a request's path is looked up here and never joined to a folder."""
-    paths = (path for path in STATIC.rglob("*") if path.is_file() and not path.name.startswith("."))
-    return {path.relative_to(STATIC).as_posix(): StaticFile(path) for path in sorted(paths)}

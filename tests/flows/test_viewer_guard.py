@@ -1,5 +1,6 @@
 """The viewer's door: other sites, other names of this host, paths that climb, and tokens."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +256,18 @@ def test_beyond_this_machine_a_token_opens_the_door(tmp_path: Path) -> None:
 def test_addresses_that_only_this_machine_reaches() -> None:
     assert all(map(is_loopback, ["localhost", "127.0.0.1", "127.9.9.9", "::1"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "192.168.0.1", "example.com", "", "127.0.0.1.evil.example"]))
+
+
+def test_a_page_names_all_modules_that_it_needs_at_addresses_that_never_change(browser: Browser) -> None:
+    page = browser.ask("/row/some-id").text
+    named = re.findall(r'<link rel="modulepreload" href="(/static/([0-9a-f]{16})/([^"]+))">', page)
+    names = {name for _, _, name in named}
+    assert {"main.js", "trajectory.js", "tokens.js", "vendor/preact.js"} <= names
+    assert not {"overview.js", "facets.js"} & names  # of other pages
+    assert len({digest for _, digest, _ in named}) == 1
+    for address, _, name in named:
+        module = browser.ask(address)
+        assert "immutable" in module.headers["cache-control"], name
+        assert set(re.findall(r"""\bfrom\s*["']\./([\w.-]+)["']""", module.text)) <= {one.split("/")[-1] for one in names}
+    assert browser.ask(f"/static/{'0' * 16}/main.js").status_code == 404
+    assert "immutable" not in browser.ask("/static/main.js").headers["cache-control"]

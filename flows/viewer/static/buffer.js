@@ -7,21 +7,12 @@ import { copy, useKeys } from "./keys.js";
 import { change, go, place, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { Found, Rows } from "./rows.js";
+import { select, selected } from "./selection.js";
 import { Table } from "./table.js";
-import { html, signal, useEffect, useRef, useState } from "./ui.js";
+import { html, useEffect, useRef, useState } from "./ui.js";
 
 const COLUMNS = ["trajectory_id", "stage", "env", "split", "level", "success", "reward", "termination", "n_steps", "n_tokens", "n_tool_calls", "n_tool_errors", "policy", "policy_version", "task_id", "tags", "prompt", "created_at"];
 const HITS = 200;
-
-/** Ids of the rows that `x` chose; they stay while pages change. */
-export const selected = signal(/** @type {Set<string>} */ (new Set()));
-
-/** @param {string} id */
-export function select(id) {
-  const next = new Set(selected.value);
-  if (!next.delete(id)) next.add(id);
-  selected.value = next;
-}
 
 export function BufferPage() {
   const { filter = "", sort = "", desc, at, q = "", cols = "" } = place.value.params;

@@ -1,8 +1,8 @@
 // Starts the viewer: its tabs, and the page for each address.
-import { OverviewPage } from "./overview.js";
 import { later, start } from "./shell.js";
 import { html } from "./ui.js";
 
+const OverviewPage = later(() => import("./overview.js"), "OverviewPage");
 const BufferPage = later(() => import("./buffer.js"), "BufferPage");
 const EvaluationPage = later(() => import("./evaluation.js"), "EvaluationPage");
 const TaskPage = later(() => import("./task.js"), "TaskPage");

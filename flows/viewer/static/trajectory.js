@@ -1,6 +1,5 @@
 // One trajectory: its messages, and under a lens its tokens in place.
 import { json, useAnswer } from "./api.js";
-import { select, selected } from "./buffer.js";
 import { Conversation } from "./conversation.js";
 import { copies } from "./copies.js";
 import { count, decimal, plural } from "./format.js";
@@ -11,6 +10,7 @@ import { address, change, go, place, rowAddress, version } from "./location.js";
 import { Minimap } from "./minimap.js";
 import { Painter } from "./painter.js";
 import { Problem } from "./problem.js";
+import { select, selected } from "./selection.js";
 import { Text, pieces, visible } from "./text.js";
 import { theme } from "./theme.js";
 import { fetchTokens, shares } from "./tokens.js";

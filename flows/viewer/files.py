@@ -1,0 +1,92 @@
+"""The files of the front-end, in memory. A browser that has them never asks for them again: their addresses hold a
+digest of them all, and modules name each other relative to their own address."""
+
+import gzip
+import hashlib
+import mimetypes
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+TYPES |= {".woff2": "font/woff2", ".html": "text/html", ".json": "application/json", ".png": "image/png"}
+FOREVER = "public, max-age=31536000, immutable"
+INDEX, MAIN = "index.html", "main.js"
+PAGES = {"": "overview.js", "row": "trajectory.js"}
+"""Modules of pages by the first part of the address, unless the module has its name."""
+
+_IMPORTED = re.compile(r"""\b(?:import|from)\s*["']\./([^"']+)["']""")
+_IMPORTED_LATER = re.compile(r"""=> import\(["']\./([^"']+)["']\)""")
+
+
+class StaticFile:
+    """A file, also compressed."""
+
+    def __init__(self, name: str, body: bytes) -> None:
+        kind = TYPES.get(Path(name).suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
+        self.type = f"{kind}; charset=utf-8" if kind.startswith("text/") else kind
+        self.body = body
+        small = gzip.compress(self.body, 9, mtime=0)
+        self.compressed = small if len(small) < len(self.body) * 0.9 else None
+        self.tag = f'"{hashlib.blake2b(self.body, digest_size=12).hexdigest()}"'
+
+    def answer(self, request: Request, kept: str = "no-cache") -> Response:
+        headers = {"etag": self.tag, "cache-control": kept, "vary": "accept-encoding"}
+        if request.headers.get("if-none-match") == self.tag:
+            return Response(status_code=304, headers=headers)
+        body = self.body
+        if self.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+            body, headers["content-encoding"] = self.compressed, "gzip"
+        return Response(body, headers=headers, media_type=self.type)
+
+
+class FrontEnd:
+    """The files below a folder. Names are looked up and never joined to the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith("."))
+        bodies = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+        self.files = {name: StaticFile(name, body) for name, body in bodies.items()}
+        everything = "".join(f"{name} {file.tag}\n" for name, file in self.files.items())
+        self.digest = hashlib.blake2b(everything.encode(), digest_size=8).hexdigest()
+        self._pages = dict(self._made(bodies)) if INDEX in bodies else {}
+
+    def _made(self, bodies: Mapping[str, bytes]) -> Iterator[tuple[str, StaticFile]]:
+        """``index.html`` by the module of its page, with all modules that this needs, so that the browser asks for them at
+        once instead of finding them one after the other."""
+        text = bodies[INDEX].decode().replace("/static/", f"/static/{self.digest}/")
+        imported = {name: _IMPORTED.findall(body.decode()) for name, body in bodies.items() if name.endswith(".js")}
+        main = bodies.get(MAIN, b"").decode()
+        for page in (MAIN, *_IMPORTED_LATER.findall(main)):
+            needed = _reached(imported, MAIN, page)
+            links = "".join(f'<link rel="modulepreload" href="/static/{self.digest}/{name}">\n' for name in needed)
+            yield page, StaticFile(INDEX, text.replace("</head>", f"{links}</head>").encode())
+
+    def page(self, path: str) -> StaticFile | None:
+        """The document for an address; None if there is no front-end."""
+        room = path.split("/")[1] if "/" in path else ""
+        return self._pages.get(PAGES.get(room, f"{room}.js"), self._pages.get(MAIN))
+
+    def answer(self, request: Request, name: str) -> Response | None:
+        """A file by its name, or by the digest of all and its name; None if there is none."""
+        digest, _, rest = name.partition("/")
+        if digest == self.digest and rest in self.files:
+            return self.files[rest].answer(request, FOREVER)
+        return self.files[name].answer(request) if name in self.files else None
+
+
+def _reached(imported: Mapping[str, list[str]], *names: str) -> list[str]:
+    """These modules and all that they import, each once."""
+    found: dict[str, None] = {}
+    todo = [*names]
+    while todo:
+        name = todo.pop(0)
+        if name in found or name not in imported:
+            continue
+        found[name] = None
+        beside = name.rpartition("/")[0]
+        todo += [f"{beside}/{one}" if beside else one for one in imported[name]]
+    return list(found)

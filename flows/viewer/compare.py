@@ -182,9 +182,6 @@ def _strip(rows: pl.DataFrame) -> Strip:
 # two rows
 
 
-COMPARED = ("tokenizer", "input_ids", "messages", "success")
-
-
 def aligned(names: tuple[str, str], rows: Sequence[pa.Table], version: int) -> Aligned:
     """Where two rows part: by their tokens if one tokenizer made both, else by their messages."""
     tokenizers = [row["tokenizer"][0].as_py() for row in rows]

@@ -41,6 +41,7 @@ class Page(Filtered):
     desc: bool = True
     offset: int = Field(0, ge=0, lt=2**31)
     limit: int = Field(100, ge=1, le=1000)
+    columns: str = Field("", max_length=1000)
 
 
 class SearchQuery(Query):
@@ -129,7 +130,13 @@ def _plan(reader: "StoreReader", request: Request, question: WhatIf) -> Response
 
 def _rows(reader: "StoreReader", request: Request, question: Page) -> Response:
     body, headers = reader.rows(
-        question.filter, question.sort, question.desc, question.offset, question.limit, question.at
+        question.filter,
+        question.sort,
+        question.desc,
+        question.offset,
+        question.limit,
+        question.at,
+        [name for name in question.columns.split(",") if name],
     )
     return Response(body, headers=headers, media_type=ARROW)
 

@@ -1,7 +1,8 @@
 """What the viewer reads of one store, one method for each question. Nothing here writes."""
 
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.errors import StoreError, UnknownTrajectoryError
 from datastore.tokenizers import TokenBytes
+from datastore.writer import SCALARS
 from flows.viewer import (
     compare,
     curation,
@@ -30,7 +32,7 @@ from flows.viewer.graph import Plans
 from flows.viewer.overview import overview, what_if
 from flows.viewer.refused import RefusedError
 from flows.viewer.replays import Replays
-from flows.viewer.tables import Recent, Snapshot, Tables, sort_column, stream
+from flows.viewer.tables import Recent, Snapshot, Tables, column_of, stream
 from pipelines.tokenizers import token_bytes
 
 INDEX = "embedded"
@@ -47,6 +49,8 @@ class StoreReader:
         self.tables = Tables(TrajectoryBuffer(store))
         self.artifacts = Artifacts(self.catalog)
         self._compared: Recent[tuple[str, str, bool], wire_compare.PairedDifference] = Recent(16)
+        self._rows: Recent[tuple[str, int], pa.Table] = Recent(2)
+        self._reading_row = threading.Lock()
         self._tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
         self.plans = Plans(self.catalog, store)
         self._pulses = training.Pulses(self.catalog, self.tables)
@@ -60,12 +64,14 @@ class StoreReader:
         return what_if(self.catalog, self.plans, pipeline, settings, patience=PLAN_S)
 
     def rows(
-        self, text: str, sort: str, desc: bool, offset: int, limit: int, at: str | None
+        self, text: str, sort: str, desc: bool, offset: int, limit: int, at: str | None, columns: Sequence[str] = ()
     ) -> tuple[bytes, dict[str, str]]:
-        """A page as an Arrow stream, and the headers that go with it."""
+        """A page as an Arrow stream, and the headers that go with it. Without ``columns`` it has all."""
         snapshot = self.tables.at(at)
-        table, total = snapshot.page(text, sort_column(sort), desc, offset, limit)
-        return stream(table), {"x-total": str(total), "x-version": str(snapshot.version)}
+        names = dict.fromkeys(["trajectory_id", *(column_of(name, "columns") for name in columns or SCALARS)])
+        table, total = snapshot.page(text, column_of(sort, "sort"), desc, offset, limit, list(names))
+        headers = {"x-total": str(total), "x-version": str(snapshot.version), "x-columns": ",".join(SCALARS)}
+        return stream(table), headers
 
     def facets(self, text: str, at: str | None) -> wire.Facets:
         return facets.facets(self.tables.at(at), text)
@@ -86,16 +92,16 @@ class StoreReader:
         return wire.Hits(version=state.table_version, behind=state.stale, hits=hits)
 
     def row(self, trajectory_id: str, at: str | None) -> wire.RowAnswer:
-        row, snapshot = self._row(trajectory_id, at, trajectory.CONTENT)
+        row, snapshot = self._row(trajectory_id, at)
         return trajectory.answer(row, snapshot, self.artifacts)
 
     def message(self, trajectory_id: str, number: int, at: str | None) -> wire.ShownMessage:
-        row, _ = self._row(trajectory_id, at, ("messages", "n_tool_errors"))
+        row, _ = self._row(trajectory_id, at)
         return trajectory.one_message(row, number)
 
     def tokens(self, trajectory_id: str, at: str | None) -> bytes:
         """The tokens of a row as an Arrow stream."""
-        row, snapshot = self._row(trajectory_id, at, ("tokenizer", "policy", *trajectory.TOKENS))
+        row, snapshot = self._row(trajectory_id, at)
         found, reason = self._decoded(row)
         scalars = {name: row[name][0] for name in trajectory.TOKENS}
         learned = self.artifacts.trained_on(trajectory_id, numbers(scalars["input_ids"], np.int32))
@@ -104,7 +110,7 @@ class StoreReader:
 
     def text(self, trajectory_id: str, at: str | None) -> bytes:
         """The text of a row's tokens. Raises RefusedError if their tokenizer is not known."""
-        row, _ = self._row(trajectory_id, at, ("tokenizer", "policy", "input_ids"))
+        row, _ = self._row(trajectory_id, at)
         found, reason = self._decoded(row)
         if found is None:
             raise RefusedError(reason, status=404)
@@ -149,7 +155,7 @@ class StoreReader:
         )
 
     def aligned(self, a: str, b: str, at: str | None) -> wire_compare.Aligned:
-        (first, snapshot), (second, _) = (self._row(one, at, compare.COMPARED) for one in (a, b))
+        (first, snapshot), (second, _) = (self._row(one, at) for one in (a, b))
         return compare.aligned((a, b), (first, second), snapshot.version)
 
     def pairs(self, artifact: str | None, offset: int, limit: int) -> wire_compare.PairLines:
@@ -220,11 +226,16 @@ class StoreReader:
         newest = snapshot.version == self.tables.buffer.version
         return self.tables.buffer.read(ids, columns, None if newest else snapshot.version)
 
-    def _row(self, trajectory_id: str, at: str | None, columns: tuple[str, ...]) -> tuple[pa.Table, Snapshot]:
+    def _row(self, trajectory_id: str, at: str | None) -> tuple[pa.Table, Snapshot]:
+        """A whole row. A page asks for it three times: the others wait for the first that reads it."""
         snapshot = self.tables.at(at)
-        names = tuple(dict.fromkeys(["trajectory_id", *columns]))
-        try:
-            row = self._read([trajectory_id], names, snapshot)
-        except UnknownTrajectoryError as error:
-            raise RefusedError(str(error), field="id", status=404) from None
-        return row, snapshot
+
+        def read() -> pa.Table:
+            row = self._read([trajectory_id], trajectory.CONTENT, snapshot)
+            return row.take(np.array([0]))  # a copy, which does not hold the rows that were decoded with it
+
+        with self._reading_row:
+            try:
+                return self._rows.get_or((trajectory_id, snapshot.version), read), snapshot
+            except UnknownTrajectoryError as error:
+                raise RefusedError(str(error), field="id", status=404) from None

@@ -64,13 +64,16 @@ class Snapshot:
     def __init__(self, version: int, rows: pl.LazyFrame) -> None:
         self.version = version
         self._rows = rows
+        self._reading = threading.Lock()
         self._masks: Recent[str, np.ndarray] = Recent(MASKS)
         self._orders: Recent[tuple[str, bool], np.ndarray] = Recent(ORDERS)
         self.kept: Recent[str, object] = Recent(64)
         """What others have computed over all rows."""
 
     def columns(self, names: Sequence[str]) -> pl.DataFrame:
-        return self._rows.select(list(dict.fromkeys(names))).collect()
+        """Whole columns. Those that are not in memory yet are read by one thread, and the others wait for it."""
+        with self._reading:
+            return self._rows.select(list(dict.fromkeys(names))).collect()
 
     @property
     def total(self) -> int:
@@ -117,10 +120,12 @@ class Snapshot:
         order = self._orders.get_or((sort, desc), lambda: self._order(sort, desc))
         return order if mask is None else order[mask[order]]
 
-    def page(self, text: str, sort: str, desc: bool, offset: int, limit: int) -> tuple[pa.Table, int]:
-        """A page of the rows in the filter as Arrow, and how many rows are in the filter."""
+    def page(
+        self, text: str, sort: str, desc: bool, offset: int, limit: int, names: Sequence[str]
+    ) -> tuple[pa.Table, int]:
+        """A page of these columns of the rows in the filter as Arrow, and how many rows are in the filter."""
         chosen = self.chosen(text, sort, desc)
-        return page_of(self.columns(SCALARS)[chosen[offset : offset + limit]]), len(chosen)
+        return page_of(self.columns(names)[chosen[offset : offset + limit]]), len(chosen)
 
 
 class Tables:
@@ -167,12 +172,12 @@ class Tables:
             raise RefusedError(str(error), field="at", status=404) from None
 
 
-def sort_column(name: str) -> str:
-    """A column to sort by. Raises RefusedError if there is none of this name."""
+def column_of(name: str, field: str) -> str:
+    """A scalar column that ``field`` of a query names. Raises RefusedError if there is none of this name."""
     if name in COLUMNS:
         return name
     hint = did_you_mean(name, COLUMNS.names())
-    raise RefusedError(f"there is no column {name[:80]!r}{hint}", field="sort", allowed=COLUMNS.names())
+    raise RefusedError(f"there is no column {name[:80]!r}{hint}", field=field, allowed=COLUMNS.names())
 
 
 def page_of(rows: pl.DataFrame) -> pa.Table:

@@ -121,8 +121,9 @@ class PlanAnswer(Answer):
     stages: list[StageBox]
 
 
-# GET /api/rows?filter=&sort=&desc=&offset=&limit=&at= -> Arrow, headers X-Total, X-Version
-# One row of the table each: the scalar columns of a trajectory, in their order. Texts are cut after 300 characters.
+# GET /api/rows?filter=&sort=&desc=&offset=&limit=&at=&columns= -> Arrow, headers X-Total, X-Version, X-Columns
+# One row of the table each: trajectory_id and the scalar columns that `columns` names, with commas between; without it
+# all, which X-Columns lists. What is not asked for is not read. Texts are cut after 300 characters.
 # Types: utf8, int32, float64, bool, timestamp[ms, UTC]. Default: sort=created_at, desc=true, offset=0, limit=100 (at
 # most 1000).
 

@@ -28,6 +28,15 @@ def test_rows_are_a_page_of_scalar_columns(browser: Browser) -> None:
     assert page["trajectory_id"].to_pylist()[0].endswith("000019"), "the newest come first"
 
 
+def test_only_the_columns_that_are_asked_for_are_read_and_sent(browser: Browser) -> None:
+    answer = browser.ask("/api/rows", columns="reward,env", limit=2)
+    page = browser.arrow("/api/rows", columns="reward,env", limit=2)
+    assert page.schema.names == ["trajectory_id", "reward", "env"]
+    assert answer.headers["x-columns"].split(",") == COLUMNS.names()
+    refused = browser.json("/api/rows", 400, columns="reward,enw")
+    assert (refused["field"], "did you mean 'env'" in refused["error"]) == ("columns", True)
+
+
 def test_rows_are_sorted_filtered_and_turned(browser: Browser) -> None:
     page = browser.arrow("/api/rows", filter="success and stage = 'grpo'", sort="reward", desc="false", limit=3)
     assert page["reward"].to_pylist() == [0.1, 0.1, 0.3]
@@ -273,7 +282,7 @@ def test_an_answer_that_takes_too_long_is_said(store: Path, monkeypatch: pytest.
         ({"sort": "rewards"}, "sort"),
         ({"sort": "messages"}, "sort"),
         ({"sort": ""}, "sort"),
-        ({"columns": "env"}, "columns"),
+        ({"column": "env"}, "column"),
     ],
 )
 def test_a_wrong_question_is_refused_by_name(browser: Browser, query: dict[str, Any], field: str) -> None:

@@ -11,17 +11,17 @@ import { select, selected } from "./selection.js";
 import { Table } from "./table.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 
-const COLUMNS = ["trajectory_id", "stage", "env", "split", "level", "success", "reward", "termination", "n_steps", "n_tokens", "n_tool_calls", "n_tool_errors", "policy", "policy_version", "task_id", "tags", "prompt", "created_at"];
+const COLUMNS = ["trajectory_id", "stage", "env", "split", "level", "success", "reward", "termination", "n_steps", "n_tokens", "n_tool_calls", "n_tool_errors", "policy", "policy_version", "task_id", "prompt", "created_at"];
 const HITS = 200;
 
 export function BufferPage() {
   const { filter = "", sort = "", desc, at, q = "", cols = "" } = place.value.params;
-  const query = { filter, sort: sort || "created_at", desc: sort ? desc === "true" : true, at };
+  const query = { filter, sort: sort || "created_at", desc: sort ? desc === "true" : true, at, columns: cols || COLUMNS.join(",") };
   const [current, setCurrent] = useState(0);
   const rows = useAnswer(async (stop) => {
     const source = q ? new Found(await json("/api/search", { q, k: HITS }, stop), query) : new Rows(query);
     return source.open();
-  }, [filter, sort, desc, at, q]);
+  }, [filter, sort, desc, at, q, cols]);
   const facets = useAnswer((stop) => /** @type {Promise<import("./wire.js").Facets>} */ (json("/api/facets", { filter, at }, stop)), [filter, at]);
   useEffect(() => setCurrent(0), [filter, sort, desc, at, q]);
   useEffect(() => () => rows.value?.close(), [rows.value]);

@@ -4,10 +4,13 @@ import { oneOf } from "./filter.js";
 import { signal } from "./ui.js";
 
 /** @typedef {import("./vendor/flechette.js").Table} Table */
-/** @typedef {{filter: string, sort: string, desc: boolean, at: string | undefined}} Query */
+/** @typedef {{filter: string, sort: string, desc: boolean, at: string | undefined, columns: string}} Query `columns` has commas */
 /** @typedef {(column: string) => any} Cells the values of one row, by column */
 
 const PAGE = 200;
+
+/** Names of the columns that the rows have, also of those that were not asked for. @param {Headers} headers */
+const all = (headers) => (headers.get("X-Columns") ?? "").split(",");
 
 /** All rows that a query finds. After the first page every page is read from the same version, so that rows never shift. */
 export class Rows {
@@ -44,7 +47,7 @@ export class Rows {
     try {
       const { table, headers } = await arrow("/api/rows", params, this.stop.signal);
       this.pages.set(page, table);
-      this.columns = table.names;
+      this.columns = all(headers);
       this.total = Number(headers.get("X-Total"));
       this.version ??= headers.get("X-Version") ?? undefined;
       this.changed.value++;
@@ -116,10 +119,11 @@ export class Found {
     /** @type {Map<string, Cells>} */
     const cells = new Map();
     for (const filter of filters(this.hits.map((hit) => hit.trajectory_id), this.query.filter)) {
-      const { table } = await arrow("/api/rows", { filter, limit: this.hits.length, at: this.query.at });
+      const { at, columns } = this.query;
+      const { table, headers } = await arrow("/api/rows", { filter, limit: this.hits.length, at, columns });
       const ids = table.getChild("trajectory_id");
       for (let i = 0; i < table.numRows; i++) cells.set(ids?.at(i), (column) => table.getChild(column)?.at(i));
-      this.columns = ["score", ...table.names];
+      this.columns = ["score", ...all(headers)];
     }
     for (const { trajectory_id, score } of this.hits) {
       const values = cells.get(trajectory_id);

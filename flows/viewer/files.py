@@ -55,8 +55,8 @@ class FrontEnd:
         self._pages = dict(self._made(bodies)) if INDEX in bodies else {}
 
     def _made(self, bodies: Mapping[str, bytes]) -> Iterator[tuple[str, StaticFile]]:
-        """``index.html`` by the module of its page, with all modules that this needs, so that the browser asks for them at
-        once instead of finding them one after the other."""
+        """``index.html`` by the module of its page. It names all modules that this needs, so that the browser asks for
+        them at once."""
         text = bodies[INDEX].decode().replace("/static/", f"/static/{self.digest}/")
         imported = {name: _IMPORTED.findall(body.decode()) for name, body in bodies.items() if name.endswith(".js")}
         main = bodies.get(MAIN, b"").decode()

@@ -268,6 +268,8 @@ def test_a_page_names_all_modules_that_it_needs_at_addresses_that_never_change(b
     for address, _, name in named:
         module = browser.ask(address)
         assert "immutable" in module.headers["cache-control"], name
-        assert set(re.findall(r"""\bfrom\s*["']\./([\w.-]+)["']""", module.text)) <= {one.split("/")[-1] for one in names}
+        assert set(re.findall(r"""\bfrom\s*["']\./([\w.-]+)["']""", module.text)) <= {
+            one.split("/")[-1] for one in names
+        }
     assert browser.ask(f"/static/{'0' * 16}/main.js").status_code == 404
     assert "immutable" not in browser.ask("/static/main.js").headers["cache-control"]

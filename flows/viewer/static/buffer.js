@@ -46,7 +46,7 @@ export function BufferPage() {
   const sortBy = (/** @type {string} */ column) => change(sort !== column ? { sort: column, desc: false } : desc === "true" ? { sort: null, desc: null } : { desc: true });
   return html`<div class="buffer">
     <h1 class="unseen">Buffer</h1>
-    <${Bar} box=${box} filter=${filter} q=${q} problem=${rows.problem ?? facets.problem} />
+    <${Bar} box=${box} filter=${filter} q=${q} problem=${rows.problem ?? facets.problem} busy=${rows.busy || facets.busy} />
     <aside aria-label="histograms">${facets.value && html`<${FacetList} facets=${facets.value.facets} filter=${filter} set=${setFilter} />`}</aside>
     <div class="found">
       <div class="counts" role="status">
@@ -69,15 +69,29 @@ function Nothing({ filter, q }) {
   return html`<${Empty} says="The buffer has no rows yet." command="agentrl run quickstart" />`;
 }
 
-/** The field of the filter, and that of the search. @param {{box: {current: HTMLInputElement | null}, filter: string, q: string, problem: Error | null}} props */
-function Bar({ box, filter, q, problem }) {
+/**
+ * The field of the filter, and that of the search. A key is answered at once; keys that come before its answer are
+ * asked together after it.
+ * @param {{box: {current: HTMLInputElement | null}, filter: string, q: string, problem: Error | null, busy: boolean}} props
+ */
+function Bar({ box, filter, q, problem, busy }) {
   const [text, setText] = useState(filter);
-  const timer = useRef(0);
-  useEffect(() => setText(filter), [filter]);
+  const asked = useRef(filter);
+  const ask = (/** @type {string} */ value) => {
+    asked.current = value.trim();
+    change({ filter: asked.current });
+  };
+  useEffect(() => {
+    if (filter === asked.current) return;
+    asked.current = filter;
+    setText(filter);
+  }, [filter]);
+  useEffect(() => {
+    if (!busy && text.trim() !== asked.current) ask(text);
+  }, [busy]);
   const typed = (/** @type {string} */ value) => {
     setText(value);
-    clearTimeout(timer.current);
-    timer.current = setTimeout(() => change({ filter: value.trim() }), 150);
+    if (!busy) ask(value);
   };
   const search = (/** @type {Event} */ event) => change({ q: /** @type {HTMLInputElement} */ (event.target).value.trim() });
   return html`<div class="query">

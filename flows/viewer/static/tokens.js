@@ -7,11 +7,34 @@ import { visible } from "./text.js";
 const BLOCK = 512;
 const DECODER = new TextDecoder("utf-8", { fatal: false });
 
+/** @param {Uint8Array} bits @param {number} i */
+const isSet = (bits, i) => (bits[i >> 3] & (1 << (i & 7))) !== 0;
+
 /** @param {Table} table @param {string} name @returns {Float32Array | null} NaN for null; null without the column */
 function floats(table, name) {
-  const values = table.getChild(name)?.toArray();
-  if (!values || values instanceof Float32Array) return values ?? null;
-  return Float32Array.from(values, (value) => (value === null ? NaN : Number(value)));
+  const column = table.getChild(name);
+  if (!column) return null;
+  const found = new Float32Array(column.length);
+  let end = 0;
+  for (const { length, nullCount, values, validity } of column.data) {
+    found.set(values.subarray(0, length), end);
+    if (nullCount) for (let i = 0; i < length; i++) if (!isSet(validity, i)) found[end + i] = NaN;
+    end += length;
+  }
+  return found;
+}
+
+/** @param {Table} table @param {string} name @returns {Uint8Array | null} 1 for true; null without the column */
+function flags(table, name) {
+  const column = table.getChild(name);
+  if (!column) return null;
+  const found = new Uint8Array(column.length);
+  let end = 0;
+  for (const { length, nullCount, values, validity } of column.data) {
+    for (let i = 0; i < length; i++) found[end + i] = isSet(values, i) && (!nullCount || isSet(validity, i)) ? 1 : 0;
+    end += length;
+  }
+  return found;
 }
 
 /** One row's tokens. Every column has `length` values; numbers that are not known are NaN. */
@@ -28,11 +51,11 @@ export class Tokens {
     /** @type {Record<string, string>} */
     this.sources = JSON.parse(meta.get("sources") ?? "{}");
     this.id = /** @type {Int32Array} */ (table.getChild("id")?.toArray() ?? []);
-    this.mask = /** @type {boolean[]} */ (table.getChild("mask")?.toArray() ?? []);
-    this.joined = /** @type {(boolean | null)[]} */ (table.getChild("joined")?.toArray() ?? []);
+    this.mask = flags(table, "mask") ?? new Uint8Array();
+    this.joined = flags(table, "joined") ?? new Uint8Array();
     this.start = /** @type {Int32Array} */ (table.getChild("start")?.toArray() ?? []);
     this.size = /** @type {Int32Array} */ (table.getChild("length")?.toArray() ?? []);
-    this.trained = /** @type {boolean[] | null} */ (table.getChild("trained")?.toArray() ?? null);
+    this.trained = flags(table, "trained");
     /** @type {Record<string, Float32Array | null>} */
     this.columns = {};
     for (const name of ["logprob", "version", "weight", "step", "ref_logprob", "train_logprob", "entropy"]) this.columns[name] = floats(table, name);

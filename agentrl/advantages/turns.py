@@ -6,7 +6,7 @@ from itertools import groupby
 import numpy as np
 
 from schemas.step import StepValue
-from schemas.trajectory import Message, Role
+from schemas.trajectory import Message, Role, Trajectory
 
 Span = tuple[int, int]
 """Position of the first token, and of the one after the last."""
@@ -27,6 +27,12 @@ def turn_spans(messages: Sequence[Message], mask: Sequence[bool]) -> list[Span]:
     spans = [(one.token_start, one.token_end) for one in acting(messages)]
     found = [(start, end) for start, end in spans if start is not None and end is not None]
     return found or action_runs(mask)
+
+
+def own_turns(row: Trajectory) -> list[int]:
+    """Numbers of the turns that a row does not share with its parent."""
+    spans = turn_spans(row.messages, row.action_mask)
+    return [number for number, (start, _) in enumerate(spans) if start >= row.fork_at]
 
 
 def action_runs(mask: Sequence[bool]) -> list[Span]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from agentrl.advantages.group import degenerate_groups, most_uncertain, normalise_by_domain
 from agentrl.advantages.turns import acting, divergence_weights, fork_turn_weights, subgoal_weights, turn_spans
 from agentrl.algorithms.policy_gradient import KL, Advantages, ByToken, Experience, OffPolicy, PolicyGradient, total
+from agentrl.online.forest import ForkConfig, forest_advantages
 from agentrl.online.off_policy import as_tensors, guarded, importance_weights, ratio_sums
 from agentrl.training.batch import TrainingError
 from schemas.training import TrainingRow
@@ -85,9 +86,15 @@ def _check_scored(rollouts: Sequence[Trajectory]) -> None:
         raise UnscoredError("reward", unscored)
 
 
-def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Extras = Extras()) -> Credit:
-    """Training rows of ``rollouts``, by ``algorithm``. Rows stay in order; a row's ``logprobs`` are what ratios are
-    taken to: the proximal policy's under off-policy correction, else those of the policy that sampled."""
+def assign(
+    algorithm: PolicyGradient,
+    rollouts: Sequence[Trajectory],
+    extras: Extras = Extras(),
+    fork: ForkConfig | None = None,
+) -> Credit:
+    """Training rows of ``rollouts``, by ``algorithm``; with ``fork`` they are trees. Rows stay in order; a row's
+    ``logprobs`` are what ratios are taken to: the proximal policy's under off-policy correction, else those of the
+    policy that sampled."""
     rewards = shaped_rewards(algorithm, rollouts)
     groups = [group_of(row) for row in rollouts]
     penalties = _penalties(algorithm, rollouts, extras.reference)
@@ -96,7 +103,7 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
     step = Experience(
         rollouts, groups, rewards, penalties, extras.values, extras.proximal, extras.greedy, extras.teacher
     )
-    found, keep, degenerate = token_advantages(algorithm, step, scored - taken)
+    found, keep, degenerate = token_advantages(algorithm, step, scored - taken, fork)
     weights = blamed(algorithm, rollouts, groups, found.tokens)
     anchors: ByToken = [row.logprobs for row in rollouts]
     metrics = {"degenerate_rows": float(degenerate.sum())}
@@ -130,15 +137,16 @@ def assign(algorithm: PolicyGradient, rollouts: Sequence[Trajectory], extras: Ex
 
 
 def token_advantages(
-    algorithm: PolicyGradient, step: Experience, scored: np.ndarray
+    algorithm: PolicyGradient, step: Experience, scored: np.ndarray, fork: ForkConfig | None = None
 ) -> tuple[Advantages, np.ndarray, np.ndarray]:
     """The advantages of a step's tokens; which rollouts the algorithm keeps, and which are in a group of equal
-    rewards, both [rollouts]. ``scored`` [rollouts] are rewards as they came, less what penalties take.
+    rewards, both [rollouts]. ``scored`` [rollouts] are rewards as they came, less what penalties take. With ``fork``,
+    rollouts are trees.
 
     Raises TrainingError unless there is a finite number for each token of each rollout.
     """
     keep, degenerate = _kept(algorithm, step.rewards, scored, step.groups)
-    found = (algorithm.advantage or algorithm).advantages(step)
+    found = forest_advantages(algorithm, step, fork) if fork else (algorithm.advantage or algorithm).advantages(step)
     whose = (algorithm.advantage or algorithm).type
     if len(found.tokens) != len(step.penalties):
         raise TrainingError(f"{whose} gave advantages of {len(found.tokens)} rollouts; there are {len(step.penalties)}")

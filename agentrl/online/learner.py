@@ -12,6 +12,7 @@ from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.algorithms.ppo import PPO
 from agentrl.models.policy import Policy
 from agentrl.online.credit import Credit, Extras, assign, group_of
+from agentrl.online.forest import ForkConfig
 from agentrl.online.models import Models, Scores
 from agentrl.online.observed import Observed
 from agentrl.online.off_policy import divergence
@@ -42,7 +43,7 @@ class Learner:
     of ``samples`` rollouts. ``models`` are those on ranks; without them, all models are in this process, and
     ``record_tokens`` says whether they keep what updates saw of their tokens. ``observe`` gives the weights of
     observations in the second stream, see :class:`agentrl.online.observed.Observed`. ``teacher`` is that of an
-    algorithm that needs one."""
+    algorithm that needs one. With ``fork``, rollouts are trees (:mod:`agentrl.online.forest`)."""
 
     def __init__(
         self,
@@ -58,7 +59,9 @@ class Learner:
         record_tokens: bool = False,
         observe: Mapping[str, float] = MappingProxyType({}),
         teacher: "Teacher | None" = None,
+        fork: ForkConfig | None = None,
     ) -> None:
+        self.fork = fork
         self.policy, self.algorithm = policy, algorithm
         self.iterations, self.samples, self.seed, self.updates = iterations, samples, seed, updates
         self.teacher = teacher
@@ -79,7 +82,7 @@ class Learner:
             raise ValueError(
                 f"no rollout of {len(sampled)} could be scored: {sampled[0].tags}; look at the environment"
             )
-        credit = assign(self.algorithm, made, self._extras(made, greedy))
+        credit = assign(self.algorithm, made, self._extras(made, greedy), self.fork)
         seen = {}
         if self.observed:
             credit = replace(credit, rows=self.observed.rows(credit.rows, made))

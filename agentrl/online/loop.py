@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 from agentrl.advantages.group import degenerate_groups
 from agentrl.engines.streams import stream
 from agentrl.online.curriculum import Curriculum, Draws, EveryTask
+from agentrl.online.forest import replayed_calls
 from agentrl.online.learner import Learner, OnlineState
 from agentrl.online.recorded import Log, Recorded
 from agentrl.online.tickets import Tickets
+from agentrl.rollouts.episodes import Prefix
 from agentrl.rollouts.flow import Flow, NumberedAttempt
 from agentrl.rollouts.runner import Attempt, RolloutRunner, nothing_sampled
 from schemas.task import Task
@@ -64,6 +66,7 @@ class OnlineLoop:
         self.per_ticket = learner.samples + learner.algorithm.needs_greedy
         self.made = 0
         self._rows: dict[int, list[Trajectory]] = {}
+        self._grown: dict[int, list[Trajectory]] = {}  # rows of trees that have another round
         self._fresh: list[Trajectory] = []
         self._begun: set[int] = set()
         self.curriculum = curriculum
@@ -121,6 +124,8 @@ class OnlineLoop:
         sampled, greedy = ([row for row in rows if (GREEDY in row.tags) == kind] for kind in (False, True))
         made = self.learner.batch(self.iteration, sampled, greedy)
         made.metrics["tickets"] = float(len(numbers))
+        if self.learner.fork:
+            made.metrics["replayed_calls"] = float(sum(map(replayed_calls, rows)))
         about = [self._ticket(number, groups[number], number in taken.fill) for number in numbers]
         if self.curriculum:
             made.metrics["level"] = float(self.curriculum.level)
@@ -157,35 +162,53 @@ class OnlineLoop:
         self._begun.update(numbers)
         if self.curriculum:
             self._as_logged(self.curriculum, numbers)
-        jobs = {number: self._jobs(number) for number in numbers}
-        stored = self.log.stored([job.name for group in jobs.values() for job in group])
-        missing = {number: [job.name for job in group if job.name not in stored] for number, group in jobs.items()}
+        named = {number: [self.name(job) for job in self._numbers(number)] for number in numbers}
+        stored = self.log.stored([name for names in named.values() for name in names])
+        missing = {number: [name for name in names if name not in stored] for number, names in named.items()}
         for number, names in missing.items():
             if names and (len(names) < self.per_ticket or (self.in_step and stored)):
                 raise ValueError(
                     f"the stored rollouts of tickets {numbers[0]} to {numbers[-1]} lack {len(names)} of ticket "
                     f"{number}, such as {names[0]}; make all of them again with --force"
                 )
-        for number, group in jobs.items():
+        for number, names in named.items():
             if not missing[number]:
-                self._whole(number, [stored[job.name] for job in group])
-        wanted = [job for number, group in jobs.items() if missing[number] for job in group]
+                self._whole(number, [stored[name] for name in names])
+        self._sample([job for number in numbers if missing[number] for job in self._jobs(number)])
+
+    def _sample(self, wanted: Sequence[NumberedAttempt]) -> None:
+        """Begin what was not made before."""
         if wanted:
             kept = {} if self.in_step else self.log.under_way([job.name for job in wanted])
             self.runner.wait(self._flow.add(wanted, kept))
 
     def _wait(self) -> None:
-        """Wait for groups that are under way: for all of them in step, otherwise for the first one."""
-        groups = self.runner.wait(self._flow.groups(all_of_them=self.in_step))
-        first = {self.name(number * self.per_ticket): number for number in self.tickets.open}
-        found = {
-            first[group[0].trajectory_id]: [_tagged(row, self.learner.samples) for row in group] for group in groups
-        }
-        for number in sorted(found) if self.in_step else found:
-            self._whole(number, found[number])
-            self._fresh += found[number]
+        """Wait for groups that are under way: for all of them in step, otherwise for the first one. Groups of trees
+        that have another round go on."""
+        more = self._arrived()
+        while more and self.in_step:
+            more = self._arrived()
         if self.in_step:
             self._append()
+
+    def _arrived(self) -> bool:
+        """Take what came, and begin what follows from it. Returns whether there is something."""
+        groups = self.runner.wait(self._flow.groups(all_of_them=self.in_step))
+        named = {self.name(number * self.per_ticket): number for number in self.tickets.open}
+        found = {named[group[0].group_id or ""]: group for group in groups}
+        following = []
+        for number in sorted(found) if self.in_step else found:
+            rows = self._grown.pop(number, []) + [_tagged(row, self.learner.samples) for row in found[number]]
+            if len(rows) < self.per_ticket:
+                self._grown[number] = rows
+                following += self._jobs(number, rows)
+                continue
+            if self.learner.fork:
+                self.learner.fork.check(rows)
+            self._whole(number, rows)
+            self._fresh += rows
+        self._sample(following)
+        return bool(following)
 
     def _append(self) -> None:
         """Append what became whole, in one commit."""
@@ -201,16 +224,20 @@ class OnlineLoop:
 
     # -- what a ticket is
 
-    def _jobs(self, number: int) -> list[NumberedAttempt]:
+    def _jobs(self, number: int, rows: Sequence[Trajectory] = ()) -> list[NumberedAttempt]:
+        """What is sampled next of a ticket that has these rows: all there is, or a round of its trees."""
         task, samples, first = self._task(number), self.learner.samples, number * self.per_ticket
         group, deadline = self.name(first), self.tickets.open[number]
         size = self.tickets.size
         seed = stream(self.learner.seed, "online", number // size, 0)
         drawn = self.runner.explore.sampling(self.runner.sampling, number // size, self.tickets.batches)
+        prefixes: Sequence[Prefix | None] = [None] * self.per_ticket
+        if self.learner.fork:
+            prefixes = self.learner.fork.prefixes(rows, task, stream(seed, "fork", number % size, len(rows)))
         jobs = []
-        for index in range(self.per_ticket):
+        for index, prefix in enumerate(prefixes, len(rows)):
             greedy = self.runner.sampling.model_copy(update={"temperature": 0.0}) if index >= samples else drawn
-            attempt = Attempt(task, index, group=group)
+            attempt = Attempt(task, index, group=group, prefix=prefix)
             own = stream(seed, "row", number % size * samples + index)
             jobs.append(NumberedAttempt(attempt, self.name(first + index), first + index, own, greedy, deadline))
         return jobs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentrl.advantages.turns import turn_spans
+from agentrl.advantages.turns import own_turns, turn_spans
 from agentrl.chat.codec import tokenize
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
@@ -69,12 +69,6 @@ def rows_to_continue(trajectories: Sequence[Trajectories], tasks: Sequence[Tasks
         found.append((row, known[key_of(row)]))
     warn_of_splits(splits, "rows")
     return found
-
-
-def own_turns(row: Trajectory) -> list[int]:
-    """Numbers of the turns that a row does not share with its parent."""
-    spans = turn_spans(row.messages, row.action_mask)
-    return [number for number, (start, _) in enumerate(spans) if start >= row.fork_at]
 
 
 def chosen_turns(row: Trajectory, where: Where, most: int) -> list[int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from agentrl.advantages.turns import own_turns
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
@@ -15,7 +16,7 @@ from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig
 from pipelines.stages.common import count, environment, load_policy, record_dialect, rollout_runner
-from pipelines.stages.continuing import TaskRow, own_turns, rows_to_continue
+from pipelines.stages.continuing import TaskRow, rows_to_continue
 from pipelines.stages.shards import Shards
 from schemas.annotations import ADDED
 from schemas.trajectory import Trajectory

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from agentrl.advantages.turns import own_turns
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.budget import check_room
@@ -12,7 +13,6 @@ from pipelines.stages.continuing import (
     Continuations,
     ContinuingConfig,
     chosen_turns,
-    own_turns,
     rows_to_continue,
 )
 from schemas.trajectory import Trajectory

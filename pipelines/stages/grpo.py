@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from agentrl.algorithms import PolicyGradientAlgorithm
 from agentrl.algorithms.grpo import GRPO
@@ -19,8 +19,10 @@ from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE, VLLMConfig
 from agentrl.online import coverage
 from agentrl.online.curriculum import CurriculumConfig
+from agentrl.online.forest import ForkConfig
 from agentrl.online.tickets import Tickets, check
 from agentrl.rewards import Rewards
+from agentrl.rollouts.continuations import check_replayable
 from agentrl.rollouts.exploring import Explore
 from agentrl.rollouts.limits import Limits
 from agentrl.training.job import DeepSpeed
@@ -65,6 +67,9 @@ class OnlineConfig(TokenLimits, TeacherConfig):
     draw: Annotated[CurriculumConfig | None, ADDED] = Field(
         None, description="a curriculum over the levels of the tasks; None: every task in turn"
     )
+    fork: Annotated[ForkConfig | None, ADDED] = Field(
+        None, description="rollouts are trees: some are whole, others go on from turns of these; in place of samples"
+    )
     updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")
     ahead: int = Field(
         0, ge=0, description="how many iterations after the next one have rollouts under way already; more waits less"
@@ -104,6 +109,31 @@ class OnlineConfig(TokenLimits, TeacherConfig):
                 f"max_staleness: {self.max_staleness} with optimizer.precision: {self.optimizer.precision} needs "
                 "algorithm.off_policy, such as {truncate: 2.0}: ratios are then to the training pass itself, and those "
                 "to the older policy that sampled would be lost"
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trees_say_how_many(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("fork") is None or "samples" in given:
+            return given
+        try:
+            return {**given, "samples": ForkConfig.model_validate(given["fork"]).rows}
+        except ValidationError:  # it is reported with its place when the field is validated
+            return given
+
+    @model_validator(mode="after")
+    def _trees_can_be_compared(self) -> "OnlineConfig":
+        if self.fork and self.samples != self.fork.rows:
+            raise ValueError(
+                f"samples: {self.samples} with fork: fork makes {self.fork.rows} rollouts of each task, trees x "
+                "(1 + nodes x rounds); leave samples out"
+            )
+        if self.fork and not self.algorithm.credits_returns:
+            raise ValueError(
+                f"fork needs an algorithm that compares the rewards of a group, and algorithm: {self.algorithm.type}"
+                f"{' with an estimator of your own' if self.algorithm.advantage else ''} does not; take grpo, dr_grpo, "
+                "rloo, dapo, gspo, cispo, reinforce, reinforce++ or starpo_s"
             )
         return self
 
@@ -197,6 +227,7 @@ def _loop(
             record_tokens=config.record_tokens,
             observe=weighing(config.observe),
             teacher=teacher,
+            fork=config.fork,
         )
         spare = config.algorithm.resample * config.tasks
         tickets = Tickets(config.tasks, config.iterations, config.ahead, config.max_staleness, spare)
@@ -209,6 +240,8 @@ def _loop(
             context, policy, shown, sampling, config.engine, config.limits, config.rewards, False, own, config.explore
         ) as runner:
             check_room(policy, runner, shown)
+            if config.fork and config.fork.rounds:
+                check_replayable(runner.environments(rows))
             log = OnlineLog(context)
             with OnlineLoop(runner, learner, rows, tickets, log, context.trajectory_id, curriculum) as loop:
                 yield loop, Keeper(context, config.checkpoints, loop, judged)

@@ -41,7 +41,7 @@ class TabularEngine:
         [action] = Random(seed).choices(list(chances), list(chances.values()))
         message = said(action, sum(message.role is Role.ASSISTANT for message in session.messages))
         ids = self.codec.assistant(message)
-        return Turn(ids, [-0.5] * len(ids), [Span(version=0, start=0, end=len(ids))], "stop")
+        return Turn(ids, [-0.5] * len(ids), [Span(version=self.version, start=0, end=len(ids))], "stop")
 
     async def score(self, ids: Sequence[int], start: int = 1) -> list[float]:
         return [-1.0] * (len(ids) - start)

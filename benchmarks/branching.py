@@ -6,6 +6,7 @@
   wrong turn.
 - search: successes of a tree search, or of plain rollouts, in `rooms` of levels 4 to 6: train tasks solved, and what is
   learned from them.
+- tree: GRPO on whole rollouts, four of each task, or on trees of as many sampled tokens.
 """
 
 import json
@@ -17,6 +18,7 @@ from typing import Any
 
 from methods import (
     CURATED_STEPS,
+    ITERATIONS,
     LR,
     SAMPLES,
     SMALL,
@@ -277,3 +279,23 @@ def by_difficulty(rollouts: list[Any], found: dict[str, Arm]) -> None:
         share = sum(plain) / len(plain)
         print(f"level {one}: plain success {share:.3f}{' (below .1)' if share < 0.1 else ''}, solved: "
               + ", ".join(f"{name} {value:.3f}" for name, value in shares.items()), flush=True)  # fmt: skip
+
+
+def tree() -> bool:
+    """GRPO on trees, of two whole rollouts and two continuations of each, and on whole rollouts of as many tokens."""
+    from pipelines.stages.trajectories import reject
+
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "Tree-GRPO")}
+    for setting, tasks in settings("tree", arms):
+        model, spent, _ = online(setting, tasks=2 * TASKS, samples=6, fork={"trees": 2, "nodes": 2, "rounds": 1})
+        arms["Tree-GRPO"].add(judged(setting, model), spent)
+        others, cost = rollouts(setting, tasks, spent.sampled)
+        good = setting.harness.run(reject, {"keep": 2}, trajectories=others)["trajectories"]
+        model, more = learned(setting, [good])
+        arms["rejection"].add(judged(setting, model), cost + more)
+        each = cost.sampled / sum(len(one.ids()) for one in others)
+        model, more, _ = online(setting, tasks=round(spent.sampled / each / 4 / ITERATIONS), samples=4)
+        arms["GRPO"].add(judged(setting, model), more)
+    print(f"\ntree, rooms: {2 * TASKS} tasks in each of {ITERATIONS} iterations")
+    table(arms)
+    return gain("tree, rooms", arms["GRPO"], arms["Tree-GRPO"])

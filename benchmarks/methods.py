@@ -8,7 +8,7 @@ tasks of all seeds; a gain is a paired difference over tasks and seeds, with a b
 - hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, `lookup`).
 - curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum.
 - distill, echo, rwml, reflexion: see :mod:`methods_signals`.
-- slicing, pairs, dagger, search: see ``branching.py``.
+- slicing, pairs, dagger, search, tree: see ``branching.py``.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
     METHODS=hindsight python benchmarks/methods.py  # some
@@ -208,9 +208,10 @@ def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:
         "checkpoint_every": 1000,
     }  # fmt: skip
     made = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks)
-    spent = of_rollouts(made["trajectories"])
-    levels = [row["level"] for row in made["metrics"].table().to_pylist() if row.get("level")]
-    return made["model"], spent + Spent(trained=spent.sampled), levels
+    spent, metrics = of_rollouts(made["trajectories"]), made["metrics"].table().to_pylist()
+    levels = [row["level"] for row in metrics if row.get("level")]
+    replayed = round(sum(row.get("replayed_calls", 0) for row in metrics))
+    return made["model"], spent + Spent(trained=spent.sampled, calls=replayed), levels
 
 
 def hindsight(env: str) -> bool:
@@ -333,6 +334,7 @@ METHODS = {
     "pairs": lambda: [branching("pairs")],
     "dagger": lambda: [branching("dagger")],
     "search": lambda: [branching("search")],
+    "tree": lambda: [branching("tree")],
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrl.advantages.group import degenerate_groups, most_uncertain, normalise_by_domain
 from agentrl.advantages.turns import acting, divergence_weights, fork_turn_weights, subgoal_weights, turn_spans
 from agentrl.algorithms.policy_gradient import KL, Advantages, ByToken, Experience, OffPolicy, PolicyGradient, total
-from agentrl.online.forest import ForkConfig, forest_advantages
+from agentrl.online.forest import ForestConfig, forest_advantages
 from agentrl.online.off_policy import as_tensors, guarded, importance_weights, ratio_sums
 from agentrl.training.batch import TrainingError
 from schemas.training import TrainingRow
@@ -90,7 +90,7 @@ def assign(
     algorithm: PolicyGradient,
     rollouts: Sequence[Trajectory],
     extras: Extras = Extras(),
-    fork: ForkConfig | None = None,
+    fork: ForestConfig | None = None,
 ) -> Credit:
     """Training rows of ``rollouts``, by ``algorithm``; with ``fork`` they are trees. Rows stay in order; a row's
     ``logprobs`` are what ratios are taken to: the proximal policy's under off-policy correction, else those of the
@@ -137,7 +137,7 @@ def assign(
 
 
 def token_advantages(
-    algorithm: PolicyGradient, step: Experience, scored: np.ndarray, fork: ForkConfig | None = None
+    algorithm: PolicyGradient, step: Experience, scored: np.ndarray, fork: ForestConfig | None = None
 ) -> tuple[Advantages, np.ndarray, np.ndarray]:
     """The advantages of a step's tokens; which rollouts the algorithm keeps, and which are in a group of equal
     rewards, both [rollouts]. ``scored`` [rollouts] are rewards as they came, less what penalties take. With ``fork``,

@@ -23,7 +23,7 @@ from schemas.task import Task
 from schemas.trajectory import Trajectory
 
 
-class ForkConfig(BaseModel):
+class ForestConfig(BaseModel):
     """How many rollouts of a ticket are whole, and how many go on from turns of others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -33,7 +33,7 @@ class ForkConfig(BaseModel):
     rounds: int = Field(1, ge=0, description="rounds of continuations; those of one are drawn from in the next")
 
     @model_validator(mode="after")
-    def _compares_some(self) -> "ForkConfig":
+    def _compares_some(self) -> "ForestConfig":
         if self.rows < 2:
             raise ValueError("trees: 1 with rounds: 0 is one rollout of each task, which nothing is compared with")
         return self
@@ -83,7 +83,7 @@ def replayed_calls(row: Trajectory) -> int:
     return sum(len(message.tool_calls) for message in before)
 
 
-def forest_advantages(algorithm: PolicyGradient, step: Experience, config: ForkConfig) -> Advantages:
+def forest_advantages(algorithm: PolicyGradient, step: Experience, config: ForestConfig) -> Advantages:
     """The advantages of rollouts that are trees, by an algorithm that ``credits_returns``. A row that goes on from one
     that is not among them, since that could not be scored, is taken to share no token with any."""
     trees = [f"{group} {config.tree(row.sample_index)}" for group, row in zip(step.groups, step.rollouts, strict=True)]

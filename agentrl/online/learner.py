@@ -12,7 +12,7 @@ from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.algorithms.ppo import PPO
 from agentrl.models.policy import Policy
 from agentrl.online.credit import Credit, Extras, assign, group_of
-from agentrl.online.forest import ForkConfig
+from agentrl.online.forest import ForestConfig
 from agentrl.online.models import Models, Scores
 from agentrl.online.observed import Observed
 from agentrl.online.off_policy import divergence
@@ -59,7 +59,7 @@ class Learner:
         record_tokens: bool = False,
         observe: Mapping[str, float] = MappingProxyType({}),
         teacher: "Teacher | None" = None,
-        fork: ForkConfig | None = None,
+        fork: ForestConfig | None = None,
     ) -> None:
         self.fork = fork
         self.policy, self.algorithm = policy, algorithm

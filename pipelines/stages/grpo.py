@@ -19,7 +19,7 @@ from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE, VLLMConfig
 from agentrl.online import coverage
 from agentrl.online.curriculum import CurriculumConfig
-from agentrl.online.forest import ForkConfig
+from agentrl.online.forest import ForestConfig
 from agentrl.online.tickets import Tickets, check
 from agentrl.rewards import Rewards
 from agentrl.rollouts.continuations import check_replayable
@@ -67,7 +67,7 @@ class OnlineConfig(TokenLimits, TeacherConfig):
     draw: Annotated[CurriculumConfig | None, ADDED] = Field(
         None, description="a curriculum over the levels of the tasks; None: every task in turn"
     )
-    fork: Annotated[ForkConfig | None, ADDED] = Field(
+    fork: Annotated[ForestConfig | None, ADDED] = Field(
         None, description="rollouts are trees: some are whole, others go on from turns of these; in place of samples"
     )
     updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")
@@ -118,7 +118,7 @@ class OnlineConfig(TokenLimits, TeacherConfig):
         if not isinstance(given, dict) or given.get("fork") is None or "samples" in given:
             return given
         try:
-            return {**given, "samples": ForkConfig.model_validate(given["fork"]).rows}
+            return {**given, "samples": ForestConfig.model_validate(given["fork"]).rows}
         except ValidationError:  # it is reported with its place when the field is validated
             return given
 

@@ -13,7 +13,7 @@ from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from agentrl.algorithms.rloo import RLOO
 from agentrl.online.credit import assign
-from agentrl.online.forest import ForkConfig, replayed_calls, shared_means
+from agentrl.online.forest import ForestConfig, replayed_calls, shared_means
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
@@ -52,12 +52,12 @@ def trees() -> list[Trajectory]:
 
 
 def test_a_tree_is_a_whole_rollout_and_those_of_its_places_in_each_round() -> None:
-    config = ForkConfig(trees=2, nodes=2, rounds=2)
+    config = ForestConfig(trees=2, nodes=2, rounds=2)
     assert config.rows == 10
     assert [config.tree(index) for index in range(10)] == [0, 1, 0, 0, 1, 1, 0, 0, 1, 1]
-    assert ForkConfig() == ForkConfig(trees=2, nodes=2, rounds=1), "the settings of the authors' code"
+    assert ForestConfig() == ForestConfig(trees=2, nodes=2, rounds=1), "the settings of the authors' code"
     with pytest.raises(ValidationError, match="trees: 1 with rounds: 0 is one rollout of each task"):
-        ForkConfig(trees=1, rounds=0)
+        ForestConfig(trees=1, rounds=0)
 
 
 def test_advantages_are_those_in_the_group_and_in_the_tree_and_shared_tokens_have_their_mean() -> None:
@@ -65,7 +65,7 @@ def test_advantages_are_those_in_the_group_and_in_the_tree_and_shared_tokens_hav
     So the rollouts have 1, -1, 1 | -1/3, -1/3, -1/3. All three of the first tree share its first turn (1/3 = (1 - 1 +
     1) / 3), two its second turn."""
     rows = trees()
-    credit = assign(DrGRPO(), rows, fork=ForkConfig())
+    credit = assign(DrGRPO(), rows, fork=ForestConfig())
     assert credit.trained == [True] * 6
     weights = {one.row_id: np.array(one.weights) for one in credit.rows}
     turn = [slice(2 + number * (TURN + 1), 2 + number * (TURN + 1) + TURN) for number in range(3)]
@@ -82,7 +82,7 @@ def test_advantages_are_those_in_the_group_and_in_the_tree_and_shared_tokens_hav
 
 def test_leave_one_out_compares_with_the_others_of_the_group_and_of_the_tree() -> None:
     """Rewards 1, 0, 1 | 0, 0, 0: in the group 1 - 1/5, in the tree 1 - 1/2."""
-    credit = assign(RLOO(), trees(), fork=ForkConfig())
+    credit = assign(RLOO(), trees(), fork=ForestConfig())
     weights = {one.row_id: one.weights for one in credit.rows}
     assert weights["r3"][-2] == pytest.approx(0.8 + 0.5)
     assert weights["r2"][-2] == pytest.approx(-0.4 - 1.0)
@@ -94,7 +94,7 @@ def test_leave_one_out_compares_with_the_others_of_the_group_and_of_the_tree() -
 @pytest.mark.parametrize("algorithm", [GRPO(), DrGRPO(), RLOO(), ReinforcePlusPlus(kl=None)])
 def test_without_rounds_it_is_the_algorithm_to_the_bit(algorithm: Any, rewards: list[float]) -> None:
     rows = [row(index, 2, reward) for index, reward in enumerate(rewards)]
-    plain, forest = assign(algorithm, rows), assign(algorithm, rows, fork=ForkConfig(trees=6, rounds=0))
+    plain, forest = assign(algorithm, rows), assign(algorithm, rows, fork=ForestConfig(trees=6, rounds=0))
     assert [one.model_dump_json() for one in forest.rows] == [one.model_dump_json() for one in plain.rows]
     assert (forest.advantages, forest.trained, forest.metrics) == (plain.advantages, plain.trained, plain.metrics)
 
@@ -113,7 +113,7 @@ def test_a_second_round_counts_for_the_tokens_before_the_first() -> None:
 
 def test_turns_of_a_tree_are_drawn_alike_and_the_same_again() -> None:
     rows, drawn = [row(0, 4, 1.0), row(1, 1, 0.0)], []
-    config = ForkConfig(trees=2, nodes=2, rounds=2)
+    config = ForestConfig(trees=2, nodes=2, rounds=2)
     for seed in range(400):
         found = config.prefixes(rows, TASK, seed)
         assert found == config.prefixes(rows, TASK, seed)
@@ -134,7 +134,7 @@ def test_turns_of_a_tree_are_drawn_alike_and_the_same_again() -> None:
 
 def test_a_tree_without_turns_begins_again() -> None:
     empty = row(0, 0, 0.0).model_copy(update={"termination": Termination.ENV_ERROR})
-    found = ForkConfig(trees=2, nodes=1).prefixes([empty, row(1, 1, 0.0)], TASK, 0)
+    found = ForestConfig(trees=2, nodes=1).prefixes([empty, row(1, 1, 0.0)], TASK, 0)
     assert found[0] is None
     assert found[1] is not None
 
@@ -142,7 +142,7 @@ def test_a_tree_without_turns_begins_again() -> None:
 def test_calls_that_are_made_again_are_counted_and_a_broken_continuation_is_named() -> None:
     rows = trees()
     assert [replayed_calls(one) for one in rows] == [0, 0, 1, 2, 0, 1]
-    ForkConfig().check(rows)
+    ForestConfig().check(rows)
     broken = rows[2].model_copy(update={"action_mask": [True] * len(rows[2].action_mask)})
     with pytest.raises(ValueError, match="r2 is trained on tokens of its parent"):
-        ForkConfig().check([*rows[:2], broken])
+        ForestConfig().check([*rows[:2], broken])

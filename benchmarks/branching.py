@@ -206,7 +206,8 @@ def recovery(setting: Setting, model: Any) -> dict[str, float]:
     house, tasks = _astray(), setting.judged.read()
     walks = [demonstrate(house, task, 0.0, 0, f"astray-{model.name}-{task.task_id}") for task in tasks]
     planted = setting.harness.trajectories(walks)
-    made = setting.harness.run(fork, {"at": [1], "k": 1}, model=model, trajectories=[planted], tasks=[setting.judged])
+    config = {"at": [1], "k": 1, "measure": True}
+    made = setting.harness.run(fork, config, model=model, trajectories=[planted], tasks=[setting.judged])
     found = made["trajectories"].table(["task_id", "success"]).to_pylist()
     return {row["task_id"]: float(bool(row["success"])) for row in found}
 

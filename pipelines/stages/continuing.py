@@ -19,7 +19,7 @@ from agentrl.rollouts.limits import Limits
 from pipelines.handles import Tasks, Trajectories
 from pipelines.stage import Context, StageConfig
 from pipelines.stages.budget import SamplingConfig
-from pipelines.stages.common import REWARDS, count, warn_of_splits
+from pipelines.stages.common import REWARDS, count
 from pipelines.stages.shards import Shards
 from pipelines.stages.stored_tasks import key_of, tasks_of
 from schemas.task import Task
@@ -51,23 +51,32 @@ class ContinuingConfig(StageConfig):
     limits: Limits = Limits()
 
 
-def rows_to_continue(trajectories: Sequence[Trajectories], tasks: Sequence[Tasks], policy: "Policy") -> list[TaskRow]:
+def rows_to_continue(
+    trajectories: Sequence[Trajectories], tasks: Sequence[Tasks], policy: "Policy", measured: bool | None = None
+) -> list[TaskRow]:
     """Rows of selections with their tasks. Text is tokenised; rows that are tagged as not trained on are left out.
+    ``measured`` says that nothing will be trained on what is made of them, None that the stage has no such setting.
 
-    Raises ValueError that names a row of another tokenizer than the policy's, or without its task.
+    Raises ValueError that names a row of another tokenizer than the policy's, or without its task, or of another split
+    than train unless it is measured.
     """
     known = tasks_of(trajectories, tasks)
     found = []
-    splits: dict[str, int] = {}
     for row in (one for selection in trajectories for one in selection.trained_on()):
         row = tokenize(row, policy.codec, policy.tokenizer_fingerprint)
         if wrong := policy.wrote(row.trajectory_id, row.tokenizer):
             raise ValueError(wrong)
         if key_of(row) not in known:
             raise ValueError(f"{row.trajectory_id} is of task {row.task_id}, which is not known; wire inputs.tasks")
-        splits[row.split] = splits.get(row.split, 0) + 1
         found.append((row, known[key_of(row)]))
-    warn_of_splits(splits, "rows")
+    others = [row for row, _ in found if row.split != "train"]
+    if others and not measured:
+        remedy = "" if measured is None else ", or set measure: true, so that no stage trains on what is made"
+        raise ValueError(
+            f"{len(others)} of {len(found)} rows are not of the train split, {others[0].trajectory_id} is of "
+            f"{others[0].split!r}: nothing is made from what is measured on; leave them out by trajectories.select"
+            f"{remedy}"
+        )
     return found
 
 
@@ -92,7 +101,7 @@ def chosen_turns(row: Trajectory, where: Where, most: int) -> list[int]:
 class Continuations:
     """The continuations of states, which are sampled once each and appended to the buffer. Those whose replay went
     otherwise than before are left out. With ``turns``, each is cut after so many of its own. Their rows and shards are
-    numbered from ``first`` and ``shard`` on."""
+    numbered from ``first`` and ``shard`` on, and tagged ``tag``."""
 
     def __init__(
         self,
@@ -103,9 +112,10 @@ class Continuations:
         turns: int | None = None,
         first: int = 0,
         shard: int = 0,
+        tag: str = "",
     ) -> None:
         self._context, self._runner, self._samples, self._source = context, runner, samples, source
-        self._turns = turns
+        self._turns, self._tag = turns, tag
         self._shards = Shards(context)
         self._known = set(context.row_ids())
         self._rows: dict[str, list[Trajectory]] = {}
@@ -167,7 +177,7 @@ class Continuations:
                 if DIVERGED not in row.tags:
                     if attempt.prefix is not None:
                         check_continuation(row, attempt.prefix)
-                    rows[row.trajectory_id] = row
+                    rows[row.trajectory_id] = self._tagged(row)
             self._shards.append([rows[name] for name in missing if name in rows], self._shard)
         self._rows.update({attempt.group_id: [] for attempt in wanted.values()})
         for name, attempt in wanted.items():
@@ -177,3 +187,6 @@ class Continuations:
                 self.calls += kept.n_tool_calls
         self._number += len(wanted)
         self._shard += 1
+
+    def _tagged(self, row: Trajectory) -> Trajectory:
+        return row.model_copy(update={"tags": [*row.tags, self._tag]}) if self._tag else row

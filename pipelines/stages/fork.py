@@ -1,6 +1,6 @@
 """The stage that continues stored rows."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,7 +15,8 @@ from pipelines.stages.continuing import (
     chosen_turns,
     rows_to_continue,
 )
-from schemas.trajectory import Trajectory
+from schemas.annotations import ADDED
+from schemas.trajectory import NOT_TRAINED, Trajectory
 
 
 class ForkConfig(ContinuingConfig):
@@ -24,6 +25,9 @@ class ForkConfig(ContinuingConfig):
         "failed",
         description="turns before which rows are continued: all; all of rows that did not succeed; those whose tokens "
         "were least likely; or their numbers, from 0, and from -1 backwards",
+    )
+    measure: Annotated[bool, ADDED] = Field(
+        False, description="rows of any split are continued, to measure a policy: no stage trains on the continuations"
     )
 
 
@@ -40,18 +44,19 @@ def fork(
     counted as ``diverged``. States that several rows share are continued once. Continuations of one state are a group,
     and only their own tokens are trained on.
 
-    Raises ValueError that names an environment whose episodes cannot be made again.
+    Raises ValueError that names an environment whose episodes cannot be made again, or a row of another split than
+    train unless ``measure`` is set.
     """
     from agentrl.rollouts.continuations import check_replayable, node
 
     policy = load_policy(model, config.engine)
-    rows = rows_to_continue(trajectories, tasks, policy)
+    rows = rows_to_continue(trajectories, tasks, policy, config.measure)
     known = [task for _, task in rows]
     sampling = config.sampling.of(policy)
     with rollout_runner(context, policy, known, sampling, config.engine, config.limits, config.rewards) as runner:
         check_replayable(runner.environments(known))
         check_room(policy, runner, known)
-        forked = Continuations(context, runner, config.k)
+        forked = Continuations(context, runner, config.k, tag=NOT_TRAINED if config.measure else "")
         found = forked.of([node(row, turn, task) for row, task in rows for turn in _turns(row, config)])
     forked.finish()
     made = [row for group in found.values() for row in group]

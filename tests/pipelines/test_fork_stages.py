@@ -22,7 +22,7 @@ from pipelines.stages.steps import value
 from pipelines.stages.tasks import generate
 from pipelines.stages.trajectories import sample, synthesize
 from schemas.step import StepValue
-from schemas.trajectory import Role, Trajectory
+from schemas.trajectory import NOT_TRAINED, Role, Trajectory
 
 __all__ = ["harness", "model", "rollouts", "tabular", "tasks"]
 
@@ -88,6 +88,24 @@ def test_stochastic_environments_are_refused_with_the_remedy(harness: Harness, m
     for stage, config in ((fork, LIMITS), (value, LIMITS), (correct, {})):
         with pytest.raises(ValueError, match=r"cannot be continued: it may answer .* as slip of rooms"):
             harness.run(stage, config, trajectories=[rows], model=model)
+
+
+def test_rows_that_policies_are_measured_on_are_refused_unless_nothing_is_trained_on_what_is_made(
+    harness: Harness, model: Model, rollouts: Trajectories
+) -> None:
+    renamed = [{"trajectory_id": f"held-{n}", "split": "heldout"} for n in range(2)]
+    held = harness.trajectories(
+        [row.model_copy(update=new) for row, new in zip(rollouts.read()[:2], renamed, strict=True)]
+    )
+    said = r"2 of 18 rows are not of the train split, held-0 is of 'heldout': nothing is made .* trajectories.select"
+    for stage in (fork, value, correct):
+        with pytest.raises(ValueError, match=said):
+            harness.run(stage, LIMITS, trajectories=[rollouts, held], model=model)
+    config = {"at": [0], "k": 2, "measure": True, **LIMITS}
+    rows = harness.run(fork, config, trajectories=[held], model=model)["trajectories"]
+    assert {row.split for row in rows.read()} == {"heldout"}
+    assert all(NOT_TRAINED in row.tags for row in rows.read())
+    assert not list(rows.trained_on())
 
 
 def test_a_resumed_stage_keeps_what_was_sampled(

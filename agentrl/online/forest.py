@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentrl.advantages.turns import acting, own_turns, turn_spans
 from agentrl.algorithms.policy_gradient import Advantages, Experience, PolicyGradient
+from agentrl.rollouts.attempts import Prefix
 from agentrl.rollouts.continuations import check_continuation, node
-from agentrl.rollouts.episodes import DIVERGED, Prefix
+from agentrl.rollouts.episodes import DIVERGED
 from schemas.task import Task
 from schemas.trajectory import Trajectory
 

@@ -16,7 +16,7 @@ from agentrl.online.forest import replayed_calls
 from agentrl.online.learner import Learner, OnlineState
 from agentrl.online.recorded import Log, Recorded
 from agentrl.online.tickets import Tickets
-from agentrl.rollouts.episodes import Prefix
+from agentrl.rollouts.attempts import Prefix
 from agentrl.rollouts.flow import Flow, NumberedAttempt
 from agentrl.rollouts.runner import Attempt, RolloutRunner, nothing_sampled
 from schemas.task import Task

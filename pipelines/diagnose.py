@@ -5,6 +5,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from agentrl.doctor import examine
+from agentrl.doctor.bands import Band, bands
 from agentrl.doctor.case import HEAVY, LIGHT, Case, Finding
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
@@ -60,14 +61,25 @@ def _case(
         looked_at = [row["trajectory_id"] for row in rollouts[::every]]
         sample = buffer.read(looked_at, HEAVY).to_pylist() if looked_at else []
     metrics = _read(catalog, manifest, "metrics")
-    config = manifest.ingredients.config
-    updates = int(config.get("updates") or 1)
-    algorithm = (config.get("algorithm") or config.get("objective") or {}).get("type", "")
+    updates, algorithm = _method(manifest)
     plain = {row["trajectory_id"] for row in rollouts if row["policy_version"] == 0 and plainly_drawn(row["sampling"])}
     checked = [row for row in sample if row["trajectory_id"] in plain and row["input_ids"]][:RECOMPUTED]
     return Case(
         rollouts, sample, metrics, heldout, updates, algorithm, _logprobs(catalog, manifest, checked, recompute)
     )
+
+
+def bands_of(manifest: Manifest, metrics: list[dict[str, Any]]) -> list[Band]:
+    """Where the doctor calls metrics of a training stage sick."""
+    updates, algorithm = _method(manifest)
+    return bands(Case(metrics=metrics, updates=updates, algorithm=algorithm))
+
+
+def _method(manifest: Manifest) -> tuple[int, str]:
+    """The updates of an iteration, and the type of what the stage minimises."""
+    config = manifest.ingredients.config
+    chosen = config.get("algorithm") or config.get("objective") or {}
+    return int(config.get("updates") or 1), chosen.get("type", "")
 
 
 def _logprobs(

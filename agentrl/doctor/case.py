@@ -1,6 +1,6 @@
 """The input of the doctor's checks, and their findings."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,9 @@ LIGHT += ["n_tokens", "n_action_tokens", "n_tool_calls", "n_tool_errors"]
 HEAVY = ["trajectory_id", "task_id", "messages", "tools", "input_ids", "action_mask", "logprobs"]
 """Columns that a sample of the rollouts is read with."""
 
+SHOWN = 50
+"""Rows that a finding names."""
+
 FEW = 16
 """With fewer rollouts, checks of shares find nothing."""
 
@@ -20,12 +23,16 @@ FEW = 16
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong. ``evidence`` is what was measured, ``threshold`` is the bound beyond which it counts as
-    sick."""
+    sick. ``rows`` are ids of rollouts that show it, at most :data:`SHOWN`, ``tokens`` the place in each of them, if
+    tokens show it, and ``step`` is the step of training that shows it best."""
 
     name: str
     evidence: str
     threshold: str
     remedy: str
+    rows: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = ()
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,12 @@ def share_of(rows: Iterable[bool]) -> float:
 
 def curve(case: Case, name: str) -> list[float]:
     return [row[name] for row in case.metrics if row.get(name) is not None]
+
+
+def step_of(case: Case, name: str, best: Callable[..., Row]) -> int:
+    """The step at which a metric is highest (``best`` is ``max``) or lowest (``min``)."""
+    known = [row for row in case.metrics if row.get(name) is not None]
+    return int(best(known, key=lambda row: row[name])["step"])
 
 
 def names(rows: Sequence[str]) -> str:

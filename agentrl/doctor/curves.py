@@ -1,9 +1,13 @@
 """Checks of the curves of training."""
 
+from collections.abc import Sequence
 from statistics import fmean, median
 
-from agentrl.doctor.case import FEW, Case, Finding, curve, thirds
+from agentrl.doctor.case import FEW, Case, Finding, curve, step_of, thirds
 from agentrl.doctor.rewards import spread_of
+
+KL = 0.5
+"""Nats per token that the policy may be away from the reference."""
 
 KL_OF_UPDATES = {"gspo": 0.05}
 """Nats per token by which updates of one iteration may leave the policy that sampled, if it is not 0.5. GSPO clips
@@ -14,12 +18,39 @@ CLIP_SHARE = {"gspo": 0.6}
 many tokens as GRPO (Zheng et al. 2025, section 5.3)."""
 
 
+FALL = 0.2
+"""How far success may fall below its maximum, both means over windows of steps, see :func:`means`."""
+
+ESS = 0.3
+"""Share of the rows that the mean effective sample size has at least."""
+
+
+def kl_bound(case: Case) -> tuple[str, float]:
+    """The metric that says how far the policy went, and its bound in nats per token: from the reference; without one,
+    from the policy that sampled."""
+    if case.updates > 1 and not curve(case, "reference_kl"):
+        return "behaviour_kl", KL_OF_UPDATES.get(case.algorithm, KL)
+    return "reference_kl", KL
+
+
+def clip_bound(case: Case) -> float:
+    """Share of the action tokens whose ratios may be clipped."""
+    return CLIP_SHARE.get(case.algorithm, 0.3)
+
+
+def means(series: Sequence[float]) -> list[float]:
+    """Means over windows of an eighth of the steps, at least 2; none if there are fewer than four windows."""
+    width = max(2, len(series) // 8)
+    if len(series) < 4 * width:
+        return []
+    return [fmean(series[start : start + width]) for start in range(len(series) - width + 1)]
+
+
 def kl_blow_up(case: Case) -> Finding | None:
     """The divergence from the reference exceeds 0.5 nats per token; without one, that from the policy that sampled
     exceeds what the algorithm allows."""
-    series, bound = curve(case, "reference_kl"), 0.5
-    if not series and case.updates > 1:
-        series, bound = curve(case, "behaviour_kl"), KL_OF_UPDATES.get(case.algorithm, 0.5)
+    name, bound = kl_bound(case)
+    series = curve(case, name)
     if len(series) < 3 or max(series) <= bound:
         return None
     return Finding(
@@ -27,24 +58,24 @@ def kl_blow_up(case: Case) -> Finding | None:
         f"divergence went from {series[0]:.3g} to {max(series):.3g} nats per token",
         f"{bound}",
         f"lower lr ({rates(case)}), raise kl.coef, or take fewer updates per iteration",
+        step=step_of(case, name, max),
     )
 
 
 def collapse(case: Case) -> Finding | None:
     """Mean success, over windows of an eighth of the steps, ends more than 0.2 below its maximum."""
     series = curve(case, "success")
-    width = max(2, len(series) // 8)
-    if len(series) < 4 * width:
+    windows = means(series)
+    if not windows or max(windows) - windows[-1] <= FALL:
         return None
-    windows = [fmean(series[start : start + width]) for start in range(len(series) - width + 1)]
-    if max(windows) - windows[-1] <= 0.2:
-        return None
+    width = len(series) - len(windows) + 1
     return Finding(
         "success collapsed",
         f"mean success fell from {max(windows):.2f} to {windows[-1]:.2f} (over {width} steps); {rates(case)}",
         "a fall of 0.2",
         "lower lr (a third of it is a good try), go on from output `best` of the stage (wire its input `dev` to have "
         "one); clip harder; add kl",
+        step=int(case.metrics[-1]["step"]),
     )
 
 
@@ -64,6 +95,7 @@ def sudden_fall(case: Case) -> Finding | None:
         f"by {fall:.2f} to {rows[place]['success']:.2f} at iteration {step:.0f}; {rates(case, place)}",
         "a fall of 0.3 below the three iterations before",
         "lower lr (a third of it is a good try), raise warmup, or lower clip_norm to the usual gradient norm",
+        step=int(step),
     )
 
 
@@ -86,7 +118,7 @@ def rates(case: Case, place: int | None = None) -> str:
 
 def clipping(case: Case) -> Finding | None:
     """In late steps the ratios of more action tokens are out of bounds than the algorithm is made for."""
-    series, bound = curve(case, "clip_share"), CLIP_SHARE.get(case.algorithm, 0.3)
+    series, bound = curve(case, "clip_share"), clip_bound(case)
     if len(series) < 3 or fmean(thirds(series)[1]) <= bound:
         return None
     return Finding(
@@ -94,6 +126,7 @@ def clipping(case: Case) -> Finding | None:
         f"{fmean(thirds(series)[1]):.0%} of the action tokens of the last third of steps; {rates(case)}",
         f"{bound:.0%} for {case.algorithm or 'this algorithm'}",
         "lower lr, take fewer updates per iteration, or use fresher rollouts",
+        step=step_of(case, "clip_share", max),
     )
 
 
@@ -119,11 +152,12 @@ def echo_trap(case: Case) -> Finding | None:
 def low_ess(case: Case) -> Finding | None:
     """The mean effective sample size is below 0.3 of the rows."""
     series = curve(case, "ess")
-    if not series or fmean(series) >= 0.3:
+    if not series or fmean(series) >= ESS:
         return None
     return Finding(
         "low effective sample size",
         f"mean {fmean(series):.2f} of the rows, lowest {min(series):.2f}",
-        "0.3",
+        f"{ESS}",
         "use fresher rollouts (max_staleness), fewer updates per iteration, truncated weights, or min_ess",
+        step=step_of(case, "ess", min),
     )

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from agentrl.doctor.case import FEW, Case, Finding, Row, share_of, thirds
+from agentrl.doctor.case import FEW, SHOWN, Case, Finding, Row, share_of, thirds
 from agentrl.statistics.intervals import wilson
 
 
@@ -18,20 +18,21 @@ def reward_zero(case: Case) -> Finding | None:
         f"all {len(rows)} rollouts have reward 0",
         "at least one rollout with another reward",
         "check the verifier on a known good answer; warm up with supervised training; use easier tasks or hints",
+        rows=tuple(row["trajectory_id"] for row in rows[:SHOWN]),
     )
 
 
-def groups(rows: Sequence[Row]) -> list[list[float]]:
-    """Rewards of each group with more than one rollout."""
-    groups: dict[tuple[str, int], list[float]] = defaultdict(list)
+def groups(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rollouts of each group with more than one."""
+    groups: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for place, row in enumerate(rows):
-        groups[row["group_id"] or row["task_id"], place // 4096].append(row["reward"])
-    return [rewards for rewards in groups.values() if len(rewards) > 1]
+        groups[row["group_id"] or row["task_id"], place // 4096].append(row)
+    return [members for members in groups.values() if len(members) > 1]
 
 
 def spread_of(rows: Sequence[Row]) -> float:
     """Mean over groups of the standard deviation of their rewards; 0 if there are no groups."""
-    return fmean([pstdev(rewards) for rewards in groups(rows)] or [0.0])
+    return fmean([pstdev(row["reward"] for row in members) for members in groups(rows)] or [0.0])
 
 
 def zero_std(case: Case) -> Finding | None:
@@ -40,16 +41,17 @@ def zero_std(case: Case) -> Finding | None:
     if case.algorithm in ("distill", "remax", "ppo", "vapo"):
         return None
     late = groups(thirds(case.rollouts)[1]) if case.rollouts else []
-    flat = [rewards for rewards in late if max(rewards) == min(rewards)]
+    flat = [members for members in late if len({row["reward"] for row in members}) == 1]
     if len(late) < FEW // 2 or len(flat) <= 0.8 * len(late):
         return None
-    solved = sum(rewards[0] > 0 for rewards in flat)
+    solved = sum(members[0]["reward"] > 0 for members in flat)
     remedy = "harder tasks" if solved > len(flat) / 2 else "easier tasks, hints, or more samples per task"
     return Finding(
         "groups without a difference",
         f"{len(flat)} of the last {len(late)} groups have equal rewards throughout ({solved} all solved)",
         "80 %",
         f"{remedy}; dynamic sampling (algorithm dapo, or resample: 2)",
+        rows=tuple(row["trajectory_id"] for members in flat for row in members)[:SHOWN],
     )
 
 

@@ -3,11 +3,22 @@
 import math
 from statistics import fmean
 
-from agentrl.doctor.case import FEW, Case, Finding, curve, names, share_of, thirds
+from agentrl.doctor.case import FEW, SHOWN, Case, Finding, curve, names, share_of, thirds
+
+DRIFT = 0.01
+"""Nats per token by which the policy may differ, before its update, from the one that sampled."""
+
+
+def drift_metric(case: Case) -> str | None:
+    """The metric that says how far the policy is, before its update, from the one that sampled; None if none does."""
+    if curve(case, "sampler_kl"):
+        return "sampler_kl"
+    return "behaviour_kl" if case.updates == 1 else None
 
 
 def truncation(case: Case) -> Finding | None:
     """More than 20 % of the rollouts ended because they reached a limit of tokens."""
+    cut = [row["trajectory_id"] for row in case.rollouts if row["termination"] == "max_tokens"]
     share = share_of(row["termination"] == "max_tokens" for row in case.rollouts)
     if len(case.rollouts) < FEW or share <= 0.2:
         return None
@@ -16,6 +27,7 @@ def truncation(case: Case) -> Finding | None:
         f"{share:.0%} of {len(case.rollouts)} rollouts ended by max_tokens",
         "20 %",
         "raise max_tokens or max_turn_tokens, or punish length softly (overlong: {limit, buffer})",
+        rows=tuple(cut[:SHOWN]),
     )
 
 
@@ -31,6 +43,7 @@ def format_errors(case: Case) -> Finding | None:
         "10 %",
         "look at one with `agentrl buffer show ID`; warm up with demonstrations in the model's own dialect; raise "
         "max_turn_tokens if calls are cut off; lower lr if they came up in training",
+        rows=tuple(broken[:SHOWN]),
     )
 
 
@@ -41,17 +54,19 @@ def length_explosion(case: Case) -> Finding | None:
     early, late = (fmean([row["n_tokens"] for row in part]) for part in thirds(case.rollouts))
     if not early or late <= 2 * early:
         return None
+    longest = sorted(thirds(case.rollouts)[1], key=lambda row: -row["n_tokens"])
     return Finding(
         "length explosion",
         f"tokens per rollout went from {early:.0f} to {late:.0f}",
         "twice the early length",
         "aggregate: constant (Dr. GRPO) or token (DAPO), and overlong: {limit, buffer}",
+        rows=tuple(row["trajectory_id"] for row in longest[:SHOWN]),
     )
 
 
 def masks(case: Case) -> Finding | None:
     """Action tokens outside assistant spans, or none at all."""
-    outside, none = [], []
+    outside, places, none = [], [], []
     for row in case.sample:
         if not row["input_ids"]:
             continue
@@ -65,8 +80,12 @@ def masks(case: Case) -> Finding | None:
             inside[start:end] = [True] * (end - start)
         if not any(row["action_mask"]):
             none.append(row["trajectory_id"])
-        elif any(action and not within for action, within in zip(row["action_mask"], inside, strict=False)):
-            outside.append(row["trajectory_id"])
+        else:
+            wrong = (action and not within for action, within in zip(row["action_mask"], inside, strict=False))
+            place = next((token for token, one in enumerate(wrong) if one), None)
+            if place is not None:
+                outside.append(row["trajectory_id"])
+                places.append(place)
     if not outside and not none:
         return None
     return Finding(
@@ -75,30 +94,42 @@ def masks(case: Case) -> Finding | None:
         f"{len(none)} without any ({names(none) or '-'}), of {len(case.sample)} looked at",
         "none",
         "look at one with `agentrl buffer show ID --tokens`; fix the chat template or the import that made the mask",
+        rows=tuple([*outside, *none][:SHOWN]),
+        tokens=tuple([*places, *(0 for _ in none)][:SHOWN]),
     )
 
 
 def logprobs(case: Case) -> Finding | None:
     """Log-probs that are not finite or are positive, that differ from those of the policy that sampled, or of the
     policy that is updated."""
-    broken, gaps = [], []
+    broken, places, gaps = [], [], []
     for row in case.sample:
         known = [value for value, action in zip(row["logprobs"], row["action_mask"], strict=False) if action]
-        if not all(math.isfinite(value) and value <= 1e-4 for value in known):
+        if not all(map(_possible, known)):
             broken.append(row["trajectory_id"])
+            sampled = zip(row["logprobs"], row["action_mask"], strict=False)
+            places.append(
+                next(place for place, (value, action) in enumerate(sampled) if action and not _possible(value))
+            )
         elif known and row["trajectory_id"] in case.recomputed:
             again = case.recomputed[row["trajectory_id"]]
             new = [value for value, action in zip(again, row["action_mask"], strict=True) if action]
             gaps.append(fmean(abs(a - b) for a, b in zip(known, new, strict=True)))
     gap = fmean(gaps) if gaps else 0.0
-    drift = max(curve(case, "sampler_kl") or (curve(case, "behaviour_kl") if case.updates == 1 else []), default=0.0)
-    if not broken and drift <= 0.01 and gap <= 0.05:
+    drift = max(curve(case, drift_metric(case) or ""), default=0.0)
+    if not broken and drift <= DRIFT and gap <= 0.05:
         return None
     return Finding(
         "log-probs do not match the policy",
         f"{len(broken)} rows with log-probs that are not finite or above 0 ({names(broken) or '-'}); "
         f"computed again under the policy that sampled, those of {len(gaps)} rows differ by {gap:.3g} a token; "
         f"divergence of the trained policy, before its update, from the one that sampled is up to {drift:.3g}",
-        "none; 0.05; 0.01",
+        f"none; 0.05; {DRIFT}",
         "sample and train with the same weights, precision and temperature, or set off_policy: {truncate: 2}",
+        rows=tuple(broken[:SHOWN]),
+        tokens=tuple(places[:SHOWN]),
     )
+
+
+def _possible(logprob: float) -> bool:
+    return math.isfinite(logprob) and logprob <= 1e-4

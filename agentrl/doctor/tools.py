@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 
-from agentrl.doctor.case import FEW, Case, Finding, Row, names
+from agentrl.doctor.case import FEW, SHOWN, Case, Finding, Row, names
 
 
 def calls_of(row: Row) -> list[Row]:
@@ -14,13 +14,14 @@ def calls_of(row: Row) -> list[Row]:
 def hallucinated_tools(case: Case) -> Finding | None:
     """More than 5 % of the calls name a tool that the row does not offer."""
     unknown: Counter[str] = Counter()
-    total = 0
+    wrong, total = [], 0
     for row in case.sample:
         known = {tool.get("function", tool).get("name") for tool in json.loads(row["tools"] or "[]")}
         for call in calls_of(row) if known else []:
             total += 1
             if call["name"] not in known:
                 unknown[call["name"]] += 1
+                wrong.append(row["trajectory_id"])
     if total < FEW or sum(unknown.values()) <= 0.05 * total:
         return None
     return Finding(
@@ -28,6 +29,7 @@ def hallucinated_tools(case: Case) -> Finding | None:
         f"{sum(unknown.values())} of {total} calls are of tools that do not exist: {names(list(unknown))}",
         "5 %",
         "show the tools in the chat template; reject such rows; add negative examples",
+        rows=tuple(dict.fromkeys(wrong))[:SHOWN],
     )
 
 
@@ -55,4 +57,5 @@ def tool_loops(case: Case) -> Finding | None:
         what or loops,
         "10 % of rollouts with a loop; 90 % with the same first call",
         "penalise repeated calls in the reward, lower the temperature of the warm-up data, filter loops out (reject)",
+        rows=tuple(looping[:SHOWN]),
     )

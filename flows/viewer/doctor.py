@@ -8,7 +8,7 @@ from datastore.catalog import Catalog
 from flows.viewer.processes import command_of
 from flows.viewer.refused import RefusedError
 from flows.viewer.wire_training import Diagnosis, Symptom
-from pipelines.runs import find_run
+from pipelines.runs import Run, find_run
 
 PATIENCE_S = 600.0
 """Seconds that the doctor may take."""
@@ -41,9 +41,8 @@ class Doctor:
 
     def _look(self, key: tuple[str, str]) -> None:
         try:
-            found = diagnosed(
-                key[0], command_of("doctor", key[0], "--store", self.store, "--json", patience=PATIENCE_S)
-            )
+            said = command_of("doctor", key[0], "--store", self.store, "--json", patience=PATIENCE_S)
+            found = diagnosed(key[0], said, artifacts_of(find_run(self.catalog, key[0])))
         except Exception as error:  # shown, instead of an answer that never comes
             said = f"the doctor failed: {type(error).__name__}: {error}"
             found = Diagnosis(run_id=key[0], working=False, problem=said, stages=[], findings=[])
@@ -52,12 +51,20 @@ class Doctor:
             self._at_work.discard(key)
 
 
-def diagnosed(run_id: str, done: "subprocess.CompletedProcess[str]") -> Diagnosis:
+def artifacts_of(run: Run) -> dict[str, str]:
+    """STAGE/FINGERPRINT of the stages of a run that have one."""
+    found = {name: stage.get("fingerprint") for name, stage in run["stages"].items()}
+    return {name: f"{name}/{fingerprint[:8]}" for name, fingerprint in found.items() if fingerprint}
+
+
+def diagnosed(run_id: str, done: "subprocess.CompletedProcess[str]", artifacts: dict[str, str]) -> Diagnosis:
     """What `agentrl doctor --json` printed."""
     try:
         stages = json.loads(done.stdout)["stages"]
     except (ValueError, KeyError):
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return Diagnosis(run_id=run_id, working=False, problem=lines[0][:300], stages=[], findings=[])
-    findings = [Symptom(stage=stage, **one) for stage, each in stages.items() for one in each]
+    findings = [
+        Symptom(stage=stage, artifact=artifacts.get(stage), **one) for stage, each in stages.items() for one in each
+    ]
     return Diagnosis(run_id=run_id, working=False, problem=None, stages=list(stages), findings=findings)

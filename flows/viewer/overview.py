@@ -8,13 +8,15 @@ import pyarrow.parquet as pq
 
 from datastore.catalog import Catalog
 from datastore.errors import NoBufferError, StoreError
+from datastore.live import live_stages
 from flows.viewer import graph
-from flows.viewer.artifacts import Artifacts
+from flows.viewer.artifacts import Artifacts, label
 from flows.viewer.refused import RefusedError
 from flows.viewer.tables import Tables
 from flows.viewer.wire import Measurement, Overview, PlanAnswer, RunLine
+from flows.viewer.wire_training import RunAnswer, RunStage
 from pipelines.problems import did_you_mean
-from pipelines.runs import Run, all_runs
+from pipelines.runs import Run, all_runs, find_run
 from pipelines.secrets import redacted
 
 RUNS = 50
@@ -98,6 +100,42 @@ def run_line(run: Run, catalog: Catalog) -> RunLine:
         state=run["state"],
         failed_stage=failed,
         log_tail=log_tail(catalog, run["run_id"], failed) if failed else "",
+    )
+
+
+def run_answer(catalog: Catalog, artifacts: Artifacts, text: str) -> RunAnswer:
+    """A run by its id, the beginning of it, or ``last``. Raises RefusedError if there is none."""
+    try:
+        run = find_run(catalog, text)
+    except LookupError as error:
+        raise RefusedError(str(error.args[0]), field="run", status=404) from None
+    live = live_stages(catalog.place, run["run_id"]) if run["state"] == "running" else []
+    made = {name: artifacts.find(name, stage.get("fingerprint") or "") for name, stage in run["stages"].items()}
+    stages = [
+        RunStage(
+            stage=name,
+            uses=one.ingredients.uses if (one := made[name]) else "",
+            status=stage["status"],
+            artifact=label(one) if one else None,
+            reasons=[redacted(str(one)) for one in stage.get("reasons", [])],
+            cause=redacted(str(stage.get("cause", ""))),
+            started=str(stage.get("started_at", "")),
+            seconds=stage.get("duration_s"),
+            live=name in live and stage["status"] == "running",
+            log_tail=log_tail(catalog, run["run_id"], name) if stage["status"] in ("failed", "running") else "",
+        )
+        for name, stage in run["stages"].items()
+    ]
+    return RunAnswer(
+        run_id=run["run_id"],
+        pipeline=str(run.get("pipeline", "")),
+        state=run["state"],
+        command=redacted(str(run.get("command", ""))),
+        host=str(run.get("host", "")),
+        started=str(run.get("started_at", "")),
+        seconds=run.get("duration_s"),
+        gone=str(run.get("gone", "")),
+        stages=stages,
     )
 
 

@@ -102,9 +102,12 @@ class DroppedQuery(AtVersion):
     limit: int = Field(100, ge=1, le=1000)
 
 
-class ReplayQuery(Query):
+class ReplayedQuery(Query):
     artifact: str
     step: int = Field(ge=0, lt=2**31)
+
+
+class ReplayQuery(ReplayedQuery):
     set: list[Annotated[str, Field(max_length=300)]] = Field([], max_length=16)
 
 
@@ -221,19 +224,24 @@ def _metrics(reader: "StoreReader", request: Request, question: ArtifactQuery) -
 
 
 def _rows_of_step(reader: "StoreReader", request: Request, question: StepQuery) -> Response:
-    return Response(reader.rows_of_step(question.artifact, question.step, question.at), media_type=ARROW)
+    body, headers = reader.rows_of_step(question.artifact, question.step, question.at)
+    return Response(body, headers=headers, media_type=ARROW)
 
 
 def _lines(reader: "StoreReader", request: Request, question: LinesQuery) -> Response:
     return _json(reader.lines(question.run_id, question.stage, question.cursor))
 
 
+def _run(reader: "StoreReader", request: Request, question: RunQuery) -> Response:
+    return _json(reader.run(question.run))
+
+
 def _doctor(reader: "StoreReader", request: Request, question: RunQuery) -> Response:
     return _json(reader.doctor.of(question.run))
 
 
-def _replay(reader: "StoreReader", request: Request, question: ReplayQuery) -> Response:
-    return _json(reader.replays.of(question.artifact, question.step, question.set))
+def _replay(reader: "StoreReader", request: Request, question: ReplayedQuery) -> Response:
+    return _json(reader.replays.of(question.artifact, question.step))
 
 
 def _replayed(reader: "StoreReader", request: Request, question: ReplayQuery) -> Response:
@@ -271,7 +279,8 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/training/rows", StepQuery, _rows_of_step),
     ("/api/live/lines", LinesQuery, _lines),
     ("/api/doctor", RunQuery, _doctor),
-    ("/api/replay", ReplayQuery, _replay),
+    ("/api/replay", ReplayedQuery, _replay),
+    ("/api/run", RunQuery, _run),
 ]
 
 ACTIONS: list[tuple[str, type[Any], Answering[Any]]] = [

@@ -29,7 +29,7 @@ from flows.viewer.artifacts import Artifacts, numbers
 from flows.viewer.decoding import Decoded, decoded
 from flows.viewer.doctor import Doctor
 from flows.viewer.graph import Plans
-from flows.viewer.overview import overview, what_if
+from flows.viewer.overview import overview, run_answer, what_if
 from flows.viewer.refused import RefusedError
 from flows.viewer.replays import Replays
 from flows.viewer.tables import Recent, Snapshot, Tables, column_of, stream
@@ -53,6 +53,7 @@ class StoreReader:
         self._reading_row = threading.Lock()
         self._tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
         self.plans = Plans(self.catalog, store)
+        self._trained: Recent[str, wire_training.TrainingStage] = Recent(256)
         self._pulses = training.Pulses(self.catalog, self.tables)
         self.doctor = Doctor(self.catalog, store)
         self.replays = Replays(self.artifacts, store)
@@ -191,13 +192,17 @@ class StoreReader:
     # training, and what goes on now
 
     def training(self) -> wire_training.TrainingStages:
-        return training.stages(self.catalog, self.artifacts)
+        return training.stages(self.catalog, self.artifacts, self._trained)
 
     def metrics(self, artifact: str) -> bytes:
         return stream(training.metrics(self.artifacts, artifact))
 
-    def rows_of_step(self, artifact: str, step: int, at: str | None) -> bytes:
-        return stream(training.rows_of(self.artifacts, self.tables.at(at), artifact, step))
+    def rows_of_step(self, artifact: str, step: int, at: str | None) -> tuple[bytes, dict[str, str]]:
+        snapshot = self.tables.at(at)
+        return stream(training.rows_of(self.artifacts, snapshot, artifact, step)), {"x-version": str(snapshot.version)}
+
+    def run(self, text: str) -> wire_training.RunAnswer:
+        return run_answer(self.catalog, self.artifacts, text)
 
     def lines(self, run_id: str, stage: str, cursor: int) -> wire_training.LiveAnswer:
         return training.lines(self.catalog, run_id, stage, cursor)

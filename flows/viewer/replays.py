@@ -14,7 +14,7 @@ from flows.viewer.processes import begun
 from flows.viewer.refused import RefusedError
 from flows.viewer.tables import Recent
 from flows.viewer.training import trained
-from flows.viewer.wire_training import ReplayAnswer
+from flows.viewer.wire_training import ReplayAnswer, Replayings
 from schemas.manifest import Manifest
 
 KEPT = 64
@@ -59,20 +59,18 @@ class Replays:
                 raise RefusedError(said, following="wait for it, or stop it", status=409)
             if work is None:
                 self._known.pop(key, None)
-                self._at_work = _AtWork(key, self._begin(manifest, step, settings), time.monotonic())
-                threading.Thread(target=self._wait, args=(self._at_work,), daemon=True).start()
-        return self.of(artifact, step, settings)
+                work = self._at_work = _AtWork(key, self._begin(manifest, step, settings), time.monotonic())
+                threading.Thread(target=self._wait, args=(work,), daemon=True).start()
+            return _working(work)
 
-    def of(self, artifact: str, step: int, settings: list[str]) -> ReplayAnswer:
-        """What there is of a replay. Raises RefusedError if it was never started."""
-        _, key = self._key(artifact, step, settings)
+    def of(self, artifact: str, step: int) -> Replayings:
+        """The replays of a step, oldest first."""
+        _, wanted = self._key(artifact, step, [])
         with self._lock:
-            work, known = self._at_work, self._known.get(key)
-        if known is not None:
-            return known
-        if work is None or work.key != key:
-            raise RefusedError("this step was not computed again yet", field="step", status=404)
-        return _answer(key, working=True, seconds=time.monotonic() - work.began)
+            found = [one for key, one in self._known.items() if key[:2] == wanted[:2]]
+            if (work := self._at_work) is not None and work.key[:2] == wanted[:2]:
+                found.append(_working(work))
+        return Replayings(replays=found)
 
     def stop(self) -> None:
         """End the replay that runs now, if one does."""
@@ -97,6 +95,10 @@ class Replays:
         with self._lock:
             self._known.get_or(work.key, lambda: found)
             self._at_work = None
+
+
+def _working(work: _AtWork) -> ReplayAnswer:
+    return _answer(work.key, working=True, seconds=time.monotonic() - work.began)
 
 
 def replayed(key: Key, out: str, error: str, seconds: float) -> ReplayAnswer:

@@ -5,19 +5,22 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from datetime import datetime
+from functools import partial
 
 import anyio
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.doctor.curves import ESS, KL
 from datastore.catalog import Catalog
 from datastore.errors import StoreError
 from datastore.live import length, lines_after, live_stages
 from flows.viewer.artifacts import Artifacts, label
 from flows.viewer.refused import RefusedError
-from flows.viewer.tables import Snapshot, Tables, plain
-from flows.viewer.wire_training import LiveAnswer, Pulse, TrainingStage, TrainingStages
+from flows.viewer.tables import Recent, Snapshot, Tables, plain
+from flows.viewer.wire_training import LiveAnswer, Pulse, SickBand, TrainingStage, TrainingStages
+from pipelines.diagnose import bands_of
 from pipelines.learned import rows_of_step
 from pipelines.runs import Run, all_runs
 from schemas.manifest import Manifest
@@ -26,31 +29,42 @@ PULSE_S = 0.5
 """Seconds between two looks at the store."""
 RUNS, RUNS_S = 50, 10.0
 """How many runs are looked at, and seconds for which their records are believed."""
-OF_ROWS = ("group_id", "reward", "success", "task_id", "policy_version")
+OF_ROWS = ("group_id", "reward", "success", "task_id", "env", "policy_version")
+BOUNDED = ("reference_kl", "behaviour_kl", "sampler_kl", "clip_share", "success", "ess")
+"""Metrics that the doctor bounds."""
+ALWAYS = [
+    SickBand(metric="reference_kl", bound=KL, above=True, counts="its highest value"),
+    SickBand(metric="ess", bound=ESS, above=False, counts="the mean of all steps"),
+]
+"""Bounds that depend on no config."""
 
 
-def stages(catalog: Catalog, artifacts: Artifacts) -> TrainingStages:
-    """What trained, and what trains now."""
+def stages(catalog: Catalog, artifacts: Artifacts, kept: Recent[str, TrainingStage]) -> TrainingStages:
+    """What trained, and what trains now. ``kept`` are those that were read before."""
     found = [one for run in all_runs(catalog)[:RUNS] for one in _at_work(catalog, run)]
     for manifest in artifacts.all():
         if manifest.ingredients.uses.startswith("train.") and "metrics" in manifest.outputs:
             try:
-                with _metrics(artifacts, manifest) as file:
-                    names, steps = file.schema_arrow.names, file.metadata.num_rows
+                found.append(kept.get_or(manifest.fingerprint, partial(_at_rest, artifacts, manifest)))
             except (OSError, StoreError):
                 continue  # freed since the list was read
-            found.append(
-                TrainingStage(
-                    artifact=label(manifest),
-                    stage=manifest.ingredients.stage,
-                    uses=manifest.ingredients.uses,
-                    run_id=manifest.run_id,
-                    when=manifest.created_at.isoformat(),
-                    steps=steps,
-                    series=[name for name in names if name != "step"],
-                )
-            )
     return TrainingStages(stages=found)
+
+
+def _at_rest(artifacts: Artifacts, manifest: Manifest) -> TrainingStage:
+    with _metrics(artifacts, manifest) as file:
+        names, steps = file.schema_arrow.names, file.metadata.num_rows
+        known = file.read([name for name in names if name in BOUNDED]).to_pylist()
+    return TrainingStage(
+        artifact=label(manifest),
+        stage=manifest.ingredients.stage,
+        uses=manifest.ingredients.uses,
+        run_id=manifest.run_id,
+        when=manifest.created_at.isoformat(),
+        steps=steps,
+        series=[name for name in names if name != "step"],
+        bands=[SickBand(**vars(band)) for band in bands_of(manifest, known)],
+    )
 
 
 def _at_work(catalog: Catalog, run: Run) -> list[TrainingStage]:
@@ -68,6 +82,7 @@ def _at_work(catalog: Catalog, run: Run) -> list[TrainingStage]:
             when=str(run["stages"][name].get("started_at", "")),
             steps=0,
             series=[],
+            bands=ALWAYS,
         )
         for name in working
         if name in live
@@ -100,7 +115,18 @@ def rows_of(artifacts: Artifacts, snapshot: Snapshot, artifact: str, step: int) 
     except LookupError as error:
         raise RefusedError(str(error.args[0]), field="step", status=404) from None
     about = snapshot.columns(["trajectory_id", *OF_ROWS])
-    return plain(rows.join(about, on="trajectory_id", how="left", maintain_order="left"))
+    rows = rows.join(about, on="trajectory_id", how="left", maintain_order="left")
+    version = _version_at(artifacts, trained(artifacts, artifact), step)
+    return plain(rows.with_columns((pl.lit(version, pl.Int32) - pl.col("policy_version")).alias("staleness")))
+
+
+def _version_at(artifacts: Artifacts, manifest: Manifest, step: int) -> int | None:
+    """The version of the weights that a step changed; None if the stage did not record it."""
+    if "coverage" not in manifest.outputs:
+        return None
+    with pq.ParquetFile(artifacts.catalog.open(manifest, manifest.outputs["coverage"].path)) as file:
+        tickets = pl.DataFrame(file.read(["batch", "version", "staleness"])).filter(pl.col("batch") == step)
+    return None if tickets.is_empty() else int(tickets["version"][0] + tickets["staleness"][0])
 
 
 # now
@@ -140,14 +166,15 @@ class Pulses:
         if written != self._written or time.monotonic() > self._runs_until:
             self._runs, self._written = all_runs(self.catalog)[:RUNS], written
             self._runs_until = time.monotonic() + RUNS_S
-        working = [run["run_id"] for run in self._runs if run["state"] == "running"]
+        working = [run for run in self._runs if run["state"] == "running"]
         live = {
-            f"{run_id}/{stage}": length(place, run_id, stage)
-            for run_id in working
-            for stage in live_stages(place, run_id)
+            f"{run['run_id']}/{stage}": length(place, run["run_id"], stage)
+            for run in working
+            for stage in live_stages(place, run["run_id"])
         }
         states = {run["run_id"]: run["state"] for run in self._runs}
-        return Pulse(version=self.tables.buffer.version, runs=states, live=live)
+        at_work = {f"{run['run_id']}/{name}": one["status"] for run in working for name, one in run["stages"].items()}
+        return Pulse(version=self.tables.buffer.version, runs=states, stages=at_work, live=live)
 
 
 async def events(pulses: Pulses) -> AsyncIterator[bytes]:

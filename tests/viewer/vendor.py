@@ -1,8 +1,8 @@
 """Fetches the vendored files of the viewer again, as ``vendor.json`` pins them: ``python tests/viewer/vendor.py``.
 
 Each file comes from one package of the npm registry, whose tarball must have the pinned hash. Browsers know no package
-names, so imports such as ``from"preact"`` become ``from"./preact.js"``, and comments that name source maps go. Nothing
-else is changed.
+names, so imports such as ``from"preact"`` become ``from"./preact.js"``, and comments that name source maps go. A file
+that only defines a global gets an export of it. Nothing else is changed.
 """
 
 import base64
@@ -15,6 +15,8 @@ import urllib.request
 from pathlib import Path
 
 VENDOR = Path(__file__).parents[2] / "flows/viewer/static/vendor"
+GLOBALS = {"uplot.js": "uPlot"}
+"""Files that define a global instead of an export: the export is added."""
 HOMES = {"preact": "preact.js", "preact/hooks": "preact-hooks.js", "@preact/signals-core": "signals-core.js"}
 
 
@@ -41,7 +43,10 @@ def fetch(record: dict[str, str]) -> bytes:
         member = files.extractfile(f"package/{record['from']}")
         assert member is not None
         content = member.read()
-    return browsable(content.decode()).encode() if record["file"].endswith(".js") else content
+    if not record["file"].endswith(".js"):
+        return content
+    added = f"export default {GLOBALS[record['file']]};\n" if record["file"] in GLOBALS else ""
+    return (browsable(content.decode()) + added).encode()
 
 
 def browsable(source: str) -> str:

@@ -4,6 +4,7 @@ import { FacetList } from "./facets.js";
 import { oneOf } from "./filter.js";
 import { count, plural } from "./format.js";
 import { copy, useKeys } from "./keys.js";
+import { pulse, usePulse } from "./live.js";
 import { change, go, place, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { Found, Rows } from "./rows.js";
@@ -18,16 +19,21 @@ export function BufferPage() {
   const { filter = "", sort = "", desc, at, q = "", cols = "" } = place.value.params;
   const query = { filter, sort: sort || "created_at", desc: sort ? desc === "true" : true, at, columns: cols || COLUMNS.join(",") };
   const [current, setCurrent] = useState(0);
+  const [newest, setNewest] = useState(/** @type {number | null} */ (null));
   const rows = useAnswer(async (stop) => {
     const source = q ? new Found(await json("/api/search", { q, k: HITS }, stop), query) : new Rows(query);
     return source.open();
-  }, [filter, sort, desc, at, q, cols]);
-  const facets = useAnswer((stop) => /** @type {Promise<import("./wire.js").Facets>} */ (json("/api/facets", { filter, at }, stop)), [filter, at]);
+  }, [filter, sort, desc, at, q, cols, newest]);
+  const facets = useAnswer((stop) => /** @type {Promise<import("./wire.js").Facets>} */ (json("/api/facets", { filter, at }, stop)), [filter, at, newest]);
   useEffect(() => setCurrent(0), [filter, sort, desc, at, q]);
   useEffect(() => () => rows.value?.close(), [rows.value]);
   useEffect(() => void (version.value = rows.value?.version ?? null), [rows.value]);
   const box = useRef(/** @type {HTMLInputElement | null} */ (null));
   const source = rows.value;
+  const latest = useNewest(at !== undefined || q !== "" ? null : (source?.version ?? "-1"));
+  useEffect(() => {
+    if (latest !== null && !rows.busy && untouched(current)) setNewest(latest);
+  }, [latest, rows.busy]);
   const id = source?.row(current)?.("trajectory_id");
   const step = (/** @type {number} */ by) => source && setCurrent(Math.max(0, Math.min(source.total - 1, current + by)));
   const open = () => id && go(rowAddress(id, { at }));
@@ -52,6 +58,7 @@ export function BufferPage() {
       <div class="counts" role="status">
         ${source && html`<span><b>${plural(source.total, "row")}</b>${facets.value && !q ? ` of ${count(facets.value.total)}` : ""}</span>`}
         ${source?.version !== undefined && html`<span class="soft">version ${source.version}${at ? html` (pinned) <button class="quiet" onClick=${() => change({ at: null })}>show the newest</button>` : ""}</span>`}
+        ${latest !== null && latest !== newest && html`<button class="quiet" onClick=${() => setNewest(latest)}>newer rows: show them</button>`}
         ${source instanceof Found && source.behind > 0 && html`<span class="soft">the index lacks ${plural(source.behind, "newer row")}</span>`}
         ${selected.value.size > 0 && html`<${Selection} />`}
         ${source && html`<${Columns} all=${source.columns.filter((name) => name !== "score")} chosen=${columns} />`}
@@ -61,6 +68,16 @@ export function BufferPage() {
     </div>
   </div>`;
 }
+
+/** The buffer's version if it is newer than the one shown; then rows were added since. @param {string | null} shown */
+function useNewest(shown) {
+  usePulse(() => {});
+  const now = pulse.value?.version ?? null;
+  return now !== null && shown !== null && now > Number(shown) ? now : null;
+}
+
+/** Whether the reader is at the first row still: what is read does not move away. @param {number} current */
+const untouched = (current) => current === 0 && (document.querySelector(".grid")?.scrollTop ?? 0) === 0;
 
 /** @param {{filter: string, q: string}} props */
 function Nothing({ filter, q }) {

@@ -19,7 +19,7 @@ export function Ribbon({ lineage }) {
     <a href=${address("/buffer", { filter: rows })} title=${maker.uses}>${pieces(maker.stage || "outside")}${maker.fingerprint && `/${short(maker.fingerprint)}`}</a>
     <span class="soft">→</span> <b>this row</b> <span class="soft">→</span>
     ${learners.length
-      ? learners.map((learner) => html`<span>${learner.stage}/${short(learner.fingerprint)} <span class="soft">${steps(learner.steps)}${models(learner)}</span></span>`)
+      ? learners.map((learner) => html`<span>${learner.stage}/${short(learner.fingerprint)} <span class="soft">${steps(learner)}${models(learner)}</span></span>`)
       : html`<span class="soft">no stage learned from it</span>`}
   </nav>`;
 }
@@ -36,8 +36,10 @@ function models({ stage, fingerprint, models: found }) {
   return others.length ? ` → ${others.map(shortened).join(", ")}` : "";
 }
 
-/** @param {number[]} numbers */
-function steps(numbers) {
+/** The steps that learned from the row, each a link. @param {import("./wire.js").LearnedBy} learner */
+function steps({ stage, fingerprint, steps: numbers }) {
   if (!numbers.length) return "(steps not recorded)";
-  return numbers.length <= 6 ? `step ${numbers.join(", ")}` : `${plural(numbers.length, "step")}, ${numbers[0]} to ${numbers[numbers.length - 1]}`;
+  const link = (/** @type {number} */ step) => html`<a href=${address("/training", { artifact: `${stage}/${short(fingerprint)}`, step })}>${step}</a>`;
+  if (numbers.length > 6) return html`${plural(numbers.length, "step")}, ${link(numbers[0])} to ${link(numbers[numbers.length - 1])}`;
+  return html`step ${numbers.map((step, i) => html`${i ? ", " : ""}${link(step)}`)}`;
 }

@@ -3,6 +3,7 @@ import { json, useAnswer } from "./api.js";
 import { count, percent, plural, seconds, time } from "./format.js";
 import { Graph, StageTable } from "./graph.js";
 import { useKeys } from "./keys.js";
+import { useChanges } from "./live.js";
 import { address, change, go, place, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces } from "./text.js";
@@ -13,9 +14,10 @@ import { html, useEffect, useState } from "./ui.js";
 export function OverviewPage() {
   const { pipeline, stage } = place.value.params;
   const [asked, askAgain] = useState(0);
+  const changes = useChanges((now) => [now.version, now.runs, now.stages]);
   const { value, problem } = useAnswer(
     (stop) => /** @type {Promise<Answer>} */ (json("/api/overview", { pipeline }, stop)),
-    [pipeline, asked],
+    [pipeline, asked, changes],
   );
   useEffect(() => {
     if (!value?.planning) return undefined;
@@ -96,11 +98,11 @@ function Runs({ runs }) {
     <tbody>
       ${runs.map(
         (run) => html`<tr>
-            <td><a href=${address("/buffer", { filter: `run_id = '${run.run_id.replaceAll("'", "''")}'` })}>${run.run_id}</a></td>
+            <td><a href=${`/run/${encodeURIComponent(run.run_id)}`}>${run.run_id}</a></td>
             <td>${run.pipeline}</td>
             <td>${time(run.when)}</td>
             <td class="number">${seconds(run.seconds)}</td>
-            <td class=${`status ${run.failed_stage ? "blocked" : ""}`}>${run.failed_stage ? "✗ " : ""}${run.state}</td>
+            <td class=${`status ${run.failed_stage ? "blocked" : run.state === "running" ? "running" : ""}`}>${run.failed_stage ? "✗ " : run.state === "running" ? "◌ " : ""}${run.state}</td>
             <td>${run.failed_stage ?? ""}</td>
           </tr>
           ${run.log_tail && html`<tr><td colspan="6"><details><summary>last lines of the log of ${run.failed_stage}</summary><pre>${pieces(run.log_tail)}</pre></details></td></tr>`}`,

@@ -18,6 +18,9 @@ export function target(link) {
 /** @param {string} address @param {RequestInit} how */
 export const ask = (address, how) => fetch(address, how);
 
+/** The server's word of what changes; null if nothing does, as in an exported file. @returns {EventSource | null} */
+export const events = () => new EventSource("/api/events");
+
 /**
  * A viewer that others can reach gives its token in the fragment of its address, which browsers send nowhere. It is
  * exchanged for a cookie, and leaves the address.

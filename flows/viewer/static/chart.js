@@ -1,0 +1,202 @@
+// A metric by step, drawn by uPlot, with the doctor's bounds as bands. Only charts in view are drawn.
+import { decimal } from "./format.js";
+import { effect, html, useEffect, useRef } from "./ui.js";
+import uPlot from "./vendor/uplot.js";
+
+/** @typedef {import("./curves.js").Curves} Curves */
+/** @typedef {import("./wire.js").SickBand} Band */
+
+const SIZE = { width: 320, height: 128 };
+const BUDGET_MS = 8;
+
+/** What charts have to do, a few milliseconds of it in each frame, so that the page answers meanwhile. */
+const jobs = /** @type {Set<() => void>} */ (new Set());
+let frame = 0;
+
+function work() {
+  frame = 0;
+  const end = performance.now() + BUDGET_MS;
+  for (const job of jobs) {
+    jobs.delete(job);
+    job();
+    if (performance.now() > end) break;
+  }
+  if (jobs.size) frame = requestAnimationFrame(work);
+}
+
+/** @param {() => void} job */
+function soon(job) {
+  jobs.add(job);
+  frame ||= requestAnimationFrame(work);
+}
+
+/** @param {number | null | undefined} value with three digits that count */
+export function number(value) {
+  if (value === null || value === undefined) return "–";
+  const small = value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6);
+  return small ? value.toExponential(2).replace(/-/g, "−") : decimal(Number(value.toPrecision(4)), 4).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+}
+
+/** The colours that the style sheet gives, as a canvas needs them. @param {HTMLElement} beside */
+function colours(beside) {
+  const probe = beside.appendChild(document.createElement("span"));
+  const found = Object.fromEntries(["accent", "bad", "soft", "hair", "ink"].map((name) => {
+    probe.style.color = `var(--${name})`;
+    return [name, getComputedStyle(probe).color];
+  }));
+  probe.remove();
+  return found;
+}
+
+/** Where the y axis begins and ends: around the values, and the bounds that are not far away. @param {Band[]} bands @param {number | null} low @param {number | null} high */
+export function range(bands, low, high) {
+  if (low === null || high === null) return [0, 1];
+  const reach = high - low || Math.abs(high) || 1;
+  const near = bands.map((band) => band.bound).filter((bound) => bound > low - reach && bound < high + reach);
+  return [Math.min(low, ...near) - reach * 0.06, Math.max(high, ...near) + reach * 0.06];
+}
+
+class Drawing {
+  /** @param {HTMLElement} box @param {HTMLElement} caption @param {string} name @param {Curves} curves @param {Band[]} bands @param {(step: number) => void} choose */
+  constructor(box, caption, name, curves, bands, choose) {
+    this.box = box;
+    this.caption = caption;
+    this.name = name;
+    this.curves = curves;
+    this.bands = bands;
+    this.choose = choose;
+    this.visible = false;
+    this.dirty = true;
+    this.step = /** @type {number | null} */ (null);
+    this.plot = /** @type {uPlot | null} */ (null);
+    this.colours = /** @type {Record<string, string>} */ ({});
+    this.update = () => this.draw();
+    this.watch = new IntersectionObserver(([entry]) => {
+      this.visible = entry.isIntersecting;
+      if (this.visible && this.dirty) soon(this.update);
+    }, { rootMargin: "200px" });
+    this.watch.observe(box);
+    this.stop = effect(() => {
+      curves.changed.value;
+      this.renew();
+    });
+  }
+
+  renew() {
+    this.dirty = true;
+    if (this.visible) soon(this.update);
+  }
+
+  /** @param {number | null} step */
+  mark(step) {
+    this.step = step;
+    if (this.plot) soon(() => this.plot?.redraw(false));
+    this.tell(null);
+  }
+
+  recolour() {
+    this.plot?.destroy();
+    this.plot = null;
+    this.renew();
+  }
+
+  draw() {
+    if (!this.visible) return;
+    this.dirty = false;
+    const data = [this.curves.steps, this.values()];
+    if (this.plot) this.plot.setData(data);
+    else this.make(data);
+    this.tell(null);
+  }
+
+  values() {
+    return this.curves.columns.get(this.name) ?? [];
+  }
+
+  /** @param {ArrayLike<number | null>[]} data */
+  make(data) {
+    this.colours = colours(this.box);
+    const { accent, soft, hair } = this.colours;
+    const axis = { stroke: soft, font: "11px system-ui", grid: { stroke: hair, width: 1 }, ticks: { show: false } };
+    this.plot = new uPlot({
+      ...SIZE,
+      legend: { show: false },
+      cursor: { y: false, drag: { x: false, y: false }, sync: { key: "steps" } },
+      scales: { x: { time: false }, y: { range: (/** @type {unknown} */ _, /** @type {number | null} */ low, /** @type {number | null} */ high) => range(this.bands, low, high) } },
+      axes: [{ ...axis, size: 22 }, { ...axis, size: 52, values: (/** @type {unknown} */ _, /** @type {number[]} */ ends) => ends.map(number) }],
+      series: [{}, { stroke: accent, width: 1.5, spanGaps: false, points: { show: data[0].length < 40, size: 4 } }],
+      hooks: {
+        drawClear: [(/** @type {uPlot} */ plot) => this.shade(plot)],
+        draw: [(/** @type {uPlot} */ plot) => this.line(plot)],
+        setCursor: [(/** @type {uPlot} */ plot) => this.tell(plot.cursor.idx)],
+      },
+    }, data, this.box);
+    this.plot.over.addEventListener("click", () => {
+      const place = this.plot?.cursor.idx;
+      if (place !== null && place !== undefined) this.choose(this.curves.steps[place]);
+    });
+  }
+
+  /** The bands, under the curve. @param {uPlot} plot */
+  shade(plot) {
+    const { ctx, bbox } = plot;
+    for (const { bound, above } of this.bands) {
+      const y = Math.max(bbox.top, Math.min(bbox.top + bbox.height, plot.valToPos(bound, "y", true)));
+      const [top, bottom] = above ? [bbox.top, y] : [y, bbox.top + bbox.height];
+      ctx.save();
+      ctx.fillStyle = this.colours.bad;
+      ctx.globalAlpha = 0.14;
+      ctx.fillRect(bbox.left, top, bbox.width, bottom - top);
+      ctx.globalAlpha = 1;
+      if (bottom > top) ctx.fillRect(bbox.left, y - 0.5, bbox.width, 1);
+      ctx.restore();
+    }
+  }
+
+  /** The chosen step. @param {uPlot} plot */
+  line(plot) {
+    if (this.step === null) return;
+    const x = plot.valToPos(this.step, "x", true);
+    plot.ctx.save();
+    plot.ctx.fillStyle = this.colours.ink;
+    plot.ctx.fillRect(x - 0.5, plot.bbox.top, 1, plot.bbox.height);
+    plot.ctx.restore();
+  }
+
+  /** The value under the pointer, at the chosen step, or the last one. @param {number | null} place */
+  tell(place) {
+    const { steps } = this.curves;
+    const at = place ?? (this.step === null ? -1 : this.curves.place(this.step));
+    const shown = at >= 0 ? at : steps.length - 1;
+    this.caption.textContent = shown < 0 ? "" : `${number(this.values()[shown])} at ${steps[shown]}`;
+  }
+
+  close() {
+    this.stop();
+    this.watch.disconnect();
+    jobs.delete(this.update);
+    this.plot?.destroy();
+  }
+}
+
+/**
+ * @param {{name: string, curves: Curves, bands: Band[], step: number | null, choose: (step: number) => void, theme: string}} props
+ */
+export function Chart({ name, curves, bands, step, choose, theme }) {
+  const box = useRef(/** @type {HTMLElement | null} */ (null));
+  const caption = useRef(/** @type {HTMLElement | null} */ (null));
+  const drawing = useRef(/** @type {Drawing | null} */ (null));
+  const latest = useRef(choose);
+  latest.current = choose;
+  useEffect(() => {
+    const made = new Drawing(/** @type {HTMLElement} */ (box.current), /** @type {HTMLElement} */ (caption.current), name, curves, bands, (at) => latest.current(at));
+    drawing.current = made;
+    return () => made.close();
+  }, [curves, name, JSON.stringify(bands)]);
+  useEffect(() => drawing.current?.mark(step), [step, curves]);
+  useEffect(() => drawing.current?.recolour(), [theme]);
+  return html`<figure class="chart">
+    <figcaption><b>${name}</b> <span ref=${caption}></span>${bands.map((band) => html` <span class="bad" title=${`${band.counts} is compared with it`}>sick ${band.above ? "above" : "below"} ${number(band.bound)}</span>`)}</figcaption>
+    <div class="plot" ref=${box} aria-hidden="true"></div>
+  </figure>`;
+}

@@ -1,0 +1,79 @@
+// One run: its stages, and those at work as they go on.
+import { json, useAnswer } from "./api.js";
+import { number } from "./chart.js";
+import { LiveCurves } from "./curves.js";
+import { count, seconds, time } from "./format.js";
+import { useKeys } from "./keys.js";
+import { lost, useChanges, usePulse } from "./live.js";
+import { address, go, version } from "./location.js";
+import { Problem } from "./problem.js";
+import { pieces } from "./text.js";
+import { html, useEffect, useState } from "./ui.js";
+
+/** @typedef {import("./wire.js").RunAnswer} Run */
+/** @typedef {import("./wire.js").RunStage} Stage */
+
+const MARKS = /** @type {Record<string, string>} */ ({ ran: "✓", reused: "✓", running: "◌", waiting: "◌", failed: "✗", killed: "✗", blocked: "✗" });
+const METRICS = 6;
+const AGAIN_MS = 3000;
+
+/** @param {string} text */
+const quoted = (text) => `'${text.replaceAll("'", "''")}'`;
+
+/** @param {{id: string}} props */
+export function RunPage({ id }) {
+  const [looked, look] = useState(0);
+  const changes = useChanges((now) => [now.runs[id], Object.entries(now.stages).filter(([name]) => name.startsWith(`${id}/`))]);
+  const { value, problem } = useAnswer((stop) => /** @type {Promise<Run>} */ (json("/api/run", { run: id }, stop)), [id, changes, looked]);
+  useEffect(() => void (version.value = null), []);
+  useKeys({ "/": { does: "filter the buffer", run: () => go("/buffer") } });
+  const running = value?.state === "running";
+  useEffect(() => {
+    if (!running) return undefined;
+    const timer = setInterval(() => document.hidden || look((number) => number + 1), AGAIN_MS); // logs grow without a word of the server
+    return () => clearInterval(timer);
+  }, [running]);
+  if (problem && !value) return html`<h1>${pieces(id)}</h1><${Problem} problem=${problem} />`;
+  if (!value) return html`<h1>${pieces(id)}</h1><p class="soft waiting">reading the run …</p>`;
+  const failed = value.stages.some((stage) => stage.status === "failed");
+  return html`<h1>${pieces(value.run_id)}</h1>
+    <p role="status"><span class=${`status ${running ? "running" : failed || value.state !== "completed" ? "blocked" : "cached"}`}>${running ? "◌ " : failed ? "✗ " : ""}${value.state}</span>
+      <span class="soft">${pieces(value.pipeline)}, started ${time(value.started)} UTC on ${pieces(value.host)}${value.seconds === null ? "" : `, took ${seconds(value.seconds)}`}${value.gone && html`; ${pieces(value.gone)}`}</span></p>
+    <p><code>${pieces(value.command)}</code></p>
+    <p><a href=${address("/buffer", { filter: `run_id = ${quoted(value.run_id)}` })}>its rows</a> · <a href=${address("/doctor", { run: value.run_id })}>what the doctor says</a></p>
+    ${lost.value && html`<p class="soft" role="status">the server does not answer; it is asked again each second …</p>`}
+    <section aria-labelledby="stages"><h2 id="stages">Stages</h2>
+    <div class="wide-table" tabindex="0" role="region" aria-label="stages of the run"><table class="lines">
+      <thead><tr><th>stage</th><th>uses</th><th>status</th><th class="number">took</th><th>why, or how far</th></tr></thead>
+      <tbody>${value.stages.map((stage) => html`<${Line} key=${stage.stage} run=${value.run_id} stage=${stage} />`)}</tbody>
+    </table></div></section>`;
+}
+
+/** @param {{run: string, stage: Stage}} props */
+function Line({ run, stage }) {
+  const { status, artifact, reasons, cause, live, log_tail: log } = stage;
+  const colour = status === "failed" || status === "killed" || status === "blocked" ? "blocked" : status === "running" ? "running" : "cached";
+  const since = status === "running" && stage.started ? (Date.now() - new Date(stage.started.replace(" ", "T")).getTime()) / 1000 : null;
+  return html`<tr>
+      <td>${artifact && stage.uses.startsWith("train.") ? html`<a href=${address("/training", { artifact })}>${pieces(stage.stage)}</a>` : pieces(stage.stage)}</td>
+      <td>${stage.uses}</td>
+      <td class=${`status ${colour}`}>${MARKS[status] ?? ""} ${status}</td>
+      <td class="number">${stage.seconds === null ? (since !== null && since >= 0 ? `${seconds(since)} so far` : "") : seconds(stage.seconds)}</td>
+      <td>${live ? html`<${Progress} run=${run} stage=${stage.stage} />` : pieces(cause || reasons.join("; "))}</td>
+    </tr>
+    ${log && html`<tr><td colspan="5"><details open=${status === "running"}><summary>last lines of the log of ${pieces(stage.stage)}</summary><pre class="log">${pieces(log)}</pre></details></td></tr>`}`;
+}
+
+/** The last step of a stage that trains now. @param {{run: string, stage: string}} props */
+function Progress({ run, stage }) {
+  const [curves] = useState(() => new LiveCurves(run, stage));
+  usePulse(({ live }) => {
+    const bytes = live[`${run}/${stage}`];
+    if (bytes !== undefined) curves.need(bytes);
+  });
+  useEffect(() => () => curves.close(), []);
+  curves.changed.value;
+  const steps = curves.steps.length;
+  const shown = [...curves.columns].slice(0, METRICS).map(([name, values]) => `${name} ${number(values[steps - 1])}`);
+  return html`<a href=${address("/training", { run, stage })}>${count(steps)} ${steps === 1 ? "step" : "steps"}</a> <span class="soft">${shown.join(", ")}</span>`;
+}

@@ -1,0 +1,140 @@
+// Training: metrics by step with the doctor's bounds, live if a stage trains now, and the rows that a step learned from.
+import { arrow, json, useAnswer } from "./api.js";
+import { Chart, number } from "./chart.js";
+import { Curves, LiveCurves } from "./curves.js";
+import { count, plural, time } from "./format.js";
+import { useKeys } from "./keys.js";
+import { lost, useChanges, usePulse } from "./live.js";
+import { address, change, go, place, version } from "./location.js";
+import { Empty, Problem } from "./problem.js";
+import { Step } from "./step.js";
+import { pieces } from "./text.js";
+import { theme } from "./theme.js";
+import { effect, html, useEffect, useState } from "./ui.js";
+
+/** @typedef {import("./wire.js").TrainingStage} Stage */
+
+const LINES = 50;
+
+/** @param {Stage} stage */
+const link = ({ artifact, run_id, stage }) => address("/training", artifact ? { artifact } : { run: run_id, stage });
+
+export function TrainingPage() {
+  const { artifact, run, stage } = place.value.params;
+  const changes = useChanges((now) => [now.runs, now.stages]);
+  const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").TrainingStages>} */ (json("/api/training", {}, stop)), [changes]);
+  useEffect(() => void (version.value = null), []);
+  useKeys({
+    j: { does: "next step", run: () => move(1) },
+    k: { does: "previous step", run: () => move(-1) },
+    "/": { does: "filter the buffer", run: () => go("/buffer") },
+  });
+  if (problem && !value) return html`<h1>Training</h1><${Problem} problem=${problem} />`;
+  if (!value) return html`<h1>Training</h1><p class="soft waiting">reading the store …</p>`;
+  const { stages } = value;
+  if (!stages.length) return html`<h1>Training</h1><${Empty} says="No stage has trained yet." command="agentrl run quickstart" />`;
+  const fits = (/** @type {Stage} */ one) =>
+    artifact ? one.artifact !== null && artifact.startsWith(one.artifact) : run ? one.run_id === run && one.stage === stage : true;
+  const shown = stages.find(fits);
+  return html`<h1>Training</h1>
+    <details open=${!shown || !(artifact || run)}><summary>${plural(stages.length, "stage")} that trained</summary><${List} stages=${stages} shown=${shown} /></details>
+    ${shown ? html`<${Shown} key=${link(shown)} stage=${shown} />` : html`<p class="problem">${pieces(artifact ?? `${run}/${stage}`)} trained nothing, or is not in this store any more.</p>`}`;
+}
+
+/** @type {{curves: Curves | null}} what is shown, for the keys */
+const now = { curves: null };
+
+/** @param {number} by */
+function move(by) {
+  const steps = now.curves?.steps ?? [];
+  const here = steps.indexOf(Number(place.value.params.step ?? NaN));
+  const next = here < 0 ? (by > 0 ? 0 : steps.length - 1) : here + by;
+  if (next >= 0 && next < steps.length) change({ step: steps[next] });
+}
+
+/** @param {{stages: Stage[], shown: Stage | undefined}} props */
+function List({ stages, shown }) {
+  return html`<table class="lines">
+    <thead><tr><th>stage</th><th>uses</th><th>run</th><th>when (UTC)</th><th class="number">steps</th></tr></thead>
+    <tbody>${stages.map((one) => html`<tr class=${one === shown ? "chosen" : ""}>
+      <td><a href=${link(one)} aria-current=${one === shown ? "true" : undefined}>${pieces(one.artifact ?? one.stage)}</a></td>
+      <td>${one.artifact ? pieces(one.uses) : html`<span class="status running">◌ trains now</span>`}</td>
+      <td><a href=${`/run/${encodeURIComponent(one.run_id)}`}>${pieces(one.run_id)}</a></td>
+      <td>${time(one.when)}</td>
+      <td class="number">${one.artifact ? count(one.steps) : ""}</td>
+    </tr>`)}</tbody>
+  </table>`;
+}
+
+/** @param {{stage: Stage}} props */
+function Shown({ stage }) {
+  return stage.artifact ? html`<${AtRest} stage=${stage} />` : html`<${Live} stage=${stage} />`;
+}
+
+/** @param {{stage: Stage}} props */
+function AtRest({ stage }) {
+  const { value, problem } = useAnswer(async (stop) => Curves.of((await arrow("/api/training/metrics", { artifact: stage.artifact }, stop)).table), [stage.artifact]);
+  if (problem) return html`<${Problem} problem=${problem} />`;
+  if (!value) return html`<p class="soft waiting">reading the metrics …</p>`;
+  return html`<${Charts} stage=${stage} curves=${value} />`;
+}
+
+/** @param {{stage: Stage}} props */
+function Live({ stage }) {
+  const [curves] = useState(() => new LiveCurves(stage.run_id, stage.stage));
+  const [names, setNames] = useState("");
+  usePulse(({ live }) => {
+    const bytes = live[`${stage.run_id}/${stage.stage}`];
+    if (bytes !== undefined) curves.need(bytes);
+  });
+  useEffect(() => () => curves.close(), []);
+  useEffect(() => effect(() => {
+    curves.changed.value;
+    setNames([...curves.columns.keys()].join());
+  }), []);
+  return html`${lost.value && html`<p class="soft" role="status">the server does not answer; it is asked again each second …</p>`}
+    ${names ? html`<${Charts} stage=${stage} curves=${curves} />` : html`<p class="soft waiting">waiting for the first step …</p>`}`;
+}
+
+/** @param {{stage: Stage, curves: Curves}} props */
+function Charts({ stage, curves }) {
+  const { step: wanted, at } = place.value.params;
+  const step = wanted === undefined ? null : Number(wanted);
+  useEffect(() => {
+    now.curves = curves;
+    return () => void (now.curves = null);
+  }, [curves]);
+  const choose = (/** @type {number} */ chosen) => change({ step: chosen });
+  return html`<section aria-labelledby="charts">
+      <h2 id="charts">${pieces(stage.artifact ?? stage.stage)} <span class="soft">${stage.artifact ? pieces(stage.uses) : "trains now"}; press a step in a chart, or j and k</span></h2>
+      <div class="charts">${[...curves.columns.keys()].map((name) => html`<${Chart} key=${name} name=${name} curves=${curves}
+        bands=${stage.bands.filter((band) => band.metric === name)} step=${step} choose=${choose} theme=${theme.value} />`)}</div>
+      <${Numbers} curves=${curves} step=${step} choose=${choose} />
+    </section>
+    ${step !== null && html`<${Step} key=${step} artifact=${stage.artifact} step=${step} at=${at} />`}`;
+}
+
+/** The same numbers as a table, some steps of them at a time. @param {{curves: Curves, step: number | null, choose: (step: number) => void}} props */
+function Numbers({ curves, step, choose }) {
+  const [open, setOpen] = useState(false);
+  return html`<details class="numbers" onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.target).open)}>
+    <summary>as a table</summary>${open && html`<${Lines} curves=${curves} step=${step} choose=${choose} />`}
+  </details>`;
+}
+
+/** @param {{curves: Curves, step: number | null, choose: (step: number) => void}} props */
+function Lines({ curves, step, choose }) {
+  curves.changed.value; // live ones grow
+  const total = curves.steps.length;
+  const [start, setStart] = useState(() => Math.max(0, Math.min(total - LINES, step === null ? total : curves.place(step) - LINES / 2)));
+  const first = Math.floor(start);
+  const rows = curves.steps.slice(first, first + LINES);
+  return html`<p>steps ${rows[0] ?? "–"} to ${rows[rows.length - 1] ?? "–"} of ${count(total)}
+      <button disabled=${first === 0} onClick=${() => setStart(Math.max(0, first - LINES))}>earlier</button> <button disabled=${first + LINES >= total} onClick=${() => setStart(first + LINES)}>later</button></p>
+    <div class="wide-table" tabindex="0" role="region" aria-label="metrics by step"><table class="lines">
+    <thead><tr><th>step</th>${[...curves.columns.keys()].map((name) => html`<th class="number">${name}</th>`)}</tr></thead>
+    <tbody>${rows.map((one, i) => html`<tr class=${one === step ? "chosen" : ""}>
+      <td><button class="quiet" aria-pressed=${one === step ? "true" : "false"} onClick=${() => choose(one)}>${one}</button></td>
+      ${[...curves.columns.values()].map((values) => html`<td class="number">${number(values[first + i])}</td>`)}
+    </tr>`)}</tbody></table></div>`;
+}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agentrl.doctor import CHECKS, examine
-from agentrl.doctor.case import Case, Row
+from agentrl.doctor.bands import bands
+from agentrl.doctor.case import SHOWN, Case, Row
 
 TOOLS = json.dumps([{"type": "function", "function": {"name": "find"}}])
 ROLLOUTS, GROUP = 240, 8
@@ -211,3 +212,42 @@ def test_log_probs_computed_again_must_agree() -> None:
     [finding] = examine(replace(HEALTHY, recomputed=other))
     assert finding.name == "log-probs do not match the policy"
     assert "those of 1 rows differ by 0.2 a token" in finding.evidence
+
+
+ROWS = {"reward is always zero", "rollouts are cut off", "format errors", "groups without a difference"}
+ROWS |= {"hallucinated tools", "length explosion"}
+STEPS = {"the policy runs away (KL blow-up)": 23, "success collapsed": 23, "success fell in one iteration": 3}
+STEPS |= {"most updates are clipped": 23, "low effective sample size": 23}
+
+
+@pytest.mark.parametrize("name", sorted(ROWS | set(STEPS)))
+def test_a_finding_names_the_rows_or_the_step_that_show_it(name: str) -> None:
+    case = SICK[name]
+    [finding] = [one for one in examine(case) if one.name == name]
+    assert finding.step == STEPS.get(name)
+    assert bool(finding.rows) == (name in ROWS)
+    assert len(finding.rows) <= SHOWN
+    assert set(finding.rows) <= {row["trajectory_id"] for row in [*case.rollouts, *case.sample]}
+
+
+def test_a_finding_about_tokens_names_the_first_one_in_each_row() -> None:
+    [mask] = examine(SICK["wrong action masks"])
+    assert (mask.rows[:2], mask.tokens[:2]) == (("t-0", "t-1"), (4, 4))
+    [broken] = examine(with_samples(logprobs=[math.nan, math.nan, -1.0, 0.3, math.nan, math.nan]))
+    assert (broken.rows[0], broken.tokens[0]) == ("t-0", 3)
+
+
+def test_bands_are_the_bounds_of_the_checks() -> None:
+    """A curve that stays on the healthy side of its band has no finding, and one beyond it has."""
+    found = {band.metric: band for band in bands(HEALTHY)}
+    assert set(found) == {"reference_kl", "clip_share", "success", "behaviour_kl", "ess"}
+    for metric, band in found.items():
+        if metric == "success":
+            continue
+        within, beyond = (band.bound * factor for factor in ((0.99, 1.01) if band.above else (1.01, 0.99)))
+        assert examine(replace(HEALTHY, metrics=steps(**{metric: lambda x, value=within: value}))) == []
+        assert len(examine(replace(HEALTHY, metrics=steps(**{metric: lambda x, value=beyond: value})))) == 1
+    best = bands(replace(HEALTHY, metrics=steps(success=lambda x: 0.8)))
+    assert [band.bound for band in best if band.metric == "success"] == [pytest.approx(0.6)]
+    assert [band.bound for band in bands(replace(HEALTHY, algorithm="gspo")) if band.metric == "clip_share"] == [0.6]
+    assert bands(Case(metrics=[{"step": 0.0, "loss": 1.0}])) == []

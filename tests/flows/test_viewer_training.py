@@ -2,8 +2,13 @@
 
 import asyncio
 import json
+import subprocess
+import sys
+import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -14,9 +19,10 @@ from viewer_store import GRPO, Browser, make_store, publish, record_run, row, tr
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.live import LiveLog
-from flows.viewer import training
-from flows.viewer.doctor import Doctor
+from flows.viewer import replays, training
+from flows.viewer.doctor import Doctor, diagnosed
 from flows.viewer.reader import StoreReader
+from flows.viewer.refused import RefusedError
 from pipelines.runs import this_process
 from schemas.manifest import Kind
 from schemas.training import TRAINING_SCHEMA
@@ -41,6 +47,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "steps": (Kind.TABLE, pa.Table.from_pylist(steps)),
         "batches": (Kind.TABLE, pa.Table.from_pylist(batches, schema=schema)),
         "metrics": (Kind.TABLE, pa.table({"step": [0.0, 1.0], "loss": [0.5, 0.25], "grad_norm": [1.0, None]})),
+        "coverage": (Kind.TABLE, pa.table({"batch": [0, 1, 1], "version": [0, 0, 1], "staleness": [0, 3, 2]})),
     }
     publish(Catalog(folder), "online", ONLINE, "train.online", outputs, minutes=9)
     return folder
@@ -75,6 +82,7 @@ def test_a_step_leads_to_its_rows(browser: Browser) -> None:
     assert [one["trained"] for one in rows] == [True, False, False]
     assert [one["group_id"] for one in rows] == ["g0", "g0", None]
     assert [one["success"] for one in rows] == [False, True, None]
+    assert [one["staleness"] for one in rows] == [3, 3, None]  # trained at version 3, sampled by version 0
 
 
 @pytest.mark.parametrize(
@@ -144,6 +152,85 @@ def test_events_are_behind_the_door(browser: Browser) -> None:
     status, _, _ = browser.raw(b"/api/events", [(b"host", b"evil.example")])
     assert status == 403
     assert browser.ask("/api/events", headers={"origin": "http://evil.example"}).status_code == 403
+
+
+def test_bounds_of_the_doctor_come_with_the_series(tmp_path: Path) -> None:
+    make_store(tmp_path, rows=2)
+    metrics = pa.table({"step": [0.0, 1.0], "clip_share": [0.1, 0.7], "ess": [0.9, 0.1], "loss": [1.0, 1.0]})
+    config = {"algorithm": {"type": "gspo"}, "updates": 4}
+    publish(Catalog(tmp_path), "late", "4" * 32, "train.grpo", {"metrics": (Kind.TABLE, metrics)}, config=config)
+    begin(tmp_path, 1)
+    working, late = Browser(tmp_path).json("/api/training")["stages"]
+    assert [(one["metric"], one["bound"], one["above"]) for one in late["bands"]] == [
+        ("clip_share", 0.6, True),
+        ("ess", 0.3, False),
+    ]
+    assert [one["metric"] for one in working["bands"]] == ["reference_kl", "ess"]
+
+
+def test_a_run_is_told_stage_by_stage(tmp_path: Path) -> None:
+    make_store(tmp_path, rows=2)
+    record_run(tmp_path)
+    begin(tmp_path, 1)
+    browser = Browser(tmp_path)
+    [late] = browser.json("/api/run", run=RUN)["stages"]
+    assert (late["status"], late["live"], late["artifact"]) == ("running", True, None)
+    ended = browser.json("/api/run", run="20260101")
+    assert ended["state"] == "failed"
+    told = {one["stage"]: (one["status"], one["uses"], one["cause"], one["live"]) for one in ended["stages"]}
+    assert told["grpo"] == ("ran", "train.grpo", "", False)
+    assert told["eval"] == ("failed", "", "ValueError: no", False)
+    assert browser.json("/api/run", 404, run="none")["field"] == "run"
+
+
+def test_findings_lead_to_their_artifact() -> None:
+    finding = {
+        "name": "n",
+        "evidence": "e",
+        "threshold": "t",
+        "remedy": "r",
+        "rows": ["a"],
+        "tokens": [3],
+        "step": None,
+    }
+    printed = json.dumps({"stages": {"grpo": [finding], "gone": [finding]}})
+    done: Any = SimpleNamespace(stdout=printed, stderr="", returncode=1)
+    found = diagnosed("r", done, {"grpo": "grpo/aaaaaaaa"}).findings
+    assert [(one.artifact, one.rows, one.tokens) for one in found] == [
+        ("grpo/aaaaaaaa", ["a"], [3]),
+        (None, ["a"], [3]),
+    ]
+
+
+def test_one_step_is_replayed_at_a_time_and_can_be_stopped(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is a real one that takes long."""
+    waits = partial(subprocess.Popen, [sys.executable, "-c", "import time; time.sleep(60)"])
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    monkeypatch.setattr(replays, "begun", lambda *_: waits(**pipes))
+    jobs = StoreReader(str(store)).replays
+    name = f"online/{ONLINE[:8]}"
+    assert jobs.of(name, 1).replays == []
+    begun = jobs.start(name, 1, ["beta=1"])
+    assert (begun.working, begun.artifact, begun.settings) == (True, f"online/{ONLINE}", ["beta=1"])
+    assert jobs.start(name, 1, ["beta=1"]).working
+    with pytest.raises(RefusedError, match="one is computed at a time") as refused:
+        jobs.start(name, 0, [])
+    assert refused.value.status == 409
+    jobs.stop()
+    while (found := jobs.of(name, 1).replays[0]).working:
+        time.sleep(0.01)
+    assert found.problem == "it was stopped"
+    with pytest.raises(RefusedError, match="trained nothing"):
+        jobs.start("warm/" + "b" * 8, 0, [])
+
+
+def test_what_a_replay_printed_is_answered() -> None:
+    key = ("grpo/aaaaaaaa", 2, ("beta=1",))
+    said = {"step": 2, "rows": 4, "recorded": {"loss": 0.5}, "replayed": {"loss": 0.25}, "changed": [], "equal": False}
+    found = replays.replayed(key, json.dumps(said), "", 1.5)
+    assert (found.working, found.rows, found.recorded, found.replayed) == (False, 4, {"loss": 0.5}, {"loss": 0.25})
+    failed = replays.replayed(key, "", "a warning\nerror: --set x: unknown\n", 1.0)
+    assert failed.problem == "--set x: unknown"
 
 
 @pytest.mark.slow

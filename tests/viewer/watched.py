@@ -35,6 +35,16 @@ class Watched:
         self.page.wait_for_selector(ready, state="attached")
         return self.page
 
+    def faults(self) -> list[Any]:
+        """What axe-core finds wrong with the page as it is now."""
+        self.page.evaluate((NODE_MODULES / "axe-core/axe.min.js").read_text())
+        rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+        found = self.page.evaluate(f"axe.run({{runOnly: {rules}}})")
+        return [
+            (one["id"], [(node["html"], node["failureSummary"]) for node in one["nodes"][:3]])
+            for one in found["violations"]
+        ]
+
     def check(self) -> None:
         """Nothing ran that came from data, nothing left the host, nothing was complained about."""
         assert self.page.evaluate("window.pwned") is None

@@ -37,8 +37,7 @@ export function RunPage({ id }) {
   if (!value) return html`<h1>${pieces(id)}</h1><p class="soft waiting">reading the run …</p>`;
   const failed = value.stages.some((stage) => stage.status === "failed");
   return html`<h1>${pieces(value.run_id)}</h1>
-    <p role="status"><span class=${`status ${running ? "running" : failed || value.state !== "completed" ? "blocked" : "cached"}`}>${running ? "◌ " : failed ? "✗ " : ""}${value.state}</span>
-      <span class="soft">${pieces(value.pipeline)}, started ${time(value.started)} UTC on ${pieces(value.host)}${value.seconds === null ? "" : `, took ${seconds(value.seconds)}`}${value.gone && html`; ${pieces(value.gone)}`}</span></p>
+    <p role="status"><span class=${`status ${running ? "running" : failed || value.state !== "completed" ? "blocked" : "cached"}`}>${running ? "◌ " : failed ? "✗ " : ""}${value.state}</span> <span class="soft">${pieces(value.pipeline)}, started ${time(value.started)} UTC on ${pieces(value.host)}${value.seconds === null ? "" : `, took ${seconds(value.seconds)}`}${value.gone && html`; ${pieces(value.gone)}`}</span></p>
     <p><code>${pieces(value.command)}</code></p>
     <p><a href=${address("/buffer", { filter: `run_id = ${quoted(value.run_id)}` })}>its rows</a> · <a href=${address("/doctor", { run: value.run_id })}>what the doctor says</a></p>
     ${lost.value && html`<p class="soft" role="status">the server does not answer; it is asked again each second …</p>`}

@@ -45,9 +45,6 @@ def test_a_step_is_chosen_by_keys_in_the_table_and_in_a_chart(seen: Watched, sto
     until(page, "document.querySelector('#step').textContent === 'Step 1'")
     page.wait_for_selector("section[aria-labelledby=step] tbody tr")
     assert "32 rows in 8 groups" in page.inner_text("section[aria-labelledby=step]")
-    rewards = TrajectoryBuffer(store).sql("select group_id, reward from trajectories where stage = 'grpo'")
-    flat = rewards.group_by("group_id").agg((rewards["reward"].max() == rewards["reward"].min()).alias("flat"))
-    assert flat.height == 16
     page.locator("summary", has_text="as a table").click()
     page.get_by_role("button", name="0", exact=True).click()
     until(page, "document.querySelector('#step').textContent === 'Step 0'")
@@ -67,7 +64,7 @@ def test_groups_without_a_spread_are_flagged_and_lead_to_their_rows(seen: Watche
             flagged += 1
         assert (f"{flagged} group" in page.inner_text("section[aria-labelledby=step]")) == (step == 0 and flagged > 0)
     assert all(n > 1 for n in spread.values())
-    page.locator("section[aria-labelledby=step] tbody button").first.click()
+    page.locator("section[aria-labelledby=step] tbody tr:not(.flat) button").first.click()
     link = page.locator("tr.member a").first
     name = link.inner_text()
     link.click()
@@ -243,6 +240,6 @@ def test_a_run_and_its_doctor_are_accessible(seen: Watched, request: pytest.Fixt
     page.screenshot(path=PICTURES / f"run-{theme}.png")
     assert seen.faults() == []
     page.locator("a", has_text="what the doctor says").click()
-    page.wait_for_selector("p.good, .finding", timeout=60_000)
+    page.wait_for_selector("p.good, .finding", timeout=180_000)  # it imports torch, and loads a model
     page.screenshot(path=PICTURES / f"doctor-{theme}.png")
     assert seen.faults() == []

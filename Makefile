@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 STORE ?= store
 VLLM_VENV ?= .venv-vllm
 ADAPTERS_VENV ?= .venv-adapters
+VIEWERS ?= .venv-viewers
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-viewer chromium lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-families clean
+.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-viewer chromium lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-families bench-viewer clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -79,6 +80,11 @@ bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 bench-buffer bench-pipelines bench-training bench-learning bench-methods bench-scale bench-formats bench-online: $(VENV)/.bench
 	$(BIN)/python benchmarks/$(@:bench-%=%).py
 
+# against the viewers of inspect-ai and arize-phoenix, each in an interpreter of its own; the store, and what those were
+# fed, are kept in build/bench-viewer
+bench-viewer: $(VENV)/.viewer chromium $(VIEWERS)/.ready
+	OMP_NUM_THREADS=1 VIEWERS=$(abspath $(VIEWERS)) $(BIN)/python benchmarks/viewer.py
+
 clean:
 	rm -rf $(VENV) $(STORE)
 
@@ -127,6 +133,12 @@ $(ADAPTERS_VENV)/.ready: Makefile
 	@echo "Installing verifiers and openenv-core into $(ADAPTERS_VENV) (once) ..."
 	@for one in verifiers==0.3.1 openenv-core==0.3.0; do \
 	  home=$(ADAPTERS_VENV)/$${one%%[-=]*}; $(PYTHON) -m venv $$home && $$home/bin/python -m pip install -q $$one || exit 1; done
+	@touch $@
+
+$(VIEWERS)/.ready:
+	@echo "Installing inspect-ai and arize-phoenix into $(VIEWERS) (once, about 2 GB) ..."
+	@for one in inspect-ai==0.3.285 arize-phoenix==20.26.1; do \
+	  home=$(VIEWERS)/$${one%%[-=]*}; $(PYTHON) -m venv $$home && $$home/bin/python -m pip install -q $$one || exit 1; done
 	@touch $@
 
 $(VLLM_VENV)/.ready: pyproject.toml

@@ -5,9 +5,9 @@
     CHECK=1 ...                                 exit code 1 if a target is missed
 
 Each line is a figure, its target and `met` or `MISSED`. Each repetition does everything once, with one viewer after the
-other, so load of the machine falls on all. A page that is opened by its address is opened in a window with an
-empty cache; others are opened by a link within the viewer. No long trajectory is opened twice. The store, and what the
-other viewers were fed, are kept in ``build/bench-viewer`` for the next run. Viewers that are not installed are left out.
+other, so load of the machine falls on all. A page that is opened by its address is opened in a window with an empty
+cache; others are opened by a link within the viewer. No long trajectory is opened twice. The store, and what the other
+viewers were fed, are kept in ``build/bench-viewer`` for the next run. Viewers that are not installed are left out.
 """
 
 import os

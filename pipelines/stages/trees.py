@@ -185,7 +185,14 @@ def grow(
     """
     from agentrl.rollouts.continuations import check_replayable
 
-    check_replayable(runner.environments(tasks))
+    places = runner.environments(tasks)
+    check_replayable(places)
+    silent = [name for name, one in places.items() if not hasattr(one, "reflect")]
+    if config.reflect == "env" and silent:
+        raise ValueError(
+            f"reflect: env, but environment {silent[0]!r} has no reflect(row, task); give the class that method, or "
+            "let a model reflect: reflect: {engines: [...]}"
+        )
     for secret in secrets_of([config.judge, config.reflect]):
         reveal(secret)
     sampled = Continuations(context, runner, config.branch, BY, config.simulate, first, shard)

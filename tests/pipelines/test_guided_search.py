@@ -9,6 +9,7 @@ from forked import LIMITS, harness, model, tabular, tasks
 from judge_server import JudgeServer, judging
 from pydantic import ValidationError
 
+from agentrl.environments.rooms.environment import Rooms
 from agentrl.environments.rooms.house import house
 from agentrl.rollouts.reopen import opening_of
 from pipelines.handles import Model, Tasks
@@ -143,6 +144,14 @@ def test_a_guide_that_knows_nothing_is_refused(config: dict[str, Any], said: str
             one["engines"] = [judge.engine]
     with pytest.raises(ValidationError, match=said):
         TreeSearchConfig.model_validate(config)
+
+
+def test_an_environment_that_writes_no_notes_is_refused_by_name(
+    harness: Harness, model: Model, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Rooms, "reflect")
+    with pytest.raises(ValueError, match=r"reflect: env, but environment 'rooms' has no reflect\(row, task\); give"):
+        harness.run(tree, {**SMALL, "oracle": True, "reflect": "env"}, tasks=tasks, model=model)
 
 
 def test_an_evaluation_searches_beside_the_best_of_several(harness: Harness, model: Model, tasks: Tasks) -> None:

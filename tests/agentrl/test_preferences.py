@@ -1,3 +1,5 @@
+import hashlib
+
 import pytest
 from architectures import POLICIES, lookup_tasks
 from hypothesis import given
@@ -48,6 +50,18 @@ def test_the_value_of_a_step_is_the_mean_reward_through_it() -> None:
     assert values == [("a", "b", 1.0, 0.0), ("a", "c", 0.5, 0.0)]
     assert step_pairs(rows, margin=0.75, limit=9) == pairs[:1]
     assert step_pairs(rows, margin=0.25, limit=1) == pairs[:1]
+
+
+def test_pairs_without_values_keep_their_bytes() -> None:
+    """Values of steps came later: without them, pairs are what they were."""
+    rows = [
+        rollout("a", [[1], [2, 6]], 1.0),
+        rollout("b", [[1], [3]], 0.0),
+        rollout("c", [[4, 4], [2]], 0.25),
+        rollout("d", [[4, 4], [5]], 0.0),
+    ]
+    text = "".join(pair.model_dump_json() for pair in step_pairs(rows, margin=0.125, limit=9))
+    assert hashlib.blake2b(text.encode(), digest_size=8).hexdigest() == "4c38a1b6b744a51f"
 
 
 def test_turns_that_differ_in_length_only_are_different_choices() -> None:

@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from agentrl.statistics.intervals import wilson
 from schemas.annotations import ADDED
 
+RESTS = 2
+"""Turns that a task sits out if nothing else is set."""
+
 
 class CurriculumConfig(BaseModel):
     """When levels open, and how much of each is drawn. Shares are those of tasks, in the order of their levels."""
@@ -42,7 +45,7 @@ class CurriculumConfig(BaseModel):
         description="pass rates between which a task teaches, as in [0.2, 0.8]; one whose last group lies outside sits "
         "out its next `rest` turns; None: every task of a level comes in turn",
     )
-    rest: Annotated[int, ADDED] = Field(2, ge=1, description="for band: turns that a task sits out")
+    rest: Annotated[int, ADDED] = Field(RESTS, ge=1, description="for band: turns that a task sits out")
     warmup: Annotated[tuple[int, int] | None, ADDED] = Field(
         None,
         description="[iterations, level]: so many iterations draw no level above this one, whatever was learned; None: "
@@ -67,7 +70,7 @@ class CurriculumConfig(BaseModel):
 
     @model_validator(mode="after")
     def _rests_from_a_band(self) -> "CurriculumConfig":
-        if self.band is None and "rest" in self.model_fields_set:
+        if self.band is None and self.rest != RESTS:
             raise ValueError("rest is for tasks outside of a band, and there is none; set band: [0.2, 0.8]")
         return self
 

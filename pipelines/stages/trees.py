@@ -29,6 +29,10 @@ BY = "search"
 """How the values of this stage are found."""
 
 
+ALPHA = 0.5
+"""Agent Q's share of what a search finds itself."""
+
+
 class TreeSearchConfig(StageConfig):
     """How a tree grows, and what guides it."""
 
@@ -50,7 +54,7 @@ class TreeSearchConfig(StageConfig):
         description="models that say what the states of the tree are worth, as in {engines: [{type: openai, ...}]}",
     )
     alpha: Annotated[float, ADDED] = Field(
-        0.5, ge=0, le=1, description="share of what the search finds itself in a value; the rest is the judge's"
+        ALPHA, ge=0, le=1, description="share of what the search finds itself in a value; the rest is the judge's"
     )
     simulate: Annotated[int | None, ADDED] = Field(
         None, ge=1, description="turns of a continuation, which is cut there and judged; null: to its end"
@@ -62,7 +66,7 @@ class TreeSearchConfig(StageConfig):
 
     @model_validator(mode="after")
     def _is_guided(self) -> "TreeSearchConfig":
-        if self.judge is None and (self.simulate is not None or "alpha" in self.model_fields_set):
+        if self.judge is None and (self.simulate is not None or self.alpha != ALPHA):
             name = "simulate" if self.simulate is not None else "alpha"
             raise ValueError(f"{name} needs a judge: {_NEEDS[name]}; set judge: {{engines: [...]}}, or leave it out")
         if self.reflect == "env" and not self.oracle:

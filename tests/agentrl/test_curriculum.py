@@ -178,6 +178,11 @@ def test_shares_that_cannot_be_are_refused(config: dict[str, object], said: str)
         CurriculumConfig.model_validate(config)
 
 
+def test_settings_are_written_and_read_again() -> None:
+    for config in (CurriculumConfig(), CurriculumConfig(band=(0.2, 0.8), rest=1, warmup=(3, 1))):
+        assert CurriculumConfig.model_validate(config.model_dump()) == config
+
+
 def test_final_shares_are_those_of_the_levels_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"draw.final has 2 shares, and the tasks have 3 levels \(1, 2, 4\)"):
         Curriculum(CurriculumConfig(final=(0.5, 0.5)), LEVELS, 0)

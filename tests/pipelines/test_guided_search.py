@@ -132,7 +132,7 @@ def test_failures_leave_notes_that_new_attempts_see(
     ("config", "said"),
     [
         ({"simulate": 4}, "simulate needs a judge: a continuation that is cut has no end"),
-        ({"alpha": 0.5}, "alpha needs a judge"),
+        ({"alpha": 0.7}, "alpha needs a judge"),
         ({"reflect": "env"}, "reflect: env tells the search what the verifier knows; set oracle: true"),
         ({"reflect": {"engines": ["ENGINE"]}}, "reflect needs to know which attempts failed"),
         ({"alpha": 1.5, "judge": {"engines": ["ENGINE"]}}, "less than or equal to 1"),
@@ -144,6 +144,12 @@ def test_a_guide_that_knows_nothing_is_refused(config: dict[str, Any], said: str
             one["engines"] = [judge.engine]
     with pytest.raises(ValidationError, match=said):
         TreeSearchConfig.model_validate(config)
+
+
+def test_settings_are_written_and_read_again() -> None:
+    """Stages that run in workers get their settings whole, defaults included."""
+    for config in (tree.config(), evaluate.config(best_of=[{"type": "self_consistency"}], samples=2, search={})):
+        assert type(config).model_validate(config.model_dump()) == config
 
 
 def test_an_environment_that_writes_no_notes_is_refused_by_name(

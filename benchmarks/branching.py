@@ -17,7 +17,6 @@ from random import Random
 from typing import Any
 
 from methods import (
-    CURATED_STEPS,
     ITERATIONS,
     LR,
     SAMPLES,
@@ -37,8 +36,8 @@ from methods import (
     table,
 )
 
-STATES, STEPS = (16, 2) if SMALL else (192, 40)
-"""Tasks whose rollouts are looked at, and training steps of offline methods."""
+STATES, STEPS, JOINED_STEPS = (16, 2, 2) if SMALL else (192, 40, 200)
+"""Tasks whose rollouts are looked at; training steps of offline methods, and on demonstrations and what is new."""
 
 
 def settings(
@@ -83,11 +82,6 @@ def trained(setting: Setting, stage: Any, config: dict[str, Any], **inputs: Any)
     return made["model"], Spent(trained=round(STEPS * 32 * sum(counts) / max(1, len(counts))))
 
 
-def learned(setting: Setting, selections: list[Any]) -> tuple[Any, Spent]:
-    """The warm policy after supervised steps on these rows, if there are some."""
-    return curated(setting, selections) if any(one.ids() for one in selections) else (setting.warm, Spent())
-
-
 def slicing() -> bool:
     """What one learns from stored rows of long walks if forks say which turn lost."""
     from pipelines.stages.steps import value
@@ -111,7 +105,7 @@ def slicing() -> bool:
         model, more = as_online(setting, others)
         arms["GRPO"].add(judged(setting, model), more)
         good = run(reject, {"keep": 2}, trajectories=others)["trajectories"]
-        model, more = learned(setting, [good])
+        model, more = curated(setting, [good])
         arms["rejection"].add(judged(setting, model), spent + more)
     print(f"\nslicing, rooms of levels 4 to 8: rollouts of {STATES} tasks a seed")
     table(arms)
@@ -149,7 +143,7 @@ def pairs() -> bool:
         arms["DPO, whole rollouts"].add(judged(setting, model), spent + more)
         model, more = as_online(setting, others)
         arms["GRPO"].add(judged(setting, model), more)
-        model, more = learned(setting, [run(reject, {"keep": 2}, trajectories=others)["trajectories"]])
+        model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=others)["trajectories"]])
         arms["rejection"].add(judged(setting, model), spent + more)
     print(f"\npairs, rooms: rollouts of {STATES} tasks a seed")
     table(arms)
@@ -157,7 +151,11 @@ def pairs() -> bool:
 
 
 def dagger() -> bool:
-    """As many turns of an adviser: on the walks of the expert itself, or in the states of the student."""
+    """As many turns of an adviser: on the walks of the expert itself, or in the states of the student.
+
+    All learn from the demonstrations of the warm policy and what is new (D and D_i), in as many steps: on labels of
+    lost states alone, a policy forgets the ways that it knew.
+    """
     from pipelines.stages.correct import correct
     from pipelines.stages.trajectories import reject, sample, synthesize
 
@@ -172,22 +170,26 @@ def dagger() -> bool:
         recovered["warm"].add(recovery(setting, setting.warm), Spent())
         run = setting.harness.run
         rows = run(sample, {"samples": 1}, model=setting.warm, tasks=tasks)["trajectories"]
+        walks = run(synthesize, tasks=setting.tasks)["trajectories"]
+
+        def joined(selections: list[Any], setting: Setting = setting, walks: Any = walks) -> tuple[Any, Spent]:
+            return curated(setting, [walks, *selections], JOINED_STEPS, lr=2e-3)
+
         labels = run(correct, {"mode": "label"}, model=setting.warm, trajectories=[rows])
         told = Spent(foreign=int(labels.metrics["foreign_tokens"]), calls=int(labels.metrics["environment_calls"]))
-        model, more = learned(setting, [labels["trajectories"]])
+        model, more = joined([labels["trajectories"]])
         add(setting, "student's states", model, of_rollouts(rows) + told + more)
         turns, shown = len(labels["trajectories"].ids()), []
-        for walk in run(synthesize, tasks=setting.tasks)["trajectories"].read():
+        for walk in walks.read():
             if turns > 0:
                 shown.append(walk.model_copy(update={"trajectory_id": f"w-{len(shown)}"}))
                 turns -= walk.n_steps
-        model, _ = learned(setting, [setting.harness.trajectories(shown)])
+        model, more = joined([setting.harness.trajectories(shown)])
         calls = sum(walk.n_tool_calls for walk in shown)
-        more = Spent(trained=round(CURATED_STEPS * 32 * told.foreign / max(1, len(shown))))  # text, of as many turns
         add(setting, "expert's states", model, Spent(foreign=told.foreign, calls=calls) + more)
         others, spent = rollouts(setting, tasks, of_rollouts(rows).sampled + told.foreign)
         add(setting, "GRPO", *as_online(setting, others))
-        model, more = learned(setting, [run(reject, {"keep": 2}, trajectories=others)["trajectories"]])
+        model, more = joined([run(reject, {"keep": 2}, trajectories=others)["trajectories"]])
         add(setting, "rejection", model, spent + more)
     print(f"\ndagger, rooms: walks of {STATES} tasks a seed")
     table(arms)
@@ -249,7 +251,7 @@ def search() -> bool:
         rows = {"search": ([made["trajectories"]], cost), "rollouts": (others, spent)}
         for name, (selections, of_name) in rows.items():
             found[name].add(solved(tasks, selections), of_name)
-            model, more = learned(setting, [run(reject, {"keep": 2}, trajectories=selections)["trajectories"]])
+            model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=selections)["trajectories"]])
             arms[name].add(judged(setting, model), of_name + more)
         by_difficulty(others, found)
     print(f"\nsearch, rooms of levels 4 to 6: train tasks solved, of {STATES} a seed")
@@ -292,7 +294,7 @@ def tree() -> bool:
         arms["Tree-GRPO"].add(judged(setting, model), spent)
         others, cost = rollouts(setting, tasks, spent.sampled)
         good = setting.harness.run(reject, {"keep": 2}, trajectories=others)["trajectories"]
-        model, more = learned(setting, [good])
+        model, more = curated(setting, [good])
         arms["rejection"].add(judged(setting, model), cost + more)
         each = cost.sampled / sum(len(one.ids()) for one in others)
         model, more, _ = online(setting, tasks=round(spent.sampled / each / 4 / ITERATIONS), samples=4)

@@ -184,17 +184,15 @@ def rollouts(setting: Setting, tasks: Any, wanted: int, by: str = "sampled") -> 
     return found, spent
 
 
-def curated(setting: Setting, selections: list[Any]) -> tuple[Any, Spent]:
+def curated(setting: Setting, selections: list[Any], steps: int = CURATED_STEPS, lr: float = LR["sft"]) -> Any:
     """The warm policy after supervised steps on these rows, and the tokens that it was trained on."""
     from pipelines.stages.train import sft
 
-    counts = [n for one in selections for n in one.table(["n_action_tokens"])["n_action_tokens"].to_pylist()]
-    if not counts:
+    if not any(one.ids() for one in selections):
         return setting.warm, Spent()
-    optimizer = {"lr": LR["sft"], "schedule": "linear"}
-    config = {"steps": CURATED_STEPS, "batch": 32, "optimizer": optimizer}
+    config = {"steps": steps, "batch": 32, "optimizer": {"lr": lr, "schedule": "linear"}}
     made = setting.harness.run(sft, config, trajectories=selections, model=setting.warm)
-    return made["model"], Spent(trained=round(CURATED_STEPS * 32 * sum(counts) / len(counts)))
+    return made["model"], Spent(trained=round(sum(row["tokens"] for row in made["metrics"].table().to_pylist())))
 
 
 def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:

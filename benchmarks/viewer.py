@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -94,18 +95,29 @@ def without_copies(times: Times) -> None:
 def repetition(browser: Any, servers: dict[str, Server], stay: dict[str, Any], times: Times, turn: int) -> None:
     ours, other = servers[pages.OURS], servers.get("Inspect")
     for server in servers.values():
-        pages.overview(browser, server, times)
-    pages.keys(browser, ours, times, turn)
+        tried(times, lambda server=server: pages.overview(browser, server, times))
+    tried(times, lambda: pages.keys(browser, ours, times, turn))
     if "Inspect" in stay:
-        pages.inspect_keys(stay["Inspect"], times, turn)
-    pages.trajectory(browser, ours, times, turn, LENGTHS)
+        tried(times, lambda: pages.inspect_keys(stay["Inspect"], times, turn))
+    tried(times, lambda: pages.trajectory(browser, ours, times, turn, LENGTHS))
     if other:
-        pages.inspect_sample(browser, other, times, turn, LENGTHS[0])
-    pages.spans(browser, ours, times, turn, LENGTHS[0])
-    pages.task(browser, ours, times, turn, ROWS, ATTEMPTS)
-    pages.commits(browser, ours, times, TrajectoryBuffer(FOLDER / "store"), 3)
+        tried(times, lambda: pages.inspect_sample(browser, other, times, turn, LENGTHS[0]))
+    tried(times, lambda: pages.spans(browser, ours, times, turn, LENGTHS[0]))
+    tried(times, lambda: pages.task(browser, ours, times, turn, ROWS, ATTEMPTS))
+    tried(times, lambda: pages.commits(browser, ours, times, TrajectoryBuffer(FOLDER / "store"), 3))
     if "Phoenix" in stay:
-        pages.phoenix_commits(*stay["Phoenix"], times, 2)
+        tried(times, lambda: pages.phoenix_commits(*stay["Phoenix"], times, 2))
+
+
+def tried(times: Times, action: Callable[[], None]) -> None:
+    """What never comes onto a page is counted and said; the others go on."""
+    from playwright.sync_api import Error
+
+    try:
+        action()
+    except Error as error:
+        times.add("failed", pages.OURS, 1)
+        report(str(error).strip().splitlines()[0][:70], "failed")
 
 
 # the table
@@ -169,6 +181,8 @@ def table(times: Times) -> None:
                 f"  {side}: answers after {times.median('start', side):.1f} s; memory at the end", f"{held:,.0f} MiB"
             )
     below("longest task of the main thread on any page", times.greatest("longest task"), 100, "ms")
+    spent = times.greatest("processor time of a task")
+    report("  its processor time, when long trajectories are opened and read", f"{spent:,.0f} ms")
     for what, side in sorted(times.all):
         if what.startswith("longest task: "):
             report(
@@ -190,16 +204,21 @@ def main() -> None:
         for side in others:
             times.add("start", side.name, servers[side.name].seconds)
         stay: dict[str, Any] = {}
-        if "Inspect" in servers:
-            stay["Inspect"] = stack.enter_context(pages.inspect_rows(browser, servers["Inspect"], times))
-        if "Phoenix" in servers:
-            stay["Phoenix"] = stack.enter_context(pages.phoenix_spans(browser, servers["Phoenix"]))
+        opened = {
+            "Inspect": lambda: stack.enter_context(pages.inspect_rows(browser, servers["Inspect"], times)),
+            "Phoenix": lambda: stack.enter_context(pages.phoenix_spans(browser, servers["Phoenix"])),
+        }
+        for side in others:
+            tried(times, lambda name=side.name: stay.update({name: opened[name]()}))
         for turn in range(REPETITIONS):
             repetition(browser, servers, stay, times, turn)
+        for length in LENGTHS:
+            pages.processor_time(browser, servers[pages.OURS], times, length)
         pages.live(browser, servers[pages.OURS], times, FOLDER / "store", STEPS)
         for server in servers.values():
             times.add("memory at the end", server.side.name, server.peak())
     table(times)
+    report("pages on which something never came", str(len(times.all["failed", pages.OURS])))
     report(f"repetitions; seconds that they took: {time.perf_counter() - began:,.0f}", str(REPETITIONS))
     report("load average at the end", f"{os.getloadavg()[0]:.1f}")
     if any(line[3] == "MISSED" for line in lines) and os.environ.get("CHECK"):

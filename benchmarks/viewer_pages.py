@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import viewer_data as data
-from viewer_browser import Tab, Times, tab
+from viewer_browser import Tab, Times, tab, traced
 from viewer_sides import INGEST, VIEWERS, Server
 
 OURS = "agentrl"
@@ -124,6 +124,14 @@ def trajectory(browser: Any, server: Server, times: Times, turn: int, lengths: t
         times.add("longest row", OURS, one.act(follow(f"/row/{data.long_id(longest, turn)}?lens=logprob"), FIRST_TOKEN))
         one.page.wait_for_timeout(3000)
         long_task(times, "longest row", one)
+
+
+def processor_time(browser: Any, server: Server, times: Times, length: int) -> None:
+    """The longest task while a long trajectory is opened and read, by processor time."""
+    with table(browser, server) as one, traced(browser, one, times, "processor time of a task"):
+        one.act(follow(f"/row/{data.long_id(length, 0)}?lens=logprob"), FIRST_TOKEN)
+        one.page.wait_for_timeout(3000)
+        lens_and_jump(one, Times(), length)
 
 
 def lens_and_jump(one: Tab, times: Times, length: int) -> None:

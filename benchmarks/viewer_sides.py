@@ -163,7 +163,7 @@ def _fed(done: Path, command: list[str], rows: Iterable[bytes]) -> dict[str, Any
                 process.stdin.write(line)
             process.stdin.close()
         except BrokenPipeError:  # it takes no more
-            pass
+            process.stdin = None
         said = process.stdout.read().decode()
     assert process.returncode == 0, said
     done.write_text(said.strip().splitlines()[-1])

@@ -92,6 +92,7 @@ def _serve(store: str, door: "Door", listening: socket.socket) -> None:
 
     from flows.viewer.app import application, opening
 
-    app_ = application(opening(store), door)
+    app_ = application(opening(store), door, lambda: server.should_exit)
     config = uvicorn.Config(app_, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
-    uvicorn.Server(config).run(sockets=[listening])
+    server = uvicorn.Server(config)
+    server.run(sockets=[listening])

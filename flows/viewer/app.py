@@ -56,8 +56,8 @@ def opening(store: str) -> "Future[StoreReader]":
     return future
 
 
-def application(opened: "Future[StoreReader]", door: Door) -> Guard:
-    """The viewer of one store behind a door."""
+def application(opened: "Future[StoreReader]", door: Door, ended: Callable[[], bool] = lambda: False) -> Guard:
+    """The viewer of one store behind a door. Streams of events end when ``ended``."""
     limiter: list[CapacityLimiter] = []  # made in the event loop
 
     def asked(
@@ -92,7 +92,7 @@ def application(opened: "Future[StoreReader]", door: Door) -> Guard:
         except Exception as error:
             refused = explained(error)
             return JSONResponse(refused.body.model_dump(), refused.status)
-        return StreamingResponse(reader.events(), media_type="text/event-stream")
+        return StreamingResponse(reader.events(ended), media_type="text/event-stream")
 
     async def file(request: Request) -> Response:
         found = front.answer(request, request.path_params["name"])

@@ -1,5 +1,6 @@
 """The questions that a browser asks: what each takes, and how a reader of the store answers it."""
 
+import gzip
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from flows.viewer.reader import StoreReader
 
 ARROW = "application/vnd.apache.arrow.stream"
+SHORT = 1000
+"""Bytes below which nothing is compressed."""
 
 
 class Query(BaseModel):
@@ -229,7 +232,12 @@ def _rows_of_step(reader: "StoreReader", request: Request, question: StepQuery) 
 
 
 def _lines(reader: "StoreReader", request: Request, question: LinesQuery) -> Response:
-    return _json(reader.lines(question.run_id, question.stage, question.cursor))
+    """Compressed: the same names come with each step."""
+    answer = _json(reader.lines(question.run_id, question.stage, question.cursor))
+    if len(answer.body) < SHORT or "gzip" not in request.headers.get("accept-encoding", ""):
+        return answer
+    headers = {"content-encoding": "gzip", "vary": "accept-encoding"}
+    return Response(gzip.compress(answer.body, 4), headers=headers, media_type=answer.media_type)
 
 
 def _run(reader: "StoreReader", request: Request, question: RunQuery) -> Response:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -207,8 +207,8 @@ class StoreReader:
     def lines(self, run_id: str, stage: str, cursor: int) -> wire_training.LiveAnswer:
         return training.lines(self.catalog, run_id, stage, cursor)
 
-    def events(self) -> AsyncIterator[bytes]:
-        return training.events(self._pulses)
+    def events(self, ended: Callable[[], bool] = lambda: False) -> AsyncIterator[bytes]:
+        return training.events(self._pulses, ended)
 
     # what they share
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from functools import partial
 
@@ -177,13 +177,13 @@ class Pulses:
         return Pulse(version=self.tables.buffer.version, runs=states, stages=at_work, live=live)
 
 
-async def events(pulses: Pulses) -> AsyncIterator[bytes]:
-    """A pulse at once and whenever it differs from the last one, as server-sent events. A comment now and then keeps
-    the connection open, and notices that the client is gone."""
+async def events(pulses: Pulses, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """A pulse at once and whenever it differs from the last one, as server-sent events, until the server ends. A
+    comment now and then keeps the connection open, and notices that the client is gone."""
     last: Pulse | None = None
     found: Pulse | None
     quiet = 0.0
-    while True:
+    while not ended():
         try:
             found = await anyio.to_thread.run_sync(pulses.look)
         except (OSError, StoreError):  # a store that is away may be back the next time

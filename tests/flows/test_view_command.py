@@ -73,6 +73,20 @@ def test_the_store_is_served_and_left_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_page_that_listens_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    process, said = serving(tmp_path)
+    with httpx.Client(base_url=said["url"], timeout=60) as client, client.stream("GET", "/api/events") as live:
+        lines = live.iter_lines()
+        assert next(lines).startswith("data: ")
+        process.send_signal(signal.SIGINT)
+        assert not any(lines)
+    assert process.wait(30) in (0, 130)
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.slow
 def test_beyond_this_machine_the_address_has_a_token(tmp_path: Path) -> None:
     process, said = serving(tmp_path, "--host", "0.0.0.0")
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import time
@@ -120,6 +121,21 @@ def test_live_lines_come_after_a_cursor(tmp_path: Path) -> None:
     assert len(again["lines"]) == 3
     [working] = [one for one in browser.json("/api/training")["stages"] if one["artifact"] is None]
     assert (working["stage"], working["run_id"]) == ("late", RUN)
+
+
+def test_a_tick_of_forty_series_is_small(tmp_path: Path) -> None:
+    """Five steps come with a word of the server if there are ten in a second."""
+    begin(tmp_path, 0)
+    with LiveLog(Catalog(tmp_path).place, RUN, "late", tmp_path / "tmp" / "live.jsonl") as log:
+        for step in range(5):
+            log.write({"step": step, **{f"some/metric_{n}": math.sin(step * 40 + n) for n in range(40)}})
+    browser = Browser(tmp_path)
+    sizes = {}
+    for encoding in ("identity", "gzip"):
+        answer = browser.ask("/api/live/lines", headers={"accept-encoding": encoding}, run_id=RUN, stage="late")
+        sizes[encoding] = int(answer.headers["content-length"]) + sum(map(len, map(str, answer.headers.items())))
+        assert len(answer.json()["lines"]) == 5
+    assert sizes["gzip"] < 5000 < sizes["identity"], sizes
 
 
 def test_a_pulse_comes_at_once_and_with_each_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ source.onmessage = (event) => {
   window.heard = event.data;
   source.close();
 };
+void 0;
 """
 WIDE = """
 [...document.querySelectorAll("#page *")]
@@ -39,7 +40,7 @@ MOVING = """
   .length
 """
 NO_EVENT = """
-for (const home of [Element.prototype, HTMLElement.prototype]) delete home.oncontentvisibilityautostatechange;
+delete HTMLElement.prototype.oncontentvisibilityautostatechange;
 addEventListener("contentvisibilityautostatechange", (event) => event.stopImmediatePropagation(), true);
 """
 PAGES = {
@@ -83,7 +84,7 @@ def test_a_message_of_50_mb_opens_and_the_page_still_answers(browser: Any, store
         until(page, "document.activeElement.id === 'm0'")
         longest = page.evaluate("window.longest")
         print(f"longest task of the main thread: {longest:.0f} ms")
-        assert longest < 1000
+        assert longest < 1000  # on a machine that does much else; 50 MB of JSON are parsed at once
 
 
 def test_without_the_event_of_content_visibility_tokens_are_drawn_in_view(browser: Any, url: str) -> None:
@@ -97,6 +98,9 @@ def test_without_the_event_of_content_visibility_tokens_are_drawn_in_view(browse
         page.evaluate("scrollTo(0, document.body.scrollHeight / 2)")
         until(page, "document.elementFromPoint(300, 400)?.closest('.turn')?.querySelector('.t') !== null")
         until(page, "document.querySelectorAll('.t').length < 20000")
+    with window(browser, url) as seen:
+        page = seen.open("/row/long?lens=logprob", ".t")
+        assert page.evaluate("'oncontentvisibilityautostatechange' in HTMLElement.prototype") is True
 
 
 def test_a_token_in_the_address_becomes_a_cookie(browser: Any, store: str) -> None:

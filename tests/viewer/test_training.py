@@ -1,13 +1,16 @@
 """Training, replays, runs and the doctor in a real browser, and what they show while a stage trains."""
 
+import json
+import re
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 from serving import serving, window
+from strange_rows import PAYLOADS
 from watched import PICTURES, Watched, both_themes, until
 
 from datastore.buffer import TrajectoryBuffer
@@ -243,3 +246,33 @@ def test_a_run_and_its_doctor_are_accessible(seen: Watched, request: pytest.Fixt
     page.wait_for_selector("p.good, .finding", timeout=180_000)  # it imports torch, and loads a model
     page.screenshot(path=PICTURES / f"doctor-{theme}.png")
     assert seen.faults() == []
+
+
+def test_payloads_in_answers_about_training_runs_and_the_doctor_are_text(seen: Watched) -> None:
+    """As if a store had them in each name and text, also where our own commands would refuse to write them."""
+    answers: dict[str, Any] = {}
+    seen.page.route(
+        re.compile("/api/(run|doctor|training|replay|live/lines)([?]|$)"),
+        lambda route: route.fulfill(json=answers[urlsplit(route.request.url).path.removeprefix("/api/")]),
+    )
+    page = seen.page
+    for payload in PAYLOADS[:12]:
+        stage = {"stage": payload, "uses": payload, "status": "failed", "artifact": payload, "reasons": [payload]}
+        stage |= {"cause": payload, "started": "", "seconds": 1.0, "live": False, "log_tail": payload}
+        run = dict.fromkeys(("run_id", "pipeline", "state", "command", "host", "started", "gone"), payload)
+        answers["run"] = run | {"seconds": 1.0, "stages": [stage]}
+        finding = dict.fromkeys(("stage", "artifact", "name", "evidence", "threshold", "remedy"), payload)
+        finding |= {"rows": [payload], "tokens": [1], "step": 1}
+        told = {"run_id": payload, "working": False, "problem": None, "stages": [payload], "findings": [finding]}
+        answers["doctor"] = told
+        band = {"metric": payload, "bound": 0.5, "above": True, "counts": payload}
+        training = {"artifact": None, "stage": payload, "uses": payload, "run_id": payload, "when": payload}
+        answers["training"] = {"stages": [training | {"steps": 1, "series": [payload], "bands": [band]}]}
+        answers["live/lines"] = {"lines": [json.dumps({"step": 0, payload: 0.7})], "cursor": 50, "restarted": False}
+        seen.open(f"/run/{quote(payload, safe='')}", "pre.log")
+        assert page.evaluate("document.body.textContent").count(payload) >= 6
+        seen.open("/doctor?run=x", ".finding dd a")
+        assert page.evaluate("document.body.textContent").count(payload) >= 6
+        seen.open("/training", "table.lines a")
+        assert page.evaluate("document.body.textContent").count(payload) >= 3
+        seen.check()

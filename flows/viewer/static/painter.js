@@ -29,7 +29,7 @@ export class Painter {
     this.current = -1;
     this.wanted = -1; // a token to reveal as soon as it is there
     this.watch = null;
-    if (!("oncontentvisibilityautostatechange" in Element.prototype))
+    if (!("oncontentvisibilityautostatechange" in HTMLElement.prototype))
       this.watch = new IntersectionObserver((seen) => seen.forEach((one) => this.turn(one.target, one.isIntersecting)), { rootMargin: "50%" });
   }
 

@@ -136,6 +136,7 @@ function Title({ id, row, at, lens }) {
     <span>reward ${decimal(reward)}</span>
     ${row.reward_components.map((one) => html`<span class="soft">${pieces(one.name)} ${decimal(one.value)}${one.weight === 1 ? "" : ` × ${decimal(one.weight)}`}</span>`)}
     <span>${termination}</span>
+    <${Errors} row=${row} />
     <span class="soft">${pieces(String(env))}, ${pieces(String(split))}, level ${level}</span>
     ${row.tags.map((tag) => html`<span class="tag">${pieces(tag)}</span>`)}
     <span class="end">${to(previous, "‹", "row before, of the same stage run")} ${to(next, "›", "row after, of the same stage run")}</span>
@@ -144,6 +145,14 @@ function Title({ id, row, at, lens }) {
       ${copies(id, row).map(([what, text, problem]) => html`<button disabled=${problem !== ""} title=${problem} onClick=${async () => copy(await text(), what)}>${what}</button>`)}
     </div></details>
   </div>`;
+}
+
+/** How many tools failed, and how many of their answers are known by their words: rows do not say which. @param {{row: Row}} props */
+function Errors({ row }) {
+  const recorded = Number(row.row.n_tool_errors);
+  const known = row.messages.filter((message) => message.error).length;
+  if (!recorded) return null;
+  return html`<span class="bad">✗ ${plural(recorded, "tool error")}${known === recorded ? "" : html` <span class="soft">(${count(known)} ${known === 1 ? "answer reads" : "answers read"} like one)</span>`}</span>`;
 }
 
 /** @param {{tokens: Tokens, chosen: string}} props */

@@ -188,8 +188,9 @@ def test_a_stage_at_work_is_drawn_as_it_goes_on(browser: Any, copied: str) -> No
         training.step()
         page.wait_for_selector("a:has-text('12 steps')")
         assert seen.faults() == []
+        page = seen.open("/", f"tr:has(a[href='/run/{RUN}']):has-text('running')")
         training.end()
-        page.wait_for_selector("[role=status]:has-text('completed')")
+        page.wait_for_selector(f"tr:has(a[href='/run/{RUN}']):has-text('completed')")
 
 
 def test_rows_come_to_the_buffer_while_nobody_has_moved(browser: Any, copied: str) -> None:
@@ -244,7 +245,7 @@ def test_a_run_and_its_doctor_are_accessible(seen: Watched, request: pytest.Fixt
     page.screenshot(path=PICTURES / f"run-{theme}.png")
     assert seen.faults() == []
     page.locator("a", has_text="what the doctor says").click()
-    page.wait_for_selector("p.good, .finding", timeout=180_000)  # it imports torch, and loads a model
+    page.wait_for_selector("p.good, .finding", timeout=300_000)  # it imports torch, and loads a model
     page.screenshot(path=PICTURES / f"doctor-{theme}.png")
     assert seen.faults() == []
 
@@ -277,8 +278,28 @@ def test_payloads_in_answers_about_training_runs_and_the_doctor_are_text(seen: W
         answers["live/lines"] = {"lines": [json.dumps({"step": 0, payload: 0.7})], "cursor": 50, "restarted": False}
         seen.open(f"/run/{quote(payload, safe='')}", "pre.log")
         assert page.evaluate("document.body.textContent").count(payload) >= 6
-        seen.open("/doctor?run=x", ".finding dd a")
+        seen.open("/doctor?run=x&at=3", ".finding dd a")
         assert page.evaluate("document.body.textContent").count(payload) >= 6
+        step, row, rows = (one.get_attribute("href") or "" for one in page.locator(".finding dd a").all())
+        assert ("step=1" in step, "t=1&lens=mask" in row, rows.startswith("/buffer?filter=")) == (True, True, True)
+        assert all("at=3" in one for one in (step, row, rows))
         seen.open("/training", ".chart b")
         assert page.evaluate("document.body.textContent").count(payload) >= 4
         seen.check()
+
+
+def test_pages_of_a_new_store_name_the_command_that_fills_them(browser: Any, tmp_path: Path) -> None:
+    with serving(str(tmp_path)) as url, window(browser, url) as seen:
+        for path in ("/", "/buffer", "/training", "/doctor", "/evaluation", "/pair"):
+            page = seen.open(path, "code")
+            assert "agentrl run" in page.text_content(".page code >> nth=0"), path
+        assert all("404" in one for one in seen.console)  # there is no buffer, the browser says by itself
+        seen.console.clear()
+
+
+def test_how_many_tools_failed_is_said_beside_how_many_answers_read_so(seen: Watched, store: str) -> None:
+    rows = TrajectoryBuffer(store).sql("select trajectory_id, n_tool_errors from trajectories order by n_tool_errors")
+    name, errors = rows.row(-1)
+    assert errors > 0
+    page = seen.open(f"/row/{name}?lens=text", ".title")
+    assert f"{errors} tool error" in page.inner_text(".title")

@@ -8,44 +8,34 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from inspect import iscoroutinefunction
 from random import Random
 from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from agentrl.environments.adapted import protocol
-from agentrl.environments.base import Environment, Score
+from agentrl.environments.base import Score
 from agentrl.environments.drawing import digest
-from agentrl.environments.forks import DivergedError, rebuild
-from agentrl.environments.hosts import Threads
 from agentrl.rewards.asking import Asking, transcript
 from agentrl.rewards.judge import Judge
 from agentrl.rollouts.reopen import opening_of
+from agentrl.rollouts.verification import Solved, Verifier
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role, Trajectory
 
 Which = Literal["final", "future"]
 
 
-@dataclass(frozen=True)
-class Solved:
-    """A task that a row solves by its verifier's word, and what its episode begins with."""
-
-    row: Trajectory
-    task: Task
-    opening: list[Message]
-    tools: str
-    score: Score
-
-
 class Goals(Protocol):
-    """Finds the tasks that a failed row solves. ``drops`` counts what was not one, by reason, and ``calls`` the tool
-    calls that were made to verify tasks."""
+    """Finds the tasks that a failed row solves. ``drops`` counts what was not one, by reason, ``calls`` the tool calls
+    that were made to verify tasks, and ``error`` is the traceback of the first environment that failed."""
 
     drops: Counter[str]
-    calls: int
+
+    @property
+    def calls(self) -> int: ...
+
+    @property
+    def error(self) -> str: ...
 
     async def solved(self, row: Trajectory, task: Task) -> list[Solved]:
         """Tasks that a row of ``task`` solves."""
@@ -65,17 +55,15 @@ class AchievedGoals:
 
     def __init__(self, environments: Mapping[str, Any], which: Which, k: int, seed: int) -> None:
         self.plain, self.which, self.k, self.seed = environments, which, k, seed
-        self.drops: Counter[str] = Counter()
-        self.calls = 0
-        self._host = Threads(1)
-        self._environments = {name: protocol(one, self._host) for name, one in environments.items()}
+        self._verifier = Verifier(environments)
+        self.drops = self._verifier.drops
         for name, one in environments.items():
             if not hasattr(one, "achieved"):
                 raise ValueError(
                     f"env {name!r} does not say what a row has achieved; give it achieved(row, task) -> tasks, or set "
                     "by: judge"
                 )
-            if not getattr(self._environments[name], "replayable", False):
+            if not getattr(self._verifier.environments[name], "replayable", False):
                 raise ValueError(
                     f"env {name!r} cannot make an episode again, so no verifier could score the new tasks: set "
                     "replayable = True if the same messages always get the same answers, or by: judge"
@@ -89,47 +77,23 @@ class AchievedGoals:
             tried = Random(f"{self.seed} {task.task_id} {row.sample_index}").sample(tried, min(self.k, len(tried)))
         found: list[Solved] = []
         for new in tried:
-            one = await self._verified(row, new)
+            one = await self._verifier.solved(row, new)
             if one is not None:
                 found.append(one)
                 if self.which == "final":
                     break
         return found
 
-    async def _verified(self, row: Trajectory, new: Task) -> Solved | None:
-        self.calls += row.n_tool_calls
-        try:
-            one = await verified(self._environments[row.env], row, new)
-        except DivergedError:
-            self.drops["diverged"] += 1
-            return None
-        except Exception:  # of the environment: it ends this episode alone
-            self.drops["env_error"] += 1
-            return None
-        self.drops["not_solved"] += one is None
-        return one
+    @property
+    def calls(self) -> int:
+        return self._verifier.calls
+
+    @property
+    def error(self) -> str:
+        return self._verifier.error
 
     async def close(self) -> None:
-        await self._host.close()
-        for one in self.plain.values():
-            if iscoroutinefunction(close := getattr(one, "close", None)):
-                await close()
-
-
-async def verified(environment: Environment, row: Trajectory, task: Task) -> Solved | None:
-    """The score of a row's turns in an episode of another ``task``; None if it is no success.
-
-    Raises DivergedError if the episode answers a turn otherwise than the row's did.
-    """
-    first = await environment.reset(task)
-    opening, tools = list(first.opening), first.tools
-    await first.close()
-    episode = await rebuild(environment, task, [*opening, *row.messages[len(opening_of(row)) :]])
-    try:
-        score = await episode.score()
-    finally:
-        await episode.close()
-    return Solved(row, task, opening, tools, score) if score is not None and score.success else None
+        await self._verifier.close()
 
 
 class Describer(Asking):
@@ -166,7 +130,7 @@ class DescribedGoals:
     def __init__(self, describe: Describer, verify: Judge) -> None:
         self.describe, self.verify = describe, verify
         self.drops: Counter[str] = Counter()
-        self.calls = 0
+        self.calls, self.error = 0, ""
 
     async def solved(self, row: Trajectory, task: Task) -> list[Solved]:
         prompt = self.describe.prompt(row)

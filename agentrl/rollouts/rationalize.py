@@ -1,6 +1,7 @@
 """Rationalisation (STaR: Zelikman et al. 2022, section 3.3): solve with the answer as a hint, train without it."""
 
 import json
+from collections.abc import Sequence
 
 from agentrl.chat.codec import ChatCodec
 from agentrl.rollouts.reopen import opening_of, reopened
@@ -33,6 +34,21 @@ def with_text(opening: list[Message], text: str) -> list[Message]:
 def without_text(opening: list[Message], text: str) -> list[Message]:
     """The opening that :func:`with_text` made this of."""
     return [*opening[:-1], opening[-1].model_copy(update={"content": opening[-1].content.removesuffix(f" {text}")})]
+
+
+def shown_after(opening: list[Message], plain: Sequence[Message]) -> str | None:
+    """The text that an opening has after the ``plain`` one of its task, "" if they are equal; None if it differs
+    otherwise."""
+    *before, last = [(one.role, one.content) for one in opening]
+    *before_plain, plain_last = [(one.role, one.content) for one in plain]
+    if before != before_plain or last[0] is not plain_last[0] or not last[1].startswith(plain_last[1]):
+        return None
+    return last[1].removeprefix(plain_last[1]).strip()
+
+
+def only_repeats(trajectory: Trajectory, task: Task, shown: str) -> bool:
+    """Whether a run may only repeat an answer that it was ``shown``: the text holds it, and no observation does."""
+    return str(json.loads(task.ground_truth)).strip() in shown and not is_grounded(trajectory, task)
 
 
 def is_grounded(trajectory: Trajectory, task: Task) -> bool:

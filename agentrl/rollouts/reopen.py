@@ -50,7 +50,7 @@ def reopened(
     mask = [False] * len(ids) + row.action_mask[start:]
     return row.model_copy(
         update={
-            "messages": [*spanned(opening, 0, len(ids)), *(_moved(one, shift) for one in row.messages[number:])],
+            "messages": [*spanned(opening, 0, len(ids)), *(moved(one, shift) for one in row.messages[number:])],
             "input_ids": ids + row.input_ids[start:],
             "action_mask": mask,
             "logprobs": [float("nan")] * len(mask),
@@ -66,7 +66,7 @@ def _first_turn(row: Trajectory) -> int:
     return next(said, len(row.messages))
 
 
-def _moved(message: Message, shift: int) -> Message:
+def moved(message: Message, shift: int) -> Message:
     if message.token_start is None or message.token_end is None:
         return message
     return message.model_copy(

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -71,6 +71,22 @@ def warn_of_splits(counts: Mapping[str, int], what: str) -> None:
             f"({by_split}): what is measured on these splits from now on is not measured on unseen tasks",
             stacklevel=3,
         )
+
+
+def refuse_measured(rows: "Sequence[Mapping[str, Any]]") -> None:
+    """Raise ValueError that names a row, given by the columns ``trajectory_id`` and ``split``, that is not of the train
+    split."""
+    if others := [row for row in rows if row["split"] != "train"]:
+        raise ValueError(
+            f"{len(others)} of {len(rows)} rows are not of the train split, {others[0]['trajectory_id']} is of "
+            f"{others[0]['split']!r}: nothing is made from what is measured on; leave them out by trajectories.select"
+        )
+
+
+def warn_of_error(error: str) -> None:
+    """Show the traceback of the first environment that failed while rows were verified, if one did."""
+    if error:
+        warnings.warn(f"environments failed while rows were verified; the first of them:\n{error}", stacklevel=3)
 
 
 def load_policy(model: Model, engine: EngineConfig | None = None) -> "Policy":

@@ -1,5 +1,6 @@
 """The stage that retries what was never solved with a hint, and takes the hint out (STaR)."""
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
 from agentrl.rollouts.limits import Limits
-from agentrl.rollouts.rationalize import HINT, is_grounded, strip_hint
+from agentrl.rollouts.rationalize import HINT, only_repeats, strip_hint
 from agentrl.search.agentq import by_task
 from pipelines.handles import Model, NoteTable, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
@@ -96,8 +97,10 @@ def rationalize(
     ungrounded = 0
     for task_id, retries in by_task(hinted).items():
         task = unsolved[task_id]
-        good = sorted((r for r in retries if r.success and is_grounded(r, task)), key=lambda r: (r.n_steps, r.n_tokens))
-        ungrounded += sum(bool(r.success) for r in retries) - len(good)
+        solved = [row for row in retries if row.success]
+        shown = hint_of(task).format(answer=json.loads(task.ground_truth))
+        good = sorted((r for r in solved if not only_repeats(r, task, shown)), key=lambda r: (r.n_steps, r.n_tokens))
+        ungrounded += len(solved) - len(good)
         for retry in good[: config.keep]:
             name = context.trajectory_id(len(hinted) + len(stripped))
             row = strip_hint(retry, task, hint_of(task), policy.codec, name)

@@ -13,11 +13,12 @@ from pydantic import Field, model_validator
 
 from agentrl.engines.blocking import blocking
 from agentrl.rewards.judge import Judge
-from agentrl.rollouts.hindsight import AchievedGoals, Admission, DescribedGoals, Describer, Goals, Solved, Which
+from agentrl.rollouts.hindsight import AchievedGoals, Admission, DescribedGoals, Describer, Goals, Which
 from agentrl.rollouts.reopen import reopened
+from agentrl.rollouts.verification import Solved
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, reveal, stage
-from pipelines.stages.common import count, environment, load_policy, secrets_of
+from pipelines.stages.common import count, environment, load_policy, refuse_measured, secrets_of, warn_of_error
 from pipelines.stages.selected import check_tokenizer
 from pipelines.stages.stored_tasks import TaskKey, key_of, tasks_of
 from schemas.trajectory import NOT_TRAINED, Termination, Trajectory
@@ -106,6 +107,8 @@ def relabel(
     rows = [_reopened(one, policy, context.trajectory_id(number)) for number, one in enumerate(solved)]
     context.append(rows)
     _tell(context, drops + goals.drops + admission.drops, len(ids), solved)
+    warn_of_error(goals.error)
+    context.metrics.update(environment_calls=goals.calls)
     shifts = Counter((one.row.level, one.task.level) for one in solved)
     context.metrics.update(environment_calls=goals.calls)
     table = [{"asked": old, "achieved": new, "rows": rows} for (old, new), rows in sorted(shifts.items())]
@@ -121,11 +124,7 @@ def _failed(trajectories: list[Trajectories], drops: Counter[str]) -> list[str]:
     """Ids of the rows that failed and ended by themselves, each once, sorted."""
     columns = ["trajectory_id", "episode_id", "segment", "split", "success", "termination", "tags"]
     rows = {row["trajectory_id"]: row for one in trajectories for row in one.table(columns).to_pylist()}
-    if others := [row for row in rows.values() if row["split"] != "train"]:
-        raise ValueError(
-            f"{len(others)} of {len(rows)} rows are not of the train split, {others[0]['trajectory_id']} is of "
-            f"{others[0]['split']!r}: nothing is made from what is measured on; leave them out by trajectories.select"
-        )
+    refuse_measured(list(rows.values()))
     episodes = Counter(row["episode_id"] for row in rows.values())
     failed = []
     for name, row in sorted(rows.items()):

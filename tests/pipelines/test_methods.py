@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 METHODS = sorted(path.stem for path in (LIBRARY / "methods").glob("*.yaml"))
 SMALLEST = {"train": 24, "dev": 4, "heldout": 4, "steps": 2, "batch": 4, "iterations": 1, "tasks": 2, "samples": 2}
 
-OF_DIFFERENCES = {"agentq", "ipr", "slicing"}
-"""Methods that learn from differences in value, of which a policy that solves nothing has none."""
+OF_DIFFERENCES = {"agentq", "ipr", "slicing", "guidance", "splice"}
+"""Methods that learn from differences of successes and failures; a policy that solves nothing has none."""
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,0 +1,81 @@
+"""Whether a row solves a task: its turns are made again in a new episode of it, which must answer as the row's did."""
+
+import traceback
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import iscoroutinefunction
+from typing import Any
+
+from agentrl.environments.adapted import protocol
+from agentrl.environments.base import Environment, Score
+from agentrl.environments.forks import DivergedError, rebuild
+from agentrl.environments.hosts import Threads
+from agentrl.rollouts.reopen import opening_of
+from schemas.task import Task
+from schemas.trajectory import Message, Trajectory
+
+_TRACEBACK_CHARS = 2000
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A task that a row solves by its verifier's word, and what its episode begins with."""
+
+    row: Trajectory
+    task: Task
+    opening: list[Message]
+    tools: str
+    score: Score
+
+
+class Verifier:
+    """Verifies rows in the ``environments`` of their names. ``drops`` counts what was not solved, by reason, ``calls``
+    the tool calls that were made, and ``error`` is the traceback of the first environment that failed."""
+
+    def __init__(self, environments: Mapping[str, Any]) -> None:
+        self._given, self._host = environments, Threads(1)
+        self.environments: dict[str, Environment] = {
+            name: protocol(one, self._host) for name, one in environments.items()
+        }
+        self.drops: Counter[str] = Counter()
+        self.calls = 0
+        self.error = ""
+
+    async def solved(self, row: Trajectory, task: Task) -> Solved | None:
+        """What the episode says, or None if it fails, answers otherwise than the row's did, or is no success."""
+        self.calls += sum(len(message.tool_calls) for message in row.messages)
+        try:
+            one = await verified(self.environments[row.env], row, task)
+        except DivergedError:
+            self.drops["diverged"] += 1
+            return None
+        except Exception as error:  # of the environment: it ends this episode alone
+            self.drops["env_error"] += 1
+            self.error = self.error or "".join(traceback.format_exception(error))[-_TRACEBACK_CHARS:]
+            return None
+        self.drops["not_solved"] += one is None
+        return one
+
+    async def close(self) -> None:
+        await self._host.close()
+        for one in self._given.values():
+            if iscoroutinefunction(close := getattr(one, "close", None)):
+                await close()
+
+
+async def verified(environment: Environment, row: Trajectory, task: Task) -> Solved | None:
+    """The score of a row's turns in an episode of ``task``, which may be another than the row's; None if it is no
+    success.
+
+    Raises DivergedError if the episode answers a turn otherwise than the row's did.
+    """
+    first = await environment.reset(task)
+    opening, tools = list(first.opening), first.tools
+    await first.close()
+    episode = await rebuild(environment, task, [*opening, *row.messages[len(opening_of(row)) :]])
+    try:
+        score = await episode.score()
+    finally:
+        await episode.close()
+    return Solved(row, task, opening, tools, score) if score is not None and score.success else None

@@ -1,0 +1,197 @@
+"""What memory gains at an equal budget; part of :mod:`benchmarks.methods`, which runs them.
+
+- experience: held-out walks in `rooms` with 0, 1 or 3 runs of other tasks in sight, by a policy that was shown such
+  runs in its demonstrations and by one that was not; and what one learns from rollouts that saw three, without them.
+- guidance: walks that nothing solved, tried again with notes and kept without them, against as many plain rollouts
+  (`rooms`): supervised, and as preferences over the failures without guidance.
+- splice: rejection sampling on rollouts, with and without failed ones that go on as a success did (`rooms`, `lookup`);
+  success, and in `rooms` recovery after a planted wrong turn.
+"""
+
+import sys
+from typing import Any
+
+from branching import STATES, learned, recovery, trained
+from methods import (
+    ITERATIONS,
+    SAMPLES,
+    SMALL,
+    TASKS,
+    Arm,
+    Setting,
+    Spent,
+    curated,
+    expert,
+    gain,
+    imitated,
+    judged,
+    of_rollouts,
+    online,
+    prepared,
+    rollouts,
+    seeds,
+    table,
+)
+
+MANY = TASKS * ITERATIONS
+"""Tasks whose rollouts are looked at."""
+
+
+def experience() -> bool:
+    from pipelines.stages.reopen import reopen
+    from pipelines.stages.trajectories import reject, sample, synthesize
+
+    shown = {f"{kind}, k {k}": Arm(f"{kind}, k {k}") for kind in ("not shown", "shown") for k in (0, 1, 3)}
+    arms = {name: Arm(name) for name in ("warm", "rejection", "rejection, k 3", "GRPO")}
+    for seed, folder in seeds("experience", shown, arms):
+        harness, tasks, walks = expert("rooms long", seed, folder)
+        given = {"tasks": tasks["train"], "experience": [walks]}
+        seen = harness.run(synthesize, seeing(3), **given)["trajectories"]
+        settings = {
+            "not shown": imitated("warm", "rooms long", harness, tasks, [walks]),
+            "shown": imitated("shown", "rooms long", harness, tasks, [walks, seen]),
+        }
+        for kind, setting in settings.items():
+            for k in (0, 1, 3):
+                config = {"samples": 1, **seeing(k)}
+                wired = {"experience": [walks]} if k else {}
+                made = harness.run(sample, config, model=setting.warm, tasks=setting.judged, **wired)["trajectories"]
+                solved = {
+                    row["task_id"]: float(row["success"]) for row in made.table(["task_id", "success"]).to_pylist()
+                }
+                shown[f"{kind}, k {k}"].add(solved, of_rollouts(made))
+        setting = settings["shown"]
+        some = harness.tasks(setting.tasks.read()[:STATES])
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        for name, k in (("rejection", 0), ("rejection, k 3", 3)):
+            wired = {"experience": [walks]} if k else {}
+            rows = harness.run(sample, {"samples": SAMPLES, **seeing(k)}, model=setting.warm, tasks=some, **wired)
+            good = harness.run(reject, {"keep": 2}, trajectories=[rows["trajectories"]])["trajectories"]
+            good = harness.run(reopen, trajectories=[good], model=setting.warm, tasks=[some])["trajectories"]
+            model, more = learned(setting, [good])
+            arms[name].add(judged(setting, model), of_rollouts(rows["trajectories"]) + more)
+        model, more, _ = online(setting, iterations=max(1, STATES // TASKS))
+        arms["GRPO"].add(judged(setting, model), more)
+    print("\nexperience, rooms: held-out walks with k runs of other tasks in sight; tokens of these walks")
+    table(shown)
+    print(f"experience, rooms: held-out walks alone, after {STATES * SAMPLES:,} rollouts a seed with k runs in sight")
+    table(arms)
+    met = [
+        gain(f"experience, {kind}", shown[f"{kind}, k 0"], shown[f"{kind}, k {k}"])
+        for kind in ("not shown", "shown")
+        for k in (1, 3)
+    ]
+    return gain("experience, learned from", arms["rejection"], arms["rejection, k 3"]) and met[-1]
+
+
+def seeing(k: int) -> dict[str, Any]:
+    """The setting of stages that show ``k`` runs."""
+    return {"context": [{"experience": {"k": k, "max_tokens": 400}}]} if k else {}
+
+
+def guidance() -> bool:
+    """The notes come from the environment, so they cost no tokens but those that are read."""
+    from pipelines.stages.notes import reflect
+    from pipelines.stages.pairs import outcome
+    from pipelines.stages.rationalize import rationalize
+    from pipelines.stages.train import dpo
+    from pipelines.stages.trajectories import reject, sample, synthesize
+
+    names = ("warm", "rejection", "guidance", "DPO", "DPO, guided", "GRPO")
+    arms = {name: Arm(name) for name in names}
+    showing = {"context": [{"notes": {}}]}
+    for seed, folder in seeds("guidance", arms):
+        harness, tasks, slips = expert("rooms", seed, folder, noise=0.6, coverage=0.3)
+        slipped = harness.run(reflect, tasks=tasks["train"], trajectories=[slips])["notes"]
+        shown = harness.run(synthesize, showing, tasks=tasks["train"], notes=slipped)["trajectories"]
+        setting = imitated("noted", "rooms", harness, tasks, [shown])
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        some = harness.tasks(setting.tasks.read()[:MANY])
+        first = harness.run(sample, {"samples": SAMPLES // 2}, model=setting.warm, tasks=some)["trajectories"]
+        notes = harness.run(reflect, tasks=some, trajectories=[first])["notes"]
+        made = harness.run(
+            rationalize, {"samples": SAMPLES, **showing},
+            model=setting.warm, tasks=some, trajectories=[first], notes=notes,
+        )  # fmt: skip
+        print(f"guidance, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
+        retried = of_hinted(harness)
+        failed = unsolved(some, first)
+        others, beside = rollouts(setting, harness.tasks(failed), retried.sampled) if failed else ([], Spent())
+        found = {"guidance": ([first], [made["trajectories"]], retried), "rejection": ([first, *others], [], beside)}
+        for name, (plain, guided, more) in found.items():
+            spent = of_rollouts(first) + more
+            good = harness.run(reject, {"keep": 2}, trajectories=plain)["trajectories"]
+            model, taught = learned(setting, [good, *guided])
+            arms[name].add(judged(setting, model), spent + taught)
+            pairs = harness.run(outcome, trajectories=[*guided, *plain], model=setting.warm)["pairs"]
+            model, taught = trained(setting, dpo, {"beta": 0.1}, pairs=pairs)
+            arms["DPO, guided" if guided else "DPO"].add(judged(setting, model), spent + taught)
+        rows = len(first.ids()) + int(made.metrics["retries"])
+        model, more, _ = online(setting, iterations=max(1, round(rows / (TASKS * SAMPLES))))
+        arms["GRPO"].add(judged(setting, model), more)
+    print(
+        f"\nguidance, rooms: {SAMPLES // 2} rollouts of {MANY} tasks a seed, {SAMPLES} more of those that none solved"
+    )
+    table(arms)
+    met = gain("guidance, rooms", arms["rejection"], arms["guidance"])
+    return gain("guidance, DPO", arms["DPO"], arms["DPO, guided"]) and met
+
+
+def of_hinted(harness: Any) -> Spent:
+    """What the retries with notes cost. They are in the buffer, and in no output."""
+    query = (
+        "SELECT sum(n_action_tokens) AS tokens, sum(n_tool_calls) AS calls FROM trajectories WHERE source = 'hinted'"
+    )
+    [row] = harness.buffer.sql(query).to_dicts()
+    return Spent(row["tokens"] or 0, 0, row["calls"] or 0)
+
+
+def unsolved(tasks: Any, rows: Any) -> list[Any]:
+    """The tasks that none of these rows solved."""
+    solved = {row["task_id"] for row in rows.table(["task_id", "success"]).to_pylist() if row["success"]}
+    return [task for task in tasks.read() if task.task_id not in solved]
+
+
+def splice(env: str) -> bool:
+    """The replays that prove splices are calls; another baseline gets as many, as further rollouts."""
+    from pipelines.stages.splice import splice as stage
+    from pipelines.stages.trajectories import reject, sample
+
+    more_calls = "rejection, as many calls"
+    arms, recovered = (
+        {name: Arm(name) for name in ("warm", "rejection", more_calls, "rejection + splice", "GRPO")} for _ in range(2)
+    )
+
+    def add(setting: Setting, name: str, model: Any, spent: Spent) -> None:
+        arms[name].add(judged(setting, model), spent)
+        recovered[name].add(recovery(setting, model) if env == "rooms" else {}, spent)
+
+    for seed, folder in seeds(f"splice {env}", arms, recovered):
+        setting = prepared(env, seed, folder)
+        run = setting.harness.run
+        add(setting, "warm", setting.warm, Spent())
+        tasks = setting.harness.tasks(setting.tasks.read()[:MANY])
+        rows = run(sample, {"samples": SAMPLES}, model=setting.warm, tasks=tasks)["trajectories"]
+        spent = of_rollouts(rows)
+        good = run(reject, {"keep": 2}, trajectories=[rows])["trajectories"]
+        model, more = curated(setting, [good])
+        add(setting, "rejection", model, spent + more)
+        made = run(stage, {"per_task": 2}, trajectories=[rows], model=setting.warm, tasks=[tasks])
+        print(f"splice, {env}, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
+        proved = Spent(foreign=int(made.metrics["foreign_tokens"]), calls=int(made.metrics["environment_calls"]))
+        model, more = learned(setting, [good, made["trajectories"]])
+        add(setting, "rejection + splice", model, spent + proved + more)
+        others, beside = rollouts(setting, tasks, proved.calls, by="calls")
+        model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=[rows, *others])["trajectories"]])
+        add(setting, more_calls, model, spent + beside + more)
+        model, more, _ = online(setting)
+        add(setting, "GRPO", model, more)
+    print(f"\nsplice, {env}: {MANY * SAMPLES:,} rollouts a seed")
+    table(arms)
+    met = gain(f"splice, {env}", arms["rejection"], arms["rejection + splice"])
+    met = gain(f"splice, {env}", arms[more_calls], arms["rejection + splice"], by="calls") and met
+    if env == "rooms":
+        print("splice, rooms: success after a planted wrong turn")
+        table(recovered)
+        met = gain("splice, recovery", recovered["rejection"], recovered["rejection + splice"]) and met
+    return met

@@ -1,0 +1,125 @@
+"""The stage that takes out what solved rows were shown."""
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from agentrl.engines.blocking import blocking
+from agentrl.environments.adapted import protocol
+from agentrl.environments.hosts import Threads
+from agentrl.rollouts.rationalize import only_repeats, shown_after
+from agentrl.rollouts.reopen import opening_of, reopened
+from pipelines.handles import Model, Tasks, Trajectories
+from pipelines.stage import Context, StageConfig, stage
+from pipelines.stages.common import count, environment, record_dialect, refuse_measured
+from pipelines.stages.in_context import EXPERIENCE, NOTE
+from pipelines.stages.stored_tasks import TaskKey, key_of, tasks_of
+from schemas.trajectory import NOT_TRAINED
+
+if TYPE_CHECKING:
+    from agentrl.environments.base import Environment
+    from agentrl.models.policy import Speaker
+    from schemas.task import Task
+    from schemas.trajectory import Message, Trajectory
+
+SOURCE = "reopened"
+AT_ONCE = 64
+"""Rows that are read, and tasks that are begun, at once."""
+
+
+class ReopenConfig(StageConfig):
+    """There is nothing to set."""
+
+
+@stage("trajectories.reopen", version=1)
+def reopen(
+    context: Context,
+    config: ReopenConfig,
+    trajectories: list[Trajectories],
+    model: Model | None = None,
+    tasks: list[Tasks] = [],  # noqa: B006  (an input that may be left out)
+) -> Trajectories:
+    """Context distillation: solved rows after the opening that their environment gives their task, without the notes,
+    runs or hints that they were shown. They have the source ``reopened`` and the row as parent. Solved rows that were
+    shown nothing are in the output as they are. ``model`` tokenises the openings of rows with tokens.
+
+    A success is left out, and counted, if what it was shown holds the answer and no observation does
+    (``ungrounded``), or if its environment begins the task otherwise than the row does (``other_opening``).
+
+    Raises ValueError if a row is not of the train split, or of none of the tasks.
+    """
+    from agentrl.models.policy import Tokenizing
+
+    drops: Counter[str] = Counter()
+    ids = _solved(trajectories, drops)
+    known = tasks_of(trajectories, tasks)
+    speaker = Tokenizing(model.path, model.name) if model else None
+    if speaker:
+        record_dialect(context, speaker)
+    places = {env: environment(context, env) for env in sorted({env for env, _, _ in known})}
+    made: list[Trajectory] = []
+    plain: list[str] = []
+    for start in range(0, len(ids), AT_ONCE):
+        rows = trajectories[0].buffer.get_many(ids[start : start + AT_ONCE])
+        if lost := [row for row in rows if key_of(row) not in known]:
+            raise ValueError(
+                f"{lost[0].trajectory_id} is of task {lost[0].task_id}, which is unknown; wire inputs.tasks"
+            )
+        begun = blocking(_openings({key_of(row): known[key_of(row)] for row in rows}, places))
+        for row in rows:
+            opening = begun[key_of(row)]
+            shown = shown_after(opening_of(row), opening)
+            if shown is None:
+                drops["other_opening"] += 1
+            elif not shown:
+                plain.append(row.trajectory_id)
+            elif only_repeats(row, known[key_of(row)], shown):
+                drops["ungrounded"] += 1
+            else:
+                made.append(_reopened(row, opening, speaker, context.trajectory_id(len(made))))
+        context.progress(start + len(rows), len(ids), reopened=len(made))
+    context.append(made)
+    count(context, {"reopened": len(made), "shown_nothing": len(plain), **dict(sorted(drops.items()))})
+    return context.select([*plain, *(row.trajectory_id for row in made)])
+
+
+def _solved(trajectories: list[Trajectories], drops: Counter[str]) -> list[str]:
+    """Ids of the rows that succeeded, each once, sorted."""
+    columns = ["trajectory_id", "split", "success", "tags"]
+    rows = {row["trajectory_id"]: row for one in trajectories for row in one.table(columns).to_pylist()}
+    refuse_measured(list(rows.values()))
+    solved = []
+    for name, row in sorted(rows.items()):
+        if NOT_TRAINED in row["tags"]:
+            drops["not_trained"] += 1
+        elif not row["success"]:
+            drops["unscored" if row["success"] is None else "failed"] += 1
+        else:
+            solved.append(name)
+    return solved
+
+
+async def _openings(wanted: "dict[TaskKey, Task]", places: "dict[str, Environment]") -> "dict[TaskKey, list[Message]]":
+    """What their environments begin tasks with."""
+    host = Threads()
+
+    async def opening(task: "Task") -> "list[Message]":
+        episode = await protocol(places[task.env], host).reset(task)
+        await episode.close()
+        return list(episode.opening)
+
+    try:
+        found = await asyncio.gather(*map(opening, wanted.values()))
+    finally:
+        await host.close()
+    return dict(zip(wanted, found, strict=True))
+
+
+def _reopened(row: "Trajectory", opening: "list[Message]", speaker: "Speaker | None", name: str) -> "Trajectory":
+    if row.input_ids:
+        if speaker is None:
+            raise ValueError(f"{row.trajectory_id} has tokens; wire inputs.model, whose tokenizer they are of")
+        if wrong := speaker.wrote(row.trajectory_id, row.tokenizer):
+            raise ValueError(wrong)
+    tags = [tag for tag in row.tags if not tag.startswith((NOTE, EXPERIENCE)) and tag != "hinted"]
+    return reopened(row, opening, speaker.codec if speaker else None, name, SOURCE, tags=tags)

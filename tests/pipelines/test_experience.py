@@ -3,15 +3,20 @@
 from typing import Any
 
 import pytest
+from toy_project import Project, project
 
 from agentrl.environments import load_environment
 from agentrl.rollouts.demonstrations import demonstrate
+from datastore.buffer import TrajectoryBuffer
 from datastore.retrieval.experience import render
 from pipelines.handles import Model
 from pipelines.harness import Harness
+from pipelines.plan import Selection
 from pipelines.stages.tasks import generate
 from pipelines.stages.train import sft
 from pipelines.stages.trajectories import sample, synthesize
+
+__all__ = ["project"]
 
 ENV = load_environment("lookup")
 SIZES = {"train": 30, "dev": 4, "heldout": 10}
@@ -115,3 +120,34 @@ def test_the_room_that_context_takes_is_looked_at_before_anything_is_sampled(
     config["context"] = [{"experience": {"k": 2}}]  # type: ignore[assignment]
     with pytest.raises(ValueError, match="max_tokens 80 leaves no room for a turn: the shortest prompt"):
         harness.run(sample, config, model=model, tasks=splits["dev"], experience=[expert])
+
+
+OF_THE_STORE = """
+    name: p
+    stages:
+      tasks: {{uses: tasks.generate, with: {{env: lookup, train: {train}, dev: 0, heldout: 0}}}}
+      expert: {{uses: trajectories.synthesize, inputs: {{tasks: tasks.train}}}}
+      store: {{uses: trajectories.select, with: {{version: {version}}}}}
+      shown:
+        uses: trajectories.synthesize
+        inputs: {{tasks: tasks.train, experience: store}}
+        with: {{context: [{{experience: {{k: 1}}}}]}}
+"""
+
+
+@pytest.mark.slow
+def test_the_version_of_the_store_that_is_searched_is_in_the_fingerprint(project: Project) -> None:
+    """Rows that come later change nothing, and another version is another plan."""
+
+    def version() -> int:
+        return TrajectoryBuffer(project.store).version
+
+    first = Selection(only=("tasks", "expert"))
+    project.run(OF_THE_STORE.format(train=6, version=1), first)
+    pinned = OF_THE_STORE.format(train=6, version=version())
+    assert {"store", "shown"} <= set(project.run(pinned))
+    project.run(OF_THE_STORE.format(train=9, version=1), first)
+    assert project.plan(pinned).to_run == []
+    plan = project.plan(OF_THE_STORE.format(train=6, version=version()))
+    assert [step.name for step in plan.to_run] == ["store", "shown"]
+    assert "input store is made again" in plan.steps["shown"].reasons

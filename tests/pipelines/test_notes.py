@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from judge_server import judging
 from pydantic import ValidationError
 from scripted_engine import Scripted
 
@@ -198,6 +199,28 @@ def test_the_policy_may_write_its_notes(harness: Harness, tasks: Tasks, slips: T
     assert made.metrics["made"] + made.metrics["unsaid"] == 1
     with pytest.raises(ValueError, match=r"samples from a model; wire inputs\.model"):
         harness.run(reflect, config, tasks=tasks, trajectories=[few])
+
+
+def test_a_model_behind_an_endpoint_may_write_the_notes(
+    harness: Harness, tasks: Tasks, slips: Trajectories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked about each failed attempt, over HTTP, and its words are that task's note."""
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+
+    def critic(request: dict[str, Any]) -> str:
+        attempt = json.loads(request["messages"][-1]["content"].split("as JSON:\n")[1].removesuffix("\n\nThe note:"))
+        return f"begin again with {attempt['turns'][0]['content']}"
+
+    config = {"memory": 1, "sampling": {"max_turn_tokens": 64}}
+    with judging(critic) as server:
+        made = harness.run(reflect, {"by": server.engine, **config}, tasks=tasks, trajectories=[slips])
+    failed = {row.task_id: row for row in slips.read() if not row.success}
+    notes = {one.task_id: one for one in made["notes"].read()}
+    assert {name: one.text for name, one in notes.items()} == {
+        name: f"begin again with {row.prompt}" for name, row in failed.items()
+    }
+    assert {one.by for one in notes.values()} == {"openai"}
+    assert len(server.requests) == len(failed)
 
 
 def test_what_a_model_is_asked_is_json_of_bounded_length(slips: Trajectories) -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from agentrl.chat.codec import tokenize
 from agentrl.environments import load_environment
-from agentrl.environments.rooms.environment import Rooms
+from agentrl.environments.rooms.environment import Rooms, RoomsEpisode
 from agentrl.models.tiny import tiny_policy
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.reopen import opening_of
@@ -136,6 +136,22 @@ def test_future_goals_are_several_of_one_row(harness: Harness) -> None:
     goals = Counter(row.parent_id for row in made)
     assert max(goals.values()) > 1
     assert len(made) > len(harness.run(relabel, **wired)["trajectories"].ids())
+
+
+def test_an_environment_that_fails_while_it_verifies_is_shown(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks, rows = walks("rooms", 20)
+    given = {"trajectories": [harness.trajectories(rows)], "tasks": [harness.tasks(tasks)], "heldout": []}
+
+    def broken(episode: RoomsEpisode) -> None:
+        raise RuntimeError("the house is on fire")
+
+    monkeypatch.setattr(RoomsEpisode, "outcome", broken)
+    with pytest.warns(UserWarning, match=r"(?s)the first of them:.*the house is on fire"):
+        made = harness.run(relabel, **given)
+    assert made.metrics["env_error"] > 1
+    assert made.metrics["relabelled"] == 0
 
 
 def test_what_cannot_be_relabelled_is_said(harness: Harness) -> None:

@@ -15,7 +15,6 @@ from branching import STATES, learned, recovery, trained
 from methods import (
     ITERATIONS,
     SAMPLES,
-    SMALL,
     TASKS,
     Arm,
     Setting,

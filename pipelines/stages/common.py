@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -73,13 +73,14 @@ def warn_of_splits(counts: Mapping[str, int], what: str) -> None:
         )
 
 
-def refuse_measured(rows: "Sequence[Mapping[str, Any]]") -> None:
-    """Raise ValueError that names a row, given by the columns ``trajectory_id`` and ``split``, that is not of the train
-    split."""
-    if others := [row for row in rows if row["split"] != "train"]:
+def refuse_measured(splits: Mapping[str, str], remedy: str = "") -> None:
+    """Raise ValueError that names a row that is not of the train split, given the split of each by its id. ``remedy`` is
+    what else can be done about it."""
+    if others := {name: split for name, split in splits.items() if split != "train"}:
+        name, split = next(iter(others.items()))
         raise ValueError(
-            f"{len(others)} of {len(rows)} rows are not of the train split, {others[0]['trajectory_id']} is of "
-            f"{others[0]['split']!r}: nothing is made from what is measured on; leave them out by trajectories.select"
+            f"{len(others)} of {len(splits)} rows are not of the train split, {name} is of {split!r}: nothing is made "
+            f"from what is measured on; leave them out by trajectories.select{remedy}"
         )
 
 

@@ -19,9 +19,9 @@ from agentrl.rollouts.limits import Limits
 from pipelines.handles import Tasks, Trajectories
 from pipelines.stage import Context, StageConfig
 from pipelines.stages.budget import SamplingConfig
-from pipelines.stages.common import REWARDS, count
+from pipelines.stages.common import REWARDS, count, refuse_measured
 from pipelines.stages.shards import Shards
-from pipelines.stages.stored_tasks import key_of, tasks_of
+from pipelines.stages.stored_tasks import KnownTasks
 from schemas.task import Task
 from schemas.trajectory import Trajectory
 
@@ -60,23 +60,16 @@ def rows_to_continue(
     Raises ValueError that names a row of another tokenizer than the policy's, or without its task, or of another split
     than train unless it is measured.
     """
-    known = tasks_of(trajectories, tasks)
+    known = KnownTasks(trajectories, tasks)
     found = []
     for row in (one for selection in trajectories for one in selection.trained_on()):
         row = tokenize(row, policy.codec, policy.tokenizer_fingerprint)
         if wrong := policy.wrote(row.trajectory_id, row.tokenizer):
             raise ValueError(wrong)
-        if key_of(row) not in known:
-            raise ValueError(f"{row.trajectory_id} is of task {row.task_id}, which is not known; wire inputs.tasks")
-        found.append((row, known[key_of(row)]))
-    others = [row for row, _ in found if row.split != "train"]
-    if others and not measured:
+        found.append((row, known.of(row)))
+    if not measured:
         remedy = "" if measured is None else ", or set measure: true, so that no stage trains on what is made"
-        raise ValueError(
-            f"{len(others)} of {len(found)} rows are not of the train split, {others[0].trajectory_id} is of "
-            f"{others[0].split!r}: nothing is made from what is measured on; leave them out by trajectories.select"
-            f"{remedy}"
-        )
+        refuse_measured({row.trajectory_id: row.split for row, _ in found}, remedy)
     return found
 
 

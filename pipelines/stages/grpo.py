@@ -212,7 +212,7 @@ def _loop(
     tokens = config.optimizer.micro_tokens
     with (
         _policy(context, config, model) as (policy, models),
-        teaching(config, config.algorithm, model, taught, policy, by_id.__getitem__, tokens) as teacher,
+        teaching(config, config.algorithm, model, taught, policy, lambda row: by_id[row.task_id], tokens) as teacher,
     ):
         sampling = config.sampling(policy)
         learner = Learner(

@@ -20,13 +20,12 @@ from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, reveal, stage
 from pipelines.stages.common import count, environment, load_policy, refuse_measured, secrets_of, warn_of_error
 from pipelines.stages.selected import check_tokenizer
-from pipelines.stages.stored_tasks import TaskKey, key_of, tasks_of
+from pipelines.stages.stored_tasks import KnownTasks
 from schemas.trajectory import NOT_TRAINED, Termination, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.environments.base import Environment
     from agentrl.models.policy import Policy
-    from schemas.task import Task
 
 SOURCE = "relabelled"
 AT_ONCE = 64
@@ -96,9 +95,9 @@ def relabel(
     drops: Counter[str] = Counter()
     ids = _failed(trajectories, drops)
     Random(f"relabel-{context.seed}").shuffle(ids)
-    known = tasks_of(trajectories, tasks)
+    known = KnownTasks(trajectories, tasks)
     held = [task for one in heldout for task in one.read()]
-    envs = {env for env, _, _ in known} if config.by == "env" else set()
+    envs = {env for env, _, _ in known.by_key} if config.by == "env" else set()
     places = {env: environment(context, env) for env in sorted(envs | {one.env for one in held if envs})}
     admission = Admission(places, held, config.cap)
     goals = _goals(config, {env: places[env] for env in sorted(envs)}, context.seed)
@@ -110,7 +109,6 @@ def relabel(
     warn_of_error(goals.error)
     context.metrics.update(environment_calls=goals.calls)
     shifts = Counter((one.row.level, one.task.level) for one in solved)
-    context.metrics.update(environment_calls=goals.calls)
     table = [{"asked": old, "achieved": new, "rows": rows} for (old, new), rows in sorted(shifts.items())]
     distinct = {one.task.task_id: one.task for one in solved}
     return Relabelled(
@@ -124,7 +122,7 @@ def _failed(trajectories: list[Trajectories], drops: Counter[str]) -> list[str]:
     """Ids of the rows that failed and ended by themselves, each once, sorted."""
     columns = ["trajectory_id", "episode_id", "segment", "split", "success", "termination", "tags"]
     rows = {row["trajectory_id"]: row for one in trajectories for row in one.table(columns).to_pylist()}
-    refuse_measured(list(rows.values()))
+    refuse_measured({name: row["split"] for name, row in rows.items()})
     episodes = Counter(row["episode_id"] for row in rows.values())
     failed = []
     for name, row in sorted(rows.items()):
@@ -157,25 +155,19 @@ async def _solved(
     admission: Admission,
     trajectories: Trajectories,
     ids: list[str],
-    known: "Mapping[TaskKey, Task]",
+    known: KnownTasks,
 ) -> list[Solved]:
     """What is kept, in the order of ``ids``."""
     kept: list[Solved] = []
     try:
         for start in range(0, len(ids), AT_ONCE):
             rows = trajectories.buffer.get_many(ids[start : start + AT_ONCE])
-            found = await asyncio.gather(*(goals.solved(row, _task_of(row, known)) for row in rows))
+            found = await asyncio.gather(*(goals.solved(row, known.of(row)) for row in rows))
             kept += [one for solved in found for one in solved if admission.admits(one)]
             context.progress(start + len(rows), len(ids), relabelled=len(kept))
     finally:
         await goals.close()
     return kept
-
-
-def _task_of(row: Trajectory, known: "Mapping[TaskKey, Task]") -> "Task":
-    if key_of(row) not in known:
-        raise ValueError(f"{row.trajectory_id} is of task {row.task_id}, which is not known; wire inputs.tasks")
-    return known[key_of(row)]
 
 
 def _reopened(solved: Solved, policy: "Policy | None", name: str) -> Trajectory:

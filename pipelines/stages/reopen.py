@@ -13,7 +13,7 @@ from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.common import count, environment, record_dialect, refuse_measured
 from pipelines.stages.in_context import EXPERIENCE, NOTE
-from pipelines.stages.stored_tasks import TaskKey, key_of, tasks_of
+from pipelines.stages.stored_tasks import KnownTasks, TaskKey, key_of
 from schemas.trajectory import NOT_TRAINED
 
 if TYPE_CHECKING:
@@ -52,20 +52,16 @@ def reopen(
 
     drops: Counter[str] = Counter()
     ids = _solved(trajectories, drops)
-    known = tasks_of(trajectories, tasks)
+    known = KnownTasks(trajectories, tasks)
     speaker = Tokenizing(model.path, model.name) if model else None
     if speaker:
         record_dialect(context, speaker)
-    places = {env: environment(context, env) for env in sorted({env for env, _, _ in known})}
+    places = {env: environment(context, env) for env in sorted({env for env, _, _ in known.by_key})}
     made: list[Trajectory] = []
     plain: list[str] = []
     for start in range(0, len(ids), AT_ONCE):
         rows = trajectories[0].buffer.get_many(ids[start : start + AT_ONCE])
-        if lost := [row for row in rows if key_of(row) not in known]:
-            raise ValueError(
-                f"{lost[0].trajectory_id} is of task {lost[0].task_id}, which is unknown; wire inputs.tasks"
-            )
-        begun = blocking(_openings({key_of(row): known[key_of(row)] for row in rows}, places))
+        begun = blocking(_openings({key_of(row): known.of(row) for row in rows}, places))
         for row in rows:
             opening = begun[key_of(row)]
             shown = shown_after(opening_of(row), opening)
@@ -73,7 +69,7 @@ def reopen(
                 drops["other_opening"] += 1
             elif not shown:
                 plain.append(row.trajectory_id)
-            elif only_repeats(row, known[key_of(row)], shown):
+            elif only_repeats(row, known.of(row), shown):
                 drops["ungrounded"] += 1
             else:
                 made.append(_reopened(row, opening, speaker, context.trajectory_id(len(made))))
@@ -87,7 +83,7 @@ def _solved(trajectories: list[Trajectories], drops: Counter[str]) -> list[str]:
     """Ids of the rows that succeeded, each once, sorted."""
     columns = ["trajectory_id", "split", "success", "tags"]
     rows = {row["trajectory_id"]: row for one in trajectories for row in one.table(columns).to_pylist()}
-    refuse_measured(list(rows.values()))
+    refuse_measured({name: row["split"] for name, row in rows.items()})
     solved = []
     for name, row in sorted(rows.items()):
         if NOT_TRAINED in row["tags"]:

@@ -16,7 +16,7 @@ from agentrl.rewards.component import Reward, check_shares, graded
 from pipelines.handles import Scores, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, reveal, stage
 from pipelines.stages.common import secrets_of
-from pipelines.stages.stored_tasks import TaskKey, key_of, tasks_of
+from pipelines.stages.stored_tasks import KnownTasks, TaskKey, key_of
 from schemas.arrow import to_table
 from schemas.score import SCORE_SCHEMA, TrajectoryScore
 from schemas.task import Task
@@ -61,7 +61,7 @@ def score(
     for secret in secrets_of(config.rewards):
         reveal(secret)
     scorer = config.scorer or context.stage
-    known = tasks_of(trajectories, tasks)
+    known = KnownTasks(trajectories, tasks).by_key
     groups = _groups(trajectories)
     total, done, parts = sum(map(len, groups)), 0, []
     for number, batch in enumerate(_batches(groups)):

@@ -20,12 +20,11 @@ from pipelines.handles import Model, NoteTable, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.common import count, environment, record_dialect, refuse_measured, warn_of_error
 from pipelines.stages.in_context import check_training
-from pipelines.stages.stored_tasks import TaskKey, tasks_of
+from pipelines.stages.stored_tasks import KnownTasks, TaskKey
 from schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Speaker
-    from schemas.task import Task
 
 REVISIONS = [
     "That was wrong.",
@@ -74,9 +73,7 @@ def splice(
     check_training(written)
     drops: Counter[str] = Counter()
     groups = _groups(trajectories, drops)
-    known = tasks_of(trajectories, tasks)
-    if lost := [one for one in groups if one not in known]:
-        raise ValueError(f"{groups[lost[0]].failed[0]} is of task {lost[0][1]}, which is not known; wire inputs.tasks")
+    known = KnownTasks(trajectories, tasks)
     places = {env: environment(context, env) for env, _, _ in sorted(groups)}
     check_replayable(places)
     speaker = Tokenizing(model.path, model.name)
@@ -87,8 +84,8 @@ def splice(
     texts = {
         name: said.get(name, random.choice(config.revisions)) for group in groups.values() for name in group.failed
     }
-    work = [(known[key], group) for key, group in groups.items()]
-    rows = blocking(_spliced(context, splicer, speaker, trajectories[0], work, texts, config.per_task))
+    given = trajectories[0]
+    rows = blocking(_spliced(context, splicer, speaker, given, list(groups.values()), known, texts, config.per_task))
     context.append(rows)
     count(context, {"foreign_tokens": sum(speaker.codec.count(texts[row.parent_id or ""]) for row in rows)})
     _tell(context, splicer, rows, drops)
@@ -105,7 +102,7 @@ class Group(NamedTuple):
 def _groups(trajectories: list[Trajectories], drops: Counter[str]) -> dict[TaskKey, Group]:
     """The tasks that some rows failed at and others solved; of the rows each once, the shortest successes first."""
     rows = {row["trajectory_id"]: row for one in trajectories for row in one.table(COLUMNS).to_pylist()}
-    refuse_measured(list(rows.values()))
+    refuse_measured({name: row["split"] for name, row in rows.items()})
     episodes = Counter(row["episode_id"] for row in rows.values())
     groups: dict[TaskKey, Group] = {}
     for name, row in sorted(rows.items(), key=lambda one: (one[1]["n_steps"], one[0])):
@@ -127,17 +124,19 @@ async def _spliced(
     splicer: Splicer,
     speaker: "Speaker",
     given: Trajectories,
-    work: "list[tuple[Task, Group]]",
+    groups: list[Group],
+    known: KnownTasks,
     texts: Mapping[str, str],
     most: int,
 ) -> list[Trajectory]:
     """At most so many spliced rows of each task, none of them twice."""
     kept: list[Trajectory] = []
-    firsts = [0, *accumulate(len(group.failed) for _, group in work)]
+    firsts = [0, *accumulate(len(group.failed) for group in groups)]
 
-    async def of_task(task: "Task", group: Group, first: int, rows: dict[str, Trajectory]) -> list[Trajectory]:
+    async def of_task(group: Group, first: int, rows: dict[str, Trajectory]) -> list[Trajectory]:
         made: dict[tuple[int, ...], Trajectory] = {}
         solved = [rows[name] for name in group.solved]
+        task = known.of(solved[0])
         for number, name in enumerate(group.failed):
             if len(made) == most:
                 splicer.drops["over_per_task"] += len(group.failed) - number
@@ -149,15 +148,15 @@ async def _spliced(
         return list(made.values())
 
     try:
-        for start in range(0, len(work), AT_ONCE):
-            part = work[start : start + AT_ONCE]
-            ids = [name for _, group in part for name in (*group.failed, *group.solved)]
+        for start in range(0, len(groups), AT_ONCE):
+            part = groups[start : start + AT_ONCE]
+            ids = [name for group in part for name in (*group.failed, *group.solved)]
             rows = dict(zip(ids, (_tokenised(row, speaker) for row in given.buffer.get_many(ids)), strict=True))
             found = await asyncio.gather(
-                *(of_task(*one, first, rows) for one, first in zip(part, firsts[start:], strict=False))
+                *(of_task(group, first, rows) for group, first in zip(part, firsts[start:], strict=False))
             )
             kept += [row for several in found for row in several]
-            context.progress(start + len(part), len(work), spliced=len(kept))
+            context.progress(start + len(part), len(groups), spliced=len(kept))
     finally:
         await splicer.verifier.close()
     return kept

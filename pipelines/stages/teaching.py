@@ -1,7 +1,7 @@
 """The teacher of a training stage: its settings, and the policy that says how likely it finds what was sampled."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -12,12 +12,12 @@ from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE, EmbeddedConfig
 from agentrl.rollouts.rationalize import HINT
 from pipelines.handles import Model, NoteTable
-from pipelines.stage import Context, StageConfig
+from pipelines.stage import StageConfig
 from pipelines.stages.common import load_policy
 from pipelines.stages.in_context import NotesItem, NotesShown, Showing
 from schemas.annotations import ADDED
-from schemas.arrow import from_table
 from schemas.task import Task
+from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Speaker
@@ -53,25 +53,6 @@ class TeacherConfig(StageConfig):
             )
 
 
-def task_finder(context: Context, ids: Iterable[str]) -> Callable[[str], Task]:
-    """What gives the tasks of these ids, which are stored beside the buffer. They are read when the first one is asked
-    for. It raises ValueError if a task is not stored."""
-    wanted = set(ids)
-    known: dict[str, Task] = {}
-
-    def task_of(task_id: str) -> Task:
-        if not known:
-            known.update((task.task_id, task) for task in from_table(Task, context.buffer.tasks(wanted)))
-        if task_id not in known:
-            raise ValueError(
-                f"task {task_id} is not stored beside the buffer, so nobody knows its answer; bring its tasks in with "
-                "tasks.import, or leave its rows out"
-            )
-        return known[task_id]
-
-    return task_of
-
-
 @contextmanager
 def teaching(
     config: TeacherConfig,
@@ -79,11 +60,11 @@ def teaching(
     model: Model,
     inputs: Teaching,
     student: "Speaker",
-    task_of: Callable[[str], Task],
+    task_of: Callable[[Trajectory], Task],
     micro_tokens: int,
 ) -> "Iterator[Teacher | None]":
     """The teacher of an algorithm that asks for one: the input ``teacher``, or the ``model`` that training starts from,
-    if that sees more than the student. ``task_of`` gives a task by its id. At the end its engine is closed.
+    if that sees more than the student. ``task_of`` gives the task of a rollout. At the end its engine is closed.
 
     Raises ValueError if there is a teacher without need or need without a teacher, or if it has another tokenizer.
     """
@@ -123,12 +104,12 @@ def teaching(
 
 
 def _sees(
-    config: TeacherConfig, notes: NoteTable | None, student: "Speaker", task_of: Callable[[str], Task]
+    config: TeacherConfig, notes: NoteTable | None, student: "Speaker", task_of: Callable[[Trajectory], Task]
 ) -> "Sees | None":
     """What the teacher sees of the task of a rollout, if that is more than the student saw."""
     if config.teacher_context is None:
         return None
     if notes is None:
-        return lambda row: HINT.format(answer=json.loads(task_of(row.task_id).ground_truth))
+        return lambda row: HINT.format(answer=json.loads(task_of(row).ground_truth))
     showing = Showing([NotesItem(notes=NotesShown())], notes, student.codec.count)
-    return lambda row: showing.of(task_of(row.task_id)).text
+    return lambda row: showing.of(task_of(row)).text

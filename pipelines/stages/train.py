@@ -25,7 +25,8 @@ from pipelines.stages.common import ModelConfig, load_policy, outside, start_pol
 from pipelines.stages.observed import Observe, observing, weighing
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
-from pipelines.stages.teaching import TeacherConfig, Teaching, task_finder, teaching
+from pipelines.stages.stored_tasks import KnownTasks
+from pipelines.stages.teaching import TeacherConfig, Teaching, teaching
 from pipelines.stages.token_credit import credited_by_token
 from pipelines.stages.training import TrainConfig, Trained, Training, meanwhile
 from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, reweighted, trained_on
@@ -271,7 +272,7 @@ def offline(
         if not algorithm.off_policy:
             chosen.check_drawn()
         lr_scale = 1.0
-        task_of = task_finder(context, chosen.scalars["task_id"].to_pylist())
+        task_of = KnownTasks(given).of
         with teaching(config, algorithm, model, Teaching(teacher, notes), policy, task_of, micro_tokens) as taught:
             if algorithm.credits_whole_rows:
                 metrics, batches = credited(chosen, algorithm, policy, micro_tokens)

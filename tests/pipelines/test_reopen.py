@@ -121,7 +121,7 @@ def test_measured_rows_and_unknown_tasks_are_refused(harness: Harness, tasks: Ta
     right = harness.run(synthesize, tasks=tasks)["trajectories"].read()
     with pytest.raises(ValueError, match=r"8 of 8 rows are not of the train split.*is of 'dev': nothing is made"):
         harness.run(reopen, trajectories=[again(harness, right, split="dev")])
-    with pytest.raises(ValueError, match=r"is of task .*, which is unknown; wire inputs\.tasks"):
+    with pytest.raises(ValueError, match=r"is of task .*, which inputs\.tasks lack"):
         harness.run(reopen, trajectories=[again(harness, right)], tasks=[harness.tasks(tasks.read()[:1])])
 
 

@@ -32,6 +32,9 @@ from methods import (
     table,
 )
 
+LONG = 768
+"""Tokens of a row that has runs in sight."""
+
 MANY = TASKS * ITERATIONS
 """Tasks whose rollouts are looked at."""
 
@@ -43,12 +46,12 @@ def experience() -> bool:
     shown = {f"{kind}, k {k}": Arm(f"{kind}, k {k}") for kind in ("not shown", "shown") for k in (0, 1, 3)}
     arms = {name: Arm(name) for name in ("warm", "rejection", "rejection, k 3", "GRPO")}
     for seed, folder in seeds("experience", shown, arms):
-        harness, tasks, walks = expert("rooms long", seed, folder)
+        harness, tasks, walks = expert("rooms", seed, folder)
         given = {"tasks": tasks["train"], "experience": [walks]}
         seen = harness.run(synthesize, seeing(3), **given)["trajectories"]
         settings = {
-            "not shown": imitated("warm", "rooms long", harness, tasks, [walks]),
-            "shown": imitated("shown", "rooms long", harness, tasks, [walks, seen]),
+            "not shown": imitated("warm and long", "rooms", harness, tasks, [walks], LONG),
+            "shown": imitated("shown and long", "rooms", harness, tasks, [walks, seen], LONG),
         }
         for kind, setting in settings.items():
             for k in (0, 1, 3):

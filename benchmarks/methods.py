@@ -9,6 +9,7 @@ tasks of all seeds; a gain is a paired difference over tasks and seeds, with a b
 - curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum.
 - distill, echo, rwml, reflexion: see :mod:`methods_signals`.
 - slicing, pairs, dagger, search, tree: see ``branching.py``.
+- experience, guidance, splice: see ``memory.py``.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
     METHODS=hindsight python benchmarks/methods.py  # some
@@ -128,8 +129,9 @@ def expert(env: str, seed: int, folder: Path, **config: Any) -> tuple[Any, Any, 
     return harness, tasks, shown
 
 
-def imitated(name: str, env: str, harness: Any, tasks: Any, shown: list[Any]) -> Setting:
-    """A model that has imitated these rows. ``name`` says which, in :data:`KEEP`."""
+def imitated(name: str, env: str, harness: Any, tasks: Any, shown: list[Any], context: int = 0) -> Setting:
+    """A model that has imitated these rows, of :data:`CONTEXT` tokens, or of ``context``. ``name`` says which rows, in
+    :data:`KEEP`."""
     from pipelines.stages.train import sft
 
     kept = KEEP and KEEP / f"{name} {env} {harness.seed}"
@@ -137,7 +139,7 @@ def imitated(name: str, env: str, harness: Any, tasks: Any, shown: list[Any]) ->
         warm = harness.model(lambda to: shutil.copytree(kept, to, dirs_exist_ok=True))
     else:
         optimizer = {"lr": 5e-3, "schedule": "cosine", "warmup": 20}
-        model = {"init": "tiny", "size": {"context": CONTEXT[env]}}
+        model = {"init": "tiny", "size": {"context": context or CONTEXT[env]}}
         config = {"model": model, "steps": WARM_STEPS[env], "batch": 32, "optimizer": optimizer}
         warm = harness.run(sft, config, trajectories=shown)["model"]
         if kept:
@@ -333,6 +335,9 @@ METHODS = {
     "dagger": lambda: [branching("dagger")],
     "search": lambda: [branching("search")],
     "tree": lambda: [branching("tree")],
+    "experience": lambda: [_memory().experience()],
+    "guidance": lambda: [_memory().guidance()],
+    "splice": lambda: [_memory().splice("rooms"), _memory().splice("lookup")],
 }
 
 
@@ -340,6 +345,12 @@ def _signals() -> Any:
     import methods_signals
 
     return methods_signals
+
+
+def _memory() -> Any:
+    import memory
+
+    return memory
 
 
 def main() -> int:

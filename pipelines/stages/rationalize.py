@@ -18,6 +18,7 @@ from pipelines.stages.budget import SamplingConfig, check_room
 from pipelines.stages.common import count, load_policy, record_dialect, rollout_runner
 from pipelines.stages.in_context import InContext, Showing
 from pipelines.stages.outcomes import warn_of_ends
+from pipelines.stages.retries import check_trained_on
 from pipelines.stages.shards import Shards
 from schemas.trajectory import NOT_TRAINED, Trajectory
 
@@ -66,6 +67,7 @@ def rationalize(
     }
     rows = tasks.read()
     unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
+    check_trained_on(list(unsolved.values()))
     policy = load_policy(model, config.engine)
     record_dialect(context, policy)
     showing = Showing(config.context, notes, policy.codec.count, experience)

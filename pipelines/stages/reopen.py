@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING
 
 from agentrl.engines.blocking import blocking
@@ -17,7 +19,6 @@ from pipelines.stages.stored_tasks import KnownTasks, TaskKey, key_of
 from schemas.trajectory import NOT_TRAINED
 
 if TYPE_CHECKING:
-    from agentrl.environments.base import Environment
     from agentrl.models.policy import Speaker
     from schemas.task import Task
     from schemas.trajectory import Message, Trajectory
@@ -51,25 +52,26 @@ def reopen(
     from agentrl.models.policy import Tokenizing
 
     drops: Counter[str] = Counter()
-    ids = _solved(trajectories, drops)
+    solved = _solved(trajectories, drops)
     known = KnownTasks(trajectories, tasks)
     speaker = Tokenizing(model.path, model.name) if model else None
     if speaker:
         record_dialect(context, speaker)
-    places = {env: environment(context, env) for env in sorted({env for env, _, _ in known.by_key})}
+    begun = blocking(_openings(context, known, solved.values()))
+    ids = list(solved)
     made: list[Trajectory] = []
     plain: list[str] = []
     for start in range(0, len(ids), AT_ONCE):
         rows = trajectories[0].buffer.get_many(ids[start : start + AT_ONCE])
-        begun = blocking(_openings({key_of(row): known.of(row) for row in rows}, places))
         for row in rows:
+            task = known.of(row)
             opening = begun[key_of(row)]
             shown = shown_after(opening_of(row), opening)
             if shown is None:
                 drops["other_opening"] += 1
             elif not shown:
                 plain.append(row.trajectory_id)
-            elif only_repeats(row, known.of(row), shown):
+            elif only_repeats(row, task, shown):
                 drops["ungrounded"] += 1
             else:
                 made.append(_reopened(row, opening, speaker, context.trajectory_id(len(made))))
@@ -79,24 +81,26 @@ def reopen(
     return context.select([*plain, *(row.trajectory_id for row in made)])
 
 
-def _solved(trajectories: list[Trajectories], drops: Counter[str]) -> list[str]:
-    """Ids of the rows that succeeded, each once, sorted."""
-    columns = ["trajectory_id", "split", "success", "tags"]
+def _solved(trajectories: list[Trajectories], drops: Counter[str]) -> dict[str, TaskKey]:
+    """The rows that succeeded, by their ids, sorted, and the task of each."""
+    columns = ["trajectory_id", "env", "task_id", "prompt", "split", "success", "tags"]
     rows = {row["trajectory_id"]: row for one in trajectories for row in one.table(columns).to_pylist()}
     refuse_measured({name: row["split"] for name, row in rows.items()})
-    solved = []
+    solved = {}
     for name, row in sorted(rows.items()):
         if NOT_TRAINED in row["tags"]:
             drops["not_trained"] += 1
         elif not row["success"]:
             drops["unscored" if row["success"] is None else "failed"] += 1
         else:
-            solved.append(name)
+            solved[name] = (row["env"], row["task_id"], row["prompt"])
     return solved
 
 
-async def _openings(wanted: "dict[TaskKey, Task]", places: "dict[str, Environment]") -> "dict[TaskKey, list[Message]]":
-    """What their environments begin tasks with."""
+async def _openings(context: Context, known: KnownTasks, wanted: Iterable[TaskKey]) -> "dict[TaskKey, list[Message]]":
+    """What environments begin their tasks with. Tasks that are not known are left out."""
+    tasks = [known.by_key[key] for key in dict.fromkeys(wanted) if key in known.by_key]
+    places = {env: environment(context, env) for env in sorted({task.env for task in tasks})}
     host = Threads()
 
     async def opening(task: "Task") -> "list[Message]":
@@ -104,11 +108,17 @@ async def _openings(wanted: "dict[TaskKey, Task]", places: "dict[str, Environmen
         await episode.close()
         return list(episode.opening)
 
+    begun: dict[TaskKey, list[Message]] = {}
     try:
-        found = await asyncio.gather(*map(opening, wanted.values()))
+        for start in range(0, len(tasks), AT_ONCE):
+            part = tasks[start : start + AT_ONCE]
+            begun.update(zip(map(key_of, part), await asyncio.gather(*map(opening, part)), strict=True))
     finally:
         await host.close()
-    return dict(zip(wanted, found, strict=True))
+        for place in places.values():
+            if iscoroutinefunction(close := getattr(place, "close", None)):
+                await close()
+    return begun
 
 
 def _reopened(row: "Trajectory", opening: "list[Message]", speaker: "Speaker | None", name: str) -> "Trajectory":

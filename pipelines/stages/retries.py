@@ -41,18 +41,20 @@ def tried(given: "Iterable[Trajectories]") -> dict[str, Tried]:
 
 
 def to_retry(tasks: "Sequence[Task]", unsolved: Mapping[str, Tried]) -> "list[Task]":
-    """The tasks to try again.
-
-    Raises ValueError that names a task that policies are measured on: to choose it by its outcome would be to look at
-    what is measured.
-    """
+    """The tasks to try again. Raises ValueError as :func:`check_trained_on` does."""
     chosen = [task for task in tasks if task.task_id in unsolved]
+    check_trained_on(chosen)
+    return chosen
+
+
+def check_trained_on(chosen: "Sequence[Task]") -> None:
+    """Raise ValueError that names a task that policies are measured on: to choose it by its outcome would be to look at
+    what is measured."""
     if wrong := [task for task in chosen if task.split != "train"]:
         raise ValueError(
             f"retries choose tasks by their outcomes, and {len(wrong)} of {len(chosen)} unsolved tasks are not of the "
-            f"train split: {wrong[0].task_id} is of split {wrong[0].split}; wire tasks.train, or set retries: 0"
+            f"train split: {wrong[0].task_id} is of split {wrong[0].split}; wire tasks.train, or leave the retries out"
         )
-    return chosen
 
 
 def retried(row: Trajectory, before: Tried) -> Trajectory:

@@ -117,10 +117,17 @@ def test_a_success_that_only_repeats_what_it_was_shown_is_left_out(harness: Harn
     assert harness.run(reopen, trajectories=[again(harness, [other])]).metrics["other_opening"] == 1
 
 
-def test_measured_rows_and_unknown_tasks_are_refused(harness: Harness, tasks: Tasks, slips: Trajectories) -> None:
+def test_measured_rows_and_unknown_tasks_are_refused(
+    harness: Harness, tasks: Tasks, slips: Trajectories, model: Model
+) -> None:
     right = harness.run(synthesize, tasks=tasks)["trajectories"].read()
-    with pytest.raises(ValueError, match=r"8 of 8 rows are not of the train split.*is of 'dev': nothing is made"):
+    with pytest.raises(
+        ValueError, match=r"[0-9]+ of [0-9]+ rows are not of the train split.*is of 'dev': nothing is made"
+    ):
         harness.run(reopen, trajectories=[again(harness, right, split="dev")])
+    held = harness.tasks([task.model_copy(update={"split": "heldout"}) for task in tasks.read()])
+    with pytest.raises(ValueError, match=r"retries choose tasks by their outcomes, and 8 of 8.* of split heldout"):
+        harness.run(rationalize, model=model, tasks=held, trajectories=[slips])
     with pytest.raises(ValueError, match=r"is of task .*, which inputs\.tasks lack"):
         harness.run(reopen, trajectories=[again(harness, right)], tasks=[harness.tasks(tasks.read()[:1])])
 

@@ -165,6 +165,10 @@ def splice(env: str) -> bool:
     )
 
     def add(setting: Setting, name: str, model: Any, spent: Spent) -> None:
+        if model is setting.warm and name != "warm":  # there was nothing to learn from
+            arms[name].add(arms["warm"].runs[-1], spent)
+            recovered[name].add(recovered["warm"].runs[-1], spent)
+            return
         arms[name].add(judged(setting, model), spent)
         recovered[name].add(recovery(setting, model) if env == "rooms" else {}, spent)
 

@@ -80,7 +80,7 @@ def walk(task: Task, *actions: str) -> Trajectory:
         score = await episode.score()
         name = f"{task.task_id}-{'-'.join(actions)}"
         return Trajectory(
-            trajectory_id=name, episode_id=name, task_id=task.task_id, source="model", env="rooms", split="train",
+            trajectory_id=name, episode_id=name, task_id=task.task_id, source="model", env=task.env, split="train",
             prompt=task.prompt, reward=score.reward, success=score.success, termination=Termination.ANSWERED,
             messages=messages, tools=episode.tools, n_steps=len(actions),
         )  # fmt: skip

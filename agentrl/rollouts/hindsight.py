@@ -18,7 +18,7 @@ from agentrl.environments.drawing import digest
 from agentrl.rewards.asking import Asking, transcript
 from agentrl.rewards.judge import Judge
 from agentrl.rollouts.reopen import opening_of
-from agentrl.rollouts.verification import Solved, Verifier
+from agentrl.rollouts.verification import ReplayVerifier, Solved
 from schemas.task import Task
 from schemas.trajectory import Message, RewardComponent, Role, Trajectory
 
@@ -55,7 +55,7 @@ class AchievedGoals:
 
     def __init__(self, environments: Mapping[str, Any], which: Which, k: int, seed: int) -> None:
         self.plain, self.which, self.k, self.seed = environments, which, k, seed
-        self._verifier = Verifier(environments)
+        self._verifier = ReplayVerifier(environments)
         self.drops = self._verifier.drops
         for name, one in environments.items():
             if not hasattr(one, "achieved"):

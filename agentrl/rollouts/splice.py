@@ -21,7 +21,7 @@ from agentrl.chat.codec import ChatCodec
 from agentrl.environments.base import MAX_STEPS
 from agentrl.rollouts.continuations import node
 from agentrl.rollouts.reopen import moved
-from agentrl.rollouts.verification import Verifier
+from agentrl.rollouts.verification import ReplayVerifier
 from schemas.task import Task
 from schemas.trajectory import Role, Trajectory
 
@@ -140,7 +140,7 @@ class Splicer:
     """Joins failed rows with successes at the same task, if an environment of ``verifier`` proves the result, after at
     most ``tries`` replays of each failed row. ``drops`` counts the failed rows that nothing was made of, by reason."""
 
-    def __init__(self, verifier: Verifier, codec: ChatCodec, tries: int) -> None:
+    def __init__(self, verifier: ReplayVerifier, codec: ChatCodec, tries: int) -> None:
         self.verifier, self.codec, self.tries = verifier, codec, tries
         self.drops: Counter[str] = Counter()
 

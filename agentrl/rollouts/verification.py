@@ -29,7 +29,7 @@ class Solved:
     score: Score
 
 
-class Verifier:
+class ReplayVerifier:
     """Verifies rows in the ``environments`` of their names. ``drops`` counts what was not solved, by reason, ``calls``
     the tool calls that were made, and ``error`` is the traceback of the first environment that failed."""
 

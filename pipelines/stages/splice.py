@@ -15,7 +15,7 @@ from agentrl.engines.blocking import blocking
 from agentrl.engines.streams import stream
 from agentrl.rollouts.continuations import check_replayable
 from agentrl.rollouts.splice import Splicer
-from agentrl.rollouts.verification import Verifier
+from agentrl.rollouts.verification import ReplayVerifier
 from pipelines.handles import Model, NoteTable, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.common import count, environment, record_dialect, refuse_measured, warn_of_error
@@ -78,7 +78,7 @@ def splice(
     check_replayable(places)
     speaker = Tokenizing(model.path, model.name)
     record_dialect(context, speaker)
-    splicer = Splicer(Verifier(places), speaker.codec, config.tries)
+    splicer = Splicer(ReplayVerifier(places), speaker.codec, config.tries)
     said = {note.made_from: note.text for note in written}
     random = Random(stream(context.seed, "revisions"))
     texts = {
@@ -92,19 +92,19 @@ def splice(
     return context.select()
 
 
-class Group(NamedTuple):
+class _Group(NamedTuple):
     """The rows of a task that failed, and those that solved it, by their ids."""
 
     failed: list[str]
     solved: list[str]
 
 
-def _groups(trajectories: list[Trajectories], drops: Counter[str]) -> dict[TaskKey, Group]:
+def _groups(trajectories: list[Trajectories], drops: Counter[str]) -> dict[TaskKey, _Group]:
     """The tasks that some rows failed at and others solved; of the rows each once, the shortest successes first."""
     rows = {row["trajectory_id"]: row for one in trajectories for row in one.table(COLUMNS).to_pylist()}
     refuse_measured({name: row["split"] for name, row in rows.items()})
     episodes = Counter(row["episode_id"] for row in rows.values())
-    groups: dict[TaskKey, Group] = {}
+    groups: dict[TaskKey, _Group] = {}
     for name, row in sorted(rows.items(), key=lambda one: (one[1]["n_steps"], one[0])):
         if row["success"] is None:
             drops["unscored"] += 1
@@ -113,7 +113,7 @@ def _groups(trajectories: list[Trajectories], drops: Counter[str]) -> dict[TaskK
         elif row["segment"] or episodes[row["episode_id"]] > 1:
             drops["part_of_episode"] += 1
         else:
-            group = groups.setdefault((row["env"], row["task_id"], row["prompt"]), Group([], []))
+            group = groups.setdefault((row["env"], row["task_id"], row["prompt"]), _Group([], []))
             (group.solved if row["success"] else group.failed).append(name)
     drops["never_solved"] += sum(len(group.failed) for group in groups.values() if not group.solved)
     return {key: group for key, group in sorted(groups.items()) if group.failed and group.solved}
@@ -124,7 +124,7 @@ async def _spliced(
     splicer: Splicer,
     speaker: "Speaker",
     given: Trajectories,
-    groups: list[Group],
+    groups: list[_Group],
     known: KnownTasks,
     texts: Mapping[str, str],
     most: int,
@@ -133,7 +133,7 @@ async def _spliced(
     kept: list[Trajectory] = []
     firsts = [0, *accumulate(len(group.failed) for group in groups)]
 
-    async def of_task(group: Group, first: int, rows: dict[str, Trajectory]) -> list[Trajectory]:
+    async def of_task(group: _Group, first: int, rows: dict[str, Trajectory]) -> list[Trajectory]:
         made: dict[tuple[int, ...], Trajectory] = {}
         solved = [rows[name] for name in group.solved]
         task = known.of(solved[0])

@@ -99,10 +99,10 @@ def rationalize(
     ungrounded = 0
     for task_id, retries in by_task(hinted).items():
         task = unsolved[task_id]
-        solved = [row for row in retries if row.success]
+        right = [row for row in retries if row.success]
         shown = hint_of(task).format(answer=json.loads(task.ground_truth))
-        good = sorted((r for r in solved if not only_repeats(r, task, shown)), key=lambda r: (r.n_steps, r.n_tokens))
-        ungrounded += len(solved) - len(good)
+        good = sorted((r for r in right if not only_repeats(r, task, shown)), key=lambda r: (r.n_steps, r.n_tokens))
+        ungrounded += len(right) - len(good)
         for retry in good[: config.keep]:
             name = context.trajectory_id(len(hinted) + len(stripped))
             row = strip_hint(retry, task, hint_of(task), policy.codec, name)

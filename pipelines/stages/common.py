@@ -74,8 +74,8 @@ def warn_of_splits(counts: Mapping[str, int], what: str) -> None:
 
 
 def refuse_measured(splits: Mapping[str, str], remedy: str = "") -> None:
-    """Raise ValueError that names a row that is not of the train split, given the split of each by its id. ``remedy`` is
-    what else can be done about it."""
+    """Raise ValueError that names a row that is not of the train split, given the split of each by its id; ``remedy``
+    is what else can be done about it."""
     if others := {name: split for name, split in splits.items() if split != "train"}:
         name, split = next(iter(others.items()))
         raise ValueError(

@@ -79,7 +79,7 @@ def experience() -> bool:
     print(f"experience, rooms: held-out walks alone, after {STATES * SAMPLES:,} rollouts a seed with k runs in sight")
     table(arms)
     met = [
-        gain(f"experience, {kind}", shown[f"{kind}, k 0"], shown[f"{kind}, k {k}"])
+        gain(f"experience, {kind}, k {k}", shown[f"{kind}, k 0"], shown[f"{kind}, k {k}"])
         for kind in ("not shown", "shown")
         for k in (1, 3)
     ]

@@ -66,7 +66,7 @@ def rows_to_continue(
         row = tokenize(row, policy.codec, policy.tokenizer_fingerprint)
         if wrong := policy.wrote(row.trajectory_id, row.tokenizer):
             raise ValueError(wrong)
-        found.append((row, known.of(row)))
+        found.append((row, known.of(row).model_copy(update={"split": row.split})))
     if not measured:
         remedy = "" if measured is None else ", or set measure: true, so that no stage trains on what is made"
         refuse_measured({row.trajectory_id: row.split for row, _ in found}, remedy)

@@ -41,8 +41,8 @@ class Doctor:
 
     def _look(self, key: tuple[str, str]) -> None:
         try:
-            said = command_of("doctor", key[0], "--store", self.store, "--json", patience=PATIENCE_S)
-            found = diagnosed(key[0], said, artifacts_of(find_run(self.catalog, key[0])))
+            done = command_of("doctor", key[0], "--store", self.store, "--json", patience=PATIENCE_S)
+            found = diagnosed(key[0], done, artifacts_of(find_run(self.catalog, key[0])))
         except Exception as error:  # shown, instead of an answer that never comes
             said = f"the doctor failed: {type(error).__name__}: {error}"
             found = Diagnosis(run_id=key[0], working=False, problem=said, stages=[], findings=[])

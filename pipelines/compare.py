@@ -314,13 +314,13 @@ def _own_settings(manifest: Manifest) -> dict[str, Any]:
     outside = {name.removeprefix("path of "): path for name, path in manifest.environment.items() if "path of " in name}
     values = {"uses": ingredients.uses, "version": ingredients.uses_version, "seed": ingredients.seed, **outside}
     code = hashlib.blake2b(repr(sorted(ingredients.code.items())).encode(), digest_size=3).hexdigest()
-    return values | _flat(ingredients.config) | {"code": code}
+    return values | flat_config(ingredients.config) | {"code": code}
 
 
-def _flat(value: Any, key: str = "") -> dict[str, Any]:
+def flat_config(value: Any, key: str = "") -> dict[str, Any]:
     """A config as dotted keys and plain values; a list is one value."""
     if isinstance(value, dict) and value:
-        inner = (_flat(item, f"{key}.{name}" if key else name) for name, item in value.items())
+        inner = (flat_config(item, f"{key}.{name}" if key else name) for name, item in value.items())
         return {name: one for part in inner for name, one in part.items()}
     return {key: value} if key else {}
 

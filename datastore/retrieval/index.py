@@ -157,6 +157,12 @@ class SearchIndex:
         self._loaded = key
         self._rows = self._lexical = None
 
+    def vectors(self) -> tuple[list[str], np.ndarray]:
+        """The prompts that the index holds, in the order in which they came to it, and their vectors, float32 [texts,
+        dimensions]. Nothing is refreshed."""
+        self._load()
+        return self._texts, self._vectors
+
     # search
 
     def search(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands._common import FAILED, fail, open_catalog
+from flows.commands._common import FAILED, fail, open_buffer, open_catalog
 from flows.options import Host, Json, Port, Store, command
 from flows.terminal import say, say_json
 
@@ -30,9 +30,16 @@ def view(
     write: Annotated[
         bool, typer.Option("--write", help="Let the pages start jobs too; then the address always has a token")
     ] = False,
+    atlas: Annotated[
+        Path | None,
+        typer.Option(help="Write this Parquet file instead: the rows with places on the map, for Embedding Atlas"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the store in the browser: plan, runs, rows, tokens. Without --write nothing is changed. Ends at Ctrl-C."""
+    if atlas is not None:
+        _write_atlas(store, atlas, as_json)
+        return
     from schemas.installation import missing
 
     if said := missing("uvicorn", "view") or missing("starlette", "view"):
@@ -76,6 +83,31 @@ class _WithoutPandas:
     def find_spec(name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
             raise ModuleNotFoundError("the viewer needs no pandas", name=name)
+
+
+def _write_atlas(store: str, path: Path, as_json: bool) -> None:
+    """The scalar columns of the rows with ``projection_x`` and ``projection_y``, as Parquet."""
+    from datastore.retrieval.index import SearchIndex
+    from datastore.writer import SCALARS
+    from flows.viewer.points import placed
+
+    if path.exists():
+        raise fail(f"error: --atlas {path} exists; choose another name, or remove it")
+    index = SearchIndex(open_buffer(store))
+    state = index.state()
+    if state is None:
+        raise fail(
+            f"error: {store} has no search index, whose vectors make the map: agentrl buffer index --store {store}"
+        )
+    rows, unplaced = placed(index, state, SCALARS)
+    rows.write_parquet(path)
+    command = f"embedding-atlas {path} --text prompt --x projection_x --y projection_y"
+    if as_json:
+        say_json({"path": str(path), "rows": rows.height, "unplaced": unplaced, "command": command})
+        return
+    say(f"{rows.height} rows in {path}; open it with: {command}")
+    if unplaced:
+        say(f"{unplaced} rows are left out: the index has not seen their prompts; agentrl buffer index --store {store}")
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -1,16 +1,13 @@
 """What curation dropped, by rule."""
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from agentrl.statistics.intervals import wilson
 from datastore.errors import StoreError
-from datastore.writer import SCALARS
 from flows.viewer.artifacts import Artifacts, label
-from flows.viewer.refused import RefusedError
-from flows.viewer.tables import Snapshot, page_of
+from flows.viewer.tables import Snapshot
 from flows.viewer.wire_compare import Funnel, FunnelLevel, Funnels
 from schemas.manifest import Manifest
 
@@ -29,7 +26,8 @@ def _read(artifacts: Artifacts, manifest: Manifest, output: str) -> pa.Table:
 def funnels(artifacts: Artifacts, snapshot: Snapshot | None) -> Funnels:
     """The funnels of the store. Without a snapshot there are no outcomes of dropped rows."""
     found = []
-    for name, manifest in list(_with_funnels(artifacts).items())[:FUNNELS]:
+    made = _with_funnels(artifacts)
+    for name, manifest in list(made.items())[:FUNNELS]:
         recorded = "dropped" in manifest.outputs and snapshot is not None
         try:
             levels = _read(artifacts, manifest, "funnel").to_pylist()
@@ -45,16 +43,20 @@ def funnels(artifacts: Artifacts, snapshot: Snapshot | None) -> Funnels:
                 levels=[_level(one, *outcomes.get(one["rule"], (0, 0))) for one in levels],
             )
         )
-    return Funnels(funnels=found)
+    version = None if snapshot is None else snapshot.version
+    return Funnels(version=version, more=max(0, len(made) - FUNNELS), funnels=found)
 
 
 def _level(level: dict[str, object], successes: int, n: int) -> FunnelLevel:
+    low, high = wilson(successes, n) if n else (None, None)
     return FunnelLevel(
         rule=str(level["rule"]),
         before=int(str(level["before"])),
         after=int(str(level["after"])),
         successes=successes,
         n=n,
+        low=low,
+        high=high,
         mostly_successes=2 * successes > n,
     )
 
@@ -65,21 +67,3 @@ def _outcomes(dropped: pa.Table, snapshot: Snapshot) -> dict[str, tuple[int, int
     both = pl.DataFrame(dropped).join(known, on="trajectory_id").group_by("rule")
     counted = both.agg(pl.col("success").sum().alias("successes"), pl.col("success").count().alias("n"))
     return {one["rule"]: (one["successes"], one["n"]) for one in counted.to_dicts()}
-
-
-def dropped_page(
-    artifacts: Artifacts, snapshot: Snapshot, artifact: str, rule: str, offset: int, limit: int
-) -> tuple[pa.Table, int]:
-    """A page of the rows that a rule dropped, and how many there are. Raises RefusedError if it is not known."""
-    made = _with_funnels(artifacts)
-    if artifact not in made or "dropped" not in made[artifact].outputs:
-        said = f"{artifact[:100]!r} did not record which rows it dropped"
-        raise RefusedError(said, field="artifact", allowed=list(made), status=404)
-    dropped = _read(artifacts, made[artifact], "dropped")
-    rules = pc.unique(dropped["rule"]).to_pylist()
-    if rule not in rules:
-        raise RefusedError(f"no rule {rule[:100]!r} dropped a row", field="rule", allowed=rules, status=404)
-    ids = pl.Series(dropped.filter(pc.equal(dropped["rule"], rule))["trajectory_id"])
-    all_ids = snapshot.columns(["trajectory_id"])["trajectory_id"]
-    places = np.flatnonzero(all_ids.is_in(ids.implode()).to_numpy())
-    return page_of(snapshot.columns(SCALARS)[places[offset : offset + limit]]), len(places)

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from flows.viewer.filters import quoted
-from flows.viewer.tables import Snapshot
+from flows.viewer.tables import Snapshot, both
 from flows.viewer.wire import Bin, Facet, Facets
 
 FACETS = (
@@ -45,8 +45,9 @@ class Spread:
         return Facet(column=self.column, kind=self.kind, bins=bins, more=self.more)
 
 
-def facets(snapshot: Snapshot, text: str) -> Facets:
-    mask = snapshot.matching(text)
+def facets(snapshot: Snapshot, text: str, among: np.ndarray | None = None) -> Facets:
+    """How all rows spread, and those in the filter that are ``among`` those of a mask."""
+    mask = both(snapshot.matching(text), among)
     spreads = snapshot.kept.get_or("facets", lambda: _spreads(snapshot))
     assert isinstance(spreads, list)
     total = len(spreads[0].codes)

@@ -1,5 +1,6 @@
 """The first page: the stage graph, the runs, and whether the policy got better."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from flows.viewer.artifacts import Artifacts, label
 from flows.viewer.refused import RefusedError
 from flows.viewer.tables import Tables
 from flows.viewer.wire import Measurement, Overview, PlanAnswer, RunLine
+from flows.viewer.wire_runs import KnownSettings, Setting
 from flows.viewer.wire_training import RunAnswer, RunStage
 from pipelines.problems import did_you_mean
 from pipelines.runs import Run, all_runs, find_run
@@ -72,6 +74,19 @@ def what_if(
         planning=drawn is None,
         stages=graph.boxes(drawn.stages) if drawn else [],
     )
+
+
+def known_settings(catalog: Catalog, pipeline: str) -> KnownSettings:
+    """What the stages of the pipeline's newest run were configured with. Raises RefusedError if no run is of it."""
+    from pipelines.compare import flat_config
+
+    run = _newest(all_runs(catalog), pipeline)
+    found = []
+    for stage, one in run["stages"].items() if run else ():
+        manifest = catalog.manifest(stage, one["fingerprint"]) if one.get("fingerprint") else None
+        config = flat_config(manifest.ingredients.config) if manifest else {}
+        found += [Setting(name=f"{stage}.{key}", value=redacted(json.dumps(value))) for key, value in config.items()]
+    return KnownSettings(pipeline=pipeline, settings=found)
 
 
 def _in_full(setting: str, run: Run) -> str:

@@ -56,14 +56,24 @@ def pair_scalars(artifacts: Artifacts, artifact: str, pair_id: str) -> tuple[Man
     made = {label(manifest): (manifest, output) for manifest, output in _with_pairs(artifacts)}
     manifest, output = _named(made, artifact)
     with _file(artifacts, manifest, output) as file:
-        place = pc.index(file.read(["pair_id"])["pair_id"], pair_id).as_py()
-        if place < 0:
-            raise RefusedError(f"{artifact} has no pair {pair_id[:100]!r}", field="pair_id", status=404)
-        return manifest, row_at(file, place)
+        return manifest, row_at(file, _place(file, artifact, pair_id)[0])
+
+
+def _place(file: pq.ParquetFile, artifact: str, pair_id: str) -> tuple[int, str | None, str | None]:
+    """Where a pair is in a file, and the pairs before and after it."""
+    ids = file.read(["pair_id"])["pair_id"]
+    place = pc.index(ids, pair_id).as_py()
+    if place < 0:
+        raise RefusedError(f"{artifact} has no pair {pair_id[:100]!r}", field="pair_id", status=404)
+    before = ids[place - 1].as_py() if place else None
+    return place, before, ids[place + 1].as_py() if place + 1 < len(ids) else None
 
 
 def pair_answer(artifacts: Artifacts, artifact: str, pair_id: str) -> PairAnswer:
     manifest, pair = pair_scalars(artifacts, artifact, pair_id)
+    output = next(one for one in manifest.outputs.values() if one.kind is Kind.PAIRS)
+    with _file(artifacts, manifest, output) as file:
+        _, before, after = _place(file, artifact, pair_id)
     trained = [one for one in artifacts.all() if _reads(one, manifest) and "rows" in one.outputs]
     sides = {side: _side(pair, side, _reference(artifacts, trained, pair, side)) for side in SIDES}
     chosen, rejected = sides["chosen"].ref_logprob, sides["rejected"].ref_logprob
@@ -73,6 +83,8 @@ def pair_answer(artifacts: Artifacts, artifact: str, pair_id: str) -> PairAnswer
         rejected=sides["rejected"],
         margin=None if chosen is None or rejected is None else chosen - rejected,
         trained_by=[label(one) for one in trained],
+        previous=before,
+        next=after,
     )
 
 

@@ -30,13 +30,22 @@ class OfPipeline(Query):
     pipeline: str | None = None
 
 
-class WhatIf(Query):
+class NamedPipeline(Query):
     pipeline: str = Field(min_length=1)
+
+
+class WhatIf(NamedPipeline):
     set: list[str] = Field([], max_length=16)
 
 
 class Filtered(AtVersion):
+    """``among`` names an artifact, and ``rule`` one of its rules: see :mod:`flows.viewer.among`. ``lasso`` is an area
+    of the map: see :mod:`flows.viewer.points`."""
+
     filter: str = ""
+    among: str | None = None
+    rule: str | None = None
+    lasso: str | None = None
 
 
 class Page(Filtered):
@@ -68,7 +77,7 @@ class TwoRows(AtVersion):
     b: str
 
 
-class PairsPage(Query):
+class ArtifactPage(Query):
     artifact: str | None = None
     offset: int = Field(0, ge=0, lt=2**31)
     limit: int = Field(100, ge=1, le=1000)
@@ -77,6 +86,11 @@ class PairsPage(Query):
 class PairQuery(Query):
     artifact: str
     pair_id: str
+
+
+class SearchTreeQuery(AtVersion):
+    artifact: str
+    task_id: str
 
 
 class SideQuery(PairQuery):
@@ -98,11 +112,9 @@ class LinesQuery(Query):
     cursor: int = Field(0, ge=0, lt=2**53)
 
 
-class DroppedQuery(AtVersion):
-    artifact: str
-    rule: str
-    offset: int = Field(0, ge=0, lt=2**31)
-    limit: int = Field(100, ge=1, le=1000)
+class TwoRuns(AtVersion):
+    a: str | None = None
+    b: str | None = None
 
 
 class ReplayedQuery(Query):
@@ -134,21 +146,21 @@ def _plan(reader: "StoreReader", request: Request, question: WhatIf) -> Response
     return _json(reader.plan(question.pipeline, question.set))
 
 
+def _settings(reader: "StoreReader", request: Request, question: NamedPipeline) -> Response:
+    return _json(reader.settings(question.pipeline))
+
+
+def _runs(reader: "StoreReader", request: Request, question: TwoRuns) -> Response:
+    return _json(reader.runs(question.a, question.b, question.at))
+
+
 def _rows(reader: "StoreReader", request: Request, question: Page) -> Response:
-    body, headers = reader.rows(
-        question.filter,
-        question.sort,
-        question.desc,
-        question.offset,
-        question.limit,
-        question.at,
-        [name for name in question.columns.split(",") if name],
-    )
+    body, headers = reader.rows(question)
     return Response(body, headers=headers, media_type=ARROW)
 
 
 def _facets(reader: "StoreReader", request: Request, question: Filtered) -> Response:
-    return _json(reader.facets(question.filter, question.at))
+    return _json(reader.facets(question))
 
 
 def _search(reader: "StoreReader", request: Request, question: SearchQuery) -> Response:
@@ -187,21 +199,15 @@ def _task_tree(reader: "StoreReader", request: Request, question: TaskQuery) -> 
     return _json(reader.task_tree(question.env, question.task_id, question.at))
 
 
-def _curation(reader: "StoreReader", request: Request, question: Query) -> Response:
-    return _json(reader.curation())
-
-
-def _dropped(reader: "StoreReader", request: Request, question: DroppedQuery) -> Response:
-    asked = (question.artifact, question.rule, question.offset, question.limit, question.at)
-    body, headers = reader.dropped(*asked)
-    return Response(body, headers=headers, media_type=ARROW)
+def _curation(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
+    return _json(reader.curation(question.at))
 
 
 def _aligned(reader: "StoreReader", request: Request, question: TwoRows) -> Response:
     return _json(reader.aligned(question.a, question.b, question.at))
 
 
-def _pairs(reader: "StoreReader", request: Request, question: PairsPage) -> Response:
+def _pairs(reader: "StoreReader", request: Request, question: ArtifactPage) -> Response:
     return _json(reader.pairs(question.artifact, question.offset, question.limit))
 
 
@@ -216,6 +222,22 @@ def _pair_tokens(reader: "StoreReader", request: Request, question: SideQuery) -
 def _pair_text(reader: "StoreReader", request: Request, question: SideQuery) -> Response:
     body = reader.pair_text(question.artifact, question.pair_id, question.side)
     return Response(body, media_type="text/plain; charset=utf-8")
+
+
+def _search_trees(reader: "StoreReader", request: Request, question: ArtifactPage) -> Response:
+    return _json(reader.search_trees(question.artifact, question.offset, question.limit))
+
+
+def _search_tree(reader: "StoreReader", request: Request, question: SearchTreeQuery) -> Response:
+    return _json(reader.search_tree(question.artifact, question.task_id, question.at))
+
+
+def _map(reader: "StoreReader", request: Request, question: Filtered) -> Response:
+    return Response(reader.map(question), media_type=ARROW)
+
+
+def _map_prompts(reader: "StoreReader", request: Request, question: Filtered) -> Response:
+    return _json(reader.map_prompts(question))
 
 
 def _training(reader: "StoreReader", request: Request, question: Query) -> Response:
@@ -264,6 +286,8 @@ def _stopped(reader: "StoreReader", request: Request, question: Query) -> Respon
 QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/overview", OfPipeline, _overview),
     ("/api/plan", WhatIf, _plan),
+    ("/api/settings", NamedPipeline, _settings),
+    ("/api/runs/compare", TwoRuns, _runs),
     ("/api/rows", Page, _rows),
     ("/api/facets", Filtered, _facets),
     ("/api/search", SearchQuery, _search),
@@ -276,12 +300,15 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/task", TaskQuery, _task),
     ("/api/task/tree", TaskQuery, _task_tree),
     ("/api/align", TwoRows, _aligned),
-    ("/api/curation", Query, _curation),
-    ("/api/curation/rows", DroppedQuery, _dropped),
-    ("/api/pairs", PairsPage, _pairs),
+    ("/api/curation", AtVersion, _curation),
+    ("/api/pairs", ArtifactPage, _pairs),
     ("/api/pair", PairQuery, _pair),
     ("/api/pair/tokens", SideQuery, _pair_tokens),
     ("/api/pair/text", SideQuery, _pair_text),
+    ("/api/search-trees", ArtifactPage, _search_trees),
+    ("/api/search-tree", SearchTreeQuery, _search_tree),
+    ("/api/map", Filtered, _map),
+    ("/api/map/prompts", Filtered, _map_prompts),
     ("/api/training", Query, _training),
     ("/api/training/metrics", ArtifactQuery, _metrics),
     ("/api/training/rows", StepQuery, _rows_of_step),

@@ -2,7 +2,8 @@
 
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,27 +14,37 @@ from datastore.errors import StoreError, UnknownTrajectoryError
 from datastore.tokenizers import TokenBytes
 from datastore.writer import SCALARS
 from flows.viewer import (
+    among,
     compare,
     curation,
     facets,
+    nodes,
     pairs,
+    runs,
     tokens,
     training,
     trajectory,
     tree,
     wire,
     wire_compare,
+    wire_runs,
+    wire_search,
     wire_training,
 )
 from flows.viewer.artifacts import Artifacts, numbers
 from flows.viewer.decoding import Decoded, decoded
 from flows.viewer.doctor import Doctor
 from flows.viewer.graph import Plans
-from flows.viewer.overview import overview, run_answer, what_if
+from flows.viewer.overview import known_settings, overview, run_answer, what_if
 from flows.viewer.refused import RefusedError
 from flows.viewer.replays import Replays
-from flows.viewer.tables import Recent, Snapshot, Tables, column_of, stream
+from flows.viewer.tables import Recent, Snapshot, Tables, both, column_of, stream
 from pipelines.tokenizers import token_bytes
+
+if TYPE_CHECKING:
+    from datastore.retrieval.index import SearchIndex, State
+    from flows.viewer.points import Points
+    from flows.viewer.questions import Filtered, Page
 
 INDEX = "embedded"
 PLAN_S = 5.0
@@ -51,6 +62,7 @@ class StoreReader:
         self._compared: Recent[tuple[str, str, bool], wire_compare.PairedDifference] = Recent(16)
         self._rows: Recent[tuple[str, int], pa.Table] = Recent(2)
         self._reading_row = threading.Lock()
+        self._maps: Recent[tuple[str, int, int, int, str | None], Points] = Recent(4)
         self._tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
         self.plans = Plans(self.catalog, store)
         self._trained: Recent[str, wire_training.TrainingStage] = Recent(256)
@@ -64,30 +76,33 @@ class StoreReader:
     def plan(self, pipeline: str, settings: list[str]) -> wire.PlanAnswer:
         return what_if(self.catalog, self.plans, pipeline, settings, patience=PLAN_S)
 
-    def rows(
-        self, text: str, sort: str, desc: bool, offset: int, limit: int, at: str | None, columns: Sequence[str] = ()
-    ) -> tuple[bytes, dict[str, str]]:
-        """A page as an Arrow stream, and the headers that go with it. Without ``columns`` it has all."""
-        snapshot = self.tables.at(at)
-        names = dict.fromkeys(["trajectory_id", *(column_of(name, "columns") for name in columns or SCALARS)])
-        table, total = snapshot.page(text, column_of(sort, "sort"), desc, offset, limit, list(names))
-        headers = {"x-total": str(total), "x-version": str(snapshot.version), "x-columns": ",".join(SCALARS)}
-        return stream(table), headers
+    def settings(self, pipeline: str) -> wire_runs.KnownSettings:
+        return known_settings(self.catalog, pipeline)
 
-    def facets(self, text: str, at: str | None) -> wire.Facets:
-        return facets.facets(self.tables.at(at), text)
+    def runs(self, a: str | None, b: str | None, at: str | None) -> wire_runs.RunsCompared:
+        return runs.runs_compared(self.catalog, self._snapshot_if_any(at), a, b)
+
+    def rows(self, page: "Page") -> tuple[bytes, dict[str, str]]:
+        """A page as an Arrow stream, and the headers that go with it. Without ``columns`` it has all."""
+        snapshot = self.tables.at(page.at)
+        part = self._among(page, snapshot)
+        asked = [name for name in page.columns.split(",") if name] or SCALARS
+        names = dict.fromkeys(["trajectory_id", *(column_of(name, "columns") for name in asked)])
+        sorting = (page.filter, column_of(page.sort, "sort"), page.desc, page.offset, page.limit)
+        table, total = snapshot.page(*sorting, list(names), part and part.mask)
+        counts = {"x-total": total, "x-version": snapshot.version, "x-absent": part.absent if part else 0}
+        return stream(table), {name: str(count) for name, count in counts.items()} | {"x-columns": ",".join(SCALARS)}
+
+    def facets(self, question: "Filtered") -> wire.Facets:
+        snapshot = self.tables.at(question.at)
+        part = self._among(question, snapshot)
+        return facets.facets(snapshot, question.filter, part and part.mask)
 
     def search(self, text: str, k: int) -> wire.Hits:
         """The rows whose prompts are nearest. The index is only read. Raises RefusedError if there is none."""
-        from datastore.retrieval.index import SearchIndex
-
-        buffer = self.tables.buffer
-        index = SearchIndex(buffer, INDEX)
-        state = index.state()
-        if state is None or buffer.place.read(f"{index.folder}/model.npz") is None:
-            raise RefusedError(
-                "this store has no search index", following=f"agentrl buffer index --store {self.store}", status=409
-            )
+        index, state = self._index()
+        if self.tables.buffer.place.read(f"{index.folder}/model.npz") is None:
+            raise self._no_index()
         found = index.search(text, k, refresh=False)
         hits = [wire.Hit(trajectory_id=one["trajectory_id"], score=one["score"]) for one in found.to_dicts()]
         return wire.Hits(version=state.table_version, behind=state.stale, hits=hits)
@@ -145,14 +160,40 @@ class StoreReader:
         texts = []
         for branch in branches:
             part = sequences[branch.members[0]][branch.start : min(branch.end, branch.start + tree.TOKENS)]
-            found, _ = self._text_of(part, tokenizer, table["policy"][chosen[branch.members[0]]].as_py())
-            texts.append(found.text[: tree.TEXT_BYTES].decode(errors="ignore") if found else "")
+            texts.append(self._beginning(part, tokenizer, table["policy"][chosen[branch.members[0]]].as_py()))
         success, reward = (
             table[column].take(np.array(chosen, np.int64)).to_pylist() for column in ("success", "reward")
         )
         drawn = tree.drawn(branches, [names[number] for number in chosen], success, reward, texts)
         return wire_compare.TaskTree(
             version=snapshot.version, rows=len(chosen), left_out=rows - len(chosen), branches=drawn
+        )
+
+    def search_trees(self, artifact: str | None, offset: int, limit: int) -> wire_search.SearchTrees:
+        return nodes.searched(self.artifacts, artifact, offset, limit)
+
+    def search_tree(self, artifact: str, task_id: str, at: str | None) -> wire_search.SearchTree:
+        """The tree of one task, laid out. Raises RefusedError if there is none."""
+        snapshot = self.tables.at(at)
+        found, left_out = nodes.nodes_of(self.artifacts, artifact, task_id)
+        ids = list(dict.fromkeys(one["trajectory_id"] for one in found))
+        env, prompt, problem, texts = "", "", "", [""] * len(found)
+        try:
+            rows = self._read(ids, nodes.ROW, snapshot)
+        except UnknownTrajectoryError as error:
+            problem = f"rows of this tree are not in version {snapshot.version}: {error}"
+        else:
+            env, prompt = rows["env"][0].as_py(), rows["prompt"][0].as_py()[: compare.PROMPT]
+            texts = [self._beginning(*part) for part in nodes.beginnings(rows, found)]
+        return wire_search.SearchTree(
+            version=snapshot.version,
+            artifact=artifact,
+            task_id=task_id,
+            env=env,
+            prompt=prompt,
+            left_out=left_out,
+            problem=problem,
+            nodes=nodes.drawn(found, texts),
         )
 
     def aligned(self, a: str, b: str, at: str | None) -> wire_compare.Aligned:
@@ -178,16 +219,27 @@ class StoreReader:
             raise RefusedError(reason, status=404)
         return found.text
 
-    def curation(self) -> wire_compare.Funnels:
-        empty = self.tables.buffer.version is None
-        return curation.funnels(self.artifacts, None if empty else self.tables.at(None))
+    def curation(self, at: str | None) -> wire_compare.Funnels:
+        return curation.funnels(self.artifacts, self._snapshot_if_any(at))
 
-    def dropped(
-        self, artifact: str, rule: str, offset: int, limit: int, at: str | None
-    ) -> tuple[bytes, dict[str, str]]:
-        snapshot = self.tables.at(at)
-        table, total = curation.dropped_page(self.artifacts, snapshot, artifact, rule, offset, limit)
-        return stream(table), {"x-total": str(total), "x-version": str(snapshot.version)}
+    def map(self, question: "Filtered") -> bytes:
+        """The points of the map as an Arrow stream. A lasso says which plane is asked for, and hides no point."""
+        from flows.viewer.points import lasso, point_table
+
+        snapshot = self.tables.at(question.at)
+        found = self._points(lasso(question.lasso)[0] if question.lasso else None)
+        whole = question.model_copy(update={"lasso": None})
+        return stream(point_table(found, snapshot, self._mask(whole, snapshot)))
+
+    def map_prompts(self, question: "Filtered") -> wire_search.MapPrompts:
+        from flows.viewer.points import lasso, prompts
+
+        snapshot = self.tables.at(question.at)
+        found = self._points(lasso(question.lasso)[0] if question.lasso else None)
+        mask = self._mask(question, snapshot)
+        shown, total = prompts(found, snapshot, mask)
+        rows = snapshot.total if mask is None else int(mask.sum())
+        return wire_search.MapPrompts(version=snapshot.version, total=total, rows=rows, prompts=shown)
 
     # training, and what goes on now
 
@@ -212,6 +264,59 @@ class StoreReader:
 
     # what they share
 
+    def _index(self) -> "tuple[SearchIndex, State]":
+        """The search index and its state. Raises RefusedError if there is none."""
+        from datastore.retrieval.index import SearchIndex
+
+        index = SearchIndex(self.tables.buffer, INDEX)
+        state = index.state()
+        if state is None:
+            raise self._no_index()
+        return index, state
+
+    def _no_index(self) -> RefusedError:
+        said = f"agentrl buffer index --store {self.store}"
+        return RefusedError("this store has no search index", following=said, status=409)
+
+    def _points(self, frame: str | None) -> "Points":
+        """The points of the map. Raises RefusedError if there is no index, or no such frame."""
+        from flows.viewer.points import points
+
+        index, state = self._index()
+        key = (state.embedder, state.texts, state.table_version, state.stale, frame)
+        return self._maps.get_or(key, lambda: points(index, state, frame))
+
+    def _mask(self, question: "Filtered", snapshot: Snapshot) -> np.ndarray | None:
+        """The rows that a question is about; None if it is about all."""
+        part = self._among(question, snapshot)
+        return both(snapshot.matching(question.filter), part and part.mask)
+
+    def _snapshot_if_any(self, at: str | None) -> Snapshot | None:
+        """The rows at a version; None if nothing was ever appended."""
+        return None if self.tables.buffer.version is None else self.tables.at(at)
+
+    def _among(self, question: "Filtered", snapshot: Snapshot) -> among.Subset | None:
+        """The part of the buffer that a question is about; None if it is about all of it."""
+        found = None
+        if question.among:
+            found = among.part(self.artifacts, snapshot, question.among, question.rule)
+        elif question.rule:
+            raise RefusedError("a rule needs the artifact that has it", field="among")
+        if question.lasso:
+            mask = self._in_lasso(question.lasso, snapshot)
+            found = among.Subset(mask & found.mask, found.absent) if found else among.Subset(mask, 0)
+        return found
+
+    def _in_lasso(self, text: str, snapshot: Snapshot) -> np.ndarray:
+        from flows.viewer.points import lasso
+
+        frame, corners = lasso(text)
+        found = self._points(frame)
+        key = f"lasso {len(found.texts)} {text}"
+        inside = snapshot.kept.get_or(key, lambda: found.rows_inside(corners, snapshot))
+        assert isinstance(inside, np.ndarray)
+        return inside
+
     def _decoded(self, row: pa.Table) -> tuple[Decoded | None, str]:
         """The tokens of a row with their text, or why there is none."""
         ids = numbers(row["input_ids"][0], np.int32)
@@ -225,6 +330,11 @@ class StoreReader:
         except (LookupError, StoreError) as error:
             return None, str(error.args[0])
         return decoded(known, ids), ""
+
+    def _beginning(self, ids: np.ndarray, tokenizer: str, policy: str) -> str:
+        """The text of some tokens, as far as it is shown; empty if their tokenizer is not known."""
+        found, _ = self._text_of(ids, tokenizer, policy)
+        return found.text[: tree.TEXT_BYTES].decode(errors="ignore") if found else ""
 
     def _read(self, ids: list[str], columns: tuple[str, ...], snapshot: Snapshot) -> pa.Table:
         """Rows at the snapshot's version. The newest is followed, which is faster than opening a version."""

@@ -65,15 +65,24 @@ class Snapshot:
         self.version = version
         self._rows = rows
         self._reading = threading.Lock()
+        self._ids: pl.Series | None = None
         self._masks: Recent[str, np.ndarray] = Recent(MASKS)
         self._orders: Recent[tuple[str, bool], np.ndarray] = Recent(ORDERS)
         self.kept: Recent[str, object] = Recent(64)
         """What others have computed over all rows."""
 
     def columns(self, names: Sequence[str]) -> pl.DataFrame:
-        """Whole columns. Those that are not in memory yet are read by one thread, and the others wait for it."""
+        """Whole columns. Those that are not in memory yet are read by one thread, and the others wait for it. A scan
+        promises no order, and has another one if an older version was read in between; here it is always that of the
+        first time."""
+        wanted = list(dict.fromkeys(names))
         with self._reading:
-            return self._rows.select(list(dict.fromkeys(names))).collect()
+            rows = self._rows.select(list(dict.fromkeys([*wanted, "trajectory_id"]))).collect()
+            if self._ids is None:
+                self._ids = rows["trajectory_id"]
+        if not rows["trajectory_id"].equals(self._ids):
+            rows = self._ids.to_frame().join(rows, on="trajectory_id", how="left", maintain_order="left")
+        return rows.select(wanted)
 
     @property
     def total(self) -> int:
@@ -114,17 +123,24 @@ class Snapshot:
         found: np.ndarray = by_id[self.columns([sort])[by_id].select(order).to_series().to_numpy()]
         return found
 
-    def chosen(self, text: str, sort: str, desc: bool) -> np.ndarray:
-        """Numbers of the rows in the filter, sorted."""
-        mask = self.matching(text)
+    def chosen(self, text: str, sort: str, desc: bool, among: np.ndarray | None = None) -> np.ndarray:
+        """Numbers of the rows in the filter, and ``among`` those of a mask, sorted."""
+        mask = both(self.matching(text), among)
         order = self._orders.get_or((sort, desc), lambda: self._order(sort, desc))
         return order if mask is None else order[mask[order]]
 
     def page(
-        self, text: str, sort: str, desc: bool, offset: int, limit: int, names: Sequence[str]
+        self,
+        text: str,
+        sort: str,
+        desc: bool,
+        offset: int,
+        limit: int,
+        names: Sequence[str],
+        among: np.ndarray | None = None,
     ) -> tuple[pa.Table, int]:
         """A page of these columns of the rows in the filter as Arrow, and how many rows are in the filter."""
-        chosen = self.chosen(text, sort, desc)
+        chosen = self.chosen(text, sort, desc, among)
         return page_of(self.columns(names)[chosen[offset : offset + limit]]), len(chosen)
 
 
@@ -170,6 +186,14 @@ class Tables:
             return int(self.buffer.table(when).version())
         except StoreError as error:
             raise RefusedError(str(error), field="at", status=404) from None
+
+
+def both(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
+    """What is in two masks; None holds everything."""
+    if one is None or other is None:
+        return other if one is None else one
+    found: np.ndarray = one & other
+    return found
 
 
 def column_of(name: str, field: str) -> str:

@@ -10,13 +10,14 @@ import polars as pl
 import pyarrow as pa
 
 from datastore.writer import SCALARS
-from flows.viewer.artifacts import Artifacts, numbers
+from flows.viewer.artifacts import Artifacts, label, numbers
 from flows.viewer.refused import RefusedError
 from flows.viewer.tables import Snapshot
 from flows.viewer.wire import (
     Breach,
     Component,
     LearnedBy,
+    LearnedFrom,
     Made,
     Maker,
     Neighbours,
@@ -26,6 +27,7 @@ from flows.viewer.wire import (
     ShownMessage,
     VersionSpan,
 )
+from schemas.manifest import Kind, Manifest
 
 CUT = 20_000
 """Characters of a message's texts, unless the whole message is asked for."""
@@ -175,12 +177,26 @@ def _lineage(row: dict[str, Any], artifacts: Artifacts) -> Made:
             version=row["policy_version"],
             stage=policy.ingredients.stage if policy else None,
             fingerprint=policy.fingerprint if policy else None,
+            learned_from=list(_learned_from(policy, artifacts)) if policy else [],
         ),
         learned_by=[
             LearnedBy(stage=one.stage, fingerprint=one.fingerprint, steps=one.steps, models=one.models)
             for one in artifacts.learned(row["trajectory_id"])
         ],
     )
+
+
+def _learned_from(policy: Manifest, artifacts: Artifacts) -> Iterator[LearnedFrom]:
+    """Rows and pairs that a model's stage read, and rows that it sampled itself to learn from."""
+    records = [one for each in policy.ingredients.inputs.values() for one in each]
+    read = [(artifacts.find(one.stage, one.fingerprint), one.output) for one in records]
+    outputs = [(one, one.outputs.get(name)) for one, name in read if one is not None]
+    outputs += [(policy, one) for one in policy.outputs.values()]
+    for manifest, output in outputs:
+        if output is not None and output.kind is Kind.TRAJECTORIES:
+            yield LearnedFrom(artifact=label(manifest), kind="rows")
+        elif output is not None and output.kind is Kind.PAIRS:
+            yield LearnedFrom(artifact=label(manifest), kind="pairs")
 
 
 def _neighbours(row: dict[str, Any], snapshot: Snapshot) -> Neighbours:

@@ -6,6 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
+from agentrl.statistics.intervals import wilson
 from flows.viewer.compare import common
 from flows.viewer.wire_compare import TreeBranch
 
@@ -23,7 +24,6 @@ class Branch:
     end: int
     members: list[int]
     ends: list[int] = field(default_factory=list)
-    children: list[int] = field(default_factory=list)
 
 
 def prefix_tree(sequences: Sequence[np.ndarray]) -> list[Branch]:
@@ -35,11 +35,8 @@ def prefix_tree(sequences: Sequence[np.ndarray]) -> list[Branch]:
         parent, members, start = todo.pop(0)
         first = sequences[members[0]][start:]
         end = start + min((common(first, sequences[one][start:]) for one in members), default=0)
-        branch = Branch(parent, start, end, members, [one for one in members if len(sequences[one]) == end])
-        if parent is not None:
-            found[parent].children.append(len(found))
         place = len(found)
-        found.append(branch)
+        found.append(Branch(parent, start, end, members, [one for one in members if len(sequences[one]) == end]))
         rest = [one for one in members if len(sequences[one]) > end]
         todo += [(place, [rest[one] for one in each], end) for each in _by_token([sequences[one] for one in rest], end)]
     return found
@@ -54,23 +51,40 @@ def _by_token(sequences: Sequence[np.ndarray], place: int) -> list[list[int]]:
     return list(groups.values())
 
 
-def rows_of_drawing(branches: Sequence[Branch]) -> list[float]:
-    """The row of each branch: leaves one below the other, others in the middle of their children."""
-    found = [0.0] * len(branches)
+def columns_of_drawing(parents: Sequence[int | None]) -> list[int]:
+    """How many branches are above each. Parents come before their children."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(0 if parent is None else found[parent] + 1)
+    return found
+
+
+def rows_of_drawing(parents: Sequence[int | None]) -> list[float]:
+    """The row of each branch: leaves one below the other, others in the middle of their children. Parents come before
+    their children."""
+    children: list[list[int]] = [[] for _ in parents]
+    for number, parent in enumerate(parents):
+        if parent is not None:
+            children[parent].append(number)
+    found = [0.0] * len(parents)
     leaves = 0
-    todo = [number for number, one in reversed(list(enumerate(branches))) if one.parent is None]
-    order = []
+    todo = [number for number, parent in reversed(list(enumerate(parents))) if parent is None]
     while todo:
         number = todo.pop()
-        order.append(number)
-        if not branches[number].children:
+        if not children[number]:
             found[number] = float(leaves)
             leaves += 1
-        todo += reversed(branches[number].children)
-    for number in reversed(order):
-        if children := branches[number].children:
-            found[number] = (found[children[0]] + found[children[-1]]) / 2
+        todo += reversed(children[number])
+    for number in reversed(range(len(parents))):
+        if below := children[number]:
+            found[number] = (found[below[0]] + found[below[-1]]) / 2
     return found
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    """Wilson's interval of the mean of values between 0 and 1: it is that of outcomes, which vary the most, so it is
+    rather too wide. None if there is no value, or one is not between."""
+    return wilson(sum(values), len(values)) if values and 0 <= min(values) <= max(values) <= 1 else (None, None)
 
 
 def drawn(
@@ -81,11 +95,13 @@ def drawn(
     text: Sequence[str],
 ) -> list[TreeBranch]:
     """Branches with what their members came to. ``text`` is that of each branch."""
-    places = rows_of_drawing(branches)
+    parents = [one.parent for one in branches]
+    columns, places = columns_of_drawing(parents), rows_of_drawing(parents)
     found = []
     for number, one in enumerate(branches):
         outcomes = [value for member in one.members if (value := success[member]) is not None]
         rewards = [gained for member in one.members if (gained := reward[member]) is not None]
+        low, high = interval(rewards)
         found.append(
             TreeBranch(
                 parent=one.parent,
@@ -94,9 +110,13 @@ def drawn(
                 rows=len(one.members),
                 n=len(outcomes),
                 success=fmean(outcomes) if outcomes else None,
+                rewarded=len(rewards),
                 reward=fmean(rewards) if rewards else None,
+                low=low,
+                high=high,
                 text=text[number],
                 ends=[names[member] for member in one.ends[:ENDS]],
+                x=columns[number],
                 y=places[number],
             )
         )

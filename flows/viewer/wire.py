@@ -121,13 +121,15 @@ class PlanAnswer(Answer):
     stages: list[StageBox]
 
 
-# GET /api/rows?filter=&sort=&desc=&offset=&limit=&at=&columns= -> Arrow, headers X-Total, X-Version, X-Columns
+# GET /api/rows?filter=&sort=&desc=&offset=&limit=&at=&columns=&among=&rule= -> Arrow, headers X-Total, X-Version,
+# X-Columns, X-Absent
 # One row of the table each: trajectory_id and the scalar columns that `columns` names, with commas between; without it
 # all, which X-Columns lists. What is not asked for is not read. Texts are cut after 300 characters.
 # Types: utf8, int32, float64, bool, timestamp[ms, UTC]. Default: sort=created_at, desc=true, offset=0, limit=100 (at
-# most 1000).
+# most 1000). ``among`` (STAGE/FINGERPRINT) leaves the rows that an artifact chose, and with ``rule`` those that this
+# rule dropped; X-Absent counts those of them that this version of the buffer does not have.
 
-# GET /api/facets?filter=&at=
+# GET /api/facets?filter=&at=&among=&rule=
 
 
 class Bin(Answer):
@@ -231,6 +233,13 @@ class Maker(Answer):
     inputs: list[str]
 
 
+class LearnedFrom(Answer):
+    """What a model learned from: STAGE/FINGERPRINT of rows, as /api/rows?among= takes it, or of pairs."""
+
+    artifact: str
+    kind: Literal["rows", "pairs"]
+
+
 class SampledBy(Answer):
     """What sampled the row. ``stage`` and ``fingerprint`` name the artifact if the policy is one."""
 
@@ -238,6 +247,7 @@ class SampledBy(Answer):
     version: int
     stage: str | None
     fingerprint: str | None
+    learned_from: list[LearnedFrom]
 
 
 class LearnedBy(Answer):

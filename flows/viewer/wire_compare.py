@@ -125,9 +125,10 @@ class TaskAttempts(Answer):
 
 class TreeBranch(Answer):
     """Tokens that ``rows`` attempts share: [start, end) of each of them, after those of ``parent`` (the position of a
-    branch in the list; None for a root). ``y`` is its row in the drawing, from 0, between those of its children.
-    ``success`` is over the ``n`` rows with an outcome, ``reward`` the mean; ``text`` begins the branch's text. ``ends``
-    are the rows that end with it, at most 20."""
+    branch in the list; None for a root). ``x`` is its column in the drawing and ``y`` its row, from 0, between those of
+    its children. ``success`` is over the ``n`` rows with an outcome, ``reward`` the mean over the ``rewarded``, with
+    its interval (None if a reward is not between 0 and 1). ``text`` begins the branch's text. ``ends`` are the rows
+    that end with it, at most 20."""
 
     parent: int | None
     start: int
@@ -135,9 +136,13 @@ class TreeBranch(Answer):
     rows: int
     n: int
     success: float | None
+    rewarded: int
     reward: float | None
+    low: float | None
+    high: float | None
     text: str
     ends: list[str]
+    x: int
     y: float
 
 
@@ -212,7 +217,8 @@ class PairSide(Answer):
 
 
 class PairAnswer(Answer):
-    """``margin`` is the chosen side's ``ref_logprob`` less the rejected one's. ``trained_by`` is STAGE/FINGERPRINT."""
+    """``margin`` is the chosen side's ``ref_logprob`` less the rejected one's. ``trained_by`` is STAGE/FINGERPRINT.
+    ``previous`` and ``next`` are the pairs before and after it."""
 
     pair_id: str
     task_id: str
@@ -223,25 +229,31 @@ class PairAnswer(Answer):
     rejected: PairSide
     margin: float | None
     trained_by: list[str]
+    previous: str | None
+    next: str | None
 
 
-# GET /api/curation
+# GET /api/curation?at=
 
 
 class FunnelLevel(Answer):
     """A rule, the rows before and after it, and of those that it dropped how many succeeded among the ``n`` with an
-    outcome. ``mostly_successes`` warns that it dropped more successes than failures."""
+    outcome, with Wilson's interval of their share (None if ``n`` is 0). ``mostly_successes`` warns that it dropped more
+    successes than failures. /buffer?among=ARTIFACT&rule=RULE shows what it dropped."""
 
     rule: str
     before: int
     after: int
     successes: int
     n: int
+    low: float | None
+    high: float | None
     mostly_successes: bool
 
 
 class Funnel(Answer):
-    """``recorded`` is false if the artifact does not hold which rows were dropped: then the counts are 0."""
+    """``recorded`` is false if the artifact does not hold which rows were dropped: then the counts of outcomes are
+    0."""
 
     artifact: str
     stage: str
@@ -251,10 +263,9 @@ class Funnel(Answer):
 
 
 class Funnels(Answer):
-    """Newest first."""
+    """Newest first; ``more`` older ones are left out. ``version`` is that of the buffer which told the outcomes, None
+    if nothing was ever appended."""
 
+    version: int | None
+    more: int
     funnels: list[Funnel]
-
-
-# GET /api/curation/rows?artifact=&rule=&offset=&limit=&at= -> Arrow as /api/rows: the rows that a rule dropped; header
-# X-Total

@@ -190,6 +190,9 @@ def test_a_pair_shows_what_it_shares_and_what_the_loss_covers(tmp_path: Path) ->
     assert found["rejected"]["ref_logprob"] == pytest.approx(-1.5 * sum(row(0).action_mask))
     assert found["margin"] == pytest.approx(found["chosen"]["ref_logprob"] - found["rejected"]["ref_logprob"])
     assert found["trained_by"] == [f"dpo/{DPO[:8]}"]
+    assert (found["previous"], found["next"]) == (None, "p1")
+    last = browser.json("/api/pair", artifact=lines["artifact"], pair_id="p5")
+    assert (last["previous"], last["next"]) == ("p4", None)
     assert browser.json("/api/pair", artifact=lines["artifact"], pair_id="p1")["margin"] is None
     tokens = browser.arrow("/api/pair/tokens", side="chosen", **where)
     assert tokens.schema.names == ["start", "length", "joined", "id", "mask"]

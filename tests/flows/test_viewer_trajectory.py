@@ -61,7 +61,13 @@ def test_a_row_with_all_that_leads_to_it_and_from_it(browser: Browser) -> None:
         "uses": "train.grpo",
         "inputs": [f"warm/{WARM[:8]}"],
     }
-    assert made["policy"] == {"name": f"warm/{WARM[:8]}", "version": 0, "stage": "warm", "fingerprint": WARM}
+    assert made["policy"] == {
+        "name": f"warm/{WARM[:8]}",
+        "version": 0,
+        "stage": "warm",
+        "fingerprint": WARM,
+        "learned_from": [],
+    }
     assert made["learned_by"] == [{"stage": "grpo", "fingerprint": GRPO, "steps": [0], "models": []}]
     assert (found["proof"], found["breaches"]) == ([], 0)
 
@@ -370,6 +376,12 @@ def test_a_tokenizer_of_an_unknown_kind_is_said(tmp_path: Path) -> None:
 def test_a_row_whose_makers_are_gone(tmp_path: Path) -> None:
     TrajectoryBuffer(tmp_path).append([row(0, policy="gone/12345678")], stage="more", fingerprint="6" * 32)
     found = Browser(tmp_path).json(f"/api/rows/{FIRST}")["lineage"]
-    assert found["policy"] == {"name": "gone/12345678", "version": 0, "stage": None, "fingerprint": None}
+    assert found["policy"] == {
+        "name": "gone/12345678",
+        "version": 0,
+        "stage": None,
+        "fingerprint": None,
+        "learned_from": [],
+    }
     assert found["made_by"]["uses"] == ""
     assert found["made_by"]["inputs"] == []

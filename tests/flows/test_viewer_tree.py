@@ -13,6 +13,7 @@ from viewer_store import Browser, make_store, publish, row
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from flows.viewer.tree import prefix_tree, rows_of_drawing
+from pipelines.handles import SELECTION_SCHEMA
 from pipelines.stages.curate import DROPPED_SCHEMA, FUNNEL_SCHEMA
 from schemas.manifest import Kind
 
@@ -31,7 +32,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"rule": "unique", "before": 16, "after": 16, "dropped_examples": []},
     ]
     funnel = pa.Table.from_pylist(levels, schema=FUNNEL_SCHEMA)
+    kept = [{"trajectory_id": f"grpo-aaaaaaaa-{number:06d}", "weight": 1.0} for number in (0, 12)]
+    selection = pa.Table.from_pylist(kept, schema=SELECTION_SCHEMA)
     outputs = {"funnel": (Kind.TABLE, funnel), "dropped": (Kind.TABLE, dropped)}
+    outputs["trajectories"] = (Kind.TRAJECTORIES, selection)
     publish(Catalog(folder), "curated", CURATED, "trajectories.curate", outputs, minutes=7)
     publish(Catalog(folder), "older", "5" * 32, "trajectories.curate", {"funnel": (Kind.TABLE, funnel)}, minutes=6)
     return folder
@@ -47,15 +51,16 @@ def test_a_tree_holds_each_sequence_once_and_shares_what_can_be_shared(sequences
         texts = {tuple(sequences[member][one.start : one.end]) for member in one.members}
         assert len(texts) == 1, "a branch is shared by all of its members"
         assert one.start == (branches[one.parent].end if one.parent is not None else 0)
-        beside = [branches[child] for child in one.children]
+        beside = [other for other in branches if other.parent == number]
         starts = [sequences[child.members[0]][child.start] for child in beside]
         assert len(set(starts)) == len(starts), "branches part at their first token"
         assert sorted([*one.ends, *(member for child in beside for member in child.members)]) == sorted(one.members)
         assert len(beside) + bool(one.ends) != 1 or not beside, "no branch could be longer"
     ended = sorted(member for one in branches for member in one.ends)
     assert ended == [number for number, one in enumerate(sequences) if one]
-    places = rows_of_drawing(branches)
-    leaves = sorted(places[number] for number, one in enumerate(branches) if not one.children)
+    parents = [one.parent for one in branches]
+    places = rows_of_drawing(parents)
+    leaves = sorted(places[number] for number in range(len(branches)) if number not in parents)
     assert leaves == [float(number) for number in range(len(leaves))]
 
 
@@ -66,7 +71,9 @@ def test_the_attempts_at_a_task_are_a_tree(browser: Browser) -> None:
     assert (root["parent"], root["start"], root["end"], root["rows"]) == (None, 0, len("What is "), 4)
     assert root["text"] == "What is "
     assert root["success"] == 0.5
-    assert root["reward"] == pytest.approx(0.15)
+    assert (root["reward"], root["rewarded"]) == (pytest.approx(0.15), 4)
+    assert 0 < root["low"] < 0.15 < root["high"] < 0.7
+    assert (root["x"], [one["x"] for one in children]) == (0, [1, 1, 1, 1])
     assert [one["parent"] for one in children] == [0, 0, 0, 0]
     assert [one["ends"] for one in children] == [[f"grpo-aaaaaaaa-{number:06d}"] for number in range(4)]
     assert [one["success"] for one in children] == [0.0, 1.0, 0.0, 1.0]
@@ -86,26 +93,58 @@ def test_a_task_without_tokens_has_no_branch(tmp_path: Path) -> None:
 
 
 def test_funnels_say_what_rules_dropped_and_warn_of_successes(browser: Browser) -> None:
-    newest, older = browser.json("/api/curation")["funnels"]
+    found = browser.json("/api/curation")
+    assert (found["version"], found["more"]) == (3, 0)
+    newest, older = found["funnels"]
     assert (newest["artifact"], newest["recorded"], older["recorded"]) == ("curated/44444444", True, False)
     first, second = newest["levels"]
     assert (first["rule"], first["before"], first["after"]) == (RULE, 20, 16)
     assert (first["successes"], first["n"], first["mostly_successes"]) == (3, 3, True)
+    assert 0.43 < first["low"] < 0.45
+    assert first["high"] == 1
+    assert (second["low"], second["high"]) == (None, None)
     assert (second["successes"], second["n"], second["mostly_successes"]) == (0, 0, False)
     assert older["levels"][0]["n"] == 0
 
 
-def test_the_rows_that_a_rule_dropped(browser: Browser) -> None:
-    where = {"artifact": "curated/44444444", "rule": RULE}
-    answer = browser.ask("/api/curation/rows", limit=2, offset=1, **where)
-    assert answer.headers["x-total"] == "4"
-    rows = browser.arrow("/api/curation/rows", **where)
+def test_the_rows_that_a_rule_dropped_are_a_part_of_the_buffer(browser: Browser) -> None:
+    where = {"among": "curated/44444444", "rule": RULE}
+    rows = browser.arrow("/api/rows", **where)
     assert sorted(rows["trajectory_id"].to_pylist()) == [f"grpo-aaaaaaaa-{number:06d}" for number in (1, 3, 5, 6)]
-    assert browser.ask("/api/curation/rows", at=1, **where).headers["x-total"] == "4"
-    unknown = browser.json("/api/curation/rows", 404, artifact="curated/44444444", rule="none")
-    assert unknown["allowed"] == [RULE]
-    assert browser.json("/api/curation/rows", 404, artifact="older/55555555", rule=RULE)["field"] == "artifact"
+    page = browser.ask("/api/rows", limit=2, offset=1, filter="success", **where)
+    assert (page.headers["x-total"], page.headers["x-absent"]) == ("3", "0")
+    assert browser.ask("/api/rows", at=1, **where).headers["x-total"] == "4"
+    facets = browser.json("/api/facets", filter="success is null", **where)
+    assert (facets["total"], facets["filtered"]) == (24, 1)
+    success = next(one for one in facets["facets"] if one["column"] == "success")
+    assert sum(one["all"] for one in success["bins"]) == 24
+
+
+def test_the_rows_that_an_artifact_chose_are_a_part_of_the_buffer(browser: Browser) -> None:
+    rows = browser.arrow("/api/rows", among="curated/44444444")
+    assert sorted(rows["trajectory_id"].to_pylist()) == ["grpo-aaaaaaaa-000000", "grpo-aaaaaaaa-000012"]
+    older = browser.ask("/api/rows", at=1, among="curated/44444444")
+    assert (older.headers["x-total"], older.headers["x-absent"]) == ("1", "1")
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "said"),
+    [
+        ({"among": "curated/44444444", "rule": "none"}, "rule", "no rule 'none' dropped a row"),
+        ({"among": "older/55555555", "rule": RULE}, "among", "did not record which rows it dropped"),
+        ({"among": "older/55555555"}, "among", "chose no rows"),
+        ({"among": "../../etc/passwd"}, "among", "there is no artifact"),
+        ({"among": "curated/44"}, "among", "there is no artifact"),
+        ({"rule": RULE}, "among", "a rule needs the artifact that has it"),
+    ],
+)
+def test_what_is_no_part_of_the_buffer_is_said(browser: Browser, query: dict[str, str], field: str, said: str) -> None:
+    for path in ("/api/rows", "/api/facets"):
+        answer = browser.ask(path, **query)
+        assert answer.status_code in (400, 404)
+        assert answer.json()["field"] == field
+        assert said in answer.json()["error"]
 
 
 def test_an_empty_store_has_no_funnel(tmp_path: Path) -> None:
-    assert Browser(tmp_path).json("/api/curation") == {"funnels": []}
+    assert Browser(tmp_path).json("/api/curation") == {"version": None, "more": 0, "funnels": []}

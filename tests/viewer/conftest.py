@@ -12,25 +12,24 @@ from serving import serving, window
 from strange_rows import append_strange_rows
 from watched import ENV, Watched
 
+from datastore.buffer import TrajectoryBuffer
+from datastore.retrieval.index import SearchIndex
+
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What ``agentrl run`` makes of ``small.yaml``, and strange rows."""
-    place = str(tmp_path_factory.mktemp("viewer") / "store")
-    command = [
-        sys.executable,
-        "-m",
-        "flows.cli",
-        "run",
-        str(Path(__file__).parent / "small.yaml"),
-        "--store",
-        place,
-        "--jobs",
-        "2",
-    ]
-    done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False, cwd=Path(place).parent)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """What ``agentrl run`` makes of ``small.yaml``, a second run with other rules, strange rows, a search
+    index. The file lies beside the store, so that the viewer plans it."""
+    folder = tmp_path_factory.mktemp("viewer")
+    place = str(folder / "store")
+    shutil.copy(Path(__file__).parent / "small.yaml", folder)
+    rules = "stages.curated.with.rules=[{rule: filter, where: success}]"
+    for more in (["--jobs", "2"], ["--until", "curated", "--set", rules]):
+        command = [sys.executable, "-m", "flows.cli", "run", "small.yaml", "--store", place, *more]
+        done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False, cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
     append_strange_rows(place)
+    SearchIndex(TrajectoryBuffer(place)).refresh()
     return place
 
 

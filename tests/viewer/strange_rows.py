@@ -2,9 +2,18 @@
 
 import json
 import math
+from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from datastore.buffer import TrajectoryBuffer
+from datastore.catalog import Catalog
+from pipelines.stages.curate import DROPPED_SCHEMA, FUNNEL_SCHEMA
+from schemas.arrow import to_table
+from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
+from schemas.node import NODE_SCHEMA, SearchNode
 from schemas.trajectory import Message, RewardComponent, Span, ToolCall, Trajectory
 
 PAYLOADS = (
@@ -53,6 +62,45 @@ def append_strange_rows(store: str) -> None:
     plain = [_plain(number, payload) for number, payload in enumerate(PAYLOADS)]
     rows = [*plain, _signs(), _huge(), _long(sampled), _breach(sampled)]
     buffer.append(rows, stage="strange", fingerprint="57a46e")
+    _publish_strange_artifact(store, plain)
+
+
+def _publish_strange_artifact(store: str, rows: list[Trajectory]) -> None:
+    """A curation with a rule for each payload, which dropped a row, and search trees of tasks that are payloads."""
+    ids = [row.trajectory_id for row in rows]
+    dropped = [{"trajectory_id": name, "rule": rule} for name, rule in zip(ids, PAYLOADS, strict=True)]
+    levels = [
+        {"rule": one, "before": 30 - n, "after": 29 - n, "dropped_examples": []} for n, one in enumerate(PAYLOADS)
+    ]
+    nodes = [
+        SearchNode(
+            node_id=str(n), parent_node=None, task_id=PAYLOADS[n], depth=0, trajectory_id=name, token_start=0,
+            token_end=0, visits=2, own=2, total=1.0, reward=None, terminal=False, born=0,
+        )
+        for n, name in enumerate(ids)
+    ]  # fmt: skip
+    tables = {
+        "dropped": pa.Table.from_pylist(dropped, schema=DROPPED_SCHEMA),
+        "funnel": pa.Table.from_pylist(levels, schema=FUNNEL_SCHEMA),
+        "nodes": to_table(nodes, NODE_SCHEMA),
+    }
+    catalog, fingerprint = Catalog(store), ("57a46e" * 6)[:32]
+    folder = catalog.staging("strange", fingerprint)
+    for name, table in tables.items():
+        pq.write_table(table, folder / f"{name}.parquet")
+    outputs = {name: OutputRecord(kind=Kind.TABLE, path=f"{name}.parquet", digest=name) for name in tables}
+    made: dict[str, Any] = {"scheme": 1, "pipeline": "strange", "stage": "strange", "uses": "strange", "seed": 0}
+    ingredients = Ingredients(**made, uses_version="1", config={}, inputs={}, code={})
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    manifest = Manifest(
+        fingerprint=fingerprint,
+        ingredients=ingredients,
+        outputs=outputs,
+        run_id="strange",
+        created_at=when,
+        duration_s=1,
+    )
+    catalog.publish(manifest, folder)
 
 
 def _plain(number: int, payload: str) -> Trajectory:

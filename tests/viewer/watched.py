@@ -45,6 +45,10 @@ class Watched:
             for one in found["violations"]
         ]
 
+    def ask(self, path: str) -> Any:
+        """What the viewer answers to another client."""
+        return self.page.request.get(self.url + path).json()
+
     def check(self) -> None:
         """Nothing ran that came from data, nothing left the host, nothing was complained about."""
         assert self.page.evaluate("window.pwned") is None
@@ -52,9 +56,9 @@ class Watched:
         assert (self.console, self.outside, self.dialogs) == ([], [], [])
 
 
-def until(page: Any, expression: str) -> None:
+def until(page: Any, expression: str, seconds: float = 15) -> None:
     """Waits until an expression is true. The policy of the page refuses Playwright's own way of waiting for one."""
-    end = time.monotonic() + 15
+    end = time.monotonic() + seconds
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"never true: {expression}"
         page.wait_for_timeout(50)

@@ -1,13 +1,13 @@
-"""Types of the server's answers for ``tsc``, from the models of the modules ``flows/viewer/wire*.py``."""
+"""Types of the server's answers for ``tsc``, from the models of ``flows/viewer/wire*.py``."""
 
 import inspect
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
-from flows.viewer import wire, wire_compare, wire_training
+from flows.viewer import wire
 
-MODULES = (wire, wire_compare, wire_training)
 PLACE = Path(__file__).parents[2] / "build/viewer-types/wire.d.ts"
 """Where ``tsconfig.json`` looks for them, as if they were beside the modules of the front-end."""
 PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", NoneType: "null", Any: "any"}
@@ -15,7 +15,9 @@ PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", NoneTyp
 
 def declarations() -> str:
     """The text of ``wire.d.ts``: one interface for each model, in the order of the modules."""
-    named = [one for module in MODULES for one in vars(module).values() if inspect.isclass(one)]
+    files = sorted(Path(str(wire.__file__)).parent.glob("wire*.py"))
+    modules = [import_module(f"flows.viewer.{file.stem}") for file in files]
+    named = dict.fromkeys(one for module in modules for one in vars(module).values() if inspect.isclass(one))
     models = [one for one in named if issubclass(one, wire.Answer) and one is not wire.Answer]
     lines = ["// Written by tests/viewer/wire_types.py from flows/viewer/wire*.py."]
     for model in models:

@@ -5,7 +5,7 @@ import { ask } from "./served.js";
 import { useEffect, useState } from "./ui.js";
 
 /** @typedef {import("./vendor/flechette.js").Table} Table */
-/** @typedef {Record<string, string | number | boolean | null | undefined>} Params */
+/** @typedef {Record<string, string | number | boolean | null | undefined | string[]>} Params */
 
 /** An answer that says no: what was wrong with which field, what is allowed, and what to do next. */
 export class Refused extends Error {

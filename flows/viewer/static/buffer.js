@@ -5,27 +5,28 @@ import { oneOf } from "./filter.js";
 import { count, plural } from "./format.js";
 import { copy, useKeys } from "./keys.js";
 import { pulse, usePulse } from "./live.js";
-import { change, go, place, rowAddress, version } from "./location.js";
+import { address, change, go, place, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { Found, Rows } from "./rows.js";
 import { select, selected } from "./selection.js";
 import { Table } from "./table.js";
+import { pieces } from "./text.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 
 const COLUMNS = ["trajectory_id", "stage", "env", "split", "level", "success", "reward", "termination", "n_steps", "n_tokens", "n_tool_calls", "n_tool_errors", "policy", "policy_version", "task_id", "prompt", "created_at"];
 const HITS = 200;
 
 export function BufferPage() {
-  const { filter = "", sort = "", desc, at, q = "", cols = "" } = place.value.params;
-  const query = { filter, sort: sort || "created_at", desc: sort ? desc === "true" : true, at, columns: cols || COLUMNS.join(",") };
+  const { filter = "", sort = "", desc, at, q = "", cols = "", among, rule, lasso } = place.value.params;
+  const query = { filter, sort: sort || "created_at", desc: sort ? desc === "true" : true, at, columns: cols || COLUMNS.join(","), among, rule, lasso };
   const [current, setCurrent] = useState(0);
   const [newest, setNewest] = useState(/** @type {number | null} */ (null));
   const rows = useAnswer(async (stop) => {
     const source = q ? new Found(await json("/api/search", { q, k: HITS }, stop), query) : new Rows(query);
     return source.open();
-  }, [filter, sort, desc, at, q, cols, newest]);
-  const facets = useAnswer((stop) => /** @type {Promise<import("./wire.js").Facets>} */ (json("/api/facets", { filter, at }, stop)), [filter, at, newest]);
-  useEffect(() => setCurrent(0), [filter, sort, desc, at, q]);
+  }, [filter, sort, desc, at, q, cols, among, rule, lasso, newest]);
+  const facets = useAnswer((stop) => /** @type {Promise<import("./wire.js").Facets>} */ (json("/api/facets", { filter, at, among, rule, lasso }, stop)), [filter, at, among, rule, lasso, newest]);
+  useEffect(() => setCurrent(0), [filter, sort, desc, at, q, among, rule, lasso]);
   useEffect(() => () => rows.value?.close(), [rows.value]);
   useEffect(() => void (version.value = rows.value?.version ?? null), [rows.value]);
   const box = useRef(/** @type {HTMLInputElement | null} */ (null));
@@ -60,6 +61,8 @@ export function BufferPage() {
         ${source?.version !== undefined && html`<span class="soft">version ${source.version}${at ? html` (pinned) <button class="quiet" onClick=${() => change({ at: null })}>show the newest</button>` : ""}</span>`}
         ${latest !== null && latest !== newest && html`<button class="quiet" onClick=${() => setNewest(latest)}>newer rows: show them</button>`}
         ${source instanceof Found && source.behind > 0 && html`<span class="soft">the index lacks ${plural(source.behind, "newer row")}</span>`}
+        ${among && html`<${Part} among=${among} rule=${rule} absent=${source?.absent ?? 0} />`}
+        <span>${lasso && html`in a lasso of the map `}<a href=${address("/map", { filter, at, among, rule, lasso })}>map</a>${lasso && html` <button class="quiet" onClick=${() => change({ lasso: null })}>without the lasso</button>`}</span>
         ${selected.value.size > 0 && html`<${Selection} />`}
         ${source && html`<${Columns} all=${source.columns.filter((name) => name !== "score")} chosen=${columns} />`}
       </div>
@@ -120,6 +123,12 @@ function Bar({ box, filter, q, problem, busy }) {
     <input id="search" type="search" value=${q} placeholder="prompts that mean this" onChange=${search} />
     <div id="filter-problem" class="wide">${problem && html`<${Problem} problem=${problem} />`}</div>
   </div>`;
+}
+
+/** Which part of the buffer is shown. @param {{among: string, rule: string | undefined, absent: number}} props */
+function Part({ among, rule, absent }) {
+  const inside = rule ? html`dropped by “${pieces(rule)}” of ${pieces(among)}` : html`chosen by ${pieces(among)}`;
+  return html`<span class="part">${inside}${absent > 0 && html` <span class="soft">(${plural(absent, "more row")} of it not in this version)</span>`} <button class="quiet" onClick=${() => change({ among: null, rule: null })}>show all rows</button></span>`;
 }
 
 function Selection() {

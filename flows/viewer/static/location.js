@@ -25,13 +25,14 @@ export function lasting() {
 }
 
 /**
- * The address of a page. Empty values are left out.
+ * The address of a page. Empty values are left out; of a list, each value is given.
  * @param {string} path
- * @param {Record<string, string | number | boolean | null | undefined>} [params]
+ * @param {Record<string, string | number | boolean | null | undefined | string[]>} [params]
  */
 export function address(path, params = {}) {
   const kept = Object.entries(params).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const query = new URLSearchParams(kept.map(([name, value]) => [name, String(value)])).toString();
+  const pairs = kept.flatMap(([name, value]) => (Array.isArray(value) ? value : [value]).map((one) => [name, String(one)]));
+  const query = new URLSearchParams(pairs).toString();
   return query ? `${path}?${query}` : path;
 }
 

@@ -2,31 +2,33 @@
 import { later, start } from "./shell.js";
 import { html } from "./ui.js";
 
-const OverviewPage = later(() => import("./overview.js"), "OverviewPage");
-const BufferPage = later(() => import("./buffer.js"), "BufferPage");
-const EvaluationPage = later(() => import("./evaluation.js"), "EvaluationPage");
-const TrainingPage = later(() => import("./training.js"), "TrainingPage");
-const DoctorPage = later(() => import("./doctor.js"), "DoctorPage");
 const RunPage = later(() => import("./run.js"), "RunPage");
-const TaskPage = later(() => import("./task.js"), "TaskPage");
-const PairPage = later(() => import("./pair.js"), "PairPage");
+/** Path, name of its tab, page; what has no tab is reached from other pages. @type {[string, string, Function][]} */
+const PAGES = [
+  ["/", "overview", later(() => import("./overview.js"), "OverviewPage")],
+  ["/buffer", "buffer", later(() => import("./buffer.js"), "BufferPage")],
+  ["/evaluation", "evaluations", later(() => import("./evaluation.js"), "EvaluationPage")],
+  ["/task", "", later(() => import("./task.js"), "TaskPage")],
+  ["/pair", "pairs", later(() => import("./pair.js"), "PairPage")],
+  ["/training", "training", later(() => import("./training.js"), "TrainingPage")],
+  ["/doctor", "doctor", later(() => import("./doctor.js"), "DoctorPage")],
+  ["/curation", "curation", later(() => import("./curation.js"), "CurationPage")],
+  ["/tree", "trees", later(() => import("./tree.js"), "TreePage")],
+  ["/map", "map", later(() => import("./map.js"), "MapPage")],
+  ["/runs", "runs", later(() => import("./runs.js"), "RunsPage")],
+];
 const TrajectoryPage = later(() => import("./trajectory.js"), "TrajectoryPage");
 
 /** @param {string} path @param {string} room @param {string | undefined} id */
 function page(path, room, id) {
-  if (path === "/") return html`<${OverviewPage} />`;
-  if (path === "/buffer") return html`<${BufferPage} />`;
-  if (path === "/evaluation") return html`<${EvaluationPage} />`;
-  if (path === "/task") return html`<${TaskPage} />`;
-  if (path === "/pair") return html`<${PairPage} />`;
-  if (path === "/training") return html`<${TrainingPage} />`;
-  if (path === "/doctor") return html`<${DoctorPage} />`;
+  const found = PAGES.find(([to]) => to === path);
+  if (found) return html`<${found[2]} />`;
   if (room === "run" && id) return html`<${RunPage} key=${id} id=${id} />`;
   return room === "row" && id ? html`<${TrajectoryPage} id=${id} />` : null;
 }
 
 await start({
-  tabs: { "/": "overview", "/buffer": "buffer", "/evaluation": "evaluations", "/pair": "pairs", "/training": "training", "/doctor": "doctor" },
+  tabs: Object.fromEntries(PAGES.flatMap(([to, name]) => (name ? [[to, name]] : []))),
   others: { task: "task", row: "trajectory", run: "run" },
   page,
 });

@@ -1,4 +1,5 @@
 // All tokens of a row at a glance: a cell per token, or per several. Tool errors and breaks of the mask's proof stand out.
+import { Palette } from "./palette.js";
 import { html, useEffect, useRef } from "./ui.js";
 
 /** @typedef {import("./painter.js").Painter} Painter */
@@ -7,31 +8,6 @@ import { html, useEffect, useRef } from "./ui.js";
 const WIDTH = 56;
 const LANE = 6; // for the roles and errors
 const ROW = 3;
-
-/** The colour that the style sheet gives to each class. */
-class Palette {
-  constructor() {
-    this.probe = document.body.appendChild(document.createElement("span"));
-    this.probe.hidden = true;
-    /** @type {Map<string, string>} */
-    this.known = new Map();
-  }
-
-  /** @param {string} name of the class */
-  colour(name) {
-    let found = this.known.get(name);
-    if (found === undefined) {
-      this.probe.className = `swatch ${name}`;
-      found = getComputedStyle(this.probe).backgroundColor;
-      this.known.set(name, found);
-    }
-    return found;
-  }
-
-  close() {
-    this.probe.remove();
-  }
-}
 
 /**
  * @param {{painter: Painter, messages: Turn[], spans: [number, number][], lens: string, theme: string, jump: (token: number) => void}} props

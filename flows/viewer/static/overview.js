@@ -8,6 +8,7 @@ import { address, change, go, place, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces } from "./text.js";
 import { html, useEffect, useState } from "./ui.js";
+import { WhatIf, useWhatIf } from "./whatif.js";
 
 /** @typedef {import("./wire.js").Overview} Answer */
 
@@ -25,10 +26,12 @@ export function OverviewPage() {
     return () => clearTimeout(timer);
   }, [value]);
   useEffect(() => void (version.value = null), []);
-  useKeys({ b: { does: "the buffer", run: () => go("/buffer") } });
+  const found = useWhatIf(value?.pipeline);
+  useKeys({ w: { does: "what would run with another setting", run: () => document.getElementById("what-if")?.focus() }, b: { does: "the buffer", run: () => go("/buffer") } });
   if (problem && !value) return html`<${Problem} problem=${problem} />`;
   if (!value) return html`<p class="soft waiting">reading the store …</p>`;
-  const { results, stages, runs, pipelines, rows } = value;
+  const { results, runs, pipelines, rows } = value;
+  const stages = found.plan?.stages.length ? found.plan.stages : value.stages;
   const command = `agentrl run quickstart --store ${value.store}`;
   return html`<h1>${value.store}</h1>
     <p class="soft">${value.version === null ? "no rows were ever appended" : html`<a href="/buffer">${plural(rows, "row")}</a>, version ${value.version}`}</p>
@@ -43,7 +46,8 @@ export function OverviewPage() {
       ${value.problem && html`<p class="problem">${value.problem}</p>`}
       ${stages.length
         ? html`<${Graph} stages=${stages} chosen=${stage} choose=${(/** @type {string | null} */ id) => change({ stage: id })} />
-            <details open=${Boolean(stage)}><summary>as a table, with reasons</summary><${StageTable} stages=${stages} chosen=${stage} pipeline=${value.pipeline} /></details>`
+            <${WhatIf} pipeline=${value.pipeline} stages=${value.stages} chosen=${stage} found=${found} />
+            <details open=${Boolean(stage) || found.given.length > 0}><summary>as a table, with reasons</summary><${StageTable} stages=${stages} chosen=${stage} pipeline=${value.pipeline} /></details>`
         : html`<${Empty} says="No pipeline ran in this store yet." command=${command} />`}
     </section>
     <section aria-labelledby="runs">
@@ -54,7 +58,7 @@ export function OverviewPage() {
 
 /** @param {{all: string[], chosen: string | null}} props */
 function Pipelines({ all, chosen }) {
-  return html`<select aria-label="pipeline" value=${chosen} onChange=${(/** @type {Event} */ event) => change({ pipeline: /** @type {HTMLSelectElement} */ (event.target).value, stage: null })}>
+  return html`<select aria-label="pipeline" value=${chosen} onChange=${(/** @type {Event} */ event) => change({ pipeline: /** @type {HTMLSelectElement} */ (event.target).value, stage: null, set: null })}>
     ${all.map((name) => html`<option value=${name} selected=${name === chosen}>${name}</option>`)}
   </select>`;
 }
@@ -98,7 +102,7 @@ function Runs({ runs }) {
     <tbody>
       ${runs.map(
         (run) => html`<tr>
-            <td><a href=${`/run/${encodeURIComponent(run.run_id)}`}>${run.run_id}</a></td>
+            <td><a href=${`/run/${encodeURIComponent(run.run_id)}`}>${run.run_id}</a> <a href=${address("/runs", { b: run.run_id })} aria-label=${`compare ${run.run_id} with the run before it`}>compare</a></td>
             <td>${run.pipeline}</td>
             <td>${time(run.when)}</td>
             <td class="number">${seconds(run.seconds)}</td>

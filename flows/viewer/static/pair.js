@@ -2,7 +2,7 @@
 import { json, useAnswer } from "./api.js";
 import { count, decimal, plural } from "./format.js";
 import { useKeys } from "./keys.js";
-import { address, change, place, rowAddress } from "./location.js";
+import { address, change, go, place, rowAddress } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { fetchSequence } from "./tokens.js";
@@ -43,7 +43,13 @@ function One({ artifact, pair }) {
     const [answer, chosen, rejected] = await Promise.all([/** @type {Promise<import("./wire.js").PairAnswer>} */ (json("/api/pair", asked, stop)), side("chosen"), side("rejected")]);
     return { answer, chosen, rejected };
   }, [artifact, pair]);
-  useKeys({});
+  const to = (/** @type {string | null | undefined} */ other) => address("/pair", { artifact, pair_id: other });
+  const turn = (/** @type {string | null | undefined} */ other) => other && go(to(other));
+  useKeys({
+    n: { does: "next pair", run: () => turn(value?.answer.next) },
+    p: { does: "previous pair", run: () => turn(value?.answer.previous) },
+    "/": { does: "filter the buffer", run: () => go("/buffer") },
+  });
   if (problem) return html`<h1>${visible(pair)}</h1><${Problem} problem=${problem} />`;
   if (!value) return html`<h1>${visible(pair)}</h1><p class="soft waiting">reading the pair …</p>`;
   const { answer, chosen, rejected } = value;
@@ -52,8 +58,10 @@ function One({ artifact, pair }) {
     { name: name(answer.chosen, "✓ chosen"), tokens: chosen, says: told(answer.chosen) },
     { name: name(answer.rejected, "✗ rejected"), tokens: rejected, says: told(answer.rejected) },
   ];
+  const link = (/** @type {string | null} */ other, /** @type {string} */ text, /** @type {string} */ says) =>
+    other ? html`<a href=${to(other)} aria-label=${says}>${text}</a>` : html`<span class="soft" aria-hidden="true">${text}</span>`;
   return html`<h1>${visible(pair)}</h1>
-    <p class="soft"><a href=${address("/pair", { artifact })}>${artifact}</a>, ${answer.kind}, ${answer.method}, task ${pieces(answer.task_id)}</p>
+    <p class="soft"><a href=${address("/pair", { artifact })}>${artifact}</a>, ${answer.kind}, ${answer.method}, task ${pieces(answer.task_id)} ${link(answer.previous, "‹", "previous pair")} ${link(answer.next, "›", "next pair")}</p>
     <p>${answer.margin === null ? "No training stage recorded log-probs of the reference." : `Margin of the reference's log-probs: ${decimal(answer.margin)}.`}
       ${answer.trained_by.length ? ` Trained on by ${answer.trained_by.join(", ")}.` : " No stage trained on it."}</p>
     <${Versus} shared=${answer.shared_prefix} sides=${sides} />`;
@@ -62,5 +70,6 @@ function One({ artifact, pair }) {
 /** What the loss covers of a side. @param {PairSide} side */
 function told(side) {
   const inside = side.covered_in_prefix ? `, ${count(side.covered_in_prefix)} of them in what both share` : "";
-  return `reward ${decimal(side.reward)}; the loss covers ${count(side.covered)} of ${plural(side.tokens, "token")}${inside}`;
+  const reference = side.ref_logprob === null ? "" : `; log-prob ${decimal(side.ref_logprob, 2)} under the reference`;
+  return `reward ${decimal(side.reward)}; the loss covers ${count(side.covered)} of ${plural(side.tokens, "token")}${inside}${reference}`;
 }

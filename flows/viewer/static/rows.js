@@ -4,7 +4,11 @@ import { oneOf } from "./filter.js";
 import { signal } from "./ui.js";
 
 /** @typedef {import("./vendor/flechette.js").Table} Table */
-/** @typedef {{filter: string, sort: string, desc: boolean, at: string | undefined, columns: string}} Query `columns` has commas */
+/**
+ * @typedef {{
+ *   filter: string, sort: string, desc: boolean, at: string | undefined, columns: string, among: string | undefined, rule: string | undefined, lasso: string | undefined,
+ * }} Query `columns` has commas; `among`, `rule` and `lasso` are a part of the buffer
+ */
 /** @typedef {(column: string) => any} Cells the values of one row, by column */
 
 const PAGE = 200;
@@ -23,6 +27,7 @@ export class Rows {
     /** @type {string[]} */
     this.columns = [];
     this.total = 0;
+    this.absent = 0; // rows of an artifact that this version of the buffer does not have
     /** @type {string | undefined} */
     this.version = query.at;
     this.changed = signal(0);
@@ -49,6 +54,7 @@ export class Rows {
       this.pages.set(page, table);
       this.columns = all(headers);
       this.total = Number(headers.get("X-Total"));
+      this.absent = Number(headers.get("X-Absent"));
       this.version ??= headers.get("X-Version") ?? undefined;
       this.changed.value++;
     } catch (error) {
@@ -107,6 +113,7 @@ export class Found {
     this.behind = hits.behind;
     this.version = query.at ?? String(hits.version);
     this.total = 0;
+    this.absent = 0;
     /** @type {string[]} */
     this.columns = [];
     this.changed = signal(0);
@@ -119,8 +126,8 @@ export class Found {
     /** @type {Map<string, Cells>} */
     const cells = new Map();
     for (const filter of filters(this.hits.map((hit) => hit.trajectory_id), this.query.filter)) {
-      const { at, columns } = this.query;
-      const { table, headers } = await arrow("/api/rows", { filter, limit: this.hits.length, at, columns });
+      const { at, columns, among, rule, lasso } = this.query;
+      const { table, headers } = await arrow("/api/rows", { filter, limit: this.hits.length, at, columns, among, rule, lasso });
       const ids = table.getChild("trajectory_id");
       for (let i = 0; i < table.numRows; i++) cells.set(ids?.at(i), (column) => table.getChild(column)?.at(i));
       this.columns = ["score", ...all(headers)];

@@ -3,6 +3,7 @@ import { json, useAnswer } from "./api.js";
 import { count, decimal, percent, plural } from "./format.js";
 import { useKeys } from "./keys.js";
 import { change, go, place, rowAddress, version } from "./location.js";
+import { Prefixes } from "./prefixes.js";
 import { Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { fetchTokens } from "./tokens.js";
@@ -40,6 +41,7 @@ export function TaskPage() {
         <td><div class="strip">${strip.attempts.map((one) => html`<${Mark} attempt=${one} a=${a} b=${b} />`)}</div></td>
       </tr>`)}
     </tbody></table>
+    <${Prefixes} env=${value.env} task=${value.task_id} at=${at} rows=${value.rows} />
     ${both.problem && html`<${Problem} problem=${both.problem} />`}
     ${both.value && html`<${Side} ...${both.value} at=${at} />`}`;
 }

@@ -1,0 +1,135 @@
+"""The map: prompts of the search index as points, and the rows that a lasso takes."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from agentrl.statistics.intervals import wilson
+from datastore.retrieval.index import SearchIndex, State
+from datastore.retrieval.projection import principal_plane
+from flows.viewer.refused import RefusedError
+from flows.viewer.tables import Snapshot
+from flows.viewer.wire_search import MapPrompt
+
+CORNERS = 200
+PROMPTS, PROMPT = 50, 300
+
+
+@dataclass(frozen=True)
+class Points:
+    """``places`` [texts, 2] are those of ``texts``. ``frame`` names the plane that they lie in: it holds for as long as
+    the index is not made anew, since prompts are only added to it. ``behind`` counts commits of the buffer that the
+    index has not seen."""
+
+    frame: str
+    texts: list[str]
+    places: np.ndarray
+    behind: int
+
+    def inside(self, corners: np.ndarray) -> np.ndarray:
+        """Which points lie in a polygon [corners, 2], by the parity of the edges that a ray crosses; [texts]."""
+        x, y = self.places[:, 0], self.places[:, 1]
+        found = np.zeros(len(x), dtype=bool)
+        for (x1, y1), (x2, y2) in zip(corners, np.roll(corners, -1, axis=0), strict=True):
+            if y1 != y2:
+                crosses = (y1 > y) != (y2 > y)
+                found ^= crosses & (x < (x2 - x1) * (y - y1) / (y2 - y1) + x1)
+        return found
+
+    def rows_inside(self, corners: np.ndarray, snapshot: Snapshot) -> np.ndarray:
+        """Which rows have a point in a polygon, [rows]."""
+        inside: np.ndarray = np.append(self.inside(corners), False)[self.of_rows(snapshot)]  # -1 is the last one
+        return inside
+
+    def of_rows(self, snapshot: Snapshot) -> np.ndarray:
+        """The number of each row's point, -1 if its prompt has none, [rows]."""
+        key = f"points {self.frame} {len(self.texts)}"
+        found = snapshot.kept.get_or(key, lambda: self._of_rows(snapshot))
+        assert isinstance(found, np.ndarray)
+        return found
+
+    def _of_rows(self, snapshot: Snapshot) -> np.ndarray:
+        kinds = {"prompt": pl.String, "point": pl.Int32}
+        known = pl.DataFrame({"prompt": self.texts, "point": range(len(self.texts))}, kinds)
+        rows = snapshot.columns(["prompt"]).join(known, on="prompt", how="left", maintain_order="left")
+        return rows["point"].fill_null(-1).to_numpy()
+
+
+def points(index: SearchIndex, state: State, frame: str | None) -> Points:
+    """The points of an index, in the plane of a frame (default: that of all its prompts). Raises RefusedError if the
+    index was made anew since."""
+    texts, vectors = index.vectors()
+    identity = hashlib.blake2b(state.embedder.encode(), digest_size=4).hexdigest()
+    made, _, number = (frame or f"{identity}-{len(texts)}").partition("-")
+    fitted = int(number) if number.isascii() and number.isdigit() and len(number) < 12 else 0
+    if made != identity or not 0 < fitted <= len(texts):
+        said = "the search index was made anew since this link was copied, so its map is another one"
+        raise RefusedError(said, field="lasso", following="open the map without a lasso", status=409)
+    return Points(f"{identity}-{fitted}", texts, principal_plane(vectors, fitted), state.stale)
+
+
+def lasso(text: str) -> tuple[str, np.ndarray]:
+    """The frame and the corners [corners, 2] of ``FRAME:x,y;x,y;...``. Raises RefusedError if it is something else."""
+    frame, _, rest = text.partition(":")
+    try:
+        corners = np.array([[float(one) for one in corner.split(",")] for corner in rest.split(";")])
+    except ValueError:
+        corners = np.zeros(0)
+    if corners.ndim != 2 or corners.shape[1] != 2 or not 3 <= len(corners) <= CORNERS or not np.isfinite(corners).all():
+        said = f"{text[:80]!r} is no lasso of 3 to {CORNERS} corners"
+        raise RefusedError(said, field="lasso", allowed=["FRAME:x,y;x,y;x,y"])
+    return frame, corners
+
+
+def point_table(found: Points, snapshot: Snapshot, mask: np.ndarray | None) -> pa.Table:
+    """A record for each point that has rows: its place, its rows in a mask, and how many of those with an outcome
+    succeeded. ``unplaced`` of the metadata counts rows of the mask without a point."""
+    numbers = found.of_rows(snapshot)
+    counts = _counted(numbers, snapshot, mask, len(found.texts))
+    there = np.bincount(numbers[numbers >= 0], minlength=len(found.texts)) > 0
+    columns = {"x": found.places[:, 0], "y": found.places[:, 1], **counts}
+    unplaced = int((numbers < 0).sum() if mask is None else (numbers[mask] < 0).sum())
+    told = {"frame": found.frame, "version": snapshot.version, "behind": found.behind, "unplaced": unplaced}
+    table = pa.table({name: pa.array(values[there]) for name, values in columns.items()})
+    return table.replace_schema_metadata({name: str(value) for name, value in told.items()})
+
+
+def _counted(numbers: np.ndarray, snapshot: Snapshot, mask: np.ndarray | None, size: int) -> dict[str, np.ndarray]:
+    """By point: rows of a mask, those with an outcome, successes."""
+    outcomes = snapshot.columns(["success"])["success"]
+    chosen = numbers >= 0 if mask is None else mask & (numbers >= 0)
+    kinds = {
+        "rows": chosen,
+        "scored": chosen & outcomes.is_not_null().to_numpy(),
+        "solved": chosen & outcomes.fill_null(False).to_numpy(),
+    }
+    return {name: np.bincount(numbers[one], minlength=size).astype(np.int32) for name, one in kinds.items()}
+
+
+def prompts(found: Points, snapshot: Snapshot, mask: np.ndarray | None) -> tuple[list[MapPrompt], int]:
+    """The prompts with the most rows in a mask, and how many have any."""
+    counts = _counted(found.of_rows(snapshot), snapshot, mask, len(found.texts))
+    order = np.argsort(-counts["rows"], kind="stable")
+    some = int((counts["rows"] > 0).sum())
+    return [_prompt(found.texts[number], counts, int(number)) for number in order[: min(some, PROMPTS)]], some
+
+
+def _prompt(text: str, counts: dict[str, np.ndarray], number: int) -> MapPrompt:
+    rows, n, solved = (int(counts[name][number]) for name in ("rows", "scored", "solved"))
+    low, high = wilson(solved, n) if n else (None, None)
+    return MapPrompt(prompt=text[:PROMPT], rows=rows, solved=solved, n=n, low=low, high=high)
+
+
+def placed(index: SearchIndex, state: State, names: Sequence[str]) -> tuple[pl.DataFrame, int]:
+    """Scalar columns of the rows whose prompts the index holds, with ``projection_x`` and ``projection_y``, and how
+    many rows it does not hold."""
+    found = points(index, state, None)
+    kinds = {"projection_x": found.places[:, 0], "projection_y": found.places[:, 1]}
+    known = pl.DataFrame({"prompt": found.texts, **kinds}, schema_overrides={"prompt": pl.String})
+    rows = index.buffer.scan().select(names).collect()
+    both = rows.join(known, on="prompt").sort("trajectory_id")
+    return both, rows.height - both.height

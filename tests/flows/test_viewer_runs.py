@@ -1,0 +1,99 @@
+"""Two runs side by side, and what a pipeline's stages are configured with."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from viewer_store import EVAL, WARM, Browser, make_store, publish, record_run, row
+
+from datastore.buffer import TrajectoryBuffer
+from datastore.catalog import Catalog
+from pipelines.handles import SELECTION_SCHEMA
+from schemas.manifest import Kind
+
+FIRST, SECOND, OTHER = "20260102-120000-aaaa", "20260103-120000-bbbb", "20260104-120000-cccc"
+OLD, NEW = "8" * 32, "9" * 32
+
+
+def measured(store: Path, fingerprint: str, tasks: range, solved: set[int], config: dict[str, Any]) -> None:
+    rows = [
+        row(
+            number,
+            trajectory_id=f"score-{fingerprint[:8]}-{number:06d}",
+            task_id=f"t{number}",
+            success=number in solved,
+        )
+        for number in tasks
+    ]
+    TrajectoryBuffer(store).append(rows, stage="score", fingerprint=fingerprint)
+    chosen = [{"trajectory_id": one.trajectory_id, "weight": 1.0} for one in rows]
+    outputs = {"trajectories": (Kind.TRAJECTORIES, pa.Table.from_pylist(chosen, schema=SELECTION_SCHEMA))}
+    publish(Catalog(store), "score", fingerprint, "trajectories.sample", outputs, config=config)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("viewer") / "store"
+    make_store(folder)
+    measured(folder, OLD, range(5), {0, 1}, {"samples": 4, "engine": {"type": "transformers"}, "token": "sk-secret"})
+    measured(
+        folder, NEW, range(1, 6), {1, 2, 3}, {"samples": 8, "engine": {"type": "transformers"}, "token": "sk-secret"}
+    )
+    for run, fingerprint in ((FIRST, OLD), (SECOND, NEW)):
+        stages = {
+            "warm": {"status": "cached", "fingerprint": WARM, "reasons": []},
+            "score": {"status": "ran", "fingerprint": fingerprint, "reasons": []},
+        }
+        more = {"eval": {"status": "ran", "fingerprint": EVAL, "reasons": []}} if run == SECOND else {}
+        record_run(
+            folder, run, stages={**stages, **more}, state="completed", started_at=f"{run[:4]}-01-02 12:00:00+00:00"
+        )
+    record_run(folder, OTHER, pipeline="other", stages={}, state="completed")
+    return folder
+
+
+def test_a_run_is_compared_with_the_one_of_its_pipeline_before_it(browser: Browser) -> None:
+    found = browser.json("/api/runs/compare", b=SECOND)
+    assert (found["a"]["run_id"], found["b"]["run_id"]) == (FIRST, SECOND)
+    assert (found["same"], [one["stage"] for one in found["stages"]]) == (["warm"], ["score", "eval"])
+    score, only = found["stages"]
+    assert score["ingredients"] == ["config samples: 4 -> 8"]
+    assert only["only_in"] == SECOND
+    [changed] = score["changed"]
+    assert (changed["a_artifact"], changed["b_artifact"]) == ("score/88888888", "score/99999999")
+    assert (changed["a"], changed["b"], changed["shared"]) == (5, 5, 0)
+    assert (changed["tasks"], changed["differing"], changed["only_a"], changed["only_b"]) == (4, 2, 1, 1)
+    assert [
+        (one["task_id"], one["a_solved"], one["a_n"], one["b_solved"], one["b_n"]) for one in changed["examples"]
+    ] == [
+        ("t2", 0, 1, 1, 1),
+        ("t3", 0, 1, 1, 1),
+    ]
+    assert browser.ask("/api/rows", among=changed["a_artifact"]).headers["x-total"] == "5"
+
+
+def test_without_names_the_newest_run_is_shown(browser: Browser) -> None:
+    found = browser.json("/api/runs/compare")
+    assert found["b"]["run_id"] == OTHER
+    assert found["a"] is None, "no run of this pipeline is before it"
+    assert [one["run_id"] for one in found["runs"]] == [OTHER, SECOND, FIRST]
+    assert found["stages"] == []
+    assert browser.json("/api/runs/compare", a=FIRST, b=FIRST)["same"] == ["warm", "score"]
+    assert browser.json("/api/runs/compare", 404, a="none")["field"] == "a"
+    assert browser.json("/api/runs/compare", 404, b="2026")["field"] == "b"
+
+
+def test_a_store_without_runs(tmp_path: Path) -> None:
+    found = Browser(tmp_path).json("/api/runs/compare")
+    assert (found["runs"], found["a"], found["b"], found["version"]) == ([], None, None, None)
+
+
+def test_the_settings_of_a_pipeline_are_those_of_its_newest_run(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "sk-secret")
+    found = {one["name"]: one["value"] for one in browser.json("/api/settings", pipeline="sums")["settings"]}
+    assert found == {"score.samples": "8", "score.engine.type": '"transformers"', "score.token": '"***"'}
+    assert browser.json("/api/settings", 404, pipeline="sum")["field"] == "pipeline"
+    assert browser.json("/api/settings", 400)["field"] == "pipeline"

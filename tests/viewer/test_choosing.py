@@ -1,0 +1,142 @@
+"""Pages of what was chosen and why, in a real browser: curation, trees, two runs, what-if plans."""
+
+import re
+
+import pytest
+from watched import Watched, until
+
+pytestmark = pytest.mark.viewer
+
+
+def test_each_rule_opens_the_rows_that_it_dropped(seen: Watched) -> None:
+    page = seen.open("/curation", ".funnel")
+    successes, failures, *_ = seen.ask("/api/curation")["funnels"]
+    [level] = successes["levels"]  # the second run kept successes alone
+    assert not level["mostly_successes"]
+    warned = page.locator(f"section[aria-label='{failures['artifact']}']")
+    assert "most of what it dropped had succeeded" in warned.inner_text()
+    assert page.locator(f"section[aria-label='{successes['artifact']}'] .bad").count() == 0
+    assert page.locator(f"section[aria-label='{successes['artifact']}'] .level").count() == 1
+    page.keyboard.press("j")
+    until(page, "location.search.includes('rule=')")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".part")
+    assert "dropped by" in page.inner_text(".part")
+    assert page.inner_text(".counts b") == f"{level['before'] - level['after']} rows"
+    page.get_by_role("button", name="true", exact=False).first.wait_for()
+    page.get_by_role("button", name="show all rows").click()
+    until(page, "!location.search.includes('among')")
+
+
+def test_a_search_tree_is_walked_by_keys_and_opens_its_rows(seen: Watched) -> None:
+    page = seen.open("/tree", ".lines")
+    page.locator(".lines a").first.click()
+    page.wait_for_selector(".leaf")
+    assert page.locator(".leaf.best").count() >= 2
+    assert page.locator(".leaf").count() == page.locator("details tbody tr").count()
+    page.locator(".leaf.chosen").focus()
+    page.keyboard.press("ArrowRight")
+    until(page, "location.search.includes('node=')")
+    until(page, "document.activeElement.classList.contains('chosen')")
+    assert "n " in page.inner_text("section.node p")
+    assert page.inner_text("section.node pre").strip() != ""
+    page.keyboard.press("ArrowLeft")
+    until(page, "location.search.includes('node=0')")
+    page.keyboard.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("b")
+    until(page, "document.querySelector('section.node h2').textContent.includes('best path')")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".t.now")
+
+
+def test_attempts_at_a_task_are_a_tree_with_mean_rewards(seen: Watched) -> None:
+    rows = seen.ask("/api/evaluations")["evaluations"]
+    assert rows
+    task = seen.ask("/api/search-trees")["tasks"][0]["task_id"]
+    page = seen.open(f"/task?env=lookup&task_id={task}", ".leaf")
+    branches = seen.ask(f"/api/task/tree?env=lookup&task_id={task}")["branches"]
+    assert page.locator(".leaf").count() == len(branches) > 1
+    assert re.search(r"\(\d.*to.*\), n \d+", page.inner_text(".drawing + .node p"))
+    page.locator(".leaf").nth(1).click()
+    until(page, "location.search.includes('branch=1')")
+    page.locator("summary", has_text="the attempts as a tree").click()
+    until(page, "location.search.includes('tree=closed')")
+    page.reload()
+    page.wait_for_selector(".strip")
+    assert page.locator(".leaf").count() == 0
+
+
+def test_two_runs_differ_by_config_metrics_and_rows(seen: Watched) -> None:
+    page = seen.open("/runs", ".narrow")
+    curated = page.locator("section[aria-label=curated]")
+    assert "not success" in curated.inner_text()
+    assert re.search("rows of trajectories", curated.inner_text())
+    assert page.locator("section").count() == 1, "all other stages are the same, or were not part of the second run"
+    curated.get_by_role("link", name=re.compile("row")).first.click()
+    page.wait_for_selector(".part")
+    page.go_back()
+    page.wait_for_selector(".narrow")
+    page.keyboard.press("s")
+    until(page, "new URLSearchParams(location.search).get('a') > new URLSearchParams(location.search).get('b')")
+
+
+def test_what_if_says_which_stages_would_run(seen: Watched) -> None:
+    page = seen.open("/", ".what-if")
+    page.keyboard.press("w")
+    page.keyboard.type("grpo.samples = 2")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".what-if .tag")
+    assert "set=grpo.samples" in page.url
+    until(page, "document.querySelector('.what-if + p')?.textContent.includes('would run')", 60)
+    told = page.inner_text(".what-if + p")
+    assert all(stage in told for stage in ("grpo", "pairs", "eval_grpo", "curated"))
+    assert "eval_warm" not in told
+    assert page.locator(".graph .box.cached").count() == 6
+    assert page.locator("#settings option[value^='grpo.samples = ']").count() == 1
+    page.get_by_role("button", name="without grpo.samples=2").click()
+    until(page, "document.querySelectorAll('.graph .box.cached').length === 10", 60)
+
+
+def test_a_lasso_on_the_map_is_a_filter(seen: Watched) -> None:
+    page = seen.open("/map?filter=stage = 'grpo'", ".plane")
+    until(page, "document.querySelector('b[role=status]')?.textContent === '64 rows'")
+    ink = "(([c]) => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size)"
+    until(page, f"{ink}(document.querySelectorAll('.plane')) > 8")
+    box = page.locator(".plane").bounding_box()
+    page.mouse.move(box["x"] + 2, box["y"] + 2)
+    page.mouse.down()
+    for x, y in ((0.5, 0.01), (0.5, 0.99), (0.01, 0.99)):
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=4)
+    page.mouse.up()
+    until(page, "location.search.includes('lasso=')")
+    until(page, "document.querySelector('b[role=status]')?.textContent.endsWith(' in the lasso')")
+    rows = int(page.inner_text("b[role=status]").split()[0])
+    assert 0 < rows < 64
+    assert page.locator("details[open] tbody tr").count() > 0
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".grid a")
+    assert page.inner_text(".counts b").startswith(f"{rows} row")
+    page.get_by_role("link", name="map", exact=True).last.click()
+    page.wait_for_selector(".plane")
+    page.keyboard.press("c")
+    until(page, "!location.search.includes('lasso')")
+    page.keyboard.press("+")
+    page.keyboard.press("v")
+    until(page, "location.search.includes('lasso=') && location.search.includes('view=')")
+    page.keyboard.press("0")
+    until(page, "!location.search.includes('view=')")
+    page.get_by_label("draw").select_option("density")
+    until(page, "document.querySelector('.legend').textContent.includes('rows in a cell')")
+
+
+def test_pairs_are_turned_by_keys(seen: Watched) -> None:
+    page = seen.open("/pair", ".lines")
+    page.locator(".lines a").first.click()
+    page.wait_for_selector(".versus")
+    first = page.inner_text("h1")
+    page.keyboard.press("n")
+    until(page, f"document.querySelector('h1').textContent !== {first!r}")
+    page.wait_for_selector(".versus")
+    page.keyboard.press("p")
+    until(page, f"document.querySelector('h1').textContent === {first!r}")

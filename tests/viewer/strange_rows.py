@@ -14,6 +14,7 @@ from pipelines.stages.curate import DROPPED_SCHEMA, FUNNEL_SCHEMA
 from schemas.arrow import to_table
 from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
 from schemas.node import NODE_SCHEMA, SearchNode
+from schemas.pair import PAIR_SCHEMA
 from schemas.trajectory import Message, RewardComponent, Span, ToolCall, Trajectory
 
 PAYLOADS = (
@@ -66,7 +67,7 @@ def append_strange_rows(store: str) -> None:
 
 
 def _publish_strange_artifact(store: str, rows: list[Trajectory]) -> None:
-    """A curation with a rule for each payload, which dropped a row, and search trees of tasks that are payloads."""
+    """A curation with a rule for each payload, which dropped a row, and trees and pairs of tasks that are payloads."""
     ids = [row.trajectory_id for row in rows]
     dropped = [{"trajectory_id": name, "rule": rule} for name, rule in zip(ids, PAYLOADS, strict=True)]
     levels = [
@@ -79,16 +80,33 @@ def _publish_strange_artifact(store: str, rows: list[Trajectory]) -> None:
         )
         for n, name in enumerate(ids)
     ]  # fmt: skip
+    pair: dict[str, Any] = {
+        "kind": "step",
+        "chosen_reward": 1.0,
+        "rejected_reward": 0.0,
+        "shared_prefix": 1,
+        "weight": 1.0,
+    }
+    for side in ("chosen", "rejected"):
+        pair |= {f"{side}_ids": [1, 2], f"{side}_mask": [False, True]}
+    pairs = [
+        pair
+        | dict.fromkeys(("pair_id", "task_id", "method", "tokenizer"), one)
+        | {"chosen_id": name, "rejected_id": name}
+        for one, name in zip(PAYLOADS, ids, strict=True)
+    ]
     tables = {
         "dropped": pa.Table.from_pylist(dropped, schema=DROPPED_SCHEMA),
         "funnel": pa.Table.from_pylist(levels, schema=FUNNEL_SCHEMA),
         "nodes": to_table(nodes, NODE_SCHEMA),
+        "pairs": pa.Table.from_pylist(pairs, schema=PAIR_SCHEMA),
     }
     catalog, fingerprint = Catalog(store), ("57a46e" * 6)[:32]
     folder = catalog.staging("strange", fingerprint)
     for name, table in tables.items():
         pq.write_table(table, folder / f"{name}.parquet")
-    outputs = {name: OutputRecord(kind=Kind.TABLE, path=f"{name}.parquet", digest=name) for name in tables}
+    kinds = {name: Kind.PAIRS if name == "pairs" else Kind.TABLE for name in tables}
+    outputs = {name: OutputRecord(kind=kinds[name], path=f"{name}.parquet", digest=name) for name in tables}
     made: dict[str, Any] = {"scheme": 1, "pipeline": "strange", "stage": "strange", "uses": "strange", "seed": 0}
     ingredients = Ingredients(**made, uses_version="1", config={}, inputs={}, code={})
     when = datetime(2026, 1, 1, tzinfo=UTC)

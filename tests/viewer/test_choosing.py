@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from strange_rows import PAYLOADS
 from watched import Watched, until
 
 pytestmark = pytest.mark.viewer
@@ -88,14 +89,14 @@ def test_what_if_says_which_stages_would_run(seen: Watched) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector(".what-if .tag")
     assert "set=grpo.samples" in page.url
-    until(page, "document.querySelector('.what-if + p')?.textContent.includes('would run')", 60)
+    until(page, "document.querySelector('.what-if + p')?.textContent.includes('would run')", 120)
     told = page.inner_text(".what-if + p")
     assert all(stage in told for stage in ("grpo", "pairs", "eval_grpo", "curated"))
     assert "eval_warm" not in told
     assert page.locator(".graph .box.cached").count() == 6
     assert page.locator("#settings option[value^='grpo.samples = ']").count() == 1
     page.get_by_role("button", name="without grpo.samples=2").click()
-    until(page, "document.querySelectorAll('.graph .box.cached').length === 10", 60)
+    until(page, "document.querySelectorAll('.graph .box.cached').length === 10", 120)
 
 
 def test_a_lasso_on_the_map_is_a_filter(seen: Watched) -> None:
@@ -131,12 +132,12 @@ def test_a_lasso_on_the_map_is_a_filter(seen: Watched) -> None:
 
 
 def test_pairs_are_turned_by_keys(seen: Watched) -> None:
-    page = seen.open("/pair", ".lines")
+    page = seen.open("/pair?artifact=strange/57a46e57", ".lines")
     page.locator(".lines a").first.click()
     page.wait_for_selector(".versus")
-    first = page.inner_text("h1")
+    assert page.inner_text("h1") == PAYLOADS[0]
     page.keyboard.press("n")
-    until(page, f"document.querySelector('h1').textContent !== {first!r}")
+    until(page, f"document.querySelector('h1').textContent === {PAYLOADS[1]!r}")
     page.wait_for_selector(".versus")
     page.keyboard.press("p")
-    until(page, f"document.querySelector('h1').textContent === {first!r}")
+    until(page, f"document.querySelector('h1').textContent === {PAYLOADS[0]!r}")

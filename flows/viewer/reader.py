@@ -89,14 +89,14 @@ class StoreReader:
         asked = [name for name in page.columns.split(",") if name] or SCALARS
         names = dict.fromkeys(["trajectory_id", *(column_of(name, "columns") for name in asked)])
         sorting = (page.filter, column_of(page.sort, "sort"), page.desc, page.offset, page.limit)
-        table, total = snapshot.page(*sorting, list(names), part and part.mask)
+        table, total = snapshot.page(*sorting, list(names), part.mask if part else None)
         counts = {"x-total": total, "x-version": snapshot.version, "x-absent": part.absent if part else 0}
         return stream(table), {name: str(count) for name, count in counts.items()} | {"x-columns": ",".join(SCALARS)}
 
     def facets(self, question: "Filtered") -> wire.Facets:
         snapshot = self.tables.at(question.at)
         part = self._among(question, snapshot)
-        return facets.facets(snapshot, question.filter, part and part.mask)
+        return facets.facets(snapshot, question.filter, part.mask if part else None)
 
     def search(self, text: str, k: int) -> wire.Hits:
         """The rows whose prompts are nearest. The index is only read. Raises RefusedError if there is none."""
@@ -289,7 +289,7 @@ class StoreReader:
     def _mask(self, question: "Filtered", snapshot: Snapshot) -> np.ndarray | None:
         """The rows that a question is about; None if it is about all."""
         part = self._among(question, snapshot)
-        return both(snapshot.matching(question.filter), part and part.mask)
+        return both(snapshot.matching(question.filter), part.mask if part else None)
 
     def _snapshot_if_any(self, at: str | None) -> Snapshot | None:
         """The rows at a version; None if nothing was ever appended."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from flows import cli
 from flows.viewer.points import Points, lasso
 
 
-@dataclass(frozen=True)
+@dataclass
 class Drawn:
     """An embedder whose vectors are drawn by the text, so that no test waits for scikit-learn."""
 
@@ -90,7 +91,7 @@ def test_points_count_the_rows_of_their_prompts(browser: Browser) -> None:
     assert older["x"].to_pylist() == [table["x"].to_pylist()[n] for n in range(20) if n in _known(table, older)]
 
 
-def _known(table: pl.DataFrame, older: pl.DataFrame) -> set[int]:
+def _known(table: pa.Table, older: pa.Table) -> set[int]:
     xs = older["x"].to_pylist()
     return {number for number, x in enumerate(table["x"].to_pylist()) if x in xs}
 

@@ -108,7 +108,7 @@ def test_funnels_say_what_rules_dropped_and_warn_of_successes(browser: Browser) 
 
 
 def test_the_rows_that_a_rule_dropped_are_a_part_of_the_buffer(browser: Browser) -> None:
-    where = {"among": "curated/44444444", "rule": RULE}
+    where: dict[str, Any] = {"among": "curated/44444444", "rule": RULE}
     rows = browser.arrow("/api/rows", **where)
     assert sorted(rows["trajectory_id"].to_pylist()) == [f"grpo-aaaaaaaa-{number:06d}" for number in (1, 3, 5, 6)]
     page = browser.ask("/api/rows", limit=2, offset=1, filter="success", **where)
@@ -138,7 +138,7 @@ def test_the_rows_that_an_artifact_chose_are_a_part_of_the_buffer(browser: Brows
         ({"rule": RULE}, "among", "a rule needs the artifact that has it"),
     ],
 )
-def test_what_is_no_part_of_the_buffer_is_said(browser: Browser, query: dict[str, str], field: str, said: str) -> None:
+def test_what_is_no_part_of_the_buffer_is_said(browser: Browser, query: dict[str, Any], field: str, said: str) -> None:
     for path in ("/api/rows", "/api/facets"):
         answer = browser.ask(path, **query)
         assert answer.status_code in (400, 404)

@@ -46,8 +46,6 @@ from pipelines.handles import (
 )
 from pipelines.secrets import revealed
 from schemas.annotations import External as External
-from schemas.annotations import External as External
-from schemas.annotations import External as External
 from schemas.arrow import to_table
 from schemas.manifest import Kind
 from schemas.note import NOTE_SCHEMA, Note

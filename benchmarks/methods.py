@@ -8,7 +8,7 @@ tasks of all seeds; a gain is a paired difference over tasks and seeds, with a b
 - hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, `lookup`).
 - curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum.
 - distill, echo, rwml, reflexion: see :mod:`methods_signals`.
-- slicing, pairs, dagger, search, tree: see ``branching.py``.
+- slicing, pairs, dagger, search, tree: see ``branching.py``; teams: see ``teams.py``.
 - experience, guidance, splice: see ``memory.py``.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
@@ -338,7 +338,14 @@ METHODS = {
     "experience": lambda: [_memory().experience()],
     "guidance": lambda: [_memory().guidance()],
     "splice": lambda: [_memory().splice("rooms"), _memory().splice("lookup")],
+    "teams": lambda: [_teams().teams()],
 }
+
+
+def _teams() -> Any:
+    import teams
+
+    return teams
 
 
 def _signals() -> Any:

@@ -189,6 +189,10 @@ HEAVY_COLUMNS = ("messages", "tools", "final_state", "input_ids", "action_mask",
 NOT_TRAINED = "not-trained"
 """Tag of a row that no stage trains on, such as a judge's or a simulated user's."""
 
+REPLACED = "replaced"
+"""Tag of a continuation whose first turn is that of a default policy, or says nothing: an alternative that others of
+its group are compared with, which is not trained on that turn."""
+
 
 def row_fingerprint(fingerprint: str, made_again: int) -> str:
     """The ``fingerprint`` column of a stage run's rows: the stage's fingerprint, followed by a point and ``made_again``

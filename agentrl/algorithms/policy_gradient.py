@@ -187,13 +187,14 @@ class PolicyGradient(Minimised):
         description="groups of equal rewards are replaced by those of other tasks, up to this many times the tasks",
     )
     overlong: Overlong | None = None
-    credit: Literal["whole", "first_divergence", "subgoal", "values", "fork_turn"] = Field(
+    credit: Literal["whole", "first_divergence", "subgoal", "values", "fork_turn", "joint"] = Field(
         "whole",
         description="what a failed row is blamed for. first_divergence: all from the turn in which it differs from its "
         "group's nearest success; subgoal: the turns spent on the subgoal that failed first; the environment must "
         "report subgoals. values, for stored rows: in a row with values, a turn's advantage is what it added to the "
         "value, and turns without a value have none. fork_turn: of a continuation, the advantage is that of its first "
-        "turn alone, the alternative that was tried there",
+        "turn alone, the alternative that was tried there. joint: all rows of an episode, those of several agents, "
+        "share the advantage of the episode in its group, and have to be in one",
     )
     per_level: bool = Field(False, description="bring rewards of each environment and level to mean 0 and std 1 first")
     off_policy: OffPolicy | None = None
@@ -220,7 +221,7 @@ class PolicyGradient(Minimised):
     def credits_whole_rows(self) -> bool:
         """Whether what a rollout's tokens weigh follows from rewards and groups alone. Then no token is looked at."""
         in_reward = self.kl and self.kl.where == "reward"
-        return self.credits_returns and not (self.off_policy or self.credit != "whole" or in_reward)
+        return self.credits_returns and not (self.off_policy or self.credit not in ("whole", "joint") or in_reward)
 
     @property
     def acts_on_every_row(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from agentrl.advantages.turns import acting
 from agentrl.environments.base import FORMAT_ERROR
@@ -46,7 +47,8 @@ class Attempt:
     :func:`agentrl.rollouts.rationalize.with_hint`. ``group`` names its group; without it, the task does. It begins
     after ``prefix``, if there is one, and is cut after ``turns`` of its own, without a score. With probability
     ``advised`` a turn is what the episode advises; then the row is trained on these turns, and not on those of the
-    policy."""
+    policy. The first turn of its own is the teacher's if it is ``replaced`` by ``default``, and empty if by ``none``;
+    then it is not trained on."""
 
     task: Task
     index: int = 0
@@ -55,6 +57,7 @@ class Attempt:
     prefix: Prefix | None = None
     advised: float | None = None
     turns: int | None = None
+    replaced: Literal["", "default", "none"] = ""
 
     @property
     def group_id(self) -> str:

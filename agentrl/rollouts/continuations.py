@@ -16,7 +16,7 @@ from agentrl.advantages.turns import acting, turn_spans
 from agentrl.environments.base import Environment
 from agentrl.rollouts.attempts import Attempt, Prefix
 from schemas.task import Task
-from schemas.trajectory import Role, Termination, Trajectory
+from schemas.trajectory import REPLACED, Role, Termination, Trajectory
 
 
 @dataclass(frozen=True)
@@ -100,3 +100,17 @@ def check_continuation(row: Trajectory, prefix: Prefix) -> None:
         broken = f"does not go on with a turn at token {row.fork_at}"
     if broken:
         raise ValueError(f"{row.trajectory_id} {broken}; this is an error of the engine or the dialect, report it")
+
+
+def held_back(row: Trajectory, start: int, end: int) -> Trajectory:
+    """A row that is not trained on its tokens from ``start`` to ``end``, which its policy did not sample."""
+    mask, logprobs = list(row.action_mask), list(row.logprobs)
+    mask[start:end], logprobs[start:end] = [False] * (end - start), [float("nan")] * (end - start)
+    return row.model_copy(
+        update={
+            "action_mask": mask,
+            "logprobs": logprobs,
+            "n_action_tokens": sum(mask),
+            "tags": [*row.tags, REPLACED],
+        }
+    )

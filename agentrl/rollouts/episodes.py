@@ -109,6 +109,8 @@ class EpisodeRun:
     diverged: bool = False
     advised: list[tuple[int, int]] = field(default_factory=list)
     """The tokens of turns that the episode advised."""
+    replaced: tuple[int, int] | None = None
+    """The tokens of the turn that stands in the place of the policy's."""
     unreadable: str = ""
     """Why the calls of the last turn could not be read."""
     uncertain: float | None = None
@@ -202,6 +204,12 @@ class EpisodeRun:
         """The next message: the policy's, an adviser's if it is drawn to speak, or a call at random; None if the
         episode ends with this turn."""
         share, codec, start = self.attempt.advised, self.act.codec, len(self.session.ids)
+        if self.attempt.replaced and codec and not self._turns():
+            nothing = Message(role=Role.ASSISTANT)
+            skipped = self.attempt.replaced == "none"
+            message = self._given(codec, nothing) if skipped else await self._turn(ends, self.act.teacher)
+            self.replaced = (start, len(self.session.ids))
+            return message
         if share and codec and Random(stream(self.seed, "advised", self.steps)).random() < share:
             said: Message | None
             if self.act.teacher is not None:

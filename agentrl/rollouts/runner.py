@@ -21,6 +21,7 @@ from agentrl.environments.hosts import Host, Processes, Threads
 from agentrl.models.policy import Policy
 from agentrl.rewards.component import Reward
 from agentrl.rollouts.attempts import Attempt, tickets
+from agentrl.rollouts.continuations import held_back
 from agentrl.rollouts.corrections import advised_alone
 from agentrl.rollouts.episodes import COUNTED, DIVERGED, Act, EpisodeRun
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
@@ -102,6 +103,12 @@ class RolloutRunner:
         """The same runner with other sampling; both add to the same ``counts``."""
         other = copy.copy(self)
         other.sampling = sampling
+        return other
+
+    def acting_in(self, environment: Environment) -> "RolloutRunner":
+        """The same runner in another environment; both add to the same ``counts``."""
+        other = copy.copy(self)
+        other.environment = environment
         return other
 
     def run(
@@ -225,6 +232,7 @@ class RolloutRunner:
             self.counts[f"{run.termination}s"] += 1
         await self._check_replay(run)
         row = self._trajectory(job.name, run, source)
+        row = row if run.replaced is None else held_back(row, *run.replaced)
         return row if run.attempt.advised is None else advised_alone(row, run.advised)
 
     async def _check_replay(self, run: EpisodeRun) -> None:

@@ -94,7 +94,8 @@ def chosen_turns(row: Trajectory, where: Where, most: int) -> list[int]:
 class Continuations:
     """The continuations of states, which are sampled once each and appended to the buffer. Those whose replay went
     otherwise than before are left out. With ``turns``, each is cut after so many of its own. Their rows and shards are
-    numbered from ``first`` and ``shard`` on, and tagged ``tag``."""
+    numbered from ``first`` and ``shard`` on, and tagged ``tag``; their first turns
+    are ``replaced``."""
 
     def __init__(
         self,
@@ -106,9 +107,10 @@ class Continuations:
         first: int = 0,
         shard: int = 0,
         tag: str = "",
+        replaced: Literal["", "default", "none"] = "",
     ) -> None:
         self._context, self._runner, self._samples, self._source = context, runner, samples, source
-        self._turns, self._tag = turns, tag
+        self._turns, self._tag, self._replaced = turns, tag, replaced
         self._shards = Shards(context)
         self._known = set(context.row_ids())
         self._rows: dict[str, list[Trajectory]] = {}
@@ -160,7 +162,7 @@ class Continuations:
         missing = self._shards.missing(wanted)
         if missing:
             seed = stream(self._context.seed, "continue", self._shard)
-            cut = [replace(one, turns=self._turns) for one in missing.values()]
+            cut = [replace(one, turns=self._turns, replaced=self._replaced) for one in missing.values()]
             made = self._runner.run(cut, seed, list(missing), self._source)
             if tags:
                 made = [row.model_copy(update={"tags": [*tags[row.trajectory_id], *row.tags]}) for row in made]

@@ -1,10 +1,10 @@
 """The stage that continues stored rows."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from agentrl.advantages.turns import own_turns
+from agentrl.advantages.turns import own_turns, turn_spans
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.budget import check_room
@@ -18,6 +18,10 @@ from pipelines.stages.continuing import (
 from schemas.annotations import ADDED
 from schemas.trajectory import NOT_TRAINED, Trajectory
 
+if TYPE_CHECKING:
+    from agentrl.engines.base import Engine
+    from agentrl.models.policy import Policy
+
 
 class ForkConfig(ContinuingConfig):
     k: int = Field(4, ge=1, description="continuations of each state")
@@ -25,6 +29,11 @@ class ForkConfig(ContinuingConfig):
         "failed",
         description="turns before which rows are continued: all; all of rows that did not succeed; those whose tokens "
         "were least likely; or their numbers, from 0, and from -1 backwards",
+    )
+    replace: Annotated[Literal["resample", "default", "none"], ADDED] = Field(
+        "resample",
+        description="the turn at which rows are continued: sampled again; that of the input default; or an empty one. "
+        "What is not sampled is not trained on",
     )
     measure: Annotated[bool, ADDED] = Field(
         False, description="rows of any split are continued, to measure a policy: no stage trains on the continuations"
@@ -38,11 +47,13 @@ def fork(
     trajectories: list[Trajectories],
     model: Model,
     tasks: list[Tasks] = [],  # noqa: B006  (an input that may be left out)
+    default: Model | None = None,
 ) -> Trajectories:
     """Continuations of stored rows by a policy, ``k`` from each state that ``at`` names. The episode is made again by
     replaying the row's own turns; if the environment answers otherwise than before, the continuation is dropped and
     counted as ``diverged``. States that several rows share are continued once. Continuations of one state are a group,
-    and only their own tokens are trained on.
+    and only their own tokens are trained on. With ``replace``, their first turn is that of the policy ``default``, or
+    empty; the others of the group are then compared with what becomes of that.
 
     Raises ValueError that names an environment whose episodes cannot be made again, or a row of another split than
     train unless ``measure`` is set.
@@ -50,13 +61,18 @@ def fork(
     from agentrl.rollouts.continuations import check_replayable, node
 
     policy = load_policy(model, config.engine)
+    other = _default(config, default, policy)
     rows = rows_to_continue(trajectories, tasks, policy, config.measure)
     known = [task for _, task in rows]
     sampling = config.sampling.of(policy)
-    with rollout_runner(context, policy, known, sampling, config.engine, config.limits, config.rewards) as runner:
+    with rollout_runner(
+        context, policy, known, sampling, config.engine, config.limits, config.rewards, teacher=other
+    ) as runner:
         check_replayable(runner.environments(known))
         check_room(policy, runner, known)
-        forked = Continuations(context, runner, config.k, tag=NOT_TRAINED if config.measure else "")
+        replaced: Literal["", "default", "none"] = "" if config.replace == "resample" else config.replace
+        tag = NOT_TRAINED if config.measure else ""
+        forked = Continuations(context, runner, config.k, tag=tag, replaced=replaced)
         found = forked.of([node(row, turn, task) for row, task in rows for turn in _turns(row, config)])
     forked.finish()
     made = [row for group in found.values() for row in group]
@@ -66,7 +82,28 @@ def fork(
         success=sum(scored) / max(1, len(scored)),
         continued=sum(bool(_turns(r, config)) for r, _ in rows),
     )
+    if other is not None:
+        context.metrics.update(foreign_tokens=sum(map(_of_first_turn, made)))
     return context.select()
+
+
+def _default(config: ForkConfig, default: Model | None, policy: "Policy") -> "Engine | None":
+    """What samples the turns of the policy ``default``, which reads the tokens of rows."""
+    from agentrl.online.teacher import check_vocabulary
+
+    if (default is not None) != (config.replace == "default"):
+        said = "default needs inputs.default, the policy whose turn it is"
+        raise ValueError(f"replace: {said}" if default is None else "inputs.default is wired; set replace: default")
+    if default is None:
+        return None
+    other = load_policy(default, config.engine)
+    check_vocabulary(other, policy)
+    return config.engine.build(other)
+
+
+def _of_first_turn(row: Trajectory) -> int:
+    """Tokens of the first turn after the fork."""
+    return next((end - start for start, end in turn_spans(row.messages, row.action_mask) if start >= row.fork_at), 0)
 
 
 def _turns(row: Trajectory, config: ForkConfig) -> list[int]:

@@ -214,7 +214,7 @@ class _Work:
         if self.algorithm.credit == "values":
             names = zip(rows.column("row_id").to_pylist(), weights, strict=True)
             weights = [progress_weights(len(one), of) if (of := self.values.get(name)) else one for name, one in names]
-        elif self.algorithm.credit != "whole":
+        elif self.algorithm.credit not in ("whole", "joint"):
             rollouts = list(self.chosen.trajectories(rows.column("row_id")))
             weights = blamed(self.algorithm, rollouts, [self.found.groups[one] for one in numbers], weights)
         return np.concatenate([np.zeros(0), *weights])

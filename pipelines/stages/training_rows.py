@@ -11,7 +11,7 @@ from agentrl.algorithms.policy_gradient import PolicyGradient
 from pipelines.stages.selected import Selected, Tokens
 from schemas.step import StepValue
 from schemas.training import TRAINING_SCHEMA
-from schemas.trajectory import Trajectory
+from schemas.trajectory import REPLACED, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy, Speaker
@@ -99,6 +99,7 @@ OUTCOME = (
     "env",
     "level",
     "sampling",
+    "tags",
     "n_action_tokens",
 )
 """The columns that credit of whole rollouts needs, beside those of every selection."""
@@ -120,10 +121,12 @@ class Outcomes(NamedTuple):
 
 
 def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> Outcomes:
-    """Rewards and groups of all rows that have action tokens. ``chosen`` has the columns :data:`OUTCOME`."""
+    """Rewards and groups of all rows that have action tokens, or are alternatives that others are compared with.
+    ``chosen`` has the columns :data:`OUTCOME`."""
     from agentrl.online.credit import by_level, group_of, plain_rewards
 
-    acting = np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy())
+    replaced = np.array([REPLACED in tags for tags in chosen.scalars["tags"].to_pylist()], dtype=bool)
+    acting = np.flatnonzero((chosen.scalars["n_action_tokens"].to_numpy() > 0) | replaced)
     outcome = chosen.scalars.take(pa.array(acting))
     prompts = _prompts(chosen, policy, acting) if algorithm.overlong else np.zeros(len(acting), np.int64)
     rewards, groups, levels = [np.zeros(0)], list[str](), list[tuple[str, int]]()
@@ -135,18 +138,27 @@ def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> O
         levels += [(row.env, row.level) for row in rows]
     shaped = by_level(algorithm, np.concatenate(rewards), levels)
     actions = outcome["n_action_tokens"].to_numpy()
-    return Outcomes(acting, outcome["reward"].to_numpy(), shaped, groups, actions, _episodes(outcome, groups, shaped))
+    episodes = _episodes(outcome, groups, shaped, algorithm.credit == "joint")
+    return Outcomes(acting, outcome["reward"].to_numpy(), shaped, groups, actions, episodes)
 
 
-def _episodes(outcome: pa.Table, groups: list[str], rewards: np.ndarray) -> np.ndarray:
-    """The number of each row's episode, [rows]. Rows of other groups or with other rewards are not of one episode."""
+def _episodes(outcome: pa.Table, groups: list[str], rewards: np.ndarray, joint: bool) -> np.ndarray:
+    """The number of each row's episode, [rows]. Rows of other groups or with other rewards are not of one episode;
+    raises ValueError that names one with such rows if they are to be ``joint``."""
     names = pc.if_else(pc.equal(outcome["episode_id"], ""), outcome["trajectory_id"], outcome["episode_id"])
     codes = names.combine_chunks().dictionary_encode().indices.to_numpy()
     if codes.max(initial=-1) + 1 == len(codes):
         return np.arange(len(codes))
     numbers: dict[Any, int] = {}
     keys = zip(codes.tolist(), groups, rewards.tolist(), strict=True)
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+    found = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+    if joint and len(numbers) > codes.max() + 1:
+        torn = next(number for number, code in enumerate(codes) if len(set(found[codes == code])) > 1)
+        raise ValueError(
+            f"credit: joint, and rows of the episode {names[torn]} are of several groups, or have several rewards; "
+            "give them one group_id and one reward"
+        )
+    return found
 
 
 def sides(chosen: Selected) -> np.ndarray:

@@ -80,6 +80,19 @@ def test_an_asynchronous_run_that_is_killed_makes_no_row_twice_and_drops_none(tm
 
 
 @pytest.mark.slow
+def test_runs_on_trees_that_were_killed_have_the_trees_of_one_that_was_not(tmp_path: Path) -> None:
+    """In step, also rounds of continuations are the same; as rollouts come, no row is made twice and none is lost."""
+    trees = {**SMALL, "ahead": 1, "max_staleness": 2, "fork": {"trees": 2, "nodes": 1, "rounds": 1}}
+    (tmp_path / "step").mkdir()
+    calm, *storms = killed(tmp_path / "step", trees)
+    for storm in storms:
+        assert content(storm) == content(calm)
+    (tmp_path / "free").mkdir()
+    for storm in killed(tmp_path / "free", {**trees, "engine": {"type": "transformers", "schedule": "free"}})[1:]:
+        is_whole(storm, 15, 2)
+
+
+@pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["folders", "adapters"])
 def test_runs_with_servers_of_which_either_is_killed_make_no_row_twice_and_leave_no_server(

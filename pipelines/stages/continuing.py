@@ -66,6 +66,11 @@ def rows_to_continue(
         row = tokenize(row, policy.codec, policy.tokenizer_fingerprint)
         if wrong := policy.wrote(row.trajectory_id, row.tokenizer):
             raise ValueError(wrong)
+        if row.source == "team":
+            raise ValueError(
+                f"{row.trajectory_id} is of the agent {row.agent} of a team, whose opening is not that of the task, so "
+                "it cannot be continued; alternatives of who acts last are made by trajectories.team with acts"
+            )
         found.append((row, known.of(row).model_copy(update={"split": row.split})))
     if not measured:
         remedy = "" if measured is None else ", or set measure: true, so that no stage trains on what is made"

@@ -109,11 +109,14 @@ def test_an_agent_that_does_not_matter_has_a_joint_advantage_and_no_marginal_one
 def test_rows_of_an_episode_in_several_groups_are_refused_joint_credit(
     harness: Harness, model: Model, tasks: Tasks
 ) -> None:
-    rows = harness.run(team, {"samples": 2, **LIMITS}, model=model, tasks=tasks)["trajectories"].read()
+    made = harness.run(team, {"samples": 2, **LIMITS}, model=model, tasks=tasks)["trajectories"]
+    rows = made.read()
     update = [{"trajectory_id": f"t-{n}", "group_id": f"g-{n % 2}"} for n in range(len(rows))]
     torn = harness.trajectories([row.model_copy(update=new) for row, new in zip(rows, update, strict=True)])
     with pytest.raises(ValueError, match=r"credit: joint, and rows of the episode .* are of several groups"):
         weights(harness, model, {"type": "rloo", "credit": "joint"}, torn)
+    with pytest.raises(ValueError, match=r"is of the agent planner of a team, .* trajectories.team with acts"):
+        harness.run(fork, LIMITS, model=model, trajectories=[made])
     with pytest.raises(ValidationError, match="two agents are called 'walker'"):
         team.config.model_validate({"speakers": [{"name": "walker", "ask": "?"}]})
 

@@ -68,9 +68,9 @@ def one_episode(spoken: Sequence[Trajectory], agents: Sequence[str], acted: Sequ
     found = []
     for place, row in enumerate(rows):
         speaks = place < len(spoken)
-        update: dict[str, object] = {"agent": agents[min(place, len(spoken))], "segment": min(place, len(spoken))}
+        update: dict[str, object] = {"agent": agents[min(place, len(spoken))]}
         if alone or speaks:
-            update["episode_id"] = rows[0].trajectory_id
+            update |= {"episode_id": rows[0].trajectory_id, "segment": place}
         if speaks:
             update |= {"reward": reward, "success": success}
         else:

@@ -19,6 +19,7 @@ from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.rollouts.runner import RolloutRunner
+    from agentrl.rollouts.teams import Speaking
 
 TASKS_AT_ONCE = 64
 """Tasks whose rows are appended together: a killed run resumes at the next ones."""
@@ -96,7 +97,7 @@ def _episodes(
     start: int,
     acting: "RolloutRunner",
     talking: "RolloutRunner",
-    places: Sequence[object],
+    places: "Sequence[Speaking]",
 ) -> list[Trajectory]:
     """The rows of all agents at these tasks."""
     from agentrl.rollouts.rationalize import literal
@@ -125,17 +126,14 @@ def _episodes(
         for place_of, row in enumerate(talking.acting_in(place).run(attempts, seed, ids(number), SOURCE)):
             spoken[place_of].append(row)
             said[place_of] = f"{said[place_of]} {shown(one.name, word_of(row))}".strip()
-    walks = [
-        Attempt(task, index, literal(text), group if config.acts == 1 else rows[-1].trajectory_id)
-        for (task, sample, _), text, group, rows in zip(first, said, groups, spoken, strict=True)
-        for index in ([sample] if config.acts == 1 else range(config.acts))
-    ]
-    names = [
-        context.trajectory_id(ticket + sample * each + len(places) + act)
-        for _, sample, ticket in first
-        for act in range(config.acts)
-    ]
-    acted = acting.run(walks, stream(context.seed, "team", start, "acts"), names, SOURCE)
+    walks = {}
+    for (task, sample, ticket), text, group in zip(first, said, groups, strict=True):
+        names = [context.trajectory_id(ticket + sample * each + len(places) + act) for act in range(config.acts)]
+        of_acts = group if config.acts == 1 else names[0]  # not that of the speakers, whose first row names the task's
+        for act, name in enumerate(names):
+            walks[name] = Attempt(task, sample if config.acts == 1 else act, literal(text), of_acts)
+    seed = stream(context.seed, "team", start, len(places))
+    acted = acting.run(list(walks.values()), seed, list(walks), SOURCE)
     agents = [*(one.name for one in config.speakers), config.actor]
     return [
         row

@@ -62,7 +62,8 @@ def test_agents_of_an_episode_have_a_row_each_and_share_its_outcome(
 ) -> None:
     made = harness.run(team, {"samples": 6, **LIMITS}, model=model, tasks=tasks)
     rows = made["trajectories"].read()
-    assert len(rows) == 2 * made.metrics["episodes"] == 2 * 6 * 4
+    assert len(rows) == 2 * 6 * 4
+    assert made.metrics["episodes"] == 6 * 4
     assert made.metrics["sampled_tokens"] == sum(row.n_action_tokens for row in rows)
     for plan, walk in zip(rows[::2], rows[1::2], strict=True):
         assert [(row.agent, row.segment) for row in (plan, walk)] == [("planner", 0), ("walker", 1)]
@@ -96,10 +97,11 @@ def test_an_agent_that_does_not_matter_has_a_joint_advantage_and_no_marginal_one
     frozen = harness.run(team, {"samples": 3, "acts": 4, **LIMITS}, model=model, tasks=tasks)["trajectories"]
     rows = frozen.read()
     assert len(rows) == 4 * 3 * 5
+    assert len({row.group_id for row in rows}) == 4 + 4 * 3
     plans = {row.trajectory_id: row for row in rows if row.agent == "planner"}
     for walk in (row for row in rows if row.agent == "walker"):
-        plan = plans[walk.group_id or ""]
-        assert walk.parent_id == plan.trajectory_id
+        plan = plans[walk.parent_id or ""]
+        assert walk.group_id not in {plan.group_id, *plans}
         assert walk.reward == plan.reward, "the planner has the mean of the walks after its words"
         assert walk.episode_id != plan.episode_id
     marginal = weights(harness, model, {"type": "rloo", "credit": "fork_turn"}, frozen)

@@ -29,6 +29,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -317,47 +318,28 @@ def line(figure: str, met: bool, target: str) -> bool:
     return met
 
 
-def branching(name: str) -> bool:
-    import branching as experiments
-
-    return bool(getattr(experiments, name)())
+def experiment(module: str, name: str, *given: Any) -> bool:
+    """One that lies beside this file, in a module that imports from it."""
+    return bool(getattr(import_module(module), name)(*given))
 
 
 METHODS = {
     "hindsight": lambda: [hindsight("rooms"), hindsight("lookup")],
     "curriculum": lambda: [curriculum()],
-    "distill": lambda: [_signals().distill()],
-    "echo": lambda: [_signals().echo("rooms"), _signals().echo("lookup")],
-    "rwml": lambda: [_signals().rwml()],
-    "reflexion": lambda: [_signals().reflexion()],
-    "slicing": lambda: [branching("slicing")],
-    "pairs": lambda: [branching("pairs")],
-    "dagger": lambda: [branching("dagger")],
-    "search": lambda: [branching("search")],
-    "tree": lambda: [branching("tree")],
-    "experience": lambda: [_memory().experience()],
-    "guidance": lambda: [_memory().guidance()],
-    "splice": lambda: [_memory().splice("rooms"), _memory().splice("lookup")],
-    "teams": lambda: [_teams().teams()],
+    "distill": lambda: [experiment("methods_signals", "distill")],
+    "echo": lambda: [experiment("methods_signals", "echo", "rooms"), experiment("methods_signals", "echo", "lookup")],
+    "rwml": lambda: [experiment("methods_signals", "rwml")],
+    "reflexion": lambda: [experiment("methods_signals", "reflexion")],
+    "slicing": lambda: [experiment("branching", "slicing")],
+    "pairs": lambda: [experiment("branching", "pairs")],
+    "dagger": lambda: [experiment("branching", "dagger")],
+    "search": lambda: [experiment("branching", "search")],
+    "tree": lambda: [experiment("branching", "tree")],
+    "experience": lambda: [experiment("memory", "experience")],
+    "guidance": lambda: [experiment("memory", "guidance")],
+    "splice": lambda: [experiment("memory", "splice", "rooms"), experiment("memory", "splice", "lookup")],
+    "teams": lambda: [experiment("teams", "teams")],
 }
-
-
-def _teams() -> Any:
-    import teams
-
-    return teams
-
-
-def _signals() -> Any:
-    import methods_signals
-
-    return methods_signals
-
-
-def _memory() -> Any:
-    import memory
-
-    return memory
 
 
 def main() -> int:

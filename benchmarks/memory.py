@@ -11,7 +11,7 @@
 import sys
 from typing import Any
 
-from branching import STATES, learned, recovery, trained
+from branching import STATES, recovery, trained
 from methods import (
     ITERATIONS,
     SAMPLES,
@@ -70,7 +70,7 @@ def experience() -> bool:
             rows = harness.run(sample, {"samples": SAMPLES, **seeing(k)}, model=setting.warm, tasks=some, **wired)
             good = harness.run(reject, {"keep": 2}, trajectories=[rows["trajectories"]])["trajectories"]
             good = harness.run(reopen, trajectories=[good], model=setting.warm, tasks=[some])["trajectories"]
-            model, more = learned(setting, [good])
+            model, more = curated(setting, [good])
             arms[name].add(judged(setting, model), of_rollouts(rows["trajectories"]) + more)
         model, more, _ = online(setting, iterations=max(1, STATES // TASKS))
         arms["GRPO"].add(judged(setting, model), more)
@@ -123,7 +123,7 @@ def guidance() -> bool:
         for name, (plain, guided, more) in found.items():
             spent = of_rollouts(first) + more
             good = harness.run(reject, {"keep": 2}, trajectories=plain)["trajectories"]
-            model, taught = learned(setting, [good, *guided])
+            model, taught = curated(setting, [good, *guided])
             arms[name].add(judged(setting, model), spent + taught)
             pairs = harness.run(outcome, trajectories=[*guided, *plain], model=setting.warm)["pairs"]
             model, taught = trained(setting, dpo, {"beta": 0.1}, pairs=pairs)
@@ -185,7 +185,7 @@ def splice(env: str) -> bool:
         made = run(stage, {"per_task": 2}, trajectories=[rows], model=setting.warm, tasks=[tasks])
         print(f"splice, {env}, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
         proved = Spent(foreign=int(made.metrics["foreign_tokens"]), calls=int(made.metrics["environment_calls"]))
-        model, more = learned(setting, [good, made["trajectories"]])
+        model, more = curated(setting, [good, made["trajectories"]])
         add(setting, "rejection + splice", model, spent + proved + more)
         others, beside = rollouts(setting, tasks, proved.calls, by="calls")
         model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=[rows, *others])["trajectories"]])

@@ -26,6 +26,11 @@ class AtVersion(Query):
     at: str | None = None
 
 
+class MessageQuery(AtVersion):
+    start: int = Field(0, ge=0, lt=2**40)
+    most: int | None = Field(None, ge=1)
+
+
 class OfPipeline(Query):
     pipeline: str | None = None
 
@@ -171,8 +176,9 @@ def _row(reader: "StoreReader", request: Request, question: AtVersion) -> Respon
     return _json(reader.row(request.path_params["id"], question.at))
 
 
-def _message(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
-    return _json(reader.message(request.path_params["id"], request.path_params["number"], question.at))
+def _message(reader: "StoreReader", request: Request, question: MessageQuery) -> Response:
+    name, number = request.path_params["id"], request.path_params["number"]
+    return _json(reader.message(name, number, question.at, question.start, question.most))
 
 
 def _tokens(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
@@ -291,7 +297,7 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/rows", Page, _rows),
     ("/api/facets", Filtered, _facets),
     ("/api/search", SearchQuery, _search),
-    ("/api/rows/{id:path}/messages/{number:int}", AtVersion, _message),  # ids of imports may hold slashes
+    ("/api/rows/{id:path}/messages/{number:int}", MessageQuery, _message),  # ids of imports may hold slashes
     ("/api/rows/{id:path}", AtVersion, _row),
     ("/api/tokens/{id:path}/text", AtVersion, _text),
     ("/api/tokens/{id:path}", AtVersion, _tokens),

@@ -111,9 +111,14 @@ class StoreReader:
         row, snapshot = self._row(trajectory_id, at)
         return trajectory.answer(row, snapshot, self.artifacts)
 
-    def message(self, trajectory_id: str, number: int, at: str | None) -> wire.ShownMessage:
+    def message(
+        self, trajectory_id: str, number: int, at: str | None, start: int = 0, most: int | None = None
+    ) -> wire.ShownMessage:
+        """A message whose content begins at a character and has at most so many."""
         row, _ = self._row(trajectory_id, at)
-        return trajectory.one_message(row, number)
+        found = trajectory.one_message(row, number)
+        end = found.characters if most is None else start + most
+        return found.model_copy(update={"content": found.content[start:end], "cut": end < found.characters})
 
     def tokens(self, trajectory_id: str, at: str | None) -> bytes:
         """The tokens of a row as an Arrow stream."""

@@ -189,9 +189,9 @@ class ShownCall(Answer):
 
 class ShownMessage(Answer):
     """A message. ``content``, ``reasoning`` and ``arguments`` are cut after 20,000 characters if ``cut`` is true;
-    ``characters`` counts the whole ``content``, and GET /api/rows/{id}/messages/{number} gives the whole message as
-    JSON of this model. ``error`` is true if it is the answer of a tool that failed. ``token_start`` and ``token_end``
-    (exclusive) are its span."""
+    ``characters`` counts the whole ``content``, and GET /api/rows/{id}/messages/{number}?start=&most= gives the whole
+    message, or these characters of its content, as JSON of this model. ``error`` is true if it is the answer of a tool
+    that failed. ``token_start`` and ``token_end`` (exclusive) are its span."""
 
     number: int
     role: Literal["system", "user", "assistant", "tool"]

@@ -266,14 +266,24 @@ def test_payloads_in_answers_about_training_runs_and_the_doctor_are_text(seen: W
         words |= {"version": None, "runs": {payload: payload}, "stages": {}, "live": live}
         stage = {"stage": payload, "uses": payload, "status": "failed", "artifact": payload, "reasons": [payload]}
         stage |= {"cause": payload, "started": "", "seconds": 1.0, "live": False, "log_tail": payload}
-        run = dict.fromkeys(("run_id", "pipeline", "state", "command", "host", "started", "gone"), payload)
+        run: dict[str, Any] = dict.fromkeys(
+            ("run_id", "pipeline", "state", "command", "host", "started", "gone"), payload
+        )
         answers["run"] = run | {"seconds": 1.0, "stages": [stage]}
-        finding = dict.fromkeys(("stage", "artifact", "name", "evidence", "threshold", "remedy"), payload)
+        finding: dict[str, Any] = dict.fromkeys(
+            ("stage", "artifact", "name", "evidence", "threshold", "remedy"), payload
+        )
         finding |= {"rows": [payload], "tokens": [1], "step": 1}
         told = {"run_id": payload, "working": False, "problem": None, "stages": [payload], "findings": [finding]}
         answers["doctor"] = told
-        band = {"metric": payload, "bound": 0.5, "above": True, "counts": payload}
-        training = {"artifact": None, "stage": payload, "uses": payload, "run_id": payload, "when": payload}
+        band: dict[str, Any] = {"metric": payload, "bound": 0.5, "above": True, "counts": payload}
+        training: dict[str, Any] = {
+            "artifact": None,
+            "stage": payload,
+            "uses": payload,
+            "run_id": payload,
+            "when": payload,
+        }
         answers["training"] = {"stages": [training | {"steps": 1, "series": [payload], "bands": [band]}]}
         answers["live/lines"] = {"lines": [json.dumps({"step": 0, payload: 0.7})], "cursor": 50, "restarted": False}
         seen.open(f"/run/{quote(payload, safe='')}", "pre.log")

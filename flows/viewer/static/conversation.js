@@ -9,6 +9,7 @@ import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./u
 /** @typedef {import("./painter.js").Painter} Painter */
 
 const GROUP = 100; // messages that are drawn at once; the next ones follow in the next frame
+const PART = 1_000_000; // characters of a content that are fetched at once
 
 /**
  * @param {{
@@ -80,14 +81,21 @@ function TokenText({ painter, from, to }) {
 /** The message as it was parsed: reasoning, content, calls. @param {{id: string, at: string | undefined, turn: Turn}} props */
 function Body({ id, at, turn }) {
   const [whole, setWhole] = useState(/** @type {Turn | null} */ (null));
+  const [parts, setParts] = useState(/** @type {string[]} */ ([])); // of a content that is fetched part by part
   const [problem, setProblem] = useState(/** @type {Error | null} */ (null));
   const shown = whole ?? turn;
-  const open = () => json(`/api/rows/${encodeURIComponent(id)}/messages/${turn.number}`, { at }).then((found) => setWhole(/** @type {Turn} */ (found)), setProblem);
+  const left = turn.characters - parts.length * PART;
+  const open = () => json(`/api/rows/${encodeURIComponent(id)}/messages/${turn.number}`, { at, start: parts.length * PART, most: PART }).then((found) => {
+    const next = /** @type {Turn} */ (found);
+    setWhole(whole ?? next);
+    setParts([...parts, next.content]);
+  }, setProblem);
   return html`
     ${shown.reasoning && html`<div class="reasoning"><span class="label">reasoning</span><${Text} text=${shown.reasoning} /></div>`}
-    ${shown.content && html`<div class="content"><${Text} text=${shown.content} /></div>`}
+    ${shown.content && html`<div class="content">${(parts.length ? parts : [shown.content]).map((part) => html`<${Text} text=${part} />`)}</div>`}
     ${shown.tool_calls.map((call) => html`<div class="call"><span class="label">calls</span> <b>${pieces(call.name)}</b> <span class="arguments"><${Text} text=${call.arguments} /></span></div>`)}
     ${turn.cut && !whole && html`<button onClick=${open}>show all (${size(turn.characters, "")} characters)</button>`}
+    ${whole && left > 0 && html`<button onClick=${open}>show more (${size(left, "")} characters are left)</button>`}
     ${problem && html`<${Problem} problem=${problem} />`}
   `;
 }

@@ -44,6 +44,11 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def few(harness: Harness, tasks: Tasks) -> Tasks:
+    return harness.tasks(tasks.read()[:2])
+
+
 def asks(judge: JudgeServer) -> dict[str, Any]:
     return {"engines": [judge.engine]}
 
@@ -61,10 +66,10 @@ def check_tree(done: Result) -> dict[str, Trajectory]:
 
 @pytest.mark.parametrize("select", ["uct", "agentq"])
 def test_a_judge_values_every_state_of_a_tree(
-    harness: Harness, model: Model, tasks: Tasks, judge: JudgeServer, select: str
+    harness: Harness, model: Model, few: Tasks, judge: JudgeServer, select: str
 ) -> None:
     config = {**SMALL, "select": select, "judge": asks(judge)}
-    done = harness.run(tree, config, tasks=tasks, model=model)
+    done = harness.run(tree, config, tasks=few, model=model)
     rows, nodes = check_tree(done), done["nodes"].table().to_pylist()
     for one in nodes:
         if one["parent_node"] is None:
@@ -77,9 +82,9 @@ def test_a_judge_values_every_state_of_a_tree(
         assert one["judge"] == pytest.approx(1 - far / 8)
     assert done.metrics["judged"] == len([one for one in nodes if one["parent_node"]])
     assert not any("reward" in prompt for prompt in judge.prompts())
-    again = harness.run(tree, config, tasks=tasks, model=model)
+    again = harness.run(tree, config, tasks=few, model=model)
     assert [row.input_ids for row in again["trajectories"].read()] == [row.input_ids for row in rows.values()]
-    blind = harness.run(tree, {**SMALL, "select": select}, tasks=tasks, model=model)
+    blind = harness.run(tree, {**SMALL, "select": select}, tasks=few, model=model)
     assert [row.input_ids for row in blind["trajectories"].read()] != [row.input_ids for row in rows.values()]
 
 
@@ -90,10 +95,10 @@ def _end(row: Trajectory, node: dict[str, Any]) -> int:
 
 
 def test_simulations_are_cut_and_go_on_from_there(
-    harness: Harness, model: Model, tasks: Tasks, judge: JudgeServer
+    harness: Harness, model: Model, few: Tasks, judge: JudgeServer
 ) -> None:
     config = {**SMALL, "rounds": 6, "judge": asks(judge), "simulate": 1}
-    rows = check_tree(done := harness.run(tree, config, tasks=tasks, model=model))
+    rows = check_tree(done := harness.run(tree, config, tasks=few, model=model))
     assert {row.n_steps for row in rows.values()} == {1}
     cut = {name: row for name, row in rows.items() if row.termination is Termination.CANCELLED}
     assert all((row.reward, row.success) == (None, None) for row in cut.values())
@@ -109,12 +114,12 @@ def test_simulations_are_cut_and_go_on_from_there(
 
 @pytest.mark.parametrize("by", ["env", "model"])
 def test_failures_leave_notes_that_new_attempts_see(
-    harness: Harness, model: Model, tasks: Tasks, judge: JudgeServer, by: str
+    harness: Harness, model: Model, few: Tasks, judge: JudgeServer, by: str
 ) -> None:
     guided: dict[str, Any] = (
         {"oracle": True, "reflect": "env"} if by == "env" else {"judge": asks(judge), "reflect": asks(judge)}
     )
-    done = harness.run(tree, {**SMALL, "rounds": 6, **guided}, tasks=tasks, model=model)
+    done = harness.run(tree, {**SMALL, "rounds": 6, **guided}, tasks=few, model=model)
     rows = check_tree(done)
     noted = [row for row in rows.values() if "Notes: " in opening_of(row)[-1].content]
     assert noted
@@ -124,7 +129,7 @@ def test_failures_leave_notes_that_new_attempts_see(
         assert 1 <= len(notes) <= 3
         if not row.fork_at:
             assert row.tags == [f"note:{row.task_id}-{place}" for place in range(len(notes))]
-    assert done.metrics["notes"] <= 3 * len(tasks.read())
+    assert done.metrics["notes"] <= 3 * len(few.read())
     assert any(row.fork_at for row in noted) or by == "env", "attempts that saw notes are continued"
 
 
@@ -153,25 +158,25 @@ def test_settings_are_written_and_read_again() -> None:
 
 
 def test_an_environment_that_writes_no_notes_is_refused_by_name(
-    harness: Harness, model: Model, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, model: Model, few: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(Rooms, "reflect")
     with pytest.raises(ValueError, match=r"reflect: env, but environment 'rooms' has no reflect\(row, task\); give"):
-        harness.run(tree, {**SMALL, "oracle": True, "reflect": "env"}, tasks=tasks, model=model)
+        harness.run(tree, {**SMALL, "oracle": True, "reflect": "env"}, tasks=few, model=model)
 
 
-def test_an_evaluation_searches_beside_the_best_of_several(harness: Harness, model: Model, tasks: Tasks) -> None:
+def test_an_evaluation_searches_beside_the_best_of_several(harness: Harness, model: Model, few: Tasks) -> None:
     scorer = [{"type": "self_consistency"}]
     plain = {"samples": 4, "best_of": scorer, "max_tokens": 240}
     config = {**plain, "search": {"branch": 2, "rounds": 3}}
-    before = harness.run(evaluate, plain, model=model, tasks=tasks)
-    done = harness.run(evaluate, config, model=model, tasks=tasks)
+    before = harness.run(evaluate, plain, model=model, tasks=few)
+    done = harness.run(evaluate, config, model=model, tasks=few)
     for name in ("success", "best_of_n", "greedy"):
         assert done.metrics[name] == before.metrics[name]
     assert 0 <= done.metrics["best_of_search"] <= 1
-    assert done.metrics["search_tokens"] == done.metrics["sampled_tokens"] / len(tasks.read())
+    assert done.metrics["search_tokens"] == done.metrics["sampled_tokens"] / len(few.read())
     assert "pass@budget with feedback" not in done.metrics
-    assert len(done["trajectories"].ids()) == 5 * len(tasks.read()), "the search's rows are no attempts"
+    assert len(done["trajectories"].ids()) == 5 * len(few.read()), "the search's rows are no attempts"
     overall = [row for row in done["results"].table().to_pylist() if row["level"] == -1]
     assert [row["best_of_search"] is None for row in overall] == [False, True], "of what is sampled, not of greedy rows"
 

@@ -117,7 +117,9 @@ def test_failures_leave_notes_that_new_attempts_see(
     harness: Harness, model: Model, few: Tasks, judge: JudgeServer, by: str
 ) -> None:
     guided: dict[str, Any] = (
-        {"oracle": True, "reflect": "env"} if by == "env" else {"judge": asks(judge), "reflect": asks(judge)}
+        {"oracle": True, "reflect": "env"}
+        if by == "env"
+        else {"judge": {**asks(judge), "fails": 0.9}, "reflect": asks(judge)}
     )
     done = harness.run(tree, {**SMALL, "rounds": 6, **guided}, tasks=few, model=model)
     rows = check_tree(done)

@@ -180,7 +180,7 @@ def dagger() -> bool:
         told = Spent(foreign=int(labels.metrics["foreign_tokens"]), calls=int(labels.metrics["environment_calls"]))
         model, more = joined([labels["trajectories"]])
         add(setting, "student's states", model, of_rollouts(rows) + told + more)
-        turns, shown = len(labels["trajectories"].ids()), []
+        turns, shown = len(labels["trajectories"].ids()), list[Any]()
         for walk in walks.read():
             if turns > 0:
                 shown.append(walk.model_copy(update={"trajectory_id": f"w-{len(shown)}"}))

@@ -28,9 +28,8 @@ export class Painter {
     this.byElement = new Map();
     this.current = -1;
     this.wanted = -1; // a token to reveal as soon as it is there
-    this.watch = null;
-    if (!("oncontentvisibilityautostatechange" in HTMLElement.prototype))
-      this.watch = new IntersectionObserver((seen) => seen.forEach((one) => this.turn(one.target, one.isIntersecting)), { rootMargin: "50%" });
+    // Beside the event: it also lights what is near the view, so a token that was revealed stays while heights are corrected.
+    this.watch = new IntersectionObserver((seen) => seen.forEach((one) => this.turn(one.target, one.isIntersecting)), { rootMargin: "50%" });
   }
 
   /** The blocks, in the order of the tokens. */

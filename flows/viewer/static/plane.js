@@ -9,7 +9,7 @@ import { Palette } from "./palette.js";
  * }} Cloud prompts: their places, rows in the filter, and how many of those with an outcome succeeded
  */
 
-const RATIO = 0.5; // height of the canvas by its width
+const RATIO = 0.4; // height of the canvas by its width, or less
 const MANY = 3000; // points in view from which on their density is drawn
 const CELL = 6;
 

@@ -60,7 +60,7 @@ function One({ artifact, pair }) {
   ];
   const link = (/** @type {string | null} */ other, /** @type {string} */ text, /** @type {string} */ says) =>
     other ? html`<a href=${to(other)} aria-label=${says}>${text}</a>` : html`<span class="soft" aria-hidden="true">${text}</span>`;
-  return html`<h1>${visible(pair)}</h1>
+  return html`<h1>${visible(answer.pair_id)}</h1>
     <p class="soft"><a href=${address("/pair", { artifact })}>${artifact}</a>, ${answer.kind}, ${answer.method}, task ${pieces(answer.task_id)} ${link(answer.previous, "‹", "previous pair")} ${link(answer.next, "›", "next pair")}</p>
     <p>${answer.margin === null ? "No training stage recorded log-probs of the reference." : `Margin of the reference's log-probs: ${decimal(answer.margin)}.`}
       ${answer.trained_by.length ? ` Trained on by ${answer.trained_by.join(", ")}.` : " No stage trained on it."}</p>

@@ -177,6 +177,7 @@ def test_a_mistake_that_changed_nothing_is_taken_back_in_place(harness: Harness,
     assert made.metrics["foreign_tokens"] > 2 * len(rows)
 
 
+@pytest.mark.slow
 def test_spliced_rows_are_for_supervised_training_alone(harness: Harness, model: Model, walks: Trajectories) -> None:
     made = harness.run(splice, trajectories=[walks], model=model)["trajectories"]
     assert harness.run(sft, TRAIN, trajectories=[made], model=model).metrics["rows"] == len(made.ids())

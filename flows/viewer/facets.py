@@ -48,18 +48,18 @@ class Spread:
 def facets(snapshot: Snapshot, text: str, among: np.ndarray | None = None) -> Facets:
     """How all rows spread, and those in the filter that are ``among`` those of a mask."""
     mask = both(snapshot.matching(text), among)
-    spreads = snapshot.kept.get_or("facets", lambda: _spreads(snapshot))
-    assert isinstance(spreads, list)
-    total = len(spreads[0].codes)
+    found = snapshot.kept.get_or("facets", lambda: spreads(snapshot))
+    assert isinstance(found, list)
+    total = len(found[0].codes)
     return Facets(
         version=snapshot.version,
         total=total,
         filtered=total if mask is None else int(mask.sum()),
-        facets=[spread.facet(mask) for spread in spreads],
+        facets=[spread.facet(mask) for spread in found],
     )
 
 
-def _spreads(snapshot: Snapshot) -> list[Spread]:
+def spreads(snapshot: Snapshot) -> list[Spread]:
     rows = snapshot.columns(FACETS)
     return [spread(rows[name]) for name in FACETS]
 

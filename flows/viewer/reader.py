@@ -123,11 +123,16 @@ class StoreReader:
     def tokens(self, trajectory_id: str, at: str | None) -> bytes:
         """The tokens of a row as an Arrow stream."""
         row, snapshot = self._row(trajectory_id, at)
+        return stream(self.tokens_of(row, snapshot.version)[0])
+
+    def tokens_of(self, row: pa.Table, version: int) -> tuple[pa.Table, bytes | None]:
+        """The tokens of one row with their columns, and their text if their tokenizer is known."""
         found, reason = self._decoded(row)
         scalars = {name: row[name][0] for name in trajectory.TOKENS}
-        learned = self.artifacts.trained_on(trajectory_id, numbers(scalars["input_ids"], np.int32))
+        learned = self.artifacts.trained_on(row["trajectory_id"][0].as_py(), numbers(scalars["input_ids"], np.int32))
         matching = next((one for one in learned if one.row is not None), learned[0] if learned else None)
-        return stream(tokens.token_table(scalars, found, matching, snapshot.version, reason))
+        table = tokens.token_table(scalars, found, matching, version, reason)
+        return table, None if found is None else found.text
 
     def text(self, trajectory_id: str, at: str | None) -> bytes:
         """The text of a row's tokens. Raises RefusedError if their tokenizer is not known."""
@@ -152,7 +157,7 @@ class StoreReader:
         """The attempts at a task as a tree. Raises RefusedError if there is none."""
         snapshot = self.tables.at(at)
         names, rows = compare.newest_attempts(snapshot, env, task_id)
-        table = self._read(names, ("tokenizer", "policy", "input_ids", "success", "reward"), snapshot)
+        table = self.read(names, ("tokenizer", "policy", "input_ids", "success", "reward"), snapshot)
         kinds = Counter(one for one in table["tokenizer"].to_pylist() if one)
         tokenizer = kinds.most_common(1)[0][0] if kinds else ""
         chosen = [
@@ -184,7 +189,7 @@ class StoreReader:
         ids = list(dict.fromkeys(one["trajectory_id"] for one in found))
         env, prompt, problem, texts = "", "", "", [""] * len(found)
         try:
-            rows = self._read(ids, nodes.ROW, snapshot)
+            rows = self.read(ids, nodes.ROW, snapshot)
         except UnknownTrajectoryError as error:
             problem = f"rows of this tree are not in version {snapshot.version}: {error}"
         else:
@@ -341,7 +346,7 @@ class StoreReader:
         found, _ = self._text_of(ids, tokenizer, policy)
         return found.text[: tree.TEXT_BYTES].decode(errors="ignore") if found else ""
 
-    def _read(self, ids: list[str], columns: tuple[str, ...], snapshot: Snapshot) -> pa.Table:
+    def read(self, ids: list[str], columns: tuple[str, ...], snapshot: Snapshot) -> pa.Table:
         """Rows at the snapshot's version. The newest is followed, which is faster than opening a version."""
         newest = snapshot.version == self.tables.buffer.version
         return self.tables.buffer.read(ids, columns, None if newest else snapshot.version)
@@ -351,7 +356,7 @@ class StoreReader:
         snapshot = self.tables.at(at)
 
         def read() -> pa.Table:
-            row = self._read([trajectory_id], trajectory.CONTENT, snapshot)
+            row = self.read([trajectory_id], trajectory.CONTENT, snapshot)
             return row.take(np.array([0]))  # a copy, which does not hold the rows that were decoded with it
 
         with self._reading_row:

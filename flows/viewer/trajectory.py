@@ -42,23 +42,33 @@ CONTENT = (*SCALARS, "reward_components", "tags", "messages", "tools", "final_st
 
 def answer(row: pa.Table, snapshot: Snapshot, artifacts: Artifacts) -> RowAnswer:
     """``row`` is one row with the columns :data:`CONTENT`."""
-    scalars = {name: _plain(row[name][0].as_py()) for name in SCALARS}
+    scalars = scalars_of(row)
+    return RowAnswer(**content(row, scalars, artifacts), version=snapshot.version, neighbours=beside(scalars, snapshot))
+
+
+def scalars_of(row: pa.Table) -> dict[str, Any]:
+    """Scalar columns of one row by name, times as ISO 8601."""
+    return {name: _plain(row[name][0].as_py()) for name in SCALARS}
+
+
+def content(row: pa.Table, scalars: dict[str, Any], artifacts: Artifacts, *, whole: bool = False) -> dict[str, Any]:
+    """What a row says by itself. ``whole`` says that no text is cut."""
     messages = row["messages"][0].as_py()
     found = list(breaches(row, messages, artifacts))
-    return RowAnswer(
-        version=snapshot.version,
-        row=scalars,
-        messages=list(_shown(messages, scalars["n_tool_errors"] > 0)),
-        tools=row["tools"][0].as_py()[:CUT_JSON],
-        final_state=row["final_state"][0].as_py()[:CUT_JSON],
-        reward_components=[Component(**one) for one in row["reward_components"][0].as_py()],
-        tags=row["tags"][0].as_py(),
-        spans=[VersionSpan(**one) for one in row["spans"][0].as_py()],
-        lineage=_lineage(scalars, artifacts),
-        proof=[Breach(token=token, rule=rule) for token, rule in sorted(found)[:BREACHES]],
-        breaches=len(found),
-        neighbours=_neighbours(scalars, snapshot),
-    )
+    errors, cut = scalars["n_tool_errors"] > 0, None if whole else CUT_JSON
+    turns = (turn(number, one, errors, None) for number, one in enumerate(messages))
+    return {
+        "row": scalars,
+        "messages": list(turns if whole else _shown(messages, errors)),
+        "tools": row["tools"][0].as_py()[:cut],
+        "final_state": row["final_state"][0].as_py()[:cut],
+        "reward_components": [Component(**one) for one in row["reward_components"][0].as_py()],
+        "tags": row["tags"][0].as_py(),
+        "spans": [VersionSpan(**one) for one in row["spans"][0].as_py()],
+        "lineage": _lineage(scalars, artifacts),
+        "proof": [Breach(token=token, rule=rule) for token, rule in sorted(found)[:BREACHES]],
+        "breaches": len(found),
+    }
 
 
 def _shown(messages: Sequence[dict[str, Any]], errors: bool) -> Iterator[ShownMessage]:
@@ -199,8 +209,8 @@ def _learned_from(policy: Manifest, artifacts: Artifacts) -> Iterator[LearnedFro
             yield LearnedFrom(artifact=label(manifest), kind="pairs")
 
 
-def _neighbours(row: dict[str, Any], snapshot: Snapshot) -> Neighbours:
-    """Looked up among all rows of the version, by equal values."""
+def beside(row: dict[str, Any], snapshot: Snapshot) -> Neighbours:
+    """The neighbours of a row, looked up among all rows of a snapshot by equal values."""
     rows = snapshot.columns(["trajectory_id", "stage", "fingerprint", "env", "task_id", "created_at"])
     name = row["trajectory_id"]
     same = (pl.col("fingerprint") == row["fingerprint"]) & (pl.col("stage") == row["stage"])

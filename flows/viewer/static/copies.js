@@ -1,9 +1,10 @@
 // What a reader can take away from a row.
-import { json } from "./api.js";
 import { place, rowAddress } from "./location.js";
-import { whole } from "./served.js";
+import { store, whole } from "./served.js";
 
 /** @typedef {import("./wire.js").RowAnswer} Row */
+
+const AWAY = "this file does not know where its store is";
 
 /**
  * Name, text, and why it cannot be had.
@@ -16,14 +17,9 @@ export function copies(id, row) {
   return [
     ["link", () => whole(rowAddress(id, { at: row.version, lens: place.peek().params.lens })), ""],
     ["JSON", () => JSON.stringify(row, null, 2), ""],
-    ["pytest fixture", () => fixture(id, row.version), ""],
-    ["agentrl replay line", () => replay(learner), learner ? "" : "no training step that wrote its numbers learned from this row"],
+    ["pytest fixture", () => fixture(id, row.version), store ? "" : AWAY],
+    ["agentrl replay line", () => replay(learner), store ? (learner ? "" : "no training step that wrote its numbers learned from this row") : AWAY],
   ];
-}
-
-/** @returns {Promise<string>} the place of the store */
-async function store() {
-  return (/** @type {import("./wire.js").Overview} */ (await json("/api/overview"))).store;
 }
 
 /** @param {string} id @param {number} version */
@@ -36,7 +32,7 @@ from datastore import TrajectoryBuffer
 
 @pytest.fixture
 def trajectory() -> dict:
-    rows = TrajectoryBuffer(${JSON.stringify(await store())}).scan(${version})
+    rows = TrajectoryBuffer(${JSON.stringify(await store?.())}).scan(${version})
     return rows.filter(pl.col("trajectory_id") == ${JSON.stringify(id)}).collect().row(0, named=True)
 `;
 }
@@ -45,5 +41,5 @@ def trajectory() -> dict:
 async function replay(learner) {
   if (!learner) return "";
   const word = (/** @type {string} */ text) => (/^[\w./:@-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
-  return `agentrl replay ${word(`${learner.stage}/${learner.fingerprint}`)} --step ${learner.steps[0]} --store ${word(await store())}`;
+  return `agentrl replay ${word(`${learner.stage}/${learner.fingerprint}`)} --step ${learner.steps[0]} --store ${word((await store?.()) ?? "")}`;
 }

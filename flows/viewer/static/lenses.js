@@ -122,7 +122,7 @@ export const LENSES = [
  * @param {Tokens} tokens
  */
 export function lacking(lens, tokens) {
-  if (tokens.length === 0) return "the row has no tokens: it was imported, or a scripted expert wrote it";
+  if (tokens.length === 0) return tokens.reason || "the row has no tokens: it was imported, or a scripted expert wrote it";
   for (const name of lens.needs) {
     if (name === "mask") continue;
     const values = tokens.columns[name];

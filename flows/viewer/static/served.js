@@ -15,6 +15,9 @@ export function target(link) {
   return link.pathname + link.search;
 }
 
+/** What reads the place of the store; null if there is none. @type {(() => Promise<string>) | null} */
+export const store = async () => (await (await ask("/api/overview", {})).json()).store;
+
 /** @param {string} address @param {RequestInit} how */
 export const ask = (address, how) => fetch(address, how);
 

@@ -7,6 +7,15 @@ export interface Table {
   schema: { metadata: Map<string, string> | null };
   getChild(name: string): Column | undefined;
 }
+export interface DataType { typeId: number }
 declare global {
-  var fl: { tableFromIPC(data: Uint8Array | ArrayBuffer, options?: Record<string, boolean>): Table };
+  var fl: {
+    tableFromIPC(data: Uint8Array | ArrayBuffer, options?: Record<string, boolean>): Table;
+    tableFromArrays(data: Record<string, unknown[]>, options: { types: Record<string, DataType> }): Table;
+    tableToIPC(table: Table, options: { format: "stream" | "file" }): Uint8Array<ArrayBuffer>;
+    utf8(): DataType;
+    float64(): DataType;
+    bool(): DataType;
+    timestamp(unit: number, timezone: string): DataType;
+  };
 }

@@ -1,0 +1,39 @@
+"""What an exported file says of itself. Its rows, tokens and tasks are answers as :mod:`flows.viewer.wire` has them."""
+
+from typing import Literal
+
+from flows.viewer.wire import Answer, Facet
+
+
+class Redactions(Answer):
+    """``places`` in the texts of ``rows`` and ``tokens`` were redacted by so many ``patterns``, which the file does not
+    hold. ``rows_without_tokens`` lost all of them, because nobody knows their text."""
+
+    patterns: int
+    places: int
+    rows: int
+    tokens: int
+    rows_without_tokens: int
+
+
+class ExportedColumn(Answer):
+    """A scalar column, and what the filter takes its values for."""
+
+    name: str
+    kind: Literal["text", "number", "bool", "time"]
+
+
+class Contents(Answer):
+    """``rows`` of the ``selected`` ones are in the file, as they were at a ``version`` of the buffer, in ``parts`` of so
+    many rows. All bars of the facets count all rows."""
+
+    agentrl: str
+    version: int
+    selection: str
+    rows: int
+    selected: int
+    tokens: int
+    columns: list[ExportedColumn]
+    parts: list[int]
+    redactions: Redactions | None
+    facets: list[Facet]

@@ -42,11 +42,12 @@ _buffer = typer.Typer(
     no_args_is_help=True, help="Query, curate, search, exchange and look after the trajectory buffer."
 )
 
-for _module in (pipelines, artifacts, compare, doctor, generate, replay, serve, view):
+for _module in (pipelines, artifacts, compare, doctor, generate, replay, serve):
     app.add_typer(_module.app)
 for _module in (buffer_read, buffer_choose, buffer_exchange, buffer):
     _buffer.add_typer(_module.app)
 app.add_typer(_buffer, name="buffer")
+app.add_typer(view.app, name="view")
 
 _STORES = ("deltalake", "obstore", "botocore", "pyarrow", "polars", "_internal")
 """Packages whose errors describe a fault of a store or a disk, not a bug of ours."""

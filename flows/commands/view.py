@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands._common import FAILED, fail, open_buffer, open_catalog
-from flows.options import Host, Json, Port, Store, command
+from flows.options import At, Force, Host, Json, Port, Store, command
 from flows.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@command(app)
+@app.callback(invoke_without_command=True)
 def view(
+    context: typer.Context,
     store: Store = "store",
     host: Host = "127.0.0.1",
     port: Port = 8322,
@@ -37,6 +38,14 @@ def view(
     as_json: Json = False,
 ) -> None:
     """Show the store in the browser: plan, runs, rows, tokens. Without --write nothing is changed. Ends at Ctrl-C."""
+    if context.invoked_subcommand:
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+        if given:
+            raise fail(
+                f"error: --{given[0].replace('_', '-')} stands before {context.invoked_subcommand}; put it behind"
+            )
+        return
     if atlas is not None:
         _write_atlas(store, atlas, as_json)
         return
@@ -108,6 +117,60 @@ def _write_atlas(store: str, path: Path, as_json: bool) -> None:
     say(f"{rows.height} rows in {path}; open it with: {command}")
     if unplaced:
         say(f"{unplaced} rows are left out: the index has not seen their prompts; agentrl buffer index --store {store}")
+
+
+@command(app)
+def export(
+    selection: Annotated[
+        str,
+        typer.Argument(help="Rows: their ids, a TAG, STAGE or STAGE/FINGERPRINT, or a filter such as 'not success'"),
+    ],
+    file: Annotated[Path, typer.Argument(help="The HTML file to write")],
+    store: Store = "store",
+    at: At = None,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="At most so many rows, the first by id")] = None,
+    redact: Annotated[
+        list[str] | None, typer.Option("--redact", help="A regular expression; what it matches stays away; repeatable")
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write rows into one file that any browser opens without a network, with filters and lenses."""
+    if file.exists() and not force:
+        raise fail(f"error: {file} is there already; --force replaces it")
+    if not file.parent.is_dir():
+        raise fail(f"error: there is no folder {file.parent}")
+    if "://" not in store and not Path(store).is_dir():
+        raise fail(f"error: there is no store at {store}; check --store")
+    from flows.viewer.export import choose
+    from flows.viewer.export import export as written
+    from flows.viewer.reader import StoreReader
+    from flows.viewer.redaction import Redactor
+    from flows.viewer.refused import RefusedError
+
+    redactor, reader = Redactor(redact or ()), StoreReader(store)
+    try:
+        snapshot = reader.tables.at(at)
+    except RefusedError as error:
+        raise fail(f"error: --at: {error}") from None
+    found = written(reader, choose(reader, selection, snapshot), snapshot, redactor, rows)
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(found.text, encoding="utf-8")
+    partial.replace(file)
+    about, size = found.contents, file.stat().st_size
+    if as_json:
+        told = about.model_dump(include={"version", "selection", "rows", "selected", "tokens", "redactions"})
+        say_json({"file": str(file), "bytes": size, **told, "columns": [one.name for one in about.columns]})
+        return
+    left = f" of {about.selected:,}" if about.selected > about.rows else ""
+    say(
+        f"{file}: {about.rows:,}{left} rows with {len(about.columns)} columns and {about.tokens:,} tokens, "
+        f"version {about.version} of the buffer, {size / 1e6:.1f} MB"
+    )
+    if (one := about.redactions) is not None:
+        say(f"redacted: {one.places:,} places and {one.tokens:,} tokens in {one.rows:,} rows")
+        if one.rows_without_tokens:
+            say(f"{one.rows_without_tokens:,} rows lost all of their tokens, because nobody knows the text of them")
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -4,8 +4,7 @@ The file holds the viewer's own modules, and the answers that the server would g
 computes for a filter, the modules compute in the page.
 """
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -33,7 +32,7 @@ PART = 2**20
 """Bytes of rows, before compression, that are unpacked together."""
 AT_ONCE = 32
 ENTRY = "contents.js"
-READ = trajectory.CONTENT
+FILTER = "filter: "
 
 
 @dataclass(frozen=True)
@@ -70,69 +69,136 @@ def choose(reader: StoreReader, text: str, snapshot: Snapshot) -> Chosen:
         manifest = find_artifact(reader.catalog, text)
     except LookupError as error:
         return _filtered(snapshot, text, str(error.args[0]))
+    stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
     outputs = [name for name, one in manifest.outputs.items() if one.kind is Kind.TRAJECTORIES]
-    if not outputs:
-        raise StoreError(f"{text!r} has no trajectories among its outputs: {', '.join(manifest.outputs)}")
-    stage = manifest.ingredients.stage
-    handle = open_output(InputRecord(stage=stage, output=outputs[0], fingerprint=manifest.fingerprint), reader.catalog, reader.tables.buffer)
-    assert isinstance(handle, Trajectories)
-    found = sorted(known.intersection(handle.ids()))
+    if outputs:
+        record = InputRecord(stage=stage, output=outputs[0], fingerprint=fingerprint)
+        handle = open_output(record, reader.catalog, reader.tables.buffer)
+        assert isinstance(handle, Trajectories)
+        found = known.intersection(handle.ids())
+    else:  # a stage that trains on what it samples, such as train.grpo
+        rows = snapshot.columns(["trajectory_id", "stage", "fingerprint"])
+        own = (pl.col("stage") == stage) & pl.col("fingerprint").str.starts_with(fingerprint)
+        found = set(rows.filter(own)["trajectory_id"])
     if not found:
-        raise StoreError(f"{text} selects no row of version {snapshot.version}")
-    return Chosen(found, f"{stage}/{manifest.fingerprint[:8]}")
+        raise StoreError(f"{text} has no row in version {snapshot.version} of the buffer")
+    return Chosen(sorted(found), f"{stage}/{fingerprint[:8]}")
 
 
 def _filtered(snapshot: Snapshot, text: str, no_artifact: str) -> Chosen:
     try:
         places = snapshot.chosen(text, "trajectory_id", desc=False)
     except RefusedError as error:
-        raise StoreError(f"{text!r} is neither the id of a row, nor an artifact ({no_artifact}), nor a filter ({error})") from None
+        raise StoreError(
+            f"{text!r} is neither the id of a row, nor an artifact ({no_artifact}), nor a filter ({error})"
+        ) from None
     if not len(places):
         raise StoreError(f"no row of version {snapshot.version} fits the filter {text!r}")
-    return Chosen(sorted(snapshot.columns(["trajectory_id"])["trajectory_id"][places]), f"filter: {text}")
+    return Chosen(sorted(snapshot.columns(["trajectory_id"])["trajectory_id"][places]), FILTER + text)
 
 
-def export(reader: StoreReader, chosen: Chosen, snapshot: Snapshot, redactor: Redactor, rows: int | None = None, cap: int = CAP) -> Exported:
+def export(
+    reader: StoreReader, chosen: Chosen, snapshot: Snapshot, redactor: Redactor, rows: int | None = None, cap: int = CAP
+) -> Exported:
     """The file with these rows, or the first ``rows`` of them. Raises TooLargeError if they do not fit ``cap``
     bytes."""
-    ids = chosen.ids[:rows]
-    if redactor:
-        for row in _rows(reader, ids, snapshot):
-            _learn(reader, row, redactor, snapshot)
-        redactor.learned()
-    scalars = snapshot.columns(SCALARS).filter(pl.col("trajectory_id").is_in(ids)).sort("trajectory_id")
-    names, cleaned = _cleaned(scalars, redactor)
-    own = Snapshot(snapshot.version, cleaned.lazy())
-    spreads = facets.spreads(own)
-    table = plain(cleaned)
-    for spread in spreads:
-        table = table.append_column(f"#{spread.column}", pa.array(spread.codes))
-    blocks = {"rows": bundle.block(stream(table)), "tasks": bundle.block(stream(_tasks(own)))}
-    about = Contents(
-        agentrl=_version(),
-        version=snapshot.version,
-        selection=chosen.by if not redactor else "a filter" if chosen.by.startswith("filter") else chosen.by,
-        rows=len(ids),
-        selected=len(chosen.ids),
-        tokens=0,
-        columns=[ExportedColumn(name=name, kind=_kind(kind)) for name, kind in COLUMNS.items()],
-        parts=[],
-        redactions=None,
-        facets=[spread.facet(None) for spread in spreads],
-    )
-    size = len(bundle.page(ENTRY, about.model_dump_json(), blocks).encode()) + 1000  # for the numbers of rows in parts
-    for part in _parts(reader, ids, snapshot, redactor, names, cleaned, own, about):
-        text = bundle.block(stream(part))
-        size += len(text) + 100
-        if size > cap:
-            raise TooLargeError(len(ids), sum(about.parts), cap)
-        blocks[f"part-{len(about.parts)}"] = text
-        about.parts.append(part.num_rows)
-    about.redactions = redactor.counts if redactor else None
-    return Exported(about, bundle.page(ENTRY, about.model_dump_json(), blocks))
+    return _Export(reader, snapshot, redactor, chosen.ids[:rows]).file(chosen, cap)
 
 
-def _version() -> str:
+class _Export:
+    """Rows on their way into a file."""
+
+    def __init__(self, reader: StoreReader, snapshot: Snapshot, redactor: Redactor, ids: list[str]) -> None:
+        self._reader = reader
+        self._version = snapshot.version
+        self._from = snapshot
+        self._redactor = redactor
+        self._ids = ids
+        if redactor:
+            for row in self._rows():
+                self._learn(row)
+            redactor.learned()
+        scalars = snapshot.columns(SCALARS).filter(pl.col("trajectory_id").is_in(ids)).sort("trajectory_id")
+        self._names, self._scalars = _cleaned(scalars, redactor)
+        self._own = Snapshot(snapshot.version, self._scalars.lazy())
+
+    def file(self, chosen: Chosen, cap: int) -> Exported:
+        spreads = facets.spreads(self._own)
+        table = plain(self._scalars)
+        for spread in spreads:
+            table = table.append_column(f"#{spread.column}", pa.array(spread.codes))
+        blocks = {"rows": bundle.block(stream(table)), "tasks": bundle.block(stream(_tasks(self._own)))}
+        about = Contents(
+            agentrl=_installed(),
+            version=self._version,
+            selection="a filter" if self._redactor and chosen.by.startswith(FILTER) else chosen.by,
+            rows=len(self._ids),
+            selected=len(chosen.ids),
+            tokens=sum(self._scalars["n_tokens"]),
+            columns=[ExportedColumn(name=name, kind=_kind(kind)) for name, kind in COLUMNS.items()],
+            parts=[],
+            redactions=self._redactor.counts if self._redactor else None,
+            facets=[spread.facet(None) for spread in spreads],
+        )
+        size = len(bundle.page(ENTRY, about.model_dump_json(), blocks).encode()) + 1000  # and numbers that grow
+        for part in self._parts():
+            text = bundle.block(stream(part))
+            size += len(text) + 100
+            if size > cap:
+                raise TooLargeError(len(self._ids), sum(about.parts), cap)
+            blocks[f"part-{len(about.parts)}"] = text
+            about.parts.append(part.num_rows)
+        return Exported(about, bundle.page(ENTRY, about.model_dump_json(), blocks))
+
+    def _rows(self) -> Iterator[pa.Table]:
+        """Each row as a table of one row."""
+        for start in range(0, len(self._ids), AT_ONCE):
+            batch = self._reader.read(self._ids[start : start + AT_ONCE], trajectory.CONTENT, self._from)
+            yield from (batch.slice(number, 1) for number in range(batch.num_rows))
+
+    def _learn(self, row: pa.Table) -> None:
+        self._redactor.learn([row[name][0].as_py() for name in row.column_names if name not in trajectory.TOKENS])
+        _, text = self._reader.tokens_of(row, self._version)
+        if text:
+            self._redactor.learn(text.decode())
+
+    def _parts(self) -> Iterator[pa.Table]:
+        """Rows with :data:`PART_SCHEMA`, as many together as make a part."""
+        held: list[dict[str, Any]] = []
+        size = 0
+        for number, row in enumerate(self._rows()):
+            tokens, text = self._reader.tokens_of(row, self._version)
+            with self._redactor.row():
+                answer = self._answer(row, self._scalars.row(number, named=True))
+                if self._redactor:
+                    tokens, text = self._redactor.tokens(tokens, text)
+            held.append(
+                {"answer": answer, "tokenizer": row["tokenizer"][0].as_py(), "tokens": stream(tokens), "text": text}
+            )
+            size += len(answer) + len(held[-1]["tokens"]) + len(text or b"")
+            if size >= PART:
+                yield pa.Table.from_pylist(held, PART_SCHEMA)
+                held, size = [], 0
+        if held:
+            yield pa.Table.from_pylist(held, PART_SCHEMA)
+
+    def _answer(self, row: pa.Table, cleaned: dict[str, Any]) -> str:
+        """What the server would answer about a row if the store had these rows alone, with all texts whole."""
+        raw = trajectory.scalars_of(row)
+        beside = trajectory.beside(cleaned, self._own)
+        content = trajectory.content(row, raw, self._reader.artifacts, whole=True)
+        answer = RowAnswer(**content, version=self._version, neighbours=beside)
+        if not self._redactor:
+            return answer.model_dump_json()
+        found = self._redactor.clean(answer.model_dump(exclude={"neighbours"}))
+        for message, shown in zip(answer.messages, found["messages"], strict=True):
+            shown |= {"role": message.role, "characters": len(shown["content"])}
+        found["row"]["trajectory_id"] = self._names[raw["trajectory_id"]]
+        found["row"]["parent_id"] = self._names.get(raw["parent_id"], found["row"]["parent_id"])
+        return RowAnswer(**found, neighbours=beside).model_dump_json()
+
+
+def _installed() -> str:
     try:
         return version("agentrl-engine")
     except PackageNotFoundError:
@@ -143,21 +209,6 @@ def _kind(kind: pl.DataType) -> Literal["text", "number", "bool", "time"]:
     if kind == pl.Boolean:
         return "bool"
     return "number" if kind.is_numeric() else "time" if kind.is_temporal() else "text"
-
-
-def _rows(reader: StoreReader, ids: Sequence[str], snapshot: Snapshot) -> Iterator[pa.Table]:
-    """Each row as a table of one row."""
-    for start in range(0, len(ids), AT_ONCE):
-        batch = reader.read(list(ids[start : start + AT_ONCE]), READ, snapshot)
-        yield from (batch.slice(number, 1) for number in range(batch.num_rows))
-
-
-def _learn(reader: StoreReader, row: pa.Table, redactor: Redactor, snapshot: Snapshot) -> None:
-    heavy = {*trajectory.TOKENS}
-    redactor.learn({name: row[name][0].as_py() for name in row.column_names if name not in heavy})
-    _, text = reader.tokens_of(row, snapshot.version)
-    if text:
-        redactor.learn(text.decode())
 
 
 def _cleaned(scalars: pl.DataFrame, redactor: Redactor) -> tuple[dict[str, str], pl.DataFrame]:
@@ -190,40 +241,3 @@ PART_SCHEMA = pa.schema(
     [("answer", pa.string()), ("tokenizer", pa.string()), ("tokens", pa.binary()), ("text", pa.binary())]
 )
 """A row: what the server answers about it, the fingerprint of its tokenizer, and its tokens and their text."""
-
-
-def _parts(reader: StoreReader, ids: Sequence[str], snapshot: Snapshot, redactor: Redactor, names: dict[str, str], cleaned: pl.DataFrame, own: Snapshot, about: Contents) -> Iterator[pa.Table]:
-    held: list[dict[str, Any]] = []
-    size = 0
-    for number, row in enumerate(_rows(reader, ids, snapshot)):
-        table, text = reader.tokens_of(row, snapshot.version)
-        before = redactor.counts.places + redactor.counts.tokens + redactor.counts.rows_without_tokens
-        answer = _answer(reader, row, snapshot, redactor, names, cleaned.row(number, named=True), own)
-        if redactor:
-            table, text = redactor.tokens(table, text)
-            after = redactor.counts.places + redactor.counts.tokens + redactor.counts.rows_without_tokens
-            redactor.counts.rows += after > before
-        about.tokens += table.num_rows
-        held.append({"answer": answer, "tokenizer": row["tokenizer"][0].as_py(), "tokens": stream(table), "text": text})
-        size += len(answer) + len(held[-1]["tokens"]) + len(text or b"")
-        if size >= PART:
-            yield pa.Table.from_pylist(held, PART_SCHEMA)
-            held, size = [], 0
-    if held:
-        yield pa.Table.from_pylist(held, PART_SCHEMA)
-
-
-def _answer(reader: StoreReader, row: pa.Table, snapshot: Snapshot, redactor: Redactor, names: dict[str, str], cleaned: dict[str, Any], own: Snapshot) -> str:
-    """What the server would answer about a row if the store had these rows alone, with all texts whole."""
-    raw = trajectory.scalars_of(row)
-    beside = trajectory.beside(cleaned, own)
-    answer = RowAnswer(**trajectory.content(row, raw, reader.artifacts, whole=True), version=snapshot.version, neighbours=beside)
-    if not redactor:
-        return answer.model_dump_json()
-    found = redactor.clean(answer.model_dump(exclude={"neighbours"}))
-    for message, shown in zip(answer.messages, found["messages"], strict=True):
-        shown |= {"role": message.role, "characters": len(shown["content"])}
-    found["row"] |= {"trajectory_id": names[raw["trajectory_id"]]}
-    if raw["parent_id"] in names:
-        found["row"]["parent_id"] = names[raw["parent_id"]]
-    return RowAnswer(**found, neighbours=beside).model_dump_json()

@@ -8,6 +8,7 @@ id nor its text, length or log-probs.
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,13 @@ class Redactor:
         self._literals: set[str] = set()
         self._sorted: list[str] = []
         self.counts = Redactions(patterns=len(self._patterns), places=0, rows=0, tokens=0, rows_without_tokens=0)
+
+    @contextmanager
+    def row(self) -> Iterator[None]:
+        """Within it one row is cleaned, which counts if that changes it."""
+        before = self.counts.model_copy()
+        yield
+        self.counts.rows += self.counts != before
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
@@ -107,7 +115,9 @@ class Redactor:
                 return table, None
             self.counts.rows_without_tokens += 1
             reason = "its tokens are left out: their tokenizer is not known, so nothing could be redacted"
-            return table.slice(0, 0).replace_schema_metadata({**table.schema.metadata, b"reason": reason.encode()}), None
+            return table.slice(0, 0).replace_schema_metadata(
+                {**table.schema.metadata, b"reason": reason.encode()}
+            ), None
         start, length = table["start"].to_numpy().astype(np.int64), table["length"].to_numpy().astype(np.int64)
         hidden = _touched(start, length, _in_bytes(text.decode(), self.places(text.decode())))
         if not hidden.any():
@@ -122,7 +132,9 @@ def _compiled(text: str) -> re.Pattern[str]:
     except re.error as error:
         raise StoreError(f"--redact is no regular expression: {error}") from None
     if pattern.match(""):
-        raise StoreError("--redact matches the empty text, which stands everywhere; write a pattern that needs a character")
+        raise StoreError(
+            "--redact matches the empty text, which stands everywhere; write a pattern that needs a character"
+        )
     return pattern
 
 
@@ -203,7 +215,9 @@ def _without(table: pa.Table, text: bytes, hidden: np.ndarray) -> tuple[pa.Table
         if name in table.column_names:
             values = table[name].combine_chunks()
             columns[name] = pa.array(
-                np.where(hidden, 0, values.fill_null(0).to_numpy()), values.type, mask=hidden | ~values.is_valid().to_numpy(zero_copy_only=False)
+                np.where(hidden, 0, values.fill_null(0).to_numpy()),
+                values.type,
+                mask=hidden | ~values.is_valid().to_numpy(zero_copy_only=False),
             )
     kept = [columns.get(name, table[name]) for name in table.column_names]
     return pa.Table.from_arrays(kept, schema=table.schema), b"".join(parts)

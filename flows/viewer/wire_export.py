@@ -24,8 +24,8 @@ class ExportedColumn(Answer):
 
 
 class Contents(Answer):
-    """``rows`` of the ``selected`` ones are in the file, as they were at a ``version`` of the buffer, in ``parts`` of so
-    many rows. All bars of the facets count all rows."""
+    """``rows`` of the ``selected`` ones are in the file, as they were at a ``version`` of the buffer. ``parts`` are the
+    numbers of rows in each part of the file. The facets count all rows."""
 
     agentrl: str
     version: int

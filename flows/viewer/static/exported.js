@@ -19,6 +19,8 @@ export function target(link) {
 /** @param {string} address */
 export const ask = (address) => answered(address);
 
+Object.assign(globalThis, { agentrl: ask }); // for readers who want the rows themselves, in the browser's console
+
 export const store = null;
 
 export async function enter() {}

@@ -1,0 +1,359 @@
+"""`agentrl view export`: what one file holds, what redaction takes out of it, and what is refused."""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from viewer_store import GRPO, Browser, keep_tokenizer, make_store, row
+
+from datastore.buffer import TrajectoryBuffer
+from datastore.errors import StoreError
+from flows import cli
+from flows.viewer import bundle
+from flows.viewer.export import Exported, TooLargeError, choose, export
+from flows.viewer.reader import StoreReader
+from flows.viewer.redaction import MARK, Redactor
+from schemas.trajectory import Message, RewardComponent, ToolCall
+
+SECRET = 'kö"nig-7731'
+FIRST = "grpo-aaaaaaaa-000000"
+
+
+def written(store: Path | str, selection: str = "true", *patterns: str, **options: Any) -> Exported:
+    reader = StoreReader(str(store))
+    snapshot = reader.tables.at(None)
+    return export(reader, choose(reader, selection, snapshot), snapshot, Redactor(patterns), **options)
+
+
+def unpacked(file: str) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    """What a file says of itself, and its tables by name."""
+    about = json.loads(re.search(r'id="contents">(.*?)</script>', file, re.DOTALL)[1])  # type: ignore[index]
+    blocks = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]*)</script>', file)
+    tables = {name: pa.ipc.open_stream(gzip.decompress(base64.b64decode(text))).read_all() for name, text in blocks}
+    return about, tables
+
+
+def rows_of(tables: dict[str, pa.Table]) -> list[dict[str, Any]]:
+    """Each row: its answer, its tokens as a table, their text."""
+    parts = [one for name, table in tables.items() if name.startswith("part-") for one in table.to_pylist()]
+    return [
+        {**one, "answer": json.loads(one["answer"]), "tokens": pa.ipc.open_stream(one["tokens"]).read_all()}
+        for one in parts
+    ]
+
+
+def all_text(file: str) -> str:
+    """Every text that a reader of the file could see, JSON decoded, and the file itself."""
+    about, tables = unpacked(file)
+    found = [json.dumps(about, ensure_ascii=False)]
+    for table in tables.values():
+        found += [
+            str(value) for column in table.columns if pa.types.is_string(column.type) for value in column.to_pylist()
+        ]
+    for one in rows_of(tables):
+        found += [
+            json.dumps(one["answer"], ensure_ascii=False),
+            (one["text"] or b"").decode(),
+            *texts_of(one["answer"]),
+        ]
+    return "\n".join(found)
+
+
+def texts_of(value: Any) -> list[str]:
+    if isinstance(value, str):
+        try:
+            inside = json.loads(value)
+        except ValueError:
+            inside = None
+        return [value, *(texts_of(inside) if isinstance(inside, dict | list) else [])]
+    if isinstance(value, dict):
+        return [text for pair in value.items() for one in pair for text in texts_of(one)]
+    return [text for one in value for text in texts_of(one)] if isinstance(value, list) else []
+
+
+def test_a_file_holds_what_the_server_answers(store: Path, browser: Browser) -> None:
+    about, tables = unpacked(written(store).text)
+    assert (about["rows"], about["selected"], about["version"], about["redactions"]) == (24, 24, 3, None)
+    assert len(about["columns"]) == len(tables["rows"].column_names) - len(about["facets"])
+    found = {one["answer"]["row"]["trajectory_id"]: one for one in rows_of(tables)}
+    assert len(found) == about["rows"] == sum(about["parts"])
+    asked = browser.json(f"/api/rows/{FIRST}")
+    assert found[FIRST]["answer"] == asked
+    assert found[FIRST]["tokens"].equals(browser.arrow(f"/api/tokens/{FIRST}"))
+    assert found[FIRST]["text"].decode() == browser.ask(f"/api/tokens/{FIRST}/text").text
+    facets = browser.json("/api/facets")["facets"]
+    assert about["facets"] == facets
+
+
+def test_equal_rows_make_equal_files(store: Path) -> None:
+    assert written(store, "success").text == written(store, "success").text
+
+
+@pytest.mark.parametrize(
+    ("selection", "rows", "by"),
+    [
+        (FIRST, 1, "rows named by their ids"),
+        (f"{FIRST}, grpo-aaaaaaaa-000001", 2, "rows named by their ids"),
+        ("grpo", 20, "grpo/aaaaaaaa"),
+        ("grpo/aaaa", 20, "grpo/aaaaaaaa"),
+        ("level = 0 and stage = 'eval'", 2, "filter: level = 0 and stage = 'eval'"),
+    ],
+)
+def test_rows_are_chosen_by_id_artifact_or_filter(store: Path, selection: str, rows: int, by: str) -> None:
+    reader = StoreReader(str(store))
+    found = choose(reader, selection, reader.tables.at(None))
+    assert (len(found.ids), found.by) == (rows, by)
+
+
+@pytest.mark.parametrize(
+    ("selection", "said"),
+    [
+        ("grpoo", "neither the id of a row, nor an artifact (there is no artifact or tag 'grpoo'; did you mean"),
+        ("level in (select x from read_csv('/etc/passwd'))", "nor a filter"),
+        ("level = 77", "no row of version 3 fits"),
+        ("warm", "warm has no row"),
+    ],
+)
+def test_what_chooses_no_row_is_refused(store: Path, selection: str, said: str) -> None:
+    with pytest.raises(StoreError, match=re.escape(said)):
+        written(store, selection)
+
+
+def test_neighbours_and_attempts_are_rows_of_the_file(store: Path) -> None:
+    _, tables = unpacked(written(store, "grpo-aaaaaaaa-000004,grpo-aaaaaaaa-000006").text)
+    first, last = (one["answer"]["neighbours"] for one in rows_of(tables))
+    assert first == {
+        "previous": None,
+        "next": "grpo-aaaaaaaa-000006",
+        "attempts": ["grpo-aaaaaaaa-000004", "grpo-aaaaaaaa-000006"],
+    }
+    assert last["previous"] == "grpo-aaaaaaaa-000004"
+    [task] = tables["tasks"].to_pylist()
+    assert json.loads(task["answer"])["rows"] == 2
+
+
+def test_a_file_that_is_too_large_says_how_many_rows_fit(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.viewer.export.PART", 20_000)
+    whole = written(store)
+    assert len(whole.contents.parts) > 2
+    cap = len(whole.text) - 100
+    with pytest.raises(TooLargeError, match=r"24 rows do not fit a file of .* MB; add --rows") as refused:
+        written(store, cap=cap)
+    fitting = refused.value.fitting
+    assert 0 < fitting < 24
+    cut = written(store, rows=fitting, cap=cap)
+    assert (cut.contents.rows, cut.contents.selected) == (fitting, 24)
+    assert len(cut.text) <= cap
+    with pytest.raises(TooLargeError, match="the first row alone is too large"):
+        written(store, cap=1000)
+
+
+def test_the_policy_allows_one_script_and_one_style_by_their_hashes(store: Path) -> None:
+    file = written(store, FIRST).text
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', file)[1]  # type: ignore[index]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    for kind, pattern in (
+        ("script-src", r'<script type="module">(.*?)</script>'),
+        ("style-src", r"<style>(.*?)</style>"),
+    ):
+        [text] = re.findall(pattern, file, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{kind} 'sha256-{digest}'" in policy
+    assert file.index("Content-Security-Policy") < file.index("<style>")
+
+
+def test_the_loader_has_each_module_that_the_entry_reaches() -> None:
+    found = bundle.modules("contents.js")
+    assert {"contents.js", "exported.js", "answers.js", "trajectory.js", "vendor/preact.js"} <= set(found)
+    assert "served.js" not in found, "which asks a server"
+    for name, pieces in found.items():
+        assert all(loaded in found for loaded in pieces[1::2]), name
+        rest = re.sub(r"/\*.*?\*/|//[^\n]*", "", "".join(pieces[::2]), flags=re.DOTALL)
+        assert '"./' not in rest, name
+
+
+def test_markup_in_rows_ends_no_script(tmp_path: Path) -> None:
+    payload = "</script><script>window.pwned=1</script><!--<script>"
+    buffer = TrajectoryBuffer(tmp_path)
+    buffer.append([row(1, env=payload, task_id=payload, prompt=payload, agent=payload)], stage="s", fingerprint=GRPO)
+    file = written(tmp_path, "true")
+    assert file.contents.facets[1].bins[0].label == payload
+    assert "pwned" not in re.sub(r"\\u003c/script>\\u003cscript>window.pwned", "", file.text)
+    assert file.text.count("<script") == file.text.count("</script>") == 5
+
+
+# redaction
+
+
+def secret_row(number: int, tokenizer: str, **fields: Any) -> Any:
+    """A row that has the secret in every field, in JSON as JSON writes it, and in its tokens."""
+    escaped = json.dumps({"pin": SECRET, SECRET: [SECRET]})
+    tokens = f"<user>the pin is {SECRET}, {json.dumps(SECRET)}</user><assistant>{SECRET}!</assistant>".encode()
+    call = ToolCall(id=SECRET, name=SECRET, arguments=escaped)
+    messages = [
+        Message(role="system", content=f"say {SECRET}" + "x" * 30_000 + SECRET),  # type: ignore[arg-type]
+        Message(role="user", content=f"a {SECRET}", name=SECRET),  # type: ignore[arg-type]
+        Message(role="assistant", content=SECRET, reasoning=SECRET, tool_calls=[call]),  # type: ignore[arg-type]
+        Message(role="tool", content=SECRET, tool_call_id=SECRET, name=SECRET),  # type: ignore[arg-type]
+    ]
+    texts = ("trajectory_id", "episode_id", "task_id", "group_id", "agent", "parent_id", "source", "env", "env_version")
+    texts = (*texts, "split", "pipeline", "stage", "fingerprint", "run_id", "policy")
+    values: dict[str, Any] = dict.fromkeys(texts, f"{SECRET}-{number}")
+    values |= {"prompt": "y" * 295 + SECRET, "sampling": escaped, "tools": escaped, "final_state": escaped}
+    values |= {"tags": [SECRET], "reward_components": [RewardComponent(name=SECRET, value=1.0)], "messages": messages}
+    values |= {"input_ids": list(tokens), "action_mask": [True] * len(tokens), "logprobs": [-0.5] * len(tokens)}
+    values |= {"n_tokens": len(tokens), "n_action_tokens": len(tokens), "spans": []}
+    return row(number, tokenizer, **values | fields)
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("secrets")
+    name = keep_tokenizer(place)
+    rows = [secret_row(1, name), secret_row(2, name), row(3, name), secret_row(4, "unknown-tokenizer")]
+    TrajectoryBuffer(place).append(rows, stage="", fingerprint=GRPO)
+    return place
+
+
+@pytest.mark.parametrize("pattern", ['kö"nig-\\d+', r"(?<=the pin is )[^,]+", re.escape(SECRET)])
+def test_what_is_redacted_is_nowhere_in_the_file(secrets: Path, pattern: str) -> None:
+    plain = all_text(written(secrets).text)
+    assert SECRET in plain
+    file = written(secrets, f"prompt like '%{SECRET}%' or true", pattern)
+    found = all_text(file.text)
+    for form in (SECRET, "nig-7731", json.dumps(SECRET)[1:-1], json.dumps(SECRET, ensure_ascii=False)[1:-1]):
+        assert form not in found, form
+    assert pattern not in found
+    about, tables = unpacked(file.text)
+    counts = about["redactions"]
+    assert (counts["patterns"], counts["rows"], counts["rows_without_tokens"]) == (1, 3, 1)
+    assert counts["tokens"] == 2 * (2 * len(SECRET.encode()) + len(json.dumps(SECRET)) - 2)
+    for one in rows_of(tables):
+        ids = one["tokens"]["id"].to_pylist()
+        known = bytes(number if number is not None and number < 256 else 0 for number in ids)
+        assert b"7731" not in known
+        assert "nig" not in known.decode(errors="ignore")
+        for name in ("logprob", "id"):
+            hidden = [place for place, number in enumerate(ids) if number is None]
+            assert all(one["tokens"][name][place].as_py() is None for place in hidden)
+        lengths = {one["tokens"]["length"][place].as_py() for place, number in enumerate(ids) if number is None}
+        assert lengths <= {0, len(MARK)}, "lengths tell nothing"
+    names = tables["rows"]["trajectory_id"].to_pylist()
+    assert len(set(names)) == 4, "ids stay different"
+    assert sorted(names) == sorted(one["answer"]["row"]["trajectory_id"] for one in rows_of(tables))
+
+
+def test_the_rest_of_a_redacted_row_stays(secrets: Path) -> None:
+    _, tables = unpacked(written(secrets, "true", 'kö"nig-\\d+').text)
+    first = next(one for one in rows_of(tables) if one["answer"]["row"]["sample_index"] == 1)
+    assert first["text"].decode() == f"<user>the pin is {MARK}, {MARK}</user><assistant>{MARK}!</assistant>".replace(
+        f", {MARK}", f', "{MARK}"'
+    )
+    assert [message["role"] for message in first["answer"]["messages"]] == ["system", "user", "assistant", "tool"]
+    assert first["answer"]["messages"][1]["content"] == f"a {MARK}"
+    assert json.loads(first["answer"]["final_state"]) == {"pin": MARK, MARK: [MARK]}
+    start, length = first["tokens"]["start"].to_pylist(), first["tokens"]["length"].to_pylist()
+    assert b"".join(first["text"][a : a + b] for a, b in zip(start, length, strict=True)) == first["text"]
+
+
+def test_a_row_whose_text_nobody_knows_loses_its_tokens(secrets: Path) -> None:
+    _, tables = unpacked(written(secrets, "sample_index = 0", "pin").text)
+    [one] = rows_of(tables)
+    assert one["tokens"].num_rows == 0
+    assert b"tokenizer is not known" in one["tokens"].schema.metadata[b"reason"]
+
+
+@pytest.fixture(scope="module")
+def one_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("random")
+    make_store(place, rows=4)
+    return place
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    secret=st.text("ab\"\\/é🙂\u202e\n<>'{}[]", min_size=4, max_size=9).filter(lambda one: "[redacted]" not in one),
+    around=st.text('xyz é🙂"\\', max_size=12),
+)
+def test_no_text_survives_that_was_redacted(secret: str, around: str) -> None:
+    redactor = Redactor([re.escape(secret)])
+    held = {"content": around + secret + around, "arguments": json.dumps({around + "k": around + secret, secret: 1})}
+    redactor.learn([*held.values()])
+    redactor.learned()
+    cleaned = redactor.clean(held)
+    assert all(secret not in text for text in texts_of(cleaned)), cleaned
+    text = (around + secret + json.dumps(secret) + around).encode()
+    table = pa.table(
+        {
+            "start": pa.array(range(len(text)), pa.int32()),
+            "length": pa.array([1] * len(text), pa.int32()),
+            "joined": pa.array([byte & 0xC0 == 0x80 for byte in text]),
+            "id": pa.array(list(text), pa.int32()),
+            "logprob": pa.array([-1.0] * len(text), pa.float32()),
+        }
+    )
+    shown, left = redactor.tokens(table, text)
+    assert left is not None
+    assert secret not in left.decode()
+    known = bytes(number for number in shown["id"].to_pylist() if number is not None)
+    assert secret.encode() not in known
+    assert len(shown) == len(table)
+
+
+@pytest.mark.parametrize(("pattern", "said"), [("(", "is no regular expression"), ("x*", "matches the empty text")])
+def test_a_wrong_pattern_is_refused(pattern: str, said: str) -> None:
+    with pytest.raises(StoreError, match=said):
+        Redactor([pattern])
+
+
+# the command
+
+
+def test_the_command_writes_a_file_and_says_what_it_holds(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.html"
+    options = ["--store", str(store)]
+    assert (
+        cli.call(["view", "export", "stage = 'grpo'", str(file), "--rows", "3", "--redact", r"What is \d", *options])
+        == 0
+    )
+    said = capsys.readouterr().out
+    assert said.startswith(f"{file}: 3 of 20 rows with 32 columns and ")
+    assert "version 3 of the buffer, 0.3 MB" in said
+    assert "redacted: " in said
+    assert cli.call(["view", "export", "grpo", str(file), *options]) == 2
+    assert "is there already; --force replaces it" in capsys.readouterr().err
+    assert cli.call(["view", "export", "grpo", str(file), "--force", "--json", *options]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rows"], told["bytes"], told["redactions"]) == (20, file.stat().st_size, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--host", "0.0.0.0", "export", "true", "x.html"], "--host stands before export; put it behind"),
+        (["export", "true", "no/where/x.html"], "there is no folder no/where"),
+        (["export", "true", "x.html", "--store", "none"], "there is no store at none"),
+        (["export", "true", "x.html", "--store", ".", "--at", "never"], "--at: 'never' is neither"),
+        (["export", "true", "x.html", "--store", "."], "there is no trajectory buffer"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.call(["view", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,8 +26,10 @@ from datastore.lookup import Ids, Lookup, id_array
 from datastore.places import place
 from datastore.table import BufferTable, schema_version
 from datastore.tasks import find, keep
+from datastore.tokenizers import text_of
 from datastore.uniqueness import KnownIds
 from datastore.writer import FOLDER
+from schemas import notebook
 from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ class TrajectoryBuffer:
         self._known = KnownIds(self._table)
         self._lookup = Lookup(self.place, FOLDER)
         self._scalars: ScalarColumns | None = None
+        notebook.LOOKUPS[self.store] = partial(text_of, self.place)
 
     def __reduce__(self) -> tuple[type["TrajectoryBuffer"], tuple[str]]:
         return TrajectoryBuffer, (self.store,)  # only the place is sent to other processes, not what was read from it

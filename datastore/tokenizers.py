@@ -33,6 +33,16 @@ def kept(place: LocalPlace | S3Place, fingerprint: str) -> bytes | None:
     return place.read(f"{FOLDER}/{checked_name('tokenizer', fingerprint)}.json")
 
 
+def text_of(place: LocalPlace | S3Place, fingerprint: str) -> "Callable[[Sequence[int]], tuple[bytes, Any]] | None":
+    """What turns ids of a tokenizer of this store into text, see :meth:`TokenBytes.text`; None if it is not there, or
+    of a kind that is not known."""
+    try:
+        found = kept(place, fingerprint)
+        return None if found is None else TokenBytes.of(found).text
+    except (StoreError, ValueError, KeyError):
+        return None
+
+
 @dataclass(frozen=True)
 class TokenBytes:
     """The bytes of each token, one after another: those of ``id`` are ``data[starts[id]:starts[id + 1]]``. The last one

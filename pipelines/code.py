@@ -36,6 +36,7 @@ CARRIERS = frozenset(
         "schemas.choice",  # looks up what a config chooses, which is followed separately
         "schemas.declared",
         "schemas.hints",
+        "schemas.notebook",  # shows rows
     }
 )
 """Modules that hand data on, look names up or show things, and compute no result: an edit there re-runs nothing, and

@@ -16,6 +16,7 @@ from pipelines.execute import open_output
 from pipelines.handles import Trajectories
 from pipelines.lineage import Lineage, find_artifact, lineage
 from pipelines.problems import did_you_mean
+from schemas import notebook
 from schemas.manifest import InputRecord, Kind, Manifest
 
 Task = tuple[str, str, str]
@@ -93,6 +94,28 @@ class Comparison:
 
     def differences(self) -> list[tuple[Arm, Difference]]:
         return [(arm, arm.minus(self.arms[0])) for arm in self.arms[1:]]
+
+    def _repr_html_(self) -> str:
+        told = self.to_json()
+        columns = [*(self.keys or ["policy"]), "tasks", "success", "95 % interval"]
+        rows = [
+            {
+                **(arm["settings"] if self.keys else {"policy": ", ".join(dict.fromkeys(arm["policies"]))}),
+                "tasks": arm["tasks"],
+                "success": f"{arm['success']['mean']:.3f}",
+                "95 % interval": f"{arm['success']['low']:.3f} to {arm['success']['high']:.3f}",
+            }
+            for arm in told["arms"]
+        ]
+        frame = notebook.Frame()
+        frame.add(notebook.table(rows, columns))
+        for one in told["differences"]:
+            lists = {name: one[f"tasks_{name}"] for name in ("gained", "lost")}
+            names = [
+                f"{name}: {', '.join(tasks[:20])}{' …' if len(tasks) > 20 else ''}" for name, tasks in lists.items()
+            ]
+            frame.block([("font-weight:600", one["verdict"]), ("", "".join(f"\n{line}" for line in names))], "")
+        return frame.done()
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from schemas import notebook
 from schemas.arrow import from_table
 from schemas.manifest import Kind
 from schemas.note import Note
@@ -20,6 +21,9 @@ from schemas.trajectory import NOT_TRAINED, RewardComponent, Trajectory
 
 if TYPE_CHECKING:
     from datastore.buffer import TrajectoryBuffer
+
+NOTEBOOK_ROWS = 20
+"""Rows of a selection that a notebook shows."""
 
 SELECTION_SCHEMA = pa.schema(
     [pa.field("trajectory_id", pa.string(), nullable=False), pa.field("weight", pa.float32(), nullable=False)]
@@ -115,6 +119,17 @@ class Trajectories(Handle):
 
     def ids(self) -> list[str]:
         return self.selection()["trajectory_id"].to_pylist()
+
+    def _repr_html_(self) -> str:
+        chosen = self.selection()
+        columns = ("trajectory_id", "success", "reward", "n_steps", "prompt")
+        rows = self.buffer.read(chosen["trajectory_id"][:NOTEBOOK_ROWS].to_pylist(), columns).to_pylist()
+        said = f"{chosen.num_rows:,} rows, selected by {self.stage}/{self.fingerprint[:8]}"
+        frame = notebook.Frame()
+        frame.add(f"<b>{notebook.escaped(said)}</b>")
+        frame.add(notebook.table(rows, columns))
+        more = chosen.num_rows - len(rows)
+        return frame.done(f"and {more:,} more rows" if more else "")
 
     def read(self) -> list[Trajectory]:
         """Whole rows, in the selection's order."""

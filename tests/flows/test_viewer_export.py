@@ -201,13 +201,13 @@ def secret_row(number: int, tokenizer: str, **fields: Any) -> Any:
     tokens = f"<user>the pin is {SECRET}, {json.dumps(SECRET)}</user><assistant>{SECRET}!</assistant>".encode()
     call = ToolCall(id=SECRET, name=SECRET, arguments=escaped)
     messages = [
-        Message(role="system", content=f"say {SECRET}" + "x" * 30_000 + SECRET),  # type: ignore[arg-type]
-        Message(role="user", content=f"a {SECRET}", name=SECRET),  # type: ignore[arg-type]
-        Message(role="assistant", content=SECRET, reasoning=SECRET, tool_calls=[call]),  # type: ignore[arg-type]
-        Message(role="tool", content=SECRET, tool_call_id=SECRET, name=SECRET),  # type: ignore[arg-type]
+        Message(role="system", content=f"say {SECRET}" + "x" * 30_000 + SECRET),
+        Message(role="user", content=f"a {SECRET}", name=SECRET),
+        Message(role="assistant", content=SECRET, reasoning=SECRET, tool_calls=[call]),
+        Message(role="tool", content=SECRET, tool_call_id=SECRET, name=SECRET),
     ]
-    texts = ("trajectory_id", "episode_id", "task_id", "group_id", "agent", "parent_id", "source", "env", "env_version")
-    texts = (*texts, "split", "pipeline", "stage", "fingerprint", "run_id", "policy")
+    first = ("trajectory_id", "episode_id", "task_id", "group_id", "agent", "parent_id", "source", "env", "env_version")
+    texts = (*first, "split", "pipeline", "stage", "fingerprint", "run_id", "policy")
     values: dict[str, Any] = dict.fromkeys(texts, f"{SECRET}-{number}")
     values |= {"prompt": "y" * 295 + SECRET, "sampling": escaped, "tools": escaped, "final_state": escaped}
     values |= {"tags": [SECRET], "reward_components": [RewardComponent(name=SECRET, value=1.0)], "messages": messages}

@@ -22,7 +22,7 @@ _IMPORT = re.compile(
     r"""^(?:import(?:[\w\s{},*]+from)?|export[\w\s{},*]+from)\s*"\./([^"]+)"|=> import\("\./([^"]+)"\)""", re.MULTILINE
 )
 _VENDORED = re.compile(r'\b(?:from|import)"\./([^"]+)"')
-_FONT = re.compile(r'url\("/static/([^"]+)"\)')
+_FONT = re.compile(r'url\("([^":]+)"\)')
 
 LOADER = """const parts = %s;
 const urls = new Map();

@@ -86,15 +86,18 @@ async function page(query) {
   const offset = Number(query.get("offset") ?? 0);
   const shown = rows.slice(offset, offset + Number(query.get("limit") ?? 100));
   const types = { text: fl.utf8(), number: fl.float64(), bool: fl.bool(), time: fl.timestamp(1, "UTC") };
+  const every = contents.columns.map((one) => one.name).join(",");
   /** @type {Record<string, any>} */
   const [kinds, values] = [{}, {}];
+  const wanted = new Set(["trajectory_id", ...(query.get("columns") || every).split(",")]);
   for (const { name, kind } of contents.columns) {
+    if (!wanted.has(name)) continue;
     const column = (await scalars()).get(name);
     kinds[name] = types[kind];
     values[name] = shown.map((row) => cut(column?.at(row)));
   }
   const body = fl.tableToIPC(fl.tableFromArrays(values, { types: kinds }), { format: "stream" });
-  return new Response(body, { headers: { "X-Total": String(rows.length), "X-Version": String(contents.version) } });
+  return new Response(body, { headers: { "X-Total": String(rows.length), "X-Version": String(contents.version), "X-Columns": every } });
 }
 
 /** @param {any} value */

@@ -182,6 +182,14 @@ def test_the_loader_has_each_module_that_the_entry_reaches() -> None:
         assert '"./' not in rest, name
 
 
+def test_what_stands_in_place_of_a_module_has_all_of_its_names() -> None:
+    names = re.compile(r"^export (?:async )?(?:const|function|class) (\w+)", re.MULTILINE)
+    for served, exported in bundle.PLACES.items():
+        both = [set(names.findall((bundle.STATIC / name).read_text())) for name in (served, exported)]
+        assert both[0] == both[1]
+        assert len(both[0]) > 5
+
+
 def test_markup_in_rows_ends_no_script(tmp_path: Path) -> None:
     payload = "</script><script>window.pwned=1</script><!--<script>"
     buffer = TrajectoryBuffer(tmp_path)

@@ -99,8 +99,11 @@ def test_lenses_keys_and_attempts_work_in_a_file(alone: Watched) -> None:
     page.keyboard.press("]")
     page.wait_for_selector("[class*=heat-]")
     page = alone.open("/row/long?lens=logprob", ".t")
+    until(
+        page, "document.querySelector('h1').textContent === 'long' && document.querySelectorAll('.block').length > 190"
+    )
     page.locator(".minimap").click(position={"x": 30, "y": 660})
-    page.wait_for_selector(".t.now")
+    page.wait_for_selector(".t.now", state="attached")  # it has no size if its text was redacted
     page.keyboard.press("y")
     page.wait_for_selector(".said:not(.empty)")
     page = alone.open("/buffer?filter=stage = 'grpo' and n_steps > 1", ".grid a")

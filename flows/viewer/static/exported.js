@@ -23,4 +23,7 @@ Object.assign(globalThis, { agentrl: ask }); // for readers who want the rows th
 
 export const store = null;
 
+/** Nothing changes in a file. */
+export const events = () => null;
+
 export async function enter() {}

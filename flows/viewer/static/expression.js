@@ -130,9 +130,8 @@ class Parser {
     const no = this.take("not") !== null;
     const word = this.take("null", "true", "false");
     if (!word) throw new Wrong("the filter is wrong: after `is` comes null, true or false");
-    if (word !== "null") must(value, "bool", `is ${word}`);
-    const wanted = word === "null" ? null : word === "true";
-    return { kind: "bool", at: (row) => (value.at(row) === wanted) !== no };
+    if (word === "null") return { kind: "bool", at: (row) => (value.at(row) === null) !== no };
+    return strict("bool", (found) => (found === (word === "true")) !== no, must(value, "bool", `is ${word}`)); // null stays, as in Polars
   }
 
   /** @param {Computed} value @returns {Computed} */

@@ -22,6 +22,8 @@ def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
     for name, command in (group or typer.main.get_command(cli.app)).commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, f"{path}{name} ")
+            if command.invoke_without_command:  # as `view`, which has `export` beside what it does itself
+                yield path + name, command
         else:
             yield path + name, command
 
@@ -89,6 +91,7 @@ OF_A_STORE = {
     "gc": ["gc", "--keep-runs", "3"],
     "doctor": ["doctor", "grpo"],
     "generate": ["generate", "--model", "warm", "--prompt", "hi"],
+    "view export": ["view", "export", "true", "rows.html"],
     "replay": ["replay", "grpo", "--step", "0"],
     "buffer query": ["buffer", "query", "select 1"],
     "buffer search": ["buffer", "search", "boss"],

@@ -36,7 +36,7 @@ FILTER = "filter: "
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RowsOfFile:
     """Ids of rows, sorted, and what chose them in words."""
 
     ids: list[str]
@@ -44,7 +44,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedFile:
     contents: Contents
     text: str
 
@@ -58,13 +58,13 @@ class TooLargeError(StoreError):
         super().__init__(f"{rows:,} rows do not fit a file of {cap / 1e6:g} MB; {remedy}")
 
 
-def choose(reader: StoreReader, text: str, snapshot: Snapshot) -> Chosen:
+def choose(reader: StoreReader, text: str, snapshot: Snapshot) -> RowsOfFile:
     """The rows that a text stands for: ids with commas between them, a stage, tag or STAGE/FINGERPRINT with
     trajectories, or a filter. Raises StoreError if it is none of these, or finds no row."""
     known = set(snapshot.columns(["trajectory_id"])["trajectory_id"])
     ids = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if known.issuperset([text]) or known.issuperset(ids):
-        return Chosen(sorted([text] if text in known else ids), "rows named by their ids")
+        return RowsOfFile(sorted([text] if text in known else ids), "rows named by their ids")
     try:
         manifest = find_artifact(reader.catalog, text)
     except LookupError as error:
@@ -82,10 +82,10 @@ def choose(reader: StoreReader, text: str, snapshot: Snapshot) -> Chosen:
         found = set(rows.filter(own)["trajectory_id"])
     if not found:
         raise StoreError(f"{text} has no row in version {snapshot.version} of the buffer")
-    return Chosen(sorted(found), f"{stage}/{fingerprint[:8]}")
+    return RowsOfFile(sorted(found), f"{stage}/{fingerprint[:8]}")
 
 
-def _filtered(snapshot: Snapshot, text: str, no_artifact: str) -> Chosen:
+def _filtered(snapshot: Snapshot, text: str, no_artifact: str) -> RowsOfFile:
     try:
         places = snapshot.chosen(text, "trajectory_id", desc=False)
     except RefusedError as error:
@@ -94,12 +94,17 @@ def _filtered(snapshot: Snapshot, text: str, no_artifact: str) -> Chosen:
         ) from None
     if not len(places):
         raise StoreError(f"no row of version {snapshot.version} fits the filter {text!r}")
-    return Chosen(sorted(snapshot.columns(["trajectory_id"])["trajectory_id"][places]), FILTER + text)
+    return RowsOfFile(sorted(snapshot.columns(["trajectory_id"])["trajectory_id"][places]), FILTER + text)
 
 
 def export(
-    reader: StoreReader, chosen: Chosen, snapshot: Snapshot, redactor: Redactor, rows: int | None = None, cap: int = CAP
-) -> Exported:
+    reader: StoreReader,
+    chosen: RowsOfFile,
+    snapshot: Snapshot,
+    redactor: Redactor,
+    rows: int | None = None,
+    cap: int = CAP,
+) -> ExportedFile:
     """The file with these rows, or the first ``rows`` of them. Raises TooLargeError if they do not fit ``cap``
     bytes."""
     return _Export(reader, snapshot, redactor, chosen.ids[:rows]).file(chosen, cap)
@@ -122,7 +127,7 @@ class _Export:
         self._names, self._scalars = _cleaned(scalars, redactor)
         self._own = Snapshot(snapshot.version, self._scalars.lazy())
 
-    def file(self, chosen: Chosen, cap: int) -> Exported:
+    def file(self, chosen: RowsOfFile, cap: int) -> ExportedFile:
         spreads = facets.spreads(self._own)
         table = plain(self._scalars)
         for spread in spreads:
@@ -148,7 +153,7 @@ class _Export:
                 raise TooLargeError(len(self._ids), sum(about.parts), cap)
             blocks[f"part-{len(about.parts)}"] = text
             about.parts.append(part.num_rows)
-        return Exported(about, bundle.page(ENTRY, about.model_dump_json(), blocks))
+        return ExportedFile(about, bundle.page(ENTRY, about.model_dump_json(), blocks))
 
     def _rows(self) -> Iterator[pa.Table]:
         """Each row as a table of one row."""

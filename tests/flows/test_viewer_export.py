@@ -18,7 +18,7 @@ from datastore.buffer import TrajectoryBuffer
 from datastore.errors import StoreError
 from flows import cli
 from flows.viewer import bundle
-from flows.viewer.export import Exported, TooLargeError, choose, export
+from flows.viewer.export import ExportedFile, TooLargeError, choose, export
 from flows.viewer.reader import StoreReader
 from flows.viewer.redaction import MARK, Redactor
 from schemas.trajectory import Message, RewardComponent, ToolCall
@@ -27,7 +27,7 @@ SECRET = 'kö"nig-7731'
 FIRST = "grpo-aaaaaaaa-000000"
 
 
-def written(store: Path | str, selection: str = "true", *patterns: str, **options: Any) -> Exported:
+def written(store: Path | str, selection: str = "true", *patterns: str, **options: Any) -> ExportedFile:
     reader = StoreReader(str(store))
     snapshot = reader.tables.at(None)
     return export(reader, choose(reader, selection, snapshot), snapshot, Redactor(patterns), **options)

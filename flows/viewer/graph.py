@@ -57,6 +57,8 @@ class Plans:
         key = shlex.join(arguments)
         with self._lock:
             made, known = self._known.get(key, (0.0, None))
+            if known is not None and known.problem and time.monotonic() > made + FRESH_S:
+                known = None  # what went wrong before may go well now
             done = self._at_work.get(key)
             if done is None and len(self._at_work) >= AT_ONCE:
                 return known  # a page that asks too often waits for what it asked before

@@ -224,3 +224,17 @@ def test_the_plan_of_a_pipeline_that_ran_here(project: Project, capsys: pytest.C
     assert broken is not None
     assert "there is no stage 'nothing'" in (broken.problem or "")
     assert os.getcwd() == str(project.folder)
+
+
+def test_a_plan_that_failed_is_not_shown_while_it_is_made_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [graph.Drawn(problem="too slow"), graph.Drawn(stages=[{"stage": "a"}])]
+    monkeypatch.setattr(graph, "planned", lambda arguments: answers.pop(0))
+    monkeypatch.setattr(graph, "plan_arguments", lambda run, catalog, store: (["plan"], None))
+    plans = graph.Plans(Catalog(store), str(store))
+    failed = plans.of({}, 5)
+    assert failed is not None
+    assert failed.problem == "too slow"
+    monkeypatch.setattr(graph, "FRESH_S", -1.0)
+    made = plans.of({}, 5)
+    assert made is not None
+    assert made.stages

@@ -102,9 +102,10 @@ function Bar({ box, filter, q, problem, busy }) {
     change({ filter: asked.current });
   };
   useEffect(() => {
-    if (filter === asked.current) return;
-    asked.current = filter;
-    setText(filter);
+    const now = place.peek().params.filter ?? ""; // what is drawn may be behind what was typed since
+    if (now === asked.current) return;
+    asked.current = now;
+    setText(now);
   }, [filter]);
   useEffect(() => {
     if (!busy && text.trim() !== asked.current) ask(text);

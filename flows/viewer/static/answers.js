@@ -87,8 +87,7 @@ async function page(query) {
   const shown = rows.slice(offset, offset + Number(query.get("limit") ?? 100));
   const types = { text: fl.utf8(), number: fl.float64(), bool: fl.bool(), time: fl.timestamp(1, "UTC") };
   const every = contents.columns.map((one) => one.name).join(",");
-  /** @type {Record<string, any>} */
-  const [kinds, values] = [{}, {}];
+  const [kinds, values] = /** @type {Record<string, any>[]} */ ([{}, {}]);
   const wanted = new Set(["trajectory_id", ...(query.get("columns") || every).split(",")]);
   for (const { name, kind } of contents.columns) {
     if (!wanted.has(name)) continue;

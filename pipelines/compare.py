@@ -296,8 +296,8 @@ def measure(catalog: Catalog, handle: Trajectories, *, greedy: bool = False) -> 
 
     Raises LookupError if no row is left.
     """
-    rows = handle.table(["env", "task_id", "prompt", "success", "tags"]).to_pylist()
-    rows = [row for row in rows if ("greedy" in row["tags"]) == greedy]
+    rows = handle.table(["env", "task_id", "prompt", "success", "tags", "segment"]).to_pylist()
+    rows = [row for row in rows if ("greedy" in row["tags"]) == greedy and not row["segment"]]
     found: dict[Task, list[bool]] = {}
     for row in rows:
         if row["success"] is not None:

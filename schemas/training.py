@@ -13,7 +13,7 @@ class TrainingRow(BaseModel):
 
     ``weights`` is the per-token weight of the loss: for supervised training how much a token counts, for policy
     gradients its advantage. Only tokens with ``mask`` true are trained on. Rows of one ``unit`` (the two sides of a
-    pair) always share a batch; ``label`` is 1 for the preferred side or a success, -1 for the other side or a failure,
+    pair, the segments of an episode) always share a batch; ``label`` is 1 for the preferred side or a success, -1 for the other side or a failure,
     0 if there is neither.
 
     ``ce_weights`` are a second stream of the loss, cross-entropy: what ``-log p`` of each token counts, whatever its

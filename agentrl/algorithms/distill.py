@@ -34,7 +34,7 @@ class Distill(PolicyGradient):
             rewarded = self.outcome * group_advantages(step.returns(), step.groups)[0]
         tokens = [
             np.where(row.action_mask, self.coef * (np.asarray(taught) - np.array(row.logprobs)) + own, 0.0)
-            for row, taught, own in zip(step.rollouts, step.teacher, rewarded, strict=True)
+            for row, taught, own in zip(step.rollouts, step.teacher, step.of_rollouts(rewarded), strict=True)
         ]
         return Advantages(tokens)
 

@@ -100,8 +100,9 @@ class Overlong(Config):
 class Experience:
     """The rollouts of one step, and what algorithms turn into advantages.
 
-    ``groups`` names each rollout's group, ``rewards`` [rollouts] are shaped, and ``penalties`` is what the divergence
-    from a reference takes off the reward of each token. What only some algorithms need may be missing: ``values`` of a
+    A rollout is a row, and an episode is one rollout unless its context was compressed: then ``whose`` [rollouts] is the
+    number of each rollout's episode. ``groups`` names each episode's group, ``rewards`` [episodes] are shaped, and
+    ``penalties`` is what the divergence from a reference takes off the reward of each token. What only some algorithms need may be missing: ``values`` of a
     critic, log-probs of the ``proximal`` policy (the one that is about to be updated) and of a ``teacher``, and the
     reward of each group's ``greedy`` rollout. Stored rollouts, and the numbers of their tokens, are read when they are
     asked for, a few at a time: go through them once, in order.
@@ -115,15 +116,24 @@ class Experience:
     proximal: ByToken | None = None
     greedy: dict[Any, float] = field(default_factory=dict)
     teacher: ByToken | None = None
+    whose: np.ndarray | None = None
 
     def returns(self) -> list[float]:
-        """Reward of each whole rollout less its penalties, [rollouts]."""
-        return (self.rewards - np.array([total(one) for one in self.penalties])).tolist()
+        """Reward of each episode less its penalties, [episodes]."""
+        taken = np.array([total(one) for one in self.penalties])
+        if self.whose is not None:
+            taken = np.bincount(self.whose, taken, len(self.rewards))
+        return (self.rewards - taken).tolist()
+
+    def of_rollouts(self, values: np.ndarray) -> np.ndarray:
+        """A value for each episode [episodes] as the value of each of its rollouts, [rollouts]."""
+        return values if self.whose is None else values[self.whose]
 
     def every_token(self, values: np.ndarray) -> list[np.ndarray]:
-        """A value for each rollout [rollouts] as the value of each of its tokens, [rollouts][tokens]. The arrays cannot
+        """A value for each episode [episodes] as the value of each of its tokens, [rollouts][tokens]. The arrays cannot
         be written to, because all tokens of one share their number."""
-        return [np.broadcast_to(float(value), len(one)) for value, one in zip(values, self.penalties, strict=True)]
+        every = zip(self.of_rollouts(values), self.penalties, strict=True)
+        return [np.broadcast_to(float(value), len(one)) for value, one in every]
 
 
 def total(values: Sequence[float] | np.ndarray) -> float:
@@ -169,7 +179,9 @@ class PolicyGradient(Minimised):
     """Whether the class's ``advantages`` gives all tokens of a rollout one number, from ``returns`` and ``groups``."""
 
     aggregate: Aggregate = Field(
-        "sequence", description="divide by each row's action tokens and by rows; by all action tokens; by a constant"
+        "sequence",
+        description="divide by each row's action tokens and by rows; by all action tokens; by a constant. The segments "
+        "of one episode are one row",
     )
     constant_length: int = Field(64, ge=1, description="for aggregate constant: rows times this divides the sum")
     advantage: OwnEstimator | None = Field(
@@ -235,8 +247,8 @@ class PolicyGradient(Minimised):
     def count(self, batch: "Batch") -> float:
         if self.aggregate == "token":
             return float(batch.mask.sum().item())
-        rows = int(batch.mask.any(-1).sum())  # others have only the second stream of the loss
-        return rows * (self.constant_length if self.aggregate == "constant" else 1.0)
+        episodes = int((batch.of_episodes(batch.mask.sum(-1)) > 0).sum())  # others have only the second stream
+        return episodes * (self.constant_length if self.aggregate == "constant" else 1.0)
 
     def token_loss(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
         """Loss of each token, [rows, tokens]: the plain policy gradient, unless an algorithm has its own."""
@@ -267,11 +279,11 @@ class PolicyGradient(Minimised):
         return log_ratio > float("inf")
 
     def _sum(self, values: "Tensor", batch: "Batch") -> "Tensor":
-        """Sum [] over trained tokens. Each has the weight 1, or 1 / the number of trained tokens in its row."""
-        per_row = (values * batch.mask).sum(-1)
+        """Sum [] over trained tokens. Each has the weight 1, or 1 / the number of trained tokens in its episode."""
+        per_episode = batch.of_episodes((values * batch.mask).sum(-1))
         if self.aggregate == "sequence":
-            per_row = per_row / batch.mask.sum(-1).clamp(min=1)
-        return per_row.sum()
+            per_episode = per_episode / batch.of_episodes(batch.mask.sum(-1)).clamp(min=1)
+        return per_episode.sum()
 
 
 class ClippedPolicyGradient(PolicyGradient):

@@ -52,6 +52,8 @@ class PPO(ClippedPolicyGradient):
         """
         if step.values is None:
             raise ValueError(f"{self.type} needs the values of a critic")
+        if len(step.rewards) != len(step.values):
+            raise ValueError(f"{self.type} values episodes of one row; sample without compress, or use grpo")
         traced, targets, importance = list[list[float]](), list[TrainingRow](), list[list[float]]()
         for number, (row, values) in enumerate(zip(step.rollouts, step.values, strict=True)):
             spans = self._actions(row)

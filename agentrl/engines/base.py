@@ -5,12 +5,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from schemas.trajectory import Span
 
 if TYPE_CHECKING:
     from schemas.trajectory import Message
+
+
+class Compress(BaseModel):
+    """When the context of an episode is compressed, and what stands for what is left out. The episode goes on as a new
+    segment, whose prompt is the opening, what stands for the turns before, and the last of these."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    limit: int = Field(
+        ge=32, description="tokens of a prompt: before a turn whose prompt would have more, the context is compressed"
+    )
+    keep_last: int = Field(
+        1, ge=0, description="turns, with their answers, that stand in the next segment again; fewer if they do not fit"
+    )
+    by: Literal["drop", "schema", "summary"] = Field(
+        "drop",
+        description="what stands for the others: nothing; a line for each of their calls; or a summary, for which the "
+        "policy is asked",
+    )
+    ask: str = Field("Sum up what you know so far.", min_length=1, description="how the policy is asked for a summary")
+    segments: int = Field(
+        8, ge=2, description="segments of an episode at most; one that needs more ends, and is left out of the loss"
+    )
 
 
 class Sampling(BaseModel):
@@ -25,6 +48,15 @@ class Sampling(BaseModel):
     top_k: int = Field(0, ge=0, description="0 keeps all tokens")
     max_turn_tokens: int = Field(40, ge=1, description="sampled tokens in one turn")
     max_tokens: int = Field(192, ge=1, description="all tokens of a row, prompt and observations included")
+    compress: Compress | None = Field(None, description="None: an episode is one row, and ends if that is full")
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Rows that were not compressed say nothing of it, as they did before it was possible."""
+        found: dict[str, Any] = dump(self)
+        if self.compress is None:
+            found.pop("compress", None)
+        return found
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from agentrl.advantages.turns import acting, divergence_weights, fork_turn_weigh
 from agentrl.algorithms.policy_gradient import KL, Advantages, ByToken, Experience, OffPolicy, PolicyGradient, total
 from agentrl.online.forest import ForestConfig, forest_advantages
 from agentrl.online.off_policy import as_tensors, guarded, importance_weights, ratio_sums
+from agentrl.rollouts.segments import numbered
 from agentrl.training.batch import TrainingError
 from schemas.training import TrainingRow
-from schemas.trajectory import Trajectory, UnscoredError
+from schemas.trajectory import Termination, Trajectory, UnscoredError
 
 
 @dataclass(frozen=True)
@@ -95,18 +96,24 @@ def assign(
     """Training rows of ``rollouts``, by ``algorithm``; with ``fork`` they are trees. Rows stay in order; a row's
     ``logprobs`` are what ratios are taken to: the proximal policy's under off-policy correction, else those of the
     policy that sampled."""
-    rewards = shaped_rewards(algorithm, rollouts)
     groups = [group_of(row) for row in rollouts]
+    episodes = numbered(rollouts, groups)
+    first = np.unique(episodes, return_index=True)[1].tolist()
+    rewards = shaped_rewards(algorithm, [rollouts[place] for place in first])
     penalties = _penalties(algorithm, rollouts, extras.reference)
-    taken = np.array([total(one) for one in penalties])
-    scored = np.array([row.scored_reward() for row in rollouts])
+    taken = np.bincount(episodes, [total(one) for one in penalties])
+    scored = np.array([rollouts[place].scored_reward() for place in first])
     step = Experience(
-        rollouts, groups, rewards, penalties, extras.values, extras.proximal, extras.greedy, extras.teacher
-    )
+        rollouts, [groups[place] for place in first], rewards, penalties,
+        extras.values, extras.proximal, extras.greedy, extras.teacher, episodes,
+    )  # fmt: skip
     found, keep, degenerate = token_advantages(algorithm, step, scored - taken, fork)
+    keep &= np.array([row.termination is not Termination.MAX_CONTEXT for row in rollouts])
     weights = blamed(algorithm, rollouts, groups, found.tokens)
     anchors: ByToken = [row.logprobs for row in rollouts]
     metrics = {"degenerate_rows": float(degenerate.sum())}
+    if lost := sum(rollouts[place].termination is Termination.MAX_CONTEXT for place in first):
+        metrics["out_of_context"] = float(lost)
     lr_scale = 1.0
     if algorithm.off_policy and extras.proximal is not None:
         weights, keep, more, lr_scale = _correct(
@@ -118,11 +125,11 @@ def assign(
     live = keep & (
         algorithm.acts_on_every_row | np.array([_teaches(*pair) for pair in zip(weights, rollouts, strict=True)])
     )
-    share = share_of(algorithm, np.array([sum(row.action_mask) for row in rollouts]), live, keep)
+    share = share_of(algorithm, np.array([sum(row.action_mask) for row in rollouts]), live, keep, episodes)
     rows = [
         TrainingRow(
             row_id=row.trajectory_id,
-            unit=number,
+            unit=int(episodes[number]),
             label=0 if row.success is None else 2 * row.success - 1,
             input_ids=row.input_ids,
             mask=row.action_mask,
@@ -140,7 +147,7 @@ def token_advantages(
     algorithm: PolicyGradient, step: Experience, scored: np.ndarray, fork: ForestConfig | None = None
 ) -> tuple[Advantages, np.ndarray, np.ndarray]:
     """The advantages of a step's tokens; which rollouts the algorithm keeps, and which are in a group of equal
-    rewards, both [rollouts]. ``scored`` [rollouts] are rewards as they came, less what penalties take. With ``fork``,
+    rewards, both [rollouts]. ``scored`` [episodes] are rewards as they came, less what penalties take. With ``fork``,
     rollouts are trees.
 
     Raises TrainingError unless there is a finite number for each token of each rollout.
@@ -157,7 +164,7 @@ def token_advantages(
         if not np.isfinite(one).all():
             name = step.rollouts[number].trajectory_id
             raise TrainingError(f"{whose} gave {name} an advantage that is no finite number")
-    return found, keep, degenerate
+    return found, step.of_rollouts(keep), step.of_rollouts(degenerate)
 
 
 def _teaches(weights: Sequence[float] | np.ndarray, row: Trajectory) -> bool:
@@ -178,13 +185,19 @@ def _kept(
     return keep, degenerate
 
 
-def share_of(algorithm: PolicyGradient, actions: np.ndarray, live: np.ndarray, keep: np.ndarray) -> float:
+def share_of(
+    algorithm: PolicyGradient, actions: np.ndarray, live: np.ndarray, keep: np.ndarray, episodes: np.ndarray
+) -> float:
     """What the advantages of the rows that are computed (``live``) are scaled by, so that the loss is divided by all
-    rows that the algorithm counts: those that it keeps, or for a constant denominator all. Rows without gradient are
-    not computed. ``actions`` counts the action tokens of each row."""
-    units = (actions if algorithm.aggregate == "token" else np.ones(len(actions))).astype(float)
-    counted = units.sum() if algorithm.aggregate == "constant" else units[keep].sum()
-    return float(units[live].sum() / counted) if counted else 1.0
+    episodes, or all their tokens, that the algorithm counts: those that it keeps, or for a constant denominator all.
+    Rows without gradient are not computed. ``actions`` counts the action tokens of each row, ``episodes`` numbers the
+    episode of each; both [rows]."""
+
+    def size(rows: np.ndarray) -> float:
+        return float(actions[rows].sum()) if algorithm.aggregate == "token" else float(len(np.unique(episodes[rows])))
+
+    counted = size(np.ones(len(keep), dtype=bool) if algorithm.aggregate == "constant" else keep)
+    return size(live) / counted if counted else 1.0
 
 
 @dataclass(frozen=True)
@@ -203,17 +216,21 @@ def assign_rows(
     groups: Sequence[str],
     actions: np.ndarray,
     episodes: np.ndarray | None = None,
+    out_of_context: np.ndarray | None = None,
 ) -> RowCredit:
     """The same as :func:`assign`, for an algorithm that ``credits_whole_rows``, from columns [rows]: shaped and
     ``scored`` rewards, groups, and the number of action tokens. ``episodes`` [rows] are numbers; rows of one episode
-    count once in the statistics of its group, and have its advantage. Without it each row is an episode."""
+    count once in the statistics of its group, and have its advantage. Without it each row is an episode. Rows that are
+    ``out_of_context`` [rows] are left out, and count in the statistics."""
     first = whose = np.arange(len(rewards))
     if episodes is not None:
         _, first, whose = np.unique(episodes, return_index=True, return_inverse=True)
     of_episodes = rewards[first], scored[first], [groups[place] for place in first.tolist()], np.zeros(len(first))
     advantages, keep, degenerate = (one[whose] for one in row_advantages(algorithm, *of_episodes))
+    if out_of_context is not None:
+        keep = keep & ~out_of_context
     live = keep & (algorithm.acts_on_every_row | ((abs(advantages) > 1e-9) & (actions > 0)))
-    share = share_of(algorithm, actions, live, keep)
+    share = share_of(algorithm, actions, live, keep, whose)
     return RowCredit(share * advantages, live, {"degenerate_rows": float(degenerate.sum())})
 
 
@@ -254,7 +271,16 @@ def blamed(
     algorithm: PolicyGradient, rollouts: Sequence[Trajectory], groups: Sequence[str], weights: ByToken
 ) -> ByToken:
     """Weights of the tokens of whole groups, of which a failed rollout keeps those on the tokens that the algorithm's
-    ``credit`` blames, and a continuation those of its first turn under ``fork_turn``."""
+    ``credit`` blames, and a continuation those of its first turn under ``fork_turn``.
+
+    Raises TrainingError that names a later segment of an episode, if turns are blamed that other segments may have.
+    """
+    if algorithm.credit in ("first_divergence", "subgoal"):
+        if parts := [row.trajectory_id for row in rollouts if row.segment]:
+            raise TrainingError(
+                f"credit: {algorithm.credit} compares whole episodes, and {parts[0]} is a segment of one; use credit: "
+                "whole, or sample without compress"
+            )
     if algorithm.credit == "first_divergence":
         return _blame_divergence(rollouts, groups, weights)
     if algorithm.credit == "fork_turn":

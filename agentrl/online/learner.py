@@ -18,7 +18,8 @@ from agentrl.online.observed import Observed
 from agentrl.online.off_policy import divergence
 from agentrl.online.recorded import Recorded
 from agentrl.rollouts.outcomes import shares_of_ends
-from agentrl.training.batch import check_rows
+from agentrl.rollouts.segments import firsts
+from agentrl.training.batch import check_rows, units
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from schemas.training import TrainingRow
@@ -83,6 +84,8 @@ class Learner:
                 f"no rollout of {len(sampled)} could be scored: {sampled[0].tags}; look at the environment"
             )
         credit = assign(self.algorithm, made, self._extras(made, greedy), self.fork)
+        episodes = firsts(made)
+        trained = {row.episode_id for row, live in zip(made, credit.trained, strict=True) if live}
         seen = {}
         if self.observed:
             credit = replace(credit, rows=self.observed.rows(credit.rows, made))
@@ -93,14 +96,15 @@ class Learner:
         ages = [self.policy.version - row.policy_version for row in made]
         metrics = {
             "step": float(iteration),
-            "success": sum(row.scored_success() for row in made) / len(made),
-            "reward": sum(row.scored_reward() for row in made) / len(made),
-            "tokens_per_rollout": sum(row.n_tokens for row in made) / len(made),
-            "dropped_groups": (len(made) - sum(credit.trained)) / self.samples,
-            "unscored": float(len(sampled) - len(made)),
+            "success": sum(row.scored_success() for row in episodes) / len(episodes),
+            "reward": sum(row.scored_reward() for row in episodes) / len(episodes),
+            "tokens_per_rollout": sum(row.n_tokens for row in made) / len(episodes),
+            "dropped_groups": (len(episodes) - len(trained)) / self.samples,
+            "unscored": float(len(firsts(sampled)) - len(episodes)),
             "staleness": sum(ages) / len(ages),
             "max_staleness": float(max(ages)),
-            **shares_of_ends(row.termination for row in sampled),
+            **({"segments": len(made) / len(episodes)} if len(made) > len(episodes) else {}),
+            **shares_of_ends(row.termination for row in firsts(sampled)),
             **credit.metrics,
             **seen,
         }
@@ -120,10 +124,13 @@ class Learner:
             return []
         rows = TrainingRows.of(credit.rows)
         check_rows(rows, self.policy)
-        order = list(range(len(rows)))
+        order = units(rows)  # the segments of an episode stay together
         if self.updates > 1:
             Random(f"{self.seed}-updates-{iteration}").shuffle(order)
-        parts = [rows.take(order[start :: self.updates]) for start in range(min(self.updates, len(order)))]
+        parts = [
+            rows.take([place for unit in order[start :: self.updates] for place in unit])
+            for start in range(min(self.updates, len(order)))
+        ]
         if self.policy.precision != "float32":
             fresh = self.models.anchored(parts)
             if not self.algorithm.off_policy:  # else rows are anchored at the proximal policy, not at the sampler

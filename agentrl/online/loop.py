@@ -19,6 +19,7 @@ from agentrl.online.tickets import Tickets
 from agentrl.rollouts.attempts import Prefix
 from agentrl.rollouts.flow import Flow, NumberedAttempt
 from agentrl.rollouts.runner import Attempt, RolloutRunner, nothing_sampled
+from agentrl.rollouts.segments import firsts
 from schemas.task import Task
 from schemas.trajectory import Termination, Trajectory
 
@@ -65,7 +66,7 @@ class OnlineLoop:
         self.in_step = runner.engine.reproducible
         self.per_ticket = learner.samples + learner.algorithm.needs_greedy
         self.made = 0
-        self._rows: dict[int, list[Trajectory]] = {}
+        self._rows: dict[int, list[Trajectory]] = {}  # of a ticket, segments of one episode beside each other
         self._grown: dict[int, list[Trajectory]] = {}  # rows of trees that have another round
         self._fresh: list[Trajectory] = []
         self._begun: set[int] = set()
@@ -106,7 +107,7 @@ class OnlineLoop:
         self.tickets.step()
         self.runner.wait(self.runner.renew())
         self.made += sum(one["rows"] for one in made.tickets)
-        tokens = int(metrics["tokens_per_rollout"] * len(made.records))
+        tokens = int(metrics["tokens_per_rollout"] * len(made.records) / metrics.get("segments", 1.0))
         return OnlineStep(metrics, made.records, made.tickets, tokens, again)
 
     def _collected(self) -> Recorded:
@@ -135,14 +136,14 @@ class OnlineLoop:
 
     def _ticket(self, number: int, rows: Sequence[Trajectory], fills: bool) -> dict[str, Any]:
         """What :mod:`agentrl.online.coverage` says of a ticket."""
-        version = min(row.policy_version for row in rows)
+        version, episodes = min(row.policy_version for row in rows), firsts(rows)
         return {
             "ticket": number,
             "task_id": self._task(number).task_id,
             "batch": self.iteration,
             "fills": fills,
-            "rows": len(rows),
-            "unscored": sum(row.reward is None for row in rows),
+            "rows": len(episodes),
+            "unscored": sum(row.reward is None for row in episodes),
             "turns": sum(row.n_steps for row in rows),
             "version": version,
             "staleness": self.learner.policy.version - version,
@@ -173,7 +174,7 @@ class OnlineLoop:
                 )
         for number, names in named.items():
             if not missing[number]:
-                self._whole(number, [stored[name] for name in names])
+                self._whole(number, [row for name in names for row in stored[name]])
         self._sample([job for number in numbers if missing[number] for job in self._jobs(number)])
 
     def _sample(self, wanted: Sequence[NumberedAttempt]) -> None:
@@ -218,7 +219,7 @@ class OnlineLoop:
 
     def _whole(self, number: int, rows: list[Trajectory]) -> None:
         self._rows[number] = rows
-        rewards = [row.reward for row in rows if row.reward is not None and GREEDY not in row.tags]
+        rewards = [row.reward for row in firsts(rows) if row.reward is not None and GREEDY not in row.tags]
         useful = bool(rewards) and not degenerate_groups(rewards, [""] * len(rewards)).all()
         self.tickets.finish(number, useful)
 
@@ -252,7 +253,7 @@ class OnlineLoop:
         names = {self.name(job): job // self.per_ticket for number in wanted for job in self._numbers(number)}
         logged = {**self.log.stored(list(names)), **self.log.under_way(list(names))}
         places = {task.task_id: place for place, task in enumerate(self.tasks)} if logged else {}
-        for number, task_id in {names[name]: row.task_id for name, row in logged.items()}.items():
+        for number, task_id in {names[name]: rows[0].task_id for name, rows in logged.items()}.items():
             curriculum.take(number, places[task_id])
 
     def _numbers(self, ticket: int) -> range:
@@ -289,7 +290,7 @@ class OnlineLoop:
 
 def _outcomes(rows: Sequence[Trajectory]) -> list[bool]:
     """Whether the sampled rollouts of a group that were scored succeeded."""
-    return [row.success for row in rows if row.success is not None and GREEDY not in row.tags]
+    return [row.success for row in firsts(rows) if row.success is not None and GREEDY not in row.tags]
 
 
 def _tagged(row: Trajectory, samples: int) -> Trajectory:

@@ -6,6 +6,8 @@ from itertools import groupby
 
 import numpy as np
 
+from agentrl.online.credit import group_of
+from agentrl.rollouts.segments import numbered
 from schemas.training import TrainingRow
 from schemas.trajectory import Message, Role, Trajectory
 
@@ -27,7 +29,7 @@ class Observed:
 
     def weights(self, row: Trajectory) -> np.ndarray:
         """What each token of a rollout weighs, [tokens] in float32. Tokens that a fork shares with its parent weigh
-        nothing: the parent has them."""
+        nothing: the parent has them. Nor do those before the first turn of a later segment: the one before has them."""
         found = np.zeros(len(row.input_ids), np.float32)
         blocks = [list(block) for _, block in groupby(row.messages, key=lambda one: one.role is Role.ASSISTANT)]
         for block in blocks[1:]:
@@ -35,6 +37,8 @@ class Observed:
             if start is not None and end is not None and block[0].role is not Role.ASSISTANT:
                 self._weigh(found, block, row.input_ids, start, max(start, *(one.token_end or end for one in block)))
         found[: row.fork_at] = 0.0
+        if row.segment:
+            found[: (row.action_mask.index(True) if True in row.action_mask else len(found))] = 0.0
         return found
 
     def _weigh(self, found: np.ndarray, block: Sequence[Message], ids: Sequence[int], start: int, end: int) -> None:
@@ -79,7 +83,8 @@ class Observed:
         known = {row.row_id: row for row in trained}
         reference = any(row.ref_logprobs for row in trained)
         found = []
-        for number, rollout in enumerate(rollouts):
+        episodes = numbered(rollouts, [group_of(row) for row in rollouts]).tolist()
+        for number, rollout in zip(episodes, rollouts, strict=True):
             weights = self.weights(rollout)
             row = known.get(rollout.trajectory_id)
             if row is None and weights.any():

@@ -91,18 +91,19 @@ def _in_place(path: Path, table: Any) -> None:
 
 
 class Log(Protocol):
-    """Where an online run writes what it made, and finds it again after a kill."""
+    """Where an online run writes what it made, and finds it again after a kill. Names are those of episodes, whose rows
+    are one, or its segments in order."""
 
-    def stored(self, names: Sequence[str]) -> dict[str, Trajectory]:
-        """Those of these rows that were appended before the run was killed, by name."""
+    def stored(self, names: Sequence[str]) -> dict[str, list[Trajectory]]:
+        """The rows of those of these episodes that were appended before the run was killed, by name."""
         ...
 
-    def under_way(self, names: Sequence[str]) -> dict[str, Trajectory]:
-        """Those of these rows that were kept before the run was killed, as they were before any reward was added."""
+    def under_way(self, names: Sequence[str]) -> dict[str, list[Trajectory]]:
+        """The same of those that were kept before the run was killed, as they were before any reward was added."""
         ...
 
-    def keep(self, row: Trajectory) -> None:
-        """Keep a row until its group is appended. Called in threads."""
+    def keep(self, rows: Sequence[Trajectory]) -> None:
+        """Keep the rows of an episode until its group is appended. Called in threads."""
         ...
 
     def append(self, rows: Sequence[Trajectory]) -> None:

@@ -1,21 +1,29 @@
 """Long episodes as segments: each begins with the prompt, what stands for the turns before it, and the last of these.
 
-A token that was sampled is trained on in one segment, and is context in those after it.
+A token that was sampled is trained on in one segment, and is context in those after it. :func:`window` says how an
+episode under way goes on, and :func:`segments` cuts a stored one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agentrl.chat.codec import ChatCodec, tokenize
-from agentrl.rollouts.reopen import opening_of
+from agentrl.chat.codec import ChatCodec, spanned, tokenize
+from agentrl.engines.base import Compress
+from agentrl.rollouts.reopen import moved, opening_of
+from agentrl.rollouts.segments import SUMMARY
 from schemas.trajectory import Message, Role, Trajectory
 
-By = Literal["drop", "schema"]
-"""What stands for turns that are left out: nothing, or a line for each of their calls."""
+By = Literal["drop", "schema", "summary"]
+"""What stands for turns that are left out: nothing, a line for each of their calls, or a summary."""
 
 RESULT_CHARS = 80
 """Of a tool's answer in a line of ``schema``."""
+
+SUMMED_UP = 3
+"""Calls whose answers a summary names that no policy wrote."""
+
+ASK = Compress(limit=32).ask
 
 SOURCE = "segmented"
 
@@ -34,12 +42,17 @@ class Exchange:
 
 def steps_of(row: Trajectory) -> list[Exchange]:
     """The steps of a row. In a row with tokens, a turn is trained on if a token of it is."""
+    return [Exchange(step, _is_trained(row, step[0])) for step in _exchanges(row.messages[len(opening_of(row)) :])]
+
+
+def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
+    """Messages after an opening, by turns: each begins with what the assistant said."""
     steps: list[list[Message]] = []
-    for message in row.messages[len(opening_of(row)) :]:
+    for message in messages:
         if message.role is Role.ASSISTANT:
             steps.append([])
         steps[-1].append(message)
-    return [Exchange(step, _is_trained(row, step[0])) for step in steps]
+    return steps
 
 
 def _is_trained(row: Trajectory, turn: Message) -> bool:
@@ -48,25 +61,72 @@ def _is_trained(row: Trajectory, turn: Message) -> bool:
     return turn.token_start is not None and any(row.action_mask[turn.token_start : turn.token_end])
 
 
-def opening_after(opening: Sequence[Message], left_out: Sequence[Exchange], by: By) -> list[Message]:
+@dataclass(frozen=True)
+class Window:
+    """What an episode goes on from after its context was compressed: ``messages`` with their spans in ``ids``.
+    ``left_out`` are the steps of the episode that no longer stand there."""
+
+    messages: list[Message]
+    ids: list[int]
+    left_out: list[list[Message]]
+
+
+def window(
+    opening: Sequence[Message],
+    left_out: Sequence[list[Message]],
+    messages: Sequence[Message],
+    ids: Sequence[int],
+    compress: Compress,
+    summary: str,
+    encode: Callable[[list[Message]], list[int]],
+) -> Window | None:
+    """The next prompt of an episode, of at most ``compress.limit`` tokens; None if nothing but the opening is longer.
+
+    ``opening`` is that of the episode, ``left_out`` are steps that do not stand in the context any more, ``messages``
+    (with spans in ``ids``) those after the opening that do, up to the answers to the last turn. Tokens of turns and
+    answers are taken over as they are; ``encode`` gives those of an opening.
+    """
+    steps = _exchanges(messages)
+    for kept in range(min(compress.keep_last, len(steps)), -1, -1):
+        dropped = [*left_out, *steps[: len(steps) - kept]]
+        head = opening_after(opening, dropped, compress.by, summary)
+        head_ids = encode(head)
+        tail = steps[len(steps) - kept :]
+        start = (tail[0][0].token_start or 0) if tail else len(ids)
+        if len(head_ids) + len(ids) - start > compress.limit:
+            continue
+        shift = len(head_ids) - start
+        again = [moved(one, shift).model_copy(update={"reward": None}) for step in tail for one in step]
+        return Window([*spanned(head, 0, len(head_ids)), *again], [*head_ids, *ids[start:]], dropped)
+    return None
+
+
+def opening_after(
+    opening: Sequence[Message], left_out: Sequence[Sequence[Message]], by: By, summary: str = ""
+) -> list[Message]:
     """The opening of a segment: what stands for the steps that were left out comes after the prompt."""
-    lines = [line for step in left_out for line in _lines(step)] if by == "schema" else []
-    if not lines:
+    text = "\n".join(line for step in left_out for line in lines_of(step)) if by == "schema" else summary
+    if not text:
         return list(opening)
-    text = "\n".join([f"{opening[-1].content}\n\nSo far:", *lines])
-    return [*opening[:-1], opening[-1].model_copy(update={"content": text})]
+    told = opening[-1].model_copy(update={"content": f"{opening[-1].content}\n\nSo far:\n{text}"})
+    return [*opening[:-1], told]
 
 
-def _lines(step: Exchange) -> list[str]:
-    answers = {one.tool_call_id: one.content for one in step.messages[1:] if one.role is Role.TOOL}
-    return [
-        f"{call.name} {call.arguments} -> {_short(answers.get(call.id, ''))}" for call in step.messages[0].tool_calls
-    ]
+def lines_of(step: Sequence[Message]) -> list[str]:
+    """A line for each call of a step, with the beginning of its answer."""
+    answers = {one.tool_call_id: one.content for one in step[1:] if one.role is Role.TOOL}
+    return [f"{call.name} {call.arguments} -> {_short(answers.get(call.id, ''))}" for call in step[0].tool_calls]
 
 
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= RESULT_CHARS else f"{line[: RESULT_CHARS - 3]}..."
+
+
+def _summary(steps: Sequence[Exchange]) -> str:
+    """What stands for a policy's own summary in a row that no policy of this kind sampled: the last answers."""
+    answers = [one.content for step in steps for one in step.messages if one.role is Role.TOOL]
+    return ", ".join(_short(one) for one in answers[-SUMMED_UP:])
 
 
 def segments(row: Trajectory, codec: ChatCodec, tokenizer: str, limit: int, keep_last: int, by: By) -> list[Trajectory]:
@@ -114,15 +174,22 @@ def _segment(
 def _encoded(
     row: Trajectory, steps: list[Exchange], first: int, done: int, end: int, codec: ChatCodec, tokenizer: str, by: By
 ) -> Trajectory:
-    """The segment that shows the steps from ``first`` on, and is trained on those from ``done`` to ``end``."""
+    """The segment that shows the steps from ``first`` on, and is trained on those from ``done`` to ``end``. With
+    summaries it is also trained on that of these steps, unless the episode ends with them."""
     shown = [message for step in steps[first:end] for message in step.messages]
-    opening = opening_after(opening_of(row), steps[:first], by)
+    summary = _summary(steps[:done]) if by == "summary" else ""
+    opening = opening_after(opening_of(row), [step.messages for step in steps[:first]], by, summary)
+    sums_up = by == "summary" and end < len(steps)
+    if sums_up:
+        asked = Message(role=Role.USER, name=SUMMARY, content=ASK)
+        shown += [asked, Message(role=Role.ASSISTANT, content=_summary(steps[:end]))]
     bare = [one.model_copy(update={"token_start": None, "token_end": None}) for one in [*opening, *shown]]
     cleared = {"messages": bare, "input_ids": [], "action_mask": [], "logprobs": [], "spans": []}
     made = tokenize(row.model_copy(update=cleared), codec, tokenizer)
     mask = [False] * len(made.input_ids)
     turns = [one for one in made.messages if one.role is Role.ASSISTANT]
-    for step, turn in zip(steps[done:end], turns[done - first :], strict=True):
+    trained = [*steps[done:end], *steps[end - 1 : end] * sums_up]
+    for step, turn in zip(trained, turns[done - first :], strict=True):
         if step.trained and turn.token_start is not None and turn.token_end is not None:
             mask[turn.token_start : turn.token_end] = [True] * (turn.token_end - turn.token_start)
     return made.model_copy(

@@ -6,12 +6,11 @@ import traceback
 from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
-from itertools import count
 from random import Random
 from typing import TypeVar
 
 from agentrl.chat.codec import ChatCodec, spanned
-from agentrl.engines.base import Engine, EngineError, Sampling, Session, Turn, TurnError
+from agentrl.engines.base import Engine, EngineError, Session, Turn, TurnError
 from agentrl.engines.streams import stream
 from agentrl.environments.adapted import AdaptedEpisode
 from agentrl.environments.base import (
@@ -21,20 +20,21 @@ from agentrl.environments.base import (
     Episode,
     Score,
     Step,
-    cut,
     is_cut,
     tool_message,
 )
 from agentrl.environments.forks import DivergedError, rebuild
 from agentrl.environments.scripted import adviser
+from agentrl.rollouts.acting import Act
 from agentrl.rollouts.attempts import Attempt
-from agentrl.rollouts.exploring import NO_EXPLORATION, RESAMPLED, Explore, uncertainty
-from agentrl.rollouts.limits import Limits
+from agentrl.rollouts.compression import window
+from agentrl.rollouts.exploring import RESAMPLED, uncertainty
 from agentrl.rollouts.rationalize import with_hint
+from agentrl.rollouts.segments import SUMMARY, Segment
 from schemas.trajectory import Message, Role, Termination
 
 COUNTED = (
-    *("tool_timeouts", "tool_exceptions", "observations_cut", "faults", "format_errors"),
+    *("tool_timeouts", "tool_exceptions", "observations_cut", "faults", "format_errors", "empty_summaries"),
     *(RESAMPLED, "resampled_tokens", "random_calls"),
 )
 """What an episode's tags and a stage's metrics count, of the numbers that steps give."""
@@ -43,45 +43,7 @@ DIVERGED = "diverged"
 """Tag of an episode that could not be continued: its environment answered otherwise than before."""
 
 _TRACEBACK_CHARS = 2000
-_REMEMBERED = 4096  # openings; groups of samples follow each other
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True)
-class Act:
-    """What acts: an engine, the codec between its tokens and messages (None for an engine without token ids), and how
-    it samples. ``teacher`` acts in the turns that attempts have ``advised``, in place of the episode."""
-
-    engine: Engine
-    codec: ChatCodec | None
-    sampling: Sampling
-    limits: Limits
-    explore: Explore = NO_EXPLORATION
-    teacher: Engine | None = None
-    openings: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
-
-    def opening(self, messages: list[Message], tools: str) -> list[int]:
-        """The opening's token ids, none without a codec. Samples of one group have the same, so it is remembered."""
-        if self.codec is None:
-            return []
-        key = (tools, *(message.model_dump_json() for message in messages))
-        if key not in self.openings:
-            if len(self.openings) >= _REMEMBERED:
-                self.openings.clear()
-            self.openings[key] = self.codec.opening(messages, tools)
-        return self.openings[key]
-
-    def shortened(self, text: str) -> str:
-        """The beginning of a text that is longer than an observation may be; other texts as they are."""
-        text = cut(text, self.limits.observation_chars)
-        tokens = self.limits.observation_tokens
-        if tokens is None or self.codec is None or self.codec.count(text) <= tokens:
-            return text
-        low, high = 0, len(text)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.codec.count(cut(text, middle)) <= tokens else (low, middle - 1)
-        return cut(text, low)
 
 
 class _EnvironmentError(Exception):
@@ -92,7 +54,7 @@ class _EnvironmentError(Exception):
 class EpisodeRun:
     """An episode under way, and what came of it. ``steps`` counts turns, those of a prefix too, and ``tool_calls`` the
     calls after it. ``error`` is the traceback of an environment that failed, or what the engine said of a request that
-    did."""
+    did. ``earlier`` are the segments before the one that ``session`` is of."""
 
     act: Act
     environment: Environment
@@ -115,10 +77,21 @@ class EpisodeRun:
     """Why the calls of the last turn could not be read."""
     uncertain: float | None = None
     """How uncertain the policy was in its last turn."""
+    earlier: list[Segment] = field(default_factory=list)
+    opening: list[Message] = field(default_factory=list)
+    left_out: list[list[Message]] = field(default_factory=list)
+    """Steps that do not stand in the context any more."""
 
     @property
     def messages(self) -> list[Message]:
         return self.session.messages
+
+    @property
+    def segments(self) -> list[Segment]:
+        """All segments; there is one unless the context was compressed."""
+        counts = (self._turns(), self.tool_calls, self.info["tool_errors"])
+        before = [(one.steps, one.tool_calls, one.tool_errors) for one in self.earlier]
+        return [*self.earlier, Segment(self.session, *(now - sum(past) for now, *past in zip(counts, *before)))]  # noqa: B905
 
     async def run(self) -> None:
         """Play the episode to its end and score it. Raises EngineError if the engine fails for others too. Nothing of
@@ -159,6 +132,7 @@ class EpisodeRun:
         opening = list(episode.opening)
         if self.attempt.hint:
             opening = with_hint(opening, self.attempt.task, self.attempt.hint)
+        self.opening = opening
         self._heard(opening, self.act.opening(opening, episode.tools))
 
     async def _play(self, episode: Episode, ends: float) -> None:
@@ -187,6 +161,11 @@ class EpisodeRun:
             start = self.messages[-1].token_start or 0
             before, said = self.session.ids[:start], self.session.ids[start:]
             ids = codec.observations(step.messages, before, said, self.session.tools) if codec else []
+            compress = self.act.sampling.compress
+            if compress and len(self.session.ids) + len(ids) > compress.limit:
+                if not await self._compressed(step.messages, ids, ends):
+                    return
+                continue
             if codec and len(self.session.ids) + len(ids) >= self.act.sampling.max_tokens:
                 self.termination = Termination.MAX_TOKENS
                 self.messages.extend(step.messages)
@@ -199,6 +178,53 @@ class EpisodeRun:
     def _turns(self) -> int:
         """Turns of the attempt's own."""
         return self.steps - (self.attempt.prefix.turns if self.attempt.prefix else 0)
+
+    async def _compressed(self, answers: list[Message], ids: list[int], ends: float) -> bool:
+        """Go on in a new segment after these ``answers``, whose tokens are ``ids``; false if the episode ends."""
+        compress, old = self.act.sampling.compress, self.session
+        assert compress is not None
+        known = old.ids + ids
+        shown = [*old.messages, *spanned(answers, len(old.ids), len(known))][len(self.opening) :]
+        summary = ""
+        if compress.by == "summary" and len(self.earlier) + 1 < compress.segments:
+            said = await self._summary(answers, compress.ask, ends)
+            if said is None:
+                return False
+            summary = said
+        else:
+            old.messages.extend(answers)
+        go_on = window(
+            self.opening, self.left_out, shown, known, compress, summary,
+            lambda opening: self.act.opening(opening, old.tools),
+        )  # fmt: skip
+        if go_on is None or len(self.earlier) + 1 >= compress.segments:
+            self.termination = Termination.MAX_CONTEXT
+            return False
+        self.earlier = self.segments
+        self.session = self.act.engine.open((*old.key, len(self.earlier)), root=old.root)
+        old.end()
+        self.session.tools = old.tools
+        self.session.observe(go_on.ids)
+        self.messages.extend(go_on.messages)
+        self.left_out = go_on.left_out
+        return True
+
+    async def _summary(self, answers: list[Message], ask: str, ends: float) -> str | None:
+        """What the policy says it knows after these answers; None if the episode ends with that."""
+        codec, session = self.act.codec, self.session
+        assert codec is not None
+        asked = [*answers, Message(role=Role.USER, name=SUMMARY, content=ask)]
+        start = session.messages[-1].token_start or 0
+        ids = codec.observations(asked, session.ids[:start], session.ids[start:], session.tools)
+        if len(session.ids) + len(ids) >= self.act.sampling.max_tokens:
+            self.termination = Termination.MAX_CONTEXT
+            self.messages.extend(answers)
+            return None
+        self._heard(asked, ids)
+        message = await self._turn(ends, summing_up=True)
+        if message is not None and not message.content.strip():
+            self.info["empty_summaries"] += 1
+        return message.content.strip() if message else None
 
     async def _next(self, episode: Episode, ends: float) -> Message | None:
         """The next message: the policy's, an adviser's if it is drawn to speak, or a call at random; None if the
@@ -234,23 +260,29 @@ class EpisodeRun:
         self.unreadable = ""
         return self.messages[-1]
 
-    async def _turn(self, ends: float, teacher: Engine | None = None) -> Message | None:
-        """The policy's next message, or the teacher's; None if the episode ends with this turn."""
+    async def _turn(self, ends: float, teacher: Engine | None = None, summing_up: bool = False) -> Message | None:
+        """The policy's next message, or the teacher's; None if the episode ends with this turn. A summary is no step,
+        and is not read for calls."""
         codec, session = self.act.codec, self.session
         left = min(self.act.limits.turn_s, ends - time.monotonic())
         if left <= 0:
             self.termination = Termination.TIME_LIMIT
             return None
         start = len(session.ids)
-        turn = await (self._explored(start, left) if teacher is None else self._taught(teacher, start, left))
-        message, self.unreadable = self._said(turn, start)
+        if summing_up:
+            turn = await self._sampled(self.act.engine, session, start, left, "summary")
+        else:
+            turn = await (self._explored(start, left) if teacher is None else self._taught(teacher, start, left))
+        message, self.unreadable = self.act.said(session, turn, start)
         if message is not None:
             span = {"token_start": start, "token_end": len(session.ids)} if codec else {}
             self.messages.append(message.model_copy(update=span))
-            self.steps += 1
+            self.steps += not summing_up
         if turn.stop != "stop":
             self.termination = Termination.TIME_LIMIT if turn.stop == "cut" else Termination.MAX_TOKENS
             return None
+        if summing_up:
+            return self.messages[-1]
         retries = self.act.limits.format_retries
         if retries is None:
             retries = getattr(self.environment, "format_retries", 0)
@@ -291,36 +323,12 @@ class EpisodeRun:
         return turn
 
     async def _sampled(self, engine: Engine, session: Session, start: int, time_limit: float, purpose: str) -> Turn:
-        """An engine's turn, with its tokens in the session from ``start`` on. A turn that stopped in the middle of a
-        closing tag goes on."""
-        codec, sampling = self.act.codec, self.act.sampling
-        ends = time.monotonic() + time_limit
-        for part in count():
-            said = len(session.ids) - start
-            turn = await engine.turn(
-                session,
-                sampling.model_copy(update={"max_turn_tokens": sampling.max_turn_tokens - said}) if said else sampling,
-                stop=codec.stop_ids if codec else [],
-                seed=stream(self.seed, purpose, self.steps, *([part] if part else [])),
-                deadline=self.deadline,
-                time_limit=max(0.0, ends - time.monotonic()),
-            )
-            session.act(turn)
-            whole = session.ids[start:]
-            if turn.stop != "stop" or codec is None or codec.ended(whole):
-                break
-            if len(whole) >= sampling.max_turn_tokens:
-                turn = replace(turn, stop="length")
-                break
-        return turn
+        """An engine's turn, with its tokens in the session from ``start`` on."""
 
-    def _said(self, turn: Turn, start: int) -> tuple[Message | None, str]:
-        """The message of a turn that begins at ``start``, and if it is malformed, why."""
-        said = self.session.ids[start:]
-        if self.act.codec is None or not said:
-            return turn.message, ""
-        parsed = self.act.codec.parse(said, self.session.ids[:start], self.session.tools)
-        return parsed.message, parsed.error or ""
+        def seed(part: int) -> int:
+            return stream(self.seed, purpose, self.steps, *([part] if part else []))
+
+        return await self.act.sampled(engine, session, start, time_limit, seed, self.deadline)
 
     async def _step(self, episode: Episode, message: Message) -> Step:
         """The environment's answer. One that takes too long to answer tool calls is an observation."""

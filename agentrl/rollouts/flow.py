@@ -11,14 +11,16 @@ from agentrl.engines.base import Sampling
 from agentrl.environments.hosts import Host
 from agentrl.rewards.component import Reward, with_rewards
 from agentrl.rollouts.attempts import Attempt
+from agentrl.rollouts.segments import shared, whole
 from schemas.trajectory import Trajectory
 
-OnRow = Callable[[Trajectory], None]
+OnRows = Callable[[Sequence[Trajectory]], None]
+"""Told of the rows of one episode: one, or its segments."""
 
 
 @dataclass(frozen=True)
 class NumberedAttempt:
-    """An episode to play, whose row is called ``name``. ``number`` orders episodes, ``seed`` is that of its draws, and
+    """An episode to play, whose first row is called ``name``. ``number`` orders episodes, ``seed`` is that of its draws, and
     ``sampling`` takes the place of the runner's. The smallest ``deadline`` is served first."""
 
     attempt: Attempt
@@ -30,24 +32,25 @@ class NumberedAttempt:
 
 
 class Play(Protocol):
-    async def __call__(self, job: NumberedAttempt) -> Trajectory: ...
+    async def __call__(self, job: NumberedAttempt) -> list[Trajectory]: ...
 
 
 @dataclass
 class _Group:
-    """Jobs of a group by their numbers, those of them that are not made, and the rows of the others."""
+    """Jobs of a group by their numbers, those of them that are not made, and the rows of the others: of each job those
+    of one episode."""
 
     jobs: dict[int, NumberedAttempt]
     missing: set[int]
-    rows: dict[int, Trajectory] = field(default_factory=dict)
+    rows: dict[int, list[Trajectory]] = field(default_factory=dict)
 
 
 class Flow:
     """Plays at most ``in_flight`` episodes at once, in the order in which they were added.
 
     ``rewards`` are added when all rows of a group with the same sampling are there, since some of them compare these.
-    ``made`` is told, in a thread, of each row before that; ``told`` of each row after it. What goes wrong is raised by
-    :meth:`groups`.
+    ``made`` is told, in a thread, of the rows of each episode before that; ``told`` after it. What goes wrong is raised
+    by :meth:`groups`.
     """
 
     def __init__(
@@ -57,8 +60,8 @@ class Flow:
         rewards: Sequence[Reward],
         counts: Counter[str],
         host: Host,
-        made: OnRow | None = None,
-        told: OnRow | None = None,
+        made: OnRows | None = None,
+        told: OnRows | None = None,
     ) -> None:
         self._play, self._in_flight, self._rewards, self._counts, self._host = play, in_flight, rewards, counts, host
         self._on_made, self._on_told = made, told
@@ -69,8 +72,10 @@ class Flow:
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
 
-    async def add(self, jobs: Sequence[NumberedAttempt], made: Mapping[str, Trajectory] = MappingProxyType({})) -> None:
-        """Begin episodes. ``jobs`` are whole groups. Those of which ``made`` has the row, by its name and without
+    async def add(
+        self, jobs: Sequence[NumberedAttempt], made: Mapping[str, list[Trajectory]] = MappingProxyType({})
+    ) -> None:
+        """Begin episodes. ``jobs`` are whole groups. Those of which ``made`` has the rows, by the job's name and without
         rewards, are not played again."""
         for job in jobs:
             group = self._groups.setdefault(job.attempt.group_id, _Group({}, set()))
@@ -110,10 +115,10 @@ class Flow:
     async def _work(self) -> None:
         while self._pending:
             job = self._pending.popleft()
-            row = await self._play(job)
+            rows = await self._play(job)
             if self._on_made is not None:
-                await asyncio.to_thread(self._on_made, row)
-            await self._arrived(job, row)
+                await asyncio.to_thread(self._on_made, rows)
+            await self._arrived(job, rows)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -121,9 +126,9 @@ class Flow:
             self._error = self._error or error
             self._changed.set()
 
-    async def _arrived(self, job: NumberedAttempt, row: Trajectory) -> None:
+    async def _arrived(self, job: NumberedAttempt, rows: list[Trajectory]) -> None:
         group = self._groups[job.attempt.group_id]
-        group.rows[job.number] = row
+        group.rows[job.number] = rows
         alike = [number for number, one in group.jobs.items() if one.sampling is job.sampling]
         finished = [job.number]
         if self._rewards:
@@ -137,13 +142,16 @@ class Flow:
                 self._on_told(group.rows[number])
         if not group.missing:
             del self._groups[job.attempt.group_id]
-            self._whole.append([group.rows[number] for number in group.jobs])
+            self._whole.append([row for number in group.jobs for row in group.rows[number]])
             self._changed.set()
 
     async def _reward(self, group: _Group, numbers: Sequence[int]) -> None:
-        rows = [group.rows[number] for number in numbers]
-        scored = await with_rewards(rows, group.jobs[numbers[0]].attempt.task, self._rewards)
-        lost = sum(one.reward is None and before.reward is not None for one, before in zip(scored, rows, strict=True))
+        episodes = [whole(group.rows[number]) for number in numbers]
+        scored = await with_rewards(episodes, group.jobs[numbers[0]].attempt.task, self._rewards)
+        lost = sum(
+            one.reward is None and before.reward is not None for one, before in zip(scored, episodes, strict=True)
+        )
         if lost:
             self._counts["ungraded"] += lost
-        group.rows.update(zip(numbers, scored, strict=True))
+        for number, one in zip(numbers, scored, strict=True):
+            group.rows[number] = shared(group.rows[number], one)

@@ -67,6 +67,7 @@ def _first_turn(row: Trajectory) -> int:
 
 
 def moved(message: Message, shift: int) -> Message:
+    """A message whose span begins ``shift`` tokens later."""
     if message.token_start is None or message.token_end is None:
         return message
     return message.model_copy(

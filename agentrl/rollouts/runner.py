@@ -20,14 +20,16 @@ from agentrl.environments.forks import rebuild
 from agentrl.environments.hosts import Host, Processes, Threads
 from agentrl.models.policy import Policy
 from agentrl.rewards.component import Reward
+from agentrl.rollouts.acting import Act
 from agentrl.rollouts.attempts import Attempt, tickets
 from agentrl.rollouts.continuations import held_back
 from agentrl.rollouts.corrections import advised_alone
-from agentrl.rollouts.episodes import COUNTED, DIVERGED, Act, EpisodeRun
+from agentrl.rollouts.episodes import COUNTED, DIVERGED, EpisodeRun
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
-from agentrl.rollouts.flow import Flow, NumberedAttempt, OnRow
+from agentrl.rollouts.flow import Flow, NumberedAttempt, OnRows
 from agentrl.rollouts.garbage import rare_collections
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
+from agentrl.rollouts.segments import Segment, by_episode, firsts, name_of
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, Trajectory
 
@@ -114,15 +116,16 @@ class RolloutRunner:
     def run(
         self, attempts: Sequence[Attempt], seed: int, ids: Sequence[str], source: str = "model"
     ) -> list[Trajectory]:
-        """One trajectory for each attempt, in their order, named by ``ids``; ``source`` says what kind of run it is.
-        With an engine that is reproducible, the same seed and attempts give the same trajectories."""
+        """One trajectory for each attempt, in their order, named by ``ids``; if contexts are compressed, those of the
+        segments of each. ``source`` says what kind of run it is. With an engine that is reproducible, the same seed and
+        attempts give the same trajectories."""
 
         async def collect() -> list[Trajectory]:
-            found: dict[str, Trajectory] = {}
+            found: dict[str, list[Trajectory]] = {}
             async with aclosing(self.groups(attempts, seed, ids, source)) as groups:
                 async for group in groups:
-                    found.update((row.trajectory_id, row) for row in group)
-            return [found[name] for name in ids]
+                    found.update((rows[0].episode_id, rows) for rows in by_episode(group))
+            return [row for name in ids for row in found[name]]
 
         return self.wait(collect())
 
@@ -173,7 +176,7 @@ class RolloutRunner:
                 )
                 while found := await flow.groups():
                     for group in found:
-                        refused += [row for row in group if row.termination is Termination.INFRA_ERROR]
+                        refused += [row for row in firsts(group) if row.termination is Termination.INFRA_ERROR]
                         if len(refused) == len(attempts):
                             raise nothing_sampled(refused)
                         yield group
@@ -186,7 +189,7 @@ class RolloutRunner:
             await self.engine.load(Weights(self.policy.version, self.policy.source))
 
     @contextmanager
-    def flow(self, made: OnRow | None = None) -> Iterator[Flow]:
+    def flow(self, made: OnRows | None = None) -> Iterator[Flow]:
         """Episodes under way on the runner's event loop, which go on while nobody waits for them: give the coroutines
         of the flow to :meth:`wait`. At the end all of them are cancelled."""
         flow = self._flow("model", made)
@@ -196,14 +199,19 @@ class RolloutRunner:
         finally:
             self.wait(flow.close())
 
-    def _flow(self, source: str, made: OnRow | None = None, told: OnRow | None = None) -> Flow:
+    def _flow(self, source: str, made: OnRows | None = None, told: OnRows | None = None) -> Flow:
+        if self.sampling.compress and not self.engine.exact:
+            raise ValueError(
+                "sampling.compress counts tokens, which this engine does not give; leave it out, or use an engine with "
+                "token ids (transformers, vllm)"
+            )
         host: Host = Processes(self.limits.processes) if self.limits.processes else Threads()
         places: dict[str, Environment] = {}
         codec = self.policy.codec if self.policy and self.engine.exact else None
         act = Act(self.engine, codec, self.sampling, self.limits, self.explore, self.teacher)
         others: dict[Sampling, Act] = {}
 
-        async def play(job: NumberedAttempt) -> Trajectory:
+        async def play(job: NumberedAttempt) -> list[Trajectory]:
             own = act
             if job.sampling is not None:
                 own = others.setdefault(job.sampling, replace(act, sampling=job.sampling))
@@ -220,20 +228,25 @@ class RolloutRunner:
             places[name] = protocol(given[name], host, self.limits.tool_s, self.limits.observation_chars)
         return places[name]
 
-    async def _episode(self, act: Act, job: NumberedAttempt, environment: Environment, source: str) -> Trajectory:
+    async def _episode(self, act: Act, job: NumberedAttempt, environment: Environment, source: str) -> list[Trajectory]:
         attempt = job.attempt
-        with self.engine.open((job.number,), root=f"{attempt.group_id}{attempt.hint}") as session:
-            run = EpisodeRun(act, environment, attempt, session, job.seed, job.deadline)
+        if act.sampling.compress and (attempt.prefix or attempt.advised is not None):
+            raise ValueError("sampling.compress is for episodes from their beginning; continue rows without it")
+        session = self.engine.open((job.number,), root=f"{attempt.group_id}{attempt.hint}")
+        run = EpisodeRun(act, environment, attempt, session, job.seed, job.deadline)
+        try:
             await run.run()
+        finally:
+            run.session.end()
         self.counts.update({name: run.info[name] for name in COUNTED if run.info[name]})
         if run.diverged:
             self.counts[DIVERGED] += 1
         elif run.error:
             self.counts[f"{run.termination}s"] += 1
         await self._check_replay(run)
-        row = self._trajectory(job.name, run, source)
-        row = row if run.replaced is None else held_back(row, *run.replaced)
-        return row if run.attempt.advised is None else advised_alone(row, run.advised)
+        rows = [self._trajectory(job.name, run, place, one, source) for place, one in enumerate(run.segments)]
+        rows = rows if run.replaced is None else [held_back(row, *run.replaced) for row in rows]
+        return rows if run.attempt.advised is None else [advised_alone(row, run.advised) for row in rows]
 
     async def _check_replay(self, run: EpisodeRun) -> None:
         """Make one episode of each environment again, if an episode whose process is killed would be. Raises
@@ -241,18 +254,22 @@ class RolloutRunner:
         environment, name = run.environment, run.attempt.task.env
         relied_on = isinstance(environment, Adapted) and environment.replayable and self.limits.processes
         whole = run.termination is Termination.ANSWERED and run.steps > 1 and not run.info["tool_timeouts"]
-        if not relied_on or not whole or run.attempt.hint or run.attempt.prefix or name in self._replayed:
+        if not relied_on or not whole or run.attempt.hint or run.attempt.prefix or run.earlier:
+            return
+        if name in self._replayed:
             return
         self._replayed.add(name)
         last = max(number for number, message in enumerate(run.messages) if message.role is Role.ASSISTANT)
         again = await rebuild(environment, run.attempt.task, run.messages[:last])
         await again.close()
 
-    def _trajectory(self, name: str, run: EpisodeRun, source: str) -> Trajectory:
-        task, session, score, prefix = run.attempt.task, run.session, run.score, run.attempt.prefix
+    def _trajectory(self, name: str, run: EpisodeRun, place: int, one: Segment, source: str) -> Trajectory:
+        """The row of the episode's segment number ``place``."""
+        task, session, score, prefix = run.attempt.task, one.session, run.score, run.attempt.prefix
         return Trajectory(
-            trajectory_id=name,
+            trajectory_id=name_of(name, place),
             episode_id=name,
+            segment=place,
             task_id=task.task_id,
             group_id=run.attempt.group_id,
             sample_index=run.attempt.index,
@@ -272,12 +289,12 @@ class RolloutRunner:
             termination=run.termination,
             reward_components=list(score.components) if score else [],
             tags=run.tags,
-            n_steps=run.steps - (prefix.turns if prefix else 0),
+            n_steps=one.steps,
             n_tokens=len(session.ids),
             n_action_tokens=sum(session.mask),
-            n_tool_calls=run.tool_calls,
-            n_tool_errors=run.info["tool_errors"],
-            messages=run.messages,
+            n_tool_calls=one.tool_calls,
+            n_tool_errors=one.tool_errors,
+            messages=session.messages,
             tools=session.tools,
             final_state=json.dumps(score.state if score else None),
             tokenizer=self.policy.tokenizer_fingerprint if self.policy and session.ids else "",
@@ -311,9 +328,10 @@ class _Report:
         self.done = self.tokens = self.scored = self.solved = 0
         self.started = self.told = time.monotonic()
 
-    def __call__(self, row: Trajectory) -> None:
+    def __call__(self, rows: Sequence[Trajectory]) -> None:
+        row = rows[0]
         self.done += 1
-        self.tokens += row.n_action_tokens
+        self.tokens += sum(one.n_action_tokens for one in rows)
         self.scored += row.success is not None
         self.solved += bool(row.success)
         now = time.monotonic()

@@ -79,7 +79,7 @@ def _forks(paths: list[Path], values: Values | None, depth: int = 0) -> Iterator
 
 def _step(members: Sequence[Path], values: Values | None, depth: int) -> _Step | None:
     """The choice that rollouts made at this depth; None if none of them sampled it, or its value is not known."""
-    turns = tuple(_Turn(row, *runs[depth]) for row, runs in members if row.fork_at <= runs[depth][0])
+    turns = tuple(_Turn(row, *runs[depth]) for row, runs in members if any(row.action_mask[slice(*runs[depth])]))
     if not turns:
         return None
     if values is None:

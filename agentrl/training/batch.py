@@ -34,7 +34,7 @@ class Batch:
     """Right-padded tensors, all [rows, tokens] except ``label`` [rows]. ``mask`` is true on the tokens trained on;
     padding is false everywhere. The two sides of a pair are neighbours: even rows chosen, odd rows rejected.
     ``packing`` is the same tokens as one packed sequence, if that was asked for. ``ce_weights`` are the weights of the
-    second stream, if the rows have one.
+    second stream, if the rows have one. ``unit`` [rows] numbers units from 0, if one of them has several rows.
     """
 
     input_ids: Tensor
@@ -45,6 +45,13 @@ class Batch:
     label: Tensor
     packing: Packing | None = None
     ce_weights: Tensor | None = None
+    unit: Tensor | None = None
+
+    def of_episodes(self, values: Tensor) -> Tensor:
+        """Sums of values [rows] over the rows of each unit, [units]: a policy gradient's units are episodes."""
+        if self.unit is None:
+            return values
+        return values.new_zeros(int(self.unit.max()) + 1).index_add(0, self.unit, values)
 
     @property
     def scored(self) -> Tensor:
@@ -91,7 +98,14 @@ def collate(rows: TrainingRows, packing: bool = False, sequence: "SequenceGroup 
         label=torch.from_numpy(rows.scalars("label").astype(np.int64)),
         packing=pack([one.tolist() for one in np.split(ids, offsets[1:-1])], sequence) if packing else None,
         ce_weights=ce_weights,
+        unit=_numbered(unit_starts(rows)),
     )
+
+
+def _numbered(starts: np.ndarray) -> Tensor | None:
+    """The number of each row's unit in a batch, [rows]; None if each has one row."""
+    sizes = np.diff(starts)
+    return torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)) if (sizes > 1).any() else None
 
 
 def units(rows: TrainingRows) -> list[list[int]]:

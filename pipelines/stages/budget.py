@@ -3,14 +3,15 @@ before anything is sampled."""
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow.compute as pc
 from pydantic import Field
 
-from agentrl.engines.base import Sampling
+from agentrl.engines.base import Compress, Sampling
 from agentrl.rollouts.rationalize import with_hint
 from pipelines.stage import StageConfig
+from schemas.annotations import ADDED
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
@@ -76,6 +77,37 @@ class SamplingConfig(TokenLimits):
         return self.sampling(policy, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
 
+class Compressing(TokenLimits):
+    """Limits of rollouts whose context may be compressed."""
+
+    compress: Annotated[Compress | None, ADDED] = Field(
+        None,
+        description="{limit, keep_last, by, ...}: compress the context before a prompt has more tokens than limit, and "
+        "go on with a new segment; null: an episode is one row",
+    )
+
+    def sampling(self, policy: "Policy", **settings: Any) -> Sampling:
+        """See :meth:`TokenLimits.sampling`. Raises ValueError too if a turn after a prompt of ``compress.limit`` tokens
+        does not fit into a row."""
+        found = super().sampling(policy, **settings)
+        if self.compress is None:
+            return found
+        turns = 2 if self.compress.by == "summary" else 1
+        needed = self.compress.limit + turns * found.max_turn_tokens
+        if needed > found.max_tokens:
+            raise ValueError(
+                f"compress.limit {self.compress.limit} leaves no room: with {turns} turns of max_turn_tokens "
+                f"{found.max_turn_tokens} after it{', the last one a summary,' * (turns - 1)} a row has {needed} tokens, "
+                f"and max_tokens is {found.max_tokens}; set compress.limit to "
+                f"{max(0, found.max_tokens - turns * found.max_turn_tokens)} or less, or lower max_turn_tokens"
+            )
+        return found.model_copy(update={"compress": self.compress})
+
+
+class CompressingSampling(Compressing, SamplingConfig):
+    """How tokens of rollouts are drawn whose context may be compressed."""
+
+
 def context_length(policy: "Policy") -> int | None:
     """Tokens that a model was made for; None if its config does not say."""
     return getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
@@ -125,6 +157,12 @@ def check_room(
     room = min(ROOM, sampling.max_turn_tokens)
     shortest, longest = min(sizes, key=lambda one: sizes[one]), max(sizes, key=lambda one: sizes[one])
     what = "tokens, rendered with the model's chat template and tools"
+    if (compress := sampling.compress) and sizes[shortest] + ROOM > compress.limit:
+        raise ValueError(
+            f"compress.limit {compress.limit} is that of a prompt, and the shortest one, of task {shortest}, has "
+            f"{sizes[shortest]} {what}, the longest {sizes[longest]}; set compress.limit to "
+            f"{sizes[longest] + 4 * ROOM} or more"
+        )
     if sizes[shortest] + room > sampling.max_tokens:
         raise ValueError(
             f"max_tokens {sampling.max_tokens} leaves no room for a turn: the shortest prompt, of task {shortest}, has "

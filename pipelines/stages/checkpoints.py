@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from agentrl.engines.streams import stream
+from agentrl.rollouts.segments import episode_of, firsts
 from datastore.places import sync_tree
 from pipelines.handles import Folder, Model
 from pipelines.stage import Context, Earlier, StageConfig
@@ -165,7 +166,7 @@ class Keeper:
             made = self.loop.runner.run(list(attempts.values()), seed, list(attempts))
             rows = [row.model_copy(update={"tags": [*row.tags, "dev"]}) for row in made]
             self.context.append(rows, shard=DEV + done)
-        scored = [row.scored_success() for row in rows if row.success is not None]
+        scored = [row.scored_success() for row in firsts(rows) if row.success is not None]
         if not scored:
             raise ValueError(
                 f"no rollout of {len(rows)} on dev could be scored: {rows[0].tags}; look at the environment"
@@ -232,8 +233,8 @@ def _remove(state: Path) -> None:
 
 
 def number_of(trajectory_id: str) -> int:
-    """The number at the end of an id."""
-    return int(trajectory_id.rpartition("-")[2])
+    """The number of an episode, at the end of the id of each of its rows."""
+    return int(episode_of(trajectory_id).rpartition("-")[2])
 
 
 def _best(metrics: Sequence[dict[str, Any]]) -> int | None:

@@ -15,12 +15,13 @@ from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
 from agentrl.rewards import Components
 from agentrl.rollouts.limits import Limits
+from agentrl.rollouts.segments import by_episode, episode_of, whole
 from pipelines.handles import Model, Table, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, reveal, stage
-from pipelines.stages.budget import TokenLimits, check_room
+from pipelines.stages.budget import Compressing, check_room
 from pipelines.stages.common import count, environment, load_policy, rollout_runner, secrets_of
 from pipelines.stages.measures import EVERY, Attempted, Optimum, attempted, choices, parts, summary
-from pipelines.stages.outcomes import warn_of_ends
+from pipelines.stages.outcomes import out_of_context, warn_of_ends
 from pipelines.stages.searched import PICKED, WITH_FEEDBACK, searched
 from pipelines.stages.shards import Shards
 from pipelines.stages.trees import TreeSearchConfig
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pipelines.compare import Arm
 
 
-class EvaluateConfig(TokenLimits):
+class EvaluateConfig(Compressing):
     samples: int = Field(1, ge=1, description="attempts at each task at temperature 1; several give pass@k and pass^k")
     best_of: Components = Field(
         [], description="a scorer that picks one of the samples of each task: what is picked counts as best_of_n"
@@ -104,9 +105,11 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
     for decoding, temperature in DECODINGS.items():
         table = context.buffer.read(list(attempts[decoding]), ["success", "termination"])
         warn_of_ends(table, f"{decoding} rollouts")
+        if config.compress:
+            count(context, {"out_of_context": out_of_context(table)})
         count(context, {"unscored": table["success"].null_count} if table["success"].null_count else {})
         by_id = {name: attempt.task for name, attempt in attempts[decoding].items()}
-        measured = _measured(context, config if temperature else EvaluateConfig(), by_id, optimum)
+        measured = _measured(context, config if temperature else _once(config), by_id, optimum)
         if not measured:
             raise ValueError(f"no {decoding} episode could be scored; the rows' tags say how their environment failed")
         which = {"policy": model.stage, "decoding": decoding, "temperature": temperature, "split": split}
@@ -117,6 +120,11 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
     context.metrics.update(policy=model.stage, n_tasks=len(rows), split=split, **_metrics(results))
     ids = [name for ours in attempts.values() for name in ours] if found else None
     return Evaluation(context.table(_table(results), "results"), context.select(ids))
+
+
+def _once(config: EvaluateConfig) -> EvaluateConfig:
+    """The same for one attempt at each task."""
+    return config.model_copy(update={"samples": 1, "best_of": []})
 
 
 MORE = (
@@ -143,13 +151,20 @@ def _metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _measured(context: Context, config: EvaluateConfig, tasks: dict[str, Task], optimum: Optimum) -> list[Attempted]:
-    """What counts of each rollout, by id, that was scored; whole tickets are read at a time."""
+    """What counts of each rollout, by id, that was scored; whole tickets are read at a time. The segments of an
+    episode are one rollout."""
     for secret in secrets_of(config.best_of):
         reveal(secret)
     names, size = list(tasks), max(1, ROWS_AT_ONCE // config.samples) * config.samples
+    later: dict[str, list[str]] = defaultdict(list)
+    for name in context.row_ids() if config.compress else []:
+        if (episode := episode_of(name)) != name:
+            later[episode].append(name)
     found = []
     for start in range(0, len(names), size):
-        rows = [row for row in context.buffer.get_many(names[start : start + size]) if row.success is not None]
+        ids = [one for name in names[start : start + size] for one in (name, *later[name])]
+        episodes = map(whole, by_episode(context.buffer.get_many(ids)))
+        rows = [row for row in episodes if row.success is not None]
         chosen: dict[str, float] = {}
         if config.best_of:
             groups: dict[str | None, list[Row]] = defaultdict(list)

@@ -30,7 +30,7 @@ from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.trackers import Tracker
 from pipelines.handles import Folder, Model, NoteTable, Table, Tasks, Trajectories
 from pipelines.stage import Context, stage
-from pipelines.stages.budget import TokenLimits, check_room
+from pipelines.stages.budget import Compressing, check_room
 from pipelines.stages.checkpoints import BATCHES, Checkpoints, Keeper, number_of
 from pipelines.stages.common import REWARDS, count, load_policy, rollout_runner, warn_of_splits
 from pipelines.stages.observed import Observe, weighing
@@ -59,7 +59,7 @@ class Online(NamedTuple):
     coverage: Table
 
 
-class OnlineConfig(TokenLimits, TeacherConfig):
+class OnlineConfig(Compressing, TeacherConfig):
     algorithm: PolicyGradientAlgorithm = Field(GRPO(), description="how rollouts update the policy")
     iterations: int = Field(25, ge=1)
     tasks: int = Field(32, ge=1, description="tasks of one iteration")
@@ -149,6 +149,23 @@ class OnlineConfig(TokenLimits, TeacherConfig):
             raise ValueError(
                 f"{setting} takes turns that are no draws of the policy, so the ratios of {self.algorithm.type} would "
                 "be of other probabilities; set algorithm.off_policy, such as {truncate: 2.0}, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _episodes_have_one_credit(self) -> "OnlineConfig":
+        if self.compress is None:
+            return self
+        algorithm = self.algorithm
+        wrong = {
+            f"algorithm.type: {algorithm.type} values one row": algorithm.needs_critic,
+            f"algorithm.credit: {algorithm.credit} compares whole rows": algorithm.credit != "whole",
+            "algorithm.overlong punishes rows that come near max_tokens, which none does": algorithm.overlong,
+        }
+        if found := [what for what, holds in wrong.items() if holds]:
+            raise ValueError(
+                f"compress makes several rows of an episode, and {found[0]}; leave compress out, or use an algorithm "
+                "that credits whole episodes (grpo, dapo, rloo, ...) with credit: whole"
             )
         return self
 
@@ -335,8 +352,8 @@ def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", keeper:
 def _check_coverage(
     context: Context, config: OnlineConfig, loop: "OnlineLoop", tickets: list[dict[str, Any]], ids: list[str]
 ) -> None:
-    """See :func:`agentrl.online.coverage.check`. ``ids`` are the rollouts that the buffer has."""
-    rows = Counter(number_of(name) // loop.per_ticket for name in ids)
+    """See :func:`agentrl.online.coverage.check`. ``ids`` are the rows that the buffer has."""
+    rows = Counter(number // loop.per_ticket for number in {number_of(name) for name in ids})
     in_turn = None if config.draw else len(loop.tasks)
     coverage.check(tickets, rows, loop.per_ticket, in_turn, config.max_staleness)
     turns = context.buffer.read(ids, ["n_steps"])["n_steps"]

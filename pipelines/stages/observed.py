@@ -7,10 +7,11 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from agentrl.algorithms.policy_gradient import PolicyGradient
 from pipelines.stage import Context
 from pipelines.stages.common import count
 from pipelines.stages.selected import Selected
-from pipelines.stages.training_rows import decode, trained_on
+from pipelines.stages.training_rows import decode, outcomes, trained_on
 from schemas.annotations import ADDED
 from schemas.training import CE_WEIGHTS, TWO_STREAMS
 
@@ -35,11 +36,11 @@ def observing(
     policy: "Policy",
     observe: Mapping[str, float],
     batches: Iterator[pa.RecordBatch],
-    reference: bool,
+    algorithm: PolicyGradient,
 ) -> Iterator[pa.RecordBatch]:
     """Training rows, with the second stream over their observations, and then the rows of the selection that have only
-    that: those that were left out because they have no gradient. Their ``unit`` is their place among the rows that
-    have action tokens, as it is in ``batches``. With ``reference``, rows have log-probs of one."""
+    that: those that were left out because they have no gradient. Their ``unit`` is the number of their episode, as it is
+    in ``batches``. If the ``algorithm`` has a reference, rows have log-probs of one."""
     from functools import partial
 
     from agentrl.online.observed import Observed
@@ -61,11 +62,11 @@ def observing(
     for batch in batches:
         given.update(batch.column("row_id").to_pylist())
         yield weighed(batch)
-    acting = np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy())
+    acting, episodes = (known := outcomes(chosen, algorithm, policy)).positions, known.episodes
     left = [one for one in acting.tolist() if names[one] not in given]
     for part in chosen.tokens(lambda: policy, np.array(left, np.int64), logprobs=True):
-        units = np.searchsorted(acting, part.positions)
-        rows = weighed(_alone(trained_on(part, np.zeros(len(part.positions)), units=units), reference))
+        units = episodes[np.searchsorted(acting, part.positions)]
+        rows = weighed(_alone(trained_on(part, np.zeros(len(part.positions)), units=units), algorithm.kl is not None))
         offsets, weights = flat(rows.column(CE_WEIGHTS))
         yield rows.filter(pa.array(holds_true(offsets[:-1], offsets[1:], weights != 0)))
     count(context, {"observations_unplaced": seen.unplaced})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from agentrl.rollouts.segments import by_episode, episode_of
 from pipelines.stage import Context
 from pipelines.stages.checkpoints import BATCHES, DEV, number_of
 from schemas.arrow import from_table, to_table
@@ -24,38 +25,41 @@ class OnlineLog:
         self.batches, self.kept = context.scratch / BATCHES, context.scratch / "under_way"
         for folder in (self.batches, self.kept):
             folder.mkdir(exist_ok=True)
-        self._stored = {name for name in context.row_ids() if number_of(name) < DEV}
+        self._stored: dict[str, list[str]] = {}
+        for name in context.row_ids():  # sorted, so that the segments of an episode are in order
+            if number_of(name) < DEV:
+                self._stored.setdefault(episode_of(name), []).append(name)
         for left in self.kept.glob("*.arrow"):
             if left.stem in self._stored:
                 left.unlink()
         self._kept = {path.stem for path in self.kept.glob("*.arrow")}
 
-    def stored(self, names: Sequence[str]) -> dict[str, Trajectory]:
-        found = [name for name in names if name in self._stored]
-        return dict(zip(found, self.context.buffer.get_many(found), strict=True)) if found else {}
+    def stored(self, names: Sequence[str]) -> dict[str, list[Trajectory]]:
+        found = [row for name in names for row in self._stored.get(name, [])]
+        rows = by_episode(self.context.buffer.get_many(found)) if found else []
+        return {one[0].episode_id: one for one in rows}
 
-    def under_way(self, names: Sequence[str]) -> dict[str, Trajectory]:
+    def under_way(self, names: Sequence[str]) -> dict[str, list[Trajectory]]:
         return {name: self._read(name) for name in names if name in self._kept}
 
-    def keep(self, row: Trajectory) -> None:
-        path = self._path(row.trajectory_id)
+    def keep(self, rows: Sequence[Trajectory]) -> None:
+        path = self._path(rows[0].episode_id)
         partial = path.with_suffix(".partial")
         with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, TRAJECTORY_SCHEMA) as writer:
-            writer.write_table(to_table([row], TRAJECTORY_SCHEMA))
+            writer.write_table(to_table(rows, TRAJECTORY_SCHEMA))
         os.replace(partial, path)
 
-    def _read(self, name: str) -> Trajectory:
+    def _read(self, name: str) -> list[Trajectory]:
         with pa.OSFile(str(self._path(name)), "rb") as file:
-            [row] = from_table(Trajectory, pa.ipc.open_file(file).read_all())
-        return row
+            return list(from_table(Trajectory, pa.ipc.open_file(file).read_all()))
 
     def _path(self, name: str) -> Path:
         return self.kept / f"{name}.arrow"
 
     def append(self, rows: Sequence[Trajectory]) -> None:
         self.context.append(rows, shard=min(number_of(row.trajectory_id) for row in rows))
-        for row in rows:
-            self._path(row.trajectory_id).unlink(missing_ok=True)
+        for name in {row.episode_id for row in rows}:
+            self._path(name).unlink(missing_ok=True)
 
     def recorded(self, iteration: int) -> "Recorded | None":
         from agentrl.online.recorded import Recorded, file_of

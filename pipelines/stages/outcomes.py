@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from agentrl.rollouts.outcomes import LIMITS, shares_of_ends
+from schemas.trajectory import Termination
 
 MOST = 0.5
 """Share of the rollouts from which on a stage warns."""
@@ -16,6 +17,11 @@ FEW = 8
 
 ENDS = ("limited", "format_errors")
 """Names of the shares of :func:`shares_of_ends`."""
+
+
+def out_of_context(rows: pa.Table) -> int:
+    """How many rollouts ran out of context, or of segments. Losses leave them out."""
+    return rows["termination"].to_pylist().count(Termination.MAX_CONTEXT)
 
 
 def warn_of_ends(rows: pa.Table, what: str = "rollouts") -> None:

@@ -46,6 +46,7 @@ def agentq(
     scored = [row for row in read if row.reward is not None]
     groups = by_task(scored)
     if config.kind == "trajectory":
+        groups = by_task(_whole(context, scored))
         rows = [pair for group in groups.values() for pair in trajectory_pairs(group, config.margin, config.per_task)]
     else:
         known = values_of(values) if values else None
@@ -74,7 +75,7 @@ def outcome(
         raise ValueError(f"{text[0]} is text; wire inputs.model, for which it is tokenised")
     warn_of_splits(Counter(row.split for row in read), "rows")
     scored = [row for row in read if row.success is not None and row.reward is not None]
-    groups = by_task(scored)
+    groups = by_task(_whole(context, scored))
     rows = [pair for group in groups.values() for pair in outcome_pairs(group, config.cut, config.per_task)]
     left = sum(tagged_as_not_trained(selection) for selection in trajectories)
     both = sum(len({row.success for row in group}) == 2 for group in groups.values())
@@ -82,6 +83,15 @@ def outcome(
         tasks=len(groups), mixed_tasks=both, pairs=len(rows), unscored=len(read) - len(scored), not_trained=left
     )
     return context.pairs(_weighted(rows, trajectories))
+
+
+def _whole(context: Context, rows: list[Trajectory]) -> list[Trajectory]:
+    """Rows that are whole episodes. Others are left out and counted: segments begin with different prompts."""
+    parts = Counter(row.episode_id or row.trajectory_id for row in rows)
+    found = [row for row in rows if not row.segment and parts[row.episode_id or row.trajectory_id] == 1]
+    if len(found) < len(rows):
+        context.metrics["segments_left_out"] = len(rows) - len(found)
+    return found
 
 
 def _tokenised(trajectories: list[Trajectories], model: Model | None) -> Iterator[Trajectory]:

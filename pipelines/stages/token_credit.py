@@ -58,6 +58,7 @@ def credited_by_token(
     write_rows(folder / "scored.arrow", work.scored())
     found = work.found
     advantages, keep, degenerate = work.advantages(folder / "scored.arrow")
+    keep = keep & ~found.out_of_context
     metrics, lr_scale = {"degenerate_rows": float(degenerate.sum())}, 1.0
     if teacher:
         metrics["teacher_kl"] = teacher.divergence()
@@ -69,8 +70,9 @@ def credited_by_token(
     live = np.zeros(len(keep), dtype=bool)
     write_rows(folder / "weighted.arrow", work.weighted(folder / "scored.arrow", advantages, keep, live))
     (folder / "scored.arrow").unlink()
-    share = share_of(algorithm, found.actions, live, keep)
-    return TokenCredit(metrics, lr_scale, (_scaled(rows, share) for rows in _batches(folder / "weighted.arrow")))
+    share = share_of(algorithm, found.actions, live, keep, found.episodes)
+    made = (_scaled(rows, share, found.episodes) for rows in _batches(folder / "weighted.arrow"))
+    return TokenCredit(metrics, lr_scale, made)
 
 
 class _Work:
@@ -136,20 +138,25 @@ class _Work:
         from agentrl.training.rows import TrainingRows
 
         found = self.found
+        rewards, shaped, groups = found.of_episodes()
+        taken = np.bincount(found.episodes, self.taken, len(rewards))
         if self.algorithm.credits_returns:
-            return row_advantages(self.algorithm, found.shaped, found.rewards, found.groups, self.taken)
+            by_episode = row_advantages(self.algorithm, shaped, rewards, groups, taken)
+            advantages, keep, degenerate = (one[found.episodes] for one in by_episode)
+            return advantages, keep, degenerate
         rows = TrainingRows.open(path)
         number = len(rows)
         rollouts = _Rollouts(self.chosen, found.positions)
         step = Experience(
             rollouts,
-            found.groups,
-            found.shaped,
+            groups,
+            shaped,
             _OnDemand(number, lambda one: self._penalties(rows, one)),
             proximal=_OnDemand(number, lambda one: rows.values("ref_logprobs", one)),
             teacher=_Taught(rollouts, self.teacher) if self.teacher else None,
+            whose=found.episodes,
         )
-        made, keep, degenerate = token_advantages(self.algorithm, step, found.rewards - self.taken)
+        made, keep, degenerate = token_advantages(self.algorithm, step, rewards - taken)
         return made.tokens, keep, degenerate
 
     def _penalties(self, rows: "TrainingRows", number: int) -> np.ndarray:
@@ -290,11 +297,13 @@ def _changed(rows: pa.RecordBatch, columns: dict[str, pa.Array]) -> pa.RecordBat
     )
 
 
-def _scaled(rows: pa.RecordBatch, share: float) -> pa.RecordBatch:
+def _scaled(rows: pa.RecordBatch, share: float, episodes: np.ndarray) -> pa.RecordBatch:
+    """The rows with their weights times ``share``, and the number of their episode as ``unit``."""
     from agentrl.training.rows import flat, nested
 
     offsets, weights = flat(rows.column("weights"))
-    return _changed(rows, {"weights": nested(offsets, share * weights, "weights")})
+    units = pa.array(episodes[rows.column("unit").to_numpy()].astype(np.int32))
+    return _changed(rows, {"weights": nested(offsets, share * weights, "weights"), "unit": units})
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:

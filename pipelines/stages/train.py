@@ -285,5 +285,5 @@ def offline(
         if lr_scale == 0:
             raise ValueError(f"effective sample size {metrics['ess']:.3f} is below min_ess; use fresher rollouts")
         if observe := weighing(config.observe):
-            batches = observing(context, chosen, policy, observe, batches, reference=algorithm.kl is not None)
+            batches = observing(context, chosen, policy, observe, batches, algorithm)
         return training.fit(lambda: policy, algorithm, batches, lr_scale=lr_scale)

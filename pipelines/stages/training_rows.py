@@ -11,7 +11,7 @@ from agentrl.algorithms.policy_gradient import PolicyGradient
 from pipelines.stages.selected import Selected, Tokens
 from schemas.step import StepValue
 from schemas.training import TRAINING_SCHEMA
-from schemas.trajectory import REPLACED, Trajectory
+from schemas.trajectory import REPLACED, Termination, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy, Speaker
@@ -101,6 +101,7 @@ OUTCOME = (
     "sampling",
     "tags",
     "n_action_tokens",
+    "termination",
 )
 """The columns that credit of whole rollouts needs, beside those of every selection."""
 
@@ -118,6 +119,12 @@ class Outcomes(NamedTuple):
     groups: list[str]
     actions: np.ndarray
     episodes: np.ndarray
+    out_of_context: np.ndarray
+
+    def of_episodes(self) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        """Rewards, shaped rewards and groups of episodes, [episodes]."""
+        first = np.unique(self.episodes, return_index=True)[1]
+        return self.rewards[first], self.shaped[first], [self.groups[place] for place in first.tolist()]
 
 
 def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> Outcomes:
@@ -136,10 +143,13 @@ def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> O
         rewards.append(plain_rewards(algorithm, rows))
         groups += [group_of(row) for row in rows]
         levels += [(row.env, row.level) for row in rows]
-    shaped = by_level(algorithm, np.concatenate(rewards), levels)
+    plain = np.concatenate(rewards)
+    episodes = _episodes(outcome, groups, plain, algorithm.credit == "joint")
+    first = np.unique(episodes, return_index=True)[1]
+    shaped = by_level(algorithm, plain[first], [levels[place] for place in first.tolist()])[episodes]
     actions = outcome["n_action_tokens"].to_numpy()
-    episodes = _episodes(outcome, groups, shaped, algorithm.credit == "joint")
-    return Outcomes(acting, outcome["reward"].to_numpy(), shaped, groups, actions, episodes)
+    lost = pc.equal(outcome["termination"], Termination.MAX_CONTEXT.value).to_numpy()
+    return Outcomes(acting, outcome["reward"].to_numpy(), shaped, groups, actions, episodes, lost)
 
 
 def _episodes(outcome: pa.Table, groups: list[str], rewards: np.ndarray, joint: bool) -> np.ndarray:
@@ -175,8 +185,10 @@ def credited(
     from agentrl.online.credit import assign_rows
 
     found = outcomes(chosen, algorithm, policy)
-    credit = assign_rows(algorithm, found.shaped, found.rewards, found.groups, found.actions, found.episodes)
-    return credit.metrics, _credited_batches(chosen, algorithm, policy, micro_tokens, found.positions, credit)
+    credit = assign_rows(
+        algorithm, found.shaped, found.rewards, found.groups, found.actions, found.episodes, found.out_of_context
+    )
+    return credit.metrics, _credited_batches(chosen, algorithm, policy, micro_tokens, found, credit)
 
 
 def _credited_batches(
@@ -184,14 +196,14 @@ def _credited_batches(
     algorithm: PolicyGradient,
     policy: "Policy",
     micro_tokens: int,
-    acting: np.ndarray,
+    found: Outcomes,
     credit: "RowCredit",
 ) -> Iterator[pa.RecordBatch]:
     from agentrl.training.scoring import reference_logprobs
 
-    weights, units = np.zeros(len(chosen)), np.zeros(len(chosen), np.int64)
+    acting, weights, units = found.positions, np.zeros(len(chosen)), np.zeros(len(chosen), np.int64)
     weights[acting] = chosen.weights[acting] * credit.weights
-    units[acting] = np.arange(len(acting))
+    units[acting] = found.episodes
     labels = sides(chosen)
     for part in chosen.tokens(lambda: policy, acting[credit.live], logprobs=True):
         place = part.positions

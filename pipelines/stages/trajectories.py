@@ -2,13 +2,14 @@
 
 import asyncio
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
 
+import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from agentrl.engines import EngineChoice
@@ -20,13 +21,14 @@ from agentrl.rollouts.exploring import Explore
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
 from agentrl.rollouts.rationalize import HINT
+from agentrl.rollouts.segments import by_episode
 from datastore.retrieval.experience import estimate_tokens
 from pipelines.handles import Model, NoteTable, Scores, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.budget import SamplingConfig, check_room
+from pipelines.stages.budget import CompressingSampling, check_room
 from pipelines.stages.common import REWARDS, count, environment, load_policy, rollout_runner
 from pipelines.stages.in_context import InContext, Showing
-from pipelines.stages.outcomes import FEW, warn_of_ends
+from pipelines.stages.outcomes import FEW, out_of_context, warn_of_ends
 from pipelines.stages.retries import Tried, retried, to_retry, tried
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.shards import Shards
@@ -80,7 +82,7 @@ def synthesize(
 
 class SampleConfig(StageConfig):
     samples: int = Field(8, ge=1, description="rollouts of each task")
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: CompressingSampling = CompressingSampling()
     rewards: Rewards = Field([], description=REWARDS)
     shard_tasks: int = Field(128, ge=1, description="tasks between two points at which a killed run resumes")
     engine: EngineChoice = DEFAULT_ENGINE
@@ -106,6 +108,14 @@ class SampleConfig(StageConfig):
             raise ValueError(
                 f"explore needs the tokens of turns and their log-probs, and engine {self.engine.type} gives none; use "
                 "an engine with token ids, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _counts_tokens(self) -> "SampleConfig":
+        if self.sampling.compress and not self.engine.exact:
+            raise ValueError(
+                f"sampling.compress counts tokens, which engine {self.engine.type} does not give; leave it out"
             )
         return self
 
@@ -144,7 +154,10 @@ def sample(
     shards.finish(len(range(0, len(rows), config.shard_tasks)))
     count(context, runner.counts)
     chosen = context.select()
-    outcome = chosen.table(["task_id", "success", "termination"])
+    made = chosen.table(["task_id", "success", "termination", "segment"])
+    outcome = made.filter(pc.equal(made["segment"], 0))
+    if config.sampling.compress:
+        context.metrics.update(segments=made.num_rows, out_of_context=out_of_context(outcome))
     warn_of_ends(outcome)
     unscored = outcome["success"].null_count
     count(context, {"unscored": unscored} if unscored else {})
@@ -230,16 +243,17 @@ async def _sample(
     if not attempts:
         return
     shard_of = {name: shard for shard, one in missing.items() for name in one}
-    made: dict[int, dict[str, Trajectory]] = {shard: {} for shard in missing}
+    made: dict[int, dict[str, list[Trajectory]]] = {shard: {} for shard in missing}
     seed = stream(context.seed, "sample", min(missing))
     async with aclosing(runner.groups(list(attempts.values()), seed, list(attempts))) as groups:
         async for group in groups:
-            shard = shard_of[group[0].trajectory_id]
-            done = ((row.trajectory_id, finish(row, attempts[row.trajectory_id].task)) for row in group)
-            made[shard].update(done)
+            shard = shard_of[group[0].episode_id]
+            for rows in by_episode(group):
+                name = rows[0].episode_id
+                made[shard][name] = [finish(row, attempts[name].task) for row in rows]
             if len(made[shard]) == len(missing[shard]):
-                rows = made.pop(shard)
-                await asyncio.to_thread(shards.append, [rows[name] for name in missing[shard]], shard)
+                whole = made.pop(shard)
+                await asyncio.to_thread(shards.append, [row for name in missing[shard] for row in whole[name]], shard)
 
 
 FEW_KEPT = 0.15
@@ -260,27 +274,36 @@ def reject(
 ) -> Trajectories:
     """Rejection sampling: successes only, of each task the ``keep`` best and, among equals, those that were made most
     often, then those of fewest steps, then of fewest tokens. Identical runs of one task count once. A run that other
-    runs repeat is more seldom right by luck. Unscored rows, and rows that are tagged as not trained on, are left out
-    and counted."""
-    columns = ["trajectory_id", "task_id", "success", "reward", "n_steps", "n_tokens", "input_ids", "tags"]
-    read = [row for one in under(trajectories, scores, config.scorer) for row in one.table(columns).to_pylist()]
+    runs repeat is more seldom right by luck. The segments of an episode are one run, and are kept together. Unscored
+    rows, and rows that are tagged as not trained on, are left out and counted."""
+    columns = ["trajectory_id", "episode_id", "segment", "task_id", "success", "reward", "n_steps", "n_tokens", "tags"]
+    tables = [one.table([*columns, "input_ids"]) for one in under(trajectories, scores, config.scorer)]
+    read = [row for one in tables for row in one.to_pylist()]
     trained = [row for row in read if NOT_TRAINED not in row["tags"]]
     rows = [row for row in trained if row["success"] is not None and row["reward"] is not None]
     same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in filter(itemgetter("success"), rows):
-        same.setdefault((row["task_id"], tuple(row["input_ids"]) or row["trajectory_id"]), []).append(row)
+    for run in map(_run, _episodes(filter(itemgetter("success"), rows))):
+        same.setdefault((run["task_id"], run["tokens"] or run["trajectory_id"]), []).append(run)
     runs = [
-        (-row["reward"], -len(equals), row["n_steps"], row["n_tokens"], row["trajectory_id"], row["task_id"])
+        (
+            -run["reward"],
+            -len(equals),
+            run["n_steps"],
+            run["n_tokens"],
+            run["trajectory_id"],
+            run["ids"],
+            run["task_id"],
+        )
         for equals in same.values()
-        for row in [min(equals, key=lambda row: (-row["reward"], row["trajectory_id"]))]
+        for run in [min(equals, key=lambda run: (-run["reward"], run["trajectory_id"]))]
         if len(equals) >= config.agree
     ]
-    kept: dict[str, list[str]] = {}
-    for *_, trajectory_id, task_id in sorted(runs):
+    kept: dict[str, list[list[str]]] = {}
+    for *_, ids, task_id in sorted(runs):
         mine = kept.setdefault(task_id, [])
         if len(mine) < config.keep:
-            mine.append(trajectory_id)
-    chosen = sorted(trajectory_id for ids in kept.values() for trajectory_id in ids)
+            mine.append(ids)
+    chosen = sorted(name for mine in kept.values() for ids in mine for name in ids)
     context.metrics.update(
         before=len(read),
         unscored=len(trained) - len(rows),
@@ -291,6 +314,22 @@ def reject(
     )
     _warn_of_few(len(kept), len({row["task_id"] for row in rows}), config.agree)
     return context.select(chosen)
+
+
+def _episodes(rows: "Iterable[dict[str, Any]]") -> list[list[dict[str, Any]]]:
+    """Rows by episode, each in the order of its segments. Rows with other rewards are not of one episode."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        key = (row["task_id"], row["episode_id"] or row["trajectory_id"], row["reward"])
+        found.setdefault(key, []).append(row)
+    return [sorted(each, key=lambda row: (row["segment"], row["trajectory_id"])) for each in found.values()]
+
+
+def _run(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """An episode, with the sums of its rows."""
+    sums = {name: sum(row[name] for row in rows) for name in ("n_steps", "n_tokens")}
+    tokens = tuple(tuple(row["input_ids"]) for row in rows)
+    return {**rows[0], **sums, "tokens": tokens if any(tokens) else (), "ids": [row["trajectory_id"] for row in rows]}
 
 
 def _warn_of_few(kept: int, tasks: int, agree: int) -> None:

@@ -15,8 +15,9 @@ from agentrl.engines.base import Sampling, Session, Turn
 from agentrl.engines.blocking import blocking
 from agentrl.environments.base import Score, Step
 from agentrl.models.policy import Policy
+from agentrl.rollouts.acting import Act
 from agentrl.rollouts.attempts import Attempt
-from agentrl.rollouts.episodes import Act, EpisodeRun
+from agentrl.rollouts.episodes import EpisodeRun
 from agentrl.rollouts.limits import Limits
 from pipelines.stages.common import ModelConfig, start_policy
 from schemas.task import Task

@@ -207,7 +207,7 @@ def test_groups_are_added_while_others_are_under_way_and_what_was_made_is_not_ma
             for index, prompt in enumerate(prompts)
         ]
 
-    with acts, acts.flow(lambda row: kept.append(row.trajectory_id)) as flow:
+    with acts, acts.flow(lambda rows: kept.append(rows[0].trajectory_id)) as flow:
         acts.wait(flow.add(jobs("a", "slow,slow,slow", "price fig")))
         acts.wait(flow.add(jobs("b", "price fig", "price plum")))
         [first] = acts.wait(flow.groups())
@@ -217,7 +217,7 @@ def test_groups_are_added_while_others_are_under_way_and_what_was_made_is_not_ma
             time.sleep(0.05)
         assert sorted(kept) == ["a-0", "a-1", "b-0", "b-1"]
         before = first[1].model_copy(update={"trajectory_id": "c-1"})
-        acts.wait(flow.add(jobs("c", "price fig", "price plum"), {"c-1": before}))
+        acts.wait(flow.add(jobs("c", "price fig", "price plum"), {"c-1": [before]}))
         a, c = acts.wait(flow.groups(all_of_them=True))
         assert [row.trajectory_id for row in [*a, *c]] == ["a-0", "a-1", "c-0", "c-1"]
         assert c[1] is before

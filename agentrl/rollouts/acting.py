@@ -1,0 +1,92 @@
+"""What acts in an episode: an engine, and the codec between its tokens and messages."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from agentrl.chat.codec import ChatCodec
+from agentrl.engines.base import Engine, Sampling, Session, Turn
+from agentrl.environments.base import cut
+from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
+from agentrl.rollouts.limits import Limits
+from schemas.trajectory import Message
+
+_REMEMBERED = 4096  # openings; groups of samples follow each other
+
+
+@dataclass(frozen=True)
+class Act:
+    """What acts: an engine, the codec between its tokens and messages (None for an engine without token ids), and how
+    it samples. ``teacher`` acts in the turns that attempts have ``advised``, in place of the episode."""
+
+    engine: Engine
+    codec: ChatCodec | None
+    sampling: Sampling
+    limits: Limits
+    explore: Explore = NO_EXPLORATION
+    teacher: Engine | None = None
+    openings: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
+
+    def opening(self, messages: list[Message], tools: str) -> list[int]:
+        """The opening's token ids, none without a codec. Samples of one group have the same, so it is remembered."""
+        if self.codec is None:
+            return []
+        key = (tools, *(message.model_dump_json() for message in messages))
+        if key not in self.openings:
+            if len(self.openings) >= _REMEMBERED:
+                self.openings.clear()
+            self.openings[key] = self.codec.opening(messages, tools)
+        return self.openings[key]
+
+    def shortened(self, text: str) -> str:
+        """The beginning of a text that is longer than an observation may be; other texts as they are."""
+        text = cut(text, self.limits.observation_chars)
+        tokens = self.limits.observation_tokens
+        if tokens is None or self.codec is None or self.codec.count(text) <= tokens:
+            return text
+        low, high = 0, len(text)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.codec.count(cut(text, middle)) <= tokens else (low, middle - 1)
+        return cut(text, low)
+
+    async def sampled(
+        self,
+        engine: Engine,
+        session: Session,
+        start: int,
+        time_limit: float,
+        seed: Callable[[int], int],
+        deadline: int = 0,
+    ) -> Turn:
+        """An engine's turn, with its tokens in the session from ``start`` on. A turn that stopped in the middle of a
+        closing tag goes on; ``seed`` gives that of each part."""
+        codec, sampling = self.codec, self.sampling
+        ends = time.monotonic() + time_limit
+        for part in count():
+            said = len(session.ids) - start
+            turn = await engine.turn(
+                session,
+                sampling.model_copy(update={"max_turn_tokens": sampling.max_turn_tokens - said}) if said else sampling,
+                stop=codec.stop_ids if codec else [],
+                seed=seed(part),
+                deadline=deadline,
+                time_limit=max(0.0, ends - time.monotonic()),
+            )
+            session.act(turn)
+            whole = session.ids[start:]
+            if turn.stop != "stop" or codec is None or codec.ended(whole):
+                break
+            if len(whole) >= sampling.max_turn_tokens:
+                turn = replace(turn, stop="length")
+                break
+        return turn
+
+    def said(self, session: Session, turn: Turn, start: int) -> tuple[Message | None, str]:
+        """The message of a turn that begins at ``start`` of a session, and if it is malformed, why."""
+        said = session.ids[start:]
+        if self.codec is None or not said:
+            return turn.message, ""
+        parsed = self.codec.parse(said, session.ids[:start], session.tools)
+        return parsed.message, parsed.error or ""

@@ -1,0 +1,195 @@
+"""Segments by hand: what a compressed episode goes on from, and what its rows weigh."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.algorithms.grpo import GRPO
+from agentrl.algorithms.policy_gradient import KL, PolicyGradient
+from agentrl.algorithms.rloo import RLOO
+from agentrl.chat.codec import spanned
+from agentrl.engines.base import Compress, Sampling
+from agentrl.online.credit import assign
+from agentrl.rollouts.compression import window
+from agentrl.rollouts.segments import SUMMARY, episode_of, name_of, whole
+from agentrl.training.batch import collate
+from agentrl.training.rows import TrainingRows
+from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
+
+
+def row(name: str, segment: int, reward: float, actions: int, **changes: Any) -> Trajectory:
+    """A prompt of one token, and ``actions`` sampled ones."""
+    mask = [False] + [True] * actions
+    fields: dict[str, Any] = {
+        "trajectory_id": name_of(name, segment), "episode_id": name, "segment": segment, "task_id": "t",
+        "group_id": "ticket", "source": "model", "env": "e", "split": "train", "prompt": "q", "reward": reward,
+        "success": reward > 0, "termination": Termination.ANSWERED, "n_tokens": len(mask), "n_action_tokens": actions,
+        "messages": [
+            Message(role=Role.USER, content="q", token_start=0, token_end=1),
+            Message(role=Role.ASSISTANT, content="a", token_start=1, token_end=len(mask)),
+        ],
+        "input_ids": [1] * len(mask), "action_mask": mask,
+        "logprobs": [float("nan") if not one else -1.0 for one in mask],
+    }  # fmt: skip
+    return Trajectory(**{**fields, **changes})
+
+
+def gradient(algorithm: PolicyGradient, rows: list[Trajectory]) -> dict[str, list[float]]:
+    """The derivative of the loss by the log-prob of each sampled token, by episode, in order."""
+    made = assign(algorithm, rows)
+    names = [one.row_id for one in made.rows]
+    batch = collate(TrainingRows.of(made.rows))
+    logprobs = batch.logprobs.clone().requires_grad_()
+    total, _ = algorithm.loss(logprobs, torch.zeros_like(logprobs), batch)
+    (total / algorithm.count(batch)).backward()
+    assert logprobs.grad is not None
+    found: dict[str, list[float]] = {}
+    for name, values, mask in zip(names, logprobs.grad, batch.mask, strict=True):
+        found.setdefault(episode_of(name), []).extend(round(one, 7) for one in values[mask].tolist())
+    return found
+
+
+AGGREGATES = [{"aggregate": "sequence"}, {"aggregate": "token"}, {"aggregate": "constant", "constant_length": 10}]
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+@pytest.mark.parametrize("kind", [GRPO, RLOO])
+def test_three_segments_of_equal_tokens_weigh_as_one_row(kind: type[PolicyGradient], aggregate: dict[str, Any]) -> None:
+    algorithm = kind(**aggregate)
+    other = row("b", 0, 0.0, 4)
+    together = gradient(algorithm, [row("a", 0, 1.0, 6), other])
+    apart = gradient(algorithm, [*(row("a", n, 1.0, 2) for n in range(3)), other])
+    assert apart == together
+    if kind is RLOO and aggregate["aggregate"] == "sequence":  # by hand: two episodes, of 6 and 4 tokens
+        assert together == {"a": [pytest.approx(-1 / 2 / 6)] * 6, "b": [pytest.approx(1 / 2 / 4)] * 4}
+
+
+def test_the_pull_towards_a_reference_is_over_episodes_too() -> None:
+    algorithm = GRPO(kl=KL(coef=0.5, estimator="k2"))
+    batches = []
+    for rows in ([row("a", 0, 1.0, 6)], [row("a", n, 1.0, 2) for n in range(3)]):
+        made = assign(algorithm, [*rows, row("b", 0, 0.0, 4)]).rows
+        batch = collate(TrainingRows.of([one.model_copy(update={"ref_logprobs": one.logprobs}) for one in made]))
+        logprobs = (batch.logprobs - 0.5) * batch.mask
+        total, _ = algorithm.loss(logprobs, torch.zeros_like(logprobs), batch)
+        batches.append(float(total / algorithm.count(batch)))
+    assert batches[0] == pytest.approx(batches[1])
+
+
+def test_a_group_is_compared_by_episodes() -> None:
+    """Rewards 1 (in three rows), 0 and 0: the mean is 1/3, not 3/5."""
+    rows = [*(row("a", n, 1.0, 2) for n in range(3)), row("b", 0, 0.0, 2), row("c", 0, 0.0, 2)]
+    assert assign(RLOO(), rows).advantages == pytest.approx([1, 1, 1, -0.5, -0.5])
+
+
+def test_an_episode_out_of_context_is_left_out_of_the_loss_and_counted() -> None:
+    """It counts in the mean of its group: the success beats it."""
+    lost = {"termination": Termination.MAX_CONTEXT}
+    rows = [row("a", 0, 1.0, 2), *(row("b", n, 0.0, 3, **lost) for n in range(2))]
+    made = assign(GRPO(), rows)
+    assert made.trained == [True, False, False]
+    assert made.metrics["out_of_context"] == 1
+    assert made.advantages[0] == pytest.approx(1.0, abs=1e-4)
+    [alone] = made.rows
+    assert alone.weights[1] == pytest.approx(1.0, abs=1e-4), "the loss is divided by the episodes that are trained on"
+
+
+def test_the_names_of_rows() -> None:
+    assert [name_of("sample-00abcdef-000007", n) for n in (0, 12)] == [
+        "sample-00abcdef-000007",
+        "sample-00abcdef-000007.12",
+    ]
+    for name in ("sample-00abcdef-000007", "sample-00abcdef.1-000007", "trajectories.sample-1-00000000-000007"):
+        assert [episode_of(name_of(name, n)) for n in (0, 1, 10)] == [name] * 3
+
+
+def call(number: int, word: str) -> list[Message]:
+    said = ToolCall(id=f"c{number}", name="go", arguments=f'{{"door": "{word}"}}')
+    return [
+        Message(role=Role.ASSISTANT, tool_calls=[said], reward=0.5),
+        Message(role=Role.TOOL, tool_call_id=f"c{number}", content=f"room {number}"),
+    ]
+
+
+def conversation(steps: int, size: int) -> tuple[list[Message], list[int]]:
+    """Steps of ``size`` tokens for the turn and as many for its answer, after an opening of five."""
+    messages, ids = list[Message](), list(range(5))
+    for number in range(steps):
+        for one in call(number, "left"):
+            messages += spanned([one], len(ids), len(ids) + size)
+            ids += range(100 * number + len(ids), 100 * number + len(ids) + size)
+    return messages, ids
+
+
+OPENING = [Message(role=Role.USER, content="Where?")]
+
+
+def words(opening: list[Message]) -> list[int]:
+    return list(range(900, 904 + len(opening[-1].content.split())))
+
+
+def test_what_an_episode_goes_on_from() -> None:
+    messages, ids = conversation(3, 4)
+    by_hand = {
+        "drop": "Where?",
+        "summary": "Where?\n\nSo far:\nin the attic",
+        "schema": 'Where?\n\nSo far:\ngo {"door": "left"} -> room 0\ngo {"door": "left"} -> room 1',
+    }
+    for by, text in by_hand.items():
+        compress = Compress(limit=32, keep_last=1, by=by)  # type: ignore[arg-type]
+        summary = "in the attic" if by == "summary" else ""
+        found = window(OPENING, [], messages, ids, compress, summary, words)
+        assert found is not None
+        assert [one.content for one in found.messages] == [text, "", "room 2"]
+        head = len(words(found.messages[:1]))
+        assert found.ids == words(found.messages[:1]) + ids[-8:], "the tokens as they were"
+        assert [(one.token_start, one.token_end) for one in found.messages] == [
+            (0, head), (head, head + 4), (head + 4, head + 8)
+        ]  # fmt: skip
+        assert [one.reward for one in found.messages] == [None] * 3, "an answer is rewarded once"
+        assert len(found.left_out) == 2
+
+
+@given(steps=st.integers(1, 8), size=st.integers(1, 12), keep=st.integers(0, 9), limit=st.integers(32, 120))
+def test_the_next_prompt_fits_and_ends_as_the_one_before(steps: int, size: int, keep: int, limit: int) -> None:
+    messages, ids = conversation(steps, size)
+    found = window(OPENING, [], messages, ids, Compress(limit=limit, keep_last=keep), "", words)
+    assert found is not None, "the opening alone fits"
+    kept = len(found.messages) // 2
+    assert len(found.ids) == len(words(OPENING)) + kept * 2 * size <= limit
+    assert kept == min(keep, steps) or len(found.ids) + 2 * size > limit, "no fewer than fit"
+    assert found.ids[len(words(OPENING)) :] == ids[len(ids) - kept * 2 * size :]
+    assert len(found.left_out) == steps - kept
+
+
+def test_nothing_to_go_on_from_if_the_opening_does_not_fit() -> None:
+    messages, ids = conversation(2, 4)
+    summary = "word " * 40
+    assert window(OPENING, [], messages, ids, Compress(limit=32, by="summary"), summary, words) is None
+
+
+def test_an_episode_as_one_row_has_each_message_once() -> None:
+    ask = Message(role=Role.USER, name=SUMMARY, content="Sum up.", token_start=3, token_end=4)
+    told = Message(role=Role.ASSISTANT, content="so", token_start=4, token_end=5)
+    first, second = row("a", 0, 1.0, 2, n_steps=1, n_tool_calls=1), row("a", 1, 1.0, 3, n_steps=2)
+    first = first.model_copy(update={"messages": [*first.messages, ask, told], "n_tool_errors": 1})
+    again = Message(role=Role.ASSISTANT, content="a", token_start=0, token_end=1)
+    own = [one.model_copy(update={"content": "b"}) for one in second.messages[1:]]
+    second = second.model_copy(update={"messages": [second.messages[0], again, *own]})
+    one = whole([first, second])
+    assert [message.content for message in one.messages] == ["q", "a", "b"]
+    assert (one.n_steps, one.n_tool_calls, one.n_tool_errors, one.n_action_tokens) == (3, 1, 1, 5)
+    assert one.input_ids == []
+    assert whole([first]) is first
+
+
+def test_sampling_without_compression_is_written_as_before() -> None:
+    assert "compress" not in Sampling().model_dump_json()
+    assert Sampling.model_validate_json(Sampling(compress=Compress(limit=50)).model_dump_json()).compress == Compress(
+        limit=50
+    )
+    assert np.isfinite(len(Sampling().model_dump()))

@@ -1,0 +1,225 @@
+"""Rollouts whose context is compressed: rows are what the engine saw, and an episode counts once however many it has."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from agentrl.engines.base import Sampling
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.environments import load_environment
+from agentrl.models.policy import Policy
+from agentrl.rollouts.runner import RolloutRunner
+from agentrl.rollouts.segments import SUMMARY, by_episode, episode_of, firsts, whole
+from agentrl.training.rows import TrainingRows
+from agentrl.training.scoring import batch_logprobs
+from pipelines.handles import Model, Tasks
+from pipelines.harness import Harness
+from pipelines.stage import Context
+from pipelines.stages.evaluate import evaluate
+from pipelines.stages.grpo import OnlineConfig, online
+from pipelines.stages.pairs import outcome
+from pipelines.stages.shards import Shards
+from pipelines.stages.trajectories import SampleConfig, reject, sample
+from schemas.training import TrainingRow
+from schemas.trajectory import Role, Termination, Trajectory
+
+LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    return Harness(tmp_path_factory.mktemp("compression"))
+
+
+@pytest.fixture(scope="module")
+def limit(warm: Model, tasks: Tasks) -> int:
+    """Of a prompt: the longest one of a task, and a short step."""
+    policy = Policy.load(warm.path)
+    runner = RolloutRunner(policy, TransformersEngine(policy.model), load_environment("lookup"), Sampling())
+    return max(len(policy.codec.opening(*one)) for one in runner.openings(tasks.read())) + 20
+
+
+def sampled(harness: Harness, warm: Model, tasks: Tasks, limit: int, **compress: Any) -> Any:
+    config = {"samples": 4, "sampling": {**LIMITS, "compress": {"limit": limit, **compress}}}
+    return harness.run(sample, config, model=warm, tasks=tasks)
+
+
+@pytest.mark.parametrize("by", ["drop", "schema", "summary"])
+def test_rows_are_what_the_engine_saw(harness: Harness, warm: Model, tasks: Tasks, limit: int, by: str) -> None:
+    made = sampled(harness, warm, tasks, limit + 16 * (by == "schema"), by=by)
+    rows = made["trajectories"].read()
+    episodes = by_episode(rows)
+    assert len(episodes) == made.metrics["rows"] == 4 * len(tasks.read())
+    assert made.metrics["segments"] == len(rows) > len(episodes)
+    assert sum(row.success for row in firsts(rows)) / len(episodes) == pytest.approx(made.metrics["success"])
+    policy = Policy.load(warm.path)
+    asked = [TrainingRow(row_id="", input_ids=one.input_ids, mask=one.action_mask, weights=[]) for one in rows]
+    table = TrainingRows.of([one.model_copy(update={"weights": [0.0] * len(one.mask)}) for one in asked])
+    for row, scored in zip(rows, batch_logprobs(policy, table, 8192), strict=True):
+        mask = np.array(row.action_mask)
+        np.testing.assert_allclose(np.array(row.logprobs)[mask], scored[mask], atol=1e-4)
+    for parts in episodes:
+        name = parts[0].episode_id
+        assert [row.trajectory_id for row in parts] == [name, *(f"{name}.{n}" for n in range(1, len(parts)))]
+        assert {episode_of(row.trajectory_id) for row in parts} == {name}
+        assert len({(row.reward, row.success, row.termination, row.final_state) for row in parts}) == 1
+        assert json.loads(parts[0].sampling)["compress"]["by"] == by
+        for row, after in zip(parts, [*parts[1:], None], strict=True):
+            _check_segment(row, after, by, policy, json.loads(row.sampling)["compress"]["limit"])
+
+
+def _check_segment(row: Trajectory, after: Trajectory | None, by: str, policy: Policy, limit: int) -> None:
+    said = [one for one in row.messages if one.role is Role.ASSISTANT]
+    own = [one for one in said if row.action_mask[one.token_start or 0]]
+    sums_up = [one for one, before in zip(row.messages[1:], row.messages, strict=False) if before.name == SUMMARY]
+    assert all((one.token_start or 0) <= limit for one in own if one not in sums_up), "no longer prompt"
+    assert row.n_steps == len(own) - len(sums_up), (
+        "a summary is no step, and a turn that stands there again is another's"
+    )
+    assert sum(map(len, (one.tool_calls for one in own if one not in sums_up))) == row.n_tool_calls
+    assert row.n_action_tokens == sum((one.token_end or 0) - (one.token_start or 0) for one in own), "summaries too"
+    if after is None:
+        return
+    assert bool(sums_up) == (by == "summary")
+    again = [
+        one for one in after.messages if one.role is Role.ASSISTANT and not after.action_mask[one.token_start or 0]
+    ]
+    text = after.messages[0].content.partition("So far:\n")[2]
+    if by == "summary":
+        assert text == sums_up[0].content.strip()
+    elif by == "drop":
+        assert not text
+    for one in again:  # the tokens that were sampled, not the message encoded anew
+        ids = after.input_ids[one.token_start : one.token_end]
+        assert any(ids == row.input_ids[old.token_start : old.token_end] for old in said)
+        assert one.reward is None
+
+
+def test_an_evaluation_counts_attempts(harness: Harness, warm: Model, tasks: Tasks, limit: int) -> None:
+    config = {**LIMITS, "samples": 2, "compress": {"limit": limit}}
+    made = harness.run(evaluate, config, model=warm, tasks=tasks)
+    rows = made["trajectories"].read()
+    overall = {one["decoding"]: one for one in made["results"].table().to_pylist() if one["level"] == -1}
+    number = len(tasks.read())
+    assert (overall["sampled"]["attempts"], overall["greedy"]["attempts"]) == (2 * number, number)
+    assert len(rows) > 3 * number
+    scored = [whole(parts) for parts in by_episode(rows) if "sampled" in parts[0].tags]
+    assert overall["sampled"]["successes"] == sum(row.success for row in scored)
+    assert overall["sampled"]["steps"] == pytest.approx(np.mean([row.n_steps for row in scored]))
+    assert overall["sampled"]["tokens"] == pytest.approx(np.mean([row.n_tokens for row in scored]))
+
+
+def test_rejection_keeps_whole_episodes_and_pairs_leave_them_out(
+    harness: Harness, warm: Model, tasks: Tasks, limit: int
+) -> None:
+    made = sampled(harness, warm, tasks, limit)["trajectories"]
+    parts = Counter(row.episode_id for row in made.read())
+    kept = harness.run(reject, {"keep": 4}, trajectories=[made])["trajectories"].read()
+    assert any(row.segment for row in kept)
+    for rows in by_episode(kept):
+        assert len(rows) == parts[rows[0].episode_id]
+    episodes: dict[str, set[str]] = {}
+    for row in kept:
+        episodes.setdefault(row.task_id, set()).add(row.episode_id)
+    one = harness.run(reject, {"keep": 1}, trajectories=[made])["trajectories"].read()
+    assert len(firsts(one)) == len(episodes) == len({row.task_id for row in one})
+    paired = harness.run(outcome, trajectories=[made])
+    assert paired.metrics["segments_left_out"] == sum(number for number in parts.values() if number > 1)
+
+
+def test_an_online_run_learns_from_episodes(harness: Harness, warm: Model, tasks: Tasks, limit: int) -> None:
+    config = {
+        "iterations": 2, "tasks": 3, "samples": 4, "updates": 2, "optimizer": {"lr": 1e-3}, "checkpoints": {"last": 0},
+        "compress": {"limit": limit, "segments": 3}, **LIMITS,
+    }  # fmt: skip
+    made = harness.run(online, config, model=warm, tasks=tasks)
+    rows = {row.trajectory_id: row for row in made["trajectories"].read()}
+    assert sum(one["rows"] for one in made["coverage"].table().to_pylist()) == 24 == len(firsts(rows.values()))
+    assert len(rows) > 24
+    advantages: dict[str, set[float]] = {}
+    steps = made["steps"].table().to_pylist()
+    assert {one["trajectory_id"] for one in steps} == set(rows)
+    for one in steps:
+        row = rows[one["trajectory_id"]]
+        advantages.setdefault(row.episode_id, set()).add(one["advantage"])
+        assert not (one["trained"] and row.termination is Termination.MAX_CONTEXT)
+    assert all(len(each) == 1 for each in advantages.values())
+    for number, one in enumerate(made["metrics"].table().to_pylist()):
+        mine = firsts(row for row in rows.values() if row.policy_version == number)
+        assert one["success"] == pytest.approx(np.mean([row.success for row in mine]))
+        assert one["out_of_context"] == sum(row.termination is Termination.MAX_CONTEXT for row in mine) > 0
+        for group in {row.group_id for row in mine}:
+            mean = np.mean([next(iter(advantages[row.episode_id])) for row in mine if row.group_id == group])
+            assert mean == pytest.approx(0, abs=1e-6), "over episodes, not over rows"
+    batches = made["batches"].table().to_pylist()
+    places = {(one["step"], one["iteration"], one["row_id"]) for one in batches}
+    updates = {row: step for step, _, row in places}
+    assert all(updates[name] == updates[episode_of(name)] for name in updates if episode_of(name) in updates)
+
+
+def test_a_killed_run_goes_on_with_whole_episodes(
+    harness: Harness, warm: Model, tasks: Tasks, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"samples": 2, "shard_tasks": 3, "sampling": {**LIMITS, "compress": {"limit": limit}}}
+    config = SampleConfig.model_validate(asked)
+
+    def run(context: Context) -> list[Trajectory]:
+        return list(sample(context, config, tasks=tasks, model=warm).read())
+
+    at_once = run(harness._context("at_once"))
+    killed = harness._context("killed")
+    append = Shards.append
+
+    def dying(shards: Shards, rows: Any, shard: int) -> None:
+        if shard:
+            raise KeyboardInterrupt
+        append(shards, rows, shard)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Shards, "append", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run(killed)
+    half = killed.row_ids()
+    assert 0 < len(half) < len(at_once)
+    resumed = run(killed)
+    assert len(resumed) == len(at_once) > 12
+    assert [row.input_ids for row in resumed] == [row.input_ids for row in at_once]
+    assert [row.segment for row in resumed] == [row.segment for row in at_once]
+
+
+@pytest.mark.parametrize(
+    ("compress", "said"),
+    [
+        ({"limit": 100}, "set compress.limit to 96 or less"),
+        ({"limit": 90, "by": "summary"}, "set compress.limit to 72 or less"),
+        ({"limit": 32}, "set compress.limit to"),
+    ],
+)
+def test_a_limit_that_cannot_work_is_refused(
+    harness: Harness, warm: Model, tasks: Tasks, compress: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        sampled(harness, warm, tasks, **compress)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ({"type": "ppo"}, "ppo values one row"),
+        ({"type": "grpo", "credit": "subgoal"}, "credit: subgoal compares whole rows"),
+        ({"type": "grpo", "overlong": {"limit": 9}}, "overlong punishes rows"),
+    ],
+)
+def test_algorithms_that_look_at_one_row_are_refused(algorithm: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        OnlineConfig.model_validate({"algorithm": algorithm, "compress": {"limit": 64}})
+
+
+def test_an_engine_without_tokens_is_refused() -> None:
+    engine = {"type": "openai", "base_url": "http://127.0.0.1:1", "model": "m"}
+    with pytest.raises(ValidationError, match="compress counts tokens"):
+        SampleConfig.model_validate({"engine": engine, "sampling": {"compress": {"limit": 64}}})

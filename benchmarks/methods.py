@@ -10,6 +10,7 @@ tasks of all seeds; a gain is a paired difference over tasks and seeds, with a b
 - distill, echo, rwml, reflexion: see :mod:`methods_signals`.
 - slicing, pairs, dagger, search, tree: see ``branching.py``; teams: see ``teams.py``.
 - experience, guidance, splice: see ``memory.py``.
+- compress: see ``compression.py``.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
     METHODS=hindsight python benchmarks/methods.py  # some
@@ -41,7 +42,15 @@ KEEP = Path(os.environ["KEEP"]) if "KEEP" in os.environ else None
 JUDGED = 24 if SMALL else 512
 CURATED_STEPS = 4 if SMALL else 60
 TASKS, SAMPLES, ITERATIONS = (8, 2, 2) if SMALL else (32, 8, 24)
-LR = {"sft": 1e-3, "grpo rooms": 3e-4, "grpo lookup": 1e-3, "grpo rooms 1-6": 3e-4, "offline": 1e-4, "dpo": 2e-5}
+LR = {
+    "sft": 1e-3,
+    "grpo rooms": 3e-4,
+    "grpo lookup": 1e-3,
+    "grpo rooms 1-6": 3e-4,
+    "grpo rooms, 30 steps": 3e-4,
+    "offline": 1e-4,
+    "dpo": 2e-5,
+}
 """Learning rates, chosen on dev tasks of seed 0 for the baselines; methods have the same."""
 WITHIN = 0.15
 """How far the budgets of two methods may be apart."""
@@ -109,12 +118,36 @@ ENVIRONMENTS: dict[str, Any] = {
     "rooms": {"type": "rooms", "spoken": True},
     "lookup": "lookup",
     "rooms 1-6": {"type": "rooms", "spoken": True, "levels": [1, 2, 3, 4, 5, 6]},
+    "rooms, 30 steps": {"type": "rooms", "spoken": True},
 }
 # Of the 2,256 pairs of rooms all that are not judged: from half of them no policy learns ways between new ones.
-TRAIN = dict.fromkeys(ENVIRONMENTS, 48) if SMALL else {"rooms": 1232, "lookup": 768, "rooms 1-6": 1024}
-CONTEXT = {"rooms": 256, "lookup": 192, "rooms 1-6": 256}
-SHOWN = {"rooms": {}, "lookup": {"noise": 0.2, "coverage": 0.5}, "rooms 1-6": {}}
-WARM_STEPS = dict.fromkeys(ENVIRONMENTS, 30) if SMALL else {"rooms": 500, "lookup": 160, "rooms 1-6": 500}
+TRAIN = (
+    dict.fromkeys(ENVIRONMENTS, 48)
+    if SMALL
+    else {
+        "rooms": 1232,
+        "lookup": 768,
+        "rooms 1-6": 1024,
+        "rooms, 30 steps": 1232,
+    }
+)
+CONTEXT = {"rooms": 256, "lookup": 192, "rooms 1-6": 256, "rooms, 30 steps": 704}
+SHOWN = {
+    "rooms": {},
+    "lookup": {"noise": 0.2, "coverage": 0.5},
+    "rooms 1-6": {},
+    "rooms, 30 steps": {"noise": 0.4},  # walks that are long
+}
+WARM_STEPS = (
+    dict.fromkeys(ENVIRONMENTS, 30)
+    if SMALL
+    else {
+        "rooms": 500,
+        "lookup": 160,
+        "rooms 1-6": 500,
+        "rooms, 30 steps": 500,
+    }
+)
 
 
 def expert(env: str, seed: int, folder: Path, **config: Any) -> tuple[Any, Any, Any]:
@@ -339,6 +372,7 @@ METHODS = {
     "guidance": lambda: [experiment("memory", "guidance")],
     "splice": lambda: [experiment("memory", "splice", "rooms"), experiment("memory", "splice", "lookup")],
     "teams": lambda: [experiment("teams", "teams")],
+    "compress": lambda: [experiment("compression", "compress")],
 }
 
 

@@ -13,8 +13,8 @@ class TrainingRow(BaseModel):
 
     ``weights`` is the per-token weight of the loss: for supervised training how much a token counts, for policy
     gradients its advantage. Only tokens with ``mask`` true are trained on. Rows of one ``unit`` (the two sides of a
-    pair, the segments of an episode) always share a batch; ``label`` is 1 for the preferred side or a success, -1 for the other side or a failure,
-    0 if there is neither.
+    pair, the segments of an episode) always share a batch; ``label`` is 1 for the preferred side or a success, -1 for
+    the other side or a failure, 0 if there is neither.
 
     ``ce_weights`` are a second stream of the loss, cross-entropy: what ``-log p`` of each token counts, whatever its
     ``mask``. It is divided by the number of its own tokens, those whose weight is not 0, so that neither stream

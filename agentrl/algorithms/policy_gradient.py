@@ -100,12 +100,12 @@ class Overlong(Config):
 class Experience:
     """The rollouts of one step, and what algorithms turn into advantages.
 
-    A rollout is a row, and an episode is one rollout unless its context was compressed: then ``whose`` [rollouts] is the
-    number of each rollout's episode. ``groups`` names each episode's group, ``rewards`` [episodes] are shaped, and
-    ``penalties`` is what the divergence from a reference takes off the reward of each token. What only some algorithms need may be missing: ``values`` of a
-    critic, log-probs of the ``proximal`` policy (the one that is about to be updated) and of a ``teacher``, and the
-    reward of each group's ``greedy`` rollout. Stored rollouts, and the numbers of their tokens, are read when they are
-    asked for, a few at a time: go through them once, in order.
+    A rollout is a row, and an episode is one rollout unless its context was compressed: then ``whose`` [rollouts] is
+    the number of each rollout's episode. ``groups`` names each episode's group, ``rewards`` [episodes] are shaped, and
+    ``penalties`` is what the divergence from a reference takes off the reward of each token. What only some algorithms
+    need may be missing: ``values`` of a critic, log-probs of the ``proximal`` policy (the one that is about to be
+    updated) and of a ``teacher``, and the reward of each group's ``greedy`` rollout. Stored rollouts, and the numbers
+    of their tokens, are read when they are asked for, a few at a time: go through them once, in order.
     """
 
     rollouts: Sequence[Trajectory]

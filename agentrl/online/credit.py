@@ -275,12 +275,12 @@ def blamed(
 
     Raises TrainingError that names a later segment of an episode, if turns are blamed that other segments may have.
     """
-    if algorithm.credit in ("first_divergence", "subgoal"):
-        if parts := [row.trajectory_id for row in rollouts if row.segment]:
-            raise TrainingError(
-                f"credit: {algorithm.credit} compares whole episodes, and {parts[0]} is a segment of one; use credit: "
-                "whole, or sample without compress"
-            )
+    parts = [row.trajectory_id for row in rollouts if row.segment]
+    if parts and algorithm.credit in ("first_divergence", "subgoal"):
+        raise TrainingError(
+            f"credit: {algorithm.credit} compares whole episodes, and {parts[0]} is a segment of one; use credit: "
+            "whole, or sample without compress"
+        )
     if algorithm.credit == "first_divergence":
         return _blame_divergence(rollouts, groups, weights)
     if algorithm.credit == "fork_turn":

@@ -20,8 +20,8 @@ OnRows = Callable[[Sequence[Trajectory]], None]
 
 @dataclass(frozen=True)
 class NumberedAttempt:
-    """An episode to play, whose first row is called ``name``. ``number`` orders episodes, ``seed`` is that of its draws, and
-    ``sampling`` takes the place of the runner's. The smallest ``deadline`` is served first."""
+    """An episode to play, whose first row is called ``name``. ``number`` orders episodes, ``seed`` is that of draws,
+    and ``sampling`` takes the place of the runner's. The smallest ``deadline`` is served first."""
 
     attempt: Attempt
     name: str
@@ -75,8 +75,8 @@ class Flow:
     async def add(
         self, jobs: Sequence[NumberedAttempt], made: Mapping[str, list[Trajectory]] = MappingProxyType({})
     ) -> None:
-        """Begin episodes. ``jobs`` are whole groups. Those of which ``made`` has the rows, by the job's name and without
-        rewards, are not played again."""
+        """Begin episodes. ``jobs`` are whole groups. Those of which ``made`` has the rows, by the name of the job and
+        without rewards, are not played again."""
         for job in jobs:
             group = self._groups.setdefault(job.attempt.group_id, _Group({}, set()))
             group.jobs[job.number] = job

@@ -1,6 +1,6 @@
-"""Episodes of several rows. If the context is compressed in the middle of an episode, it goes on as a new segment, which
-is a row of its own: the tokens that the engine saw. Rows of one episode share its outcome, and count as one attempt.
-"""
+"""Episodes of several rows. If the context is compressed in the middle of an episode, it goes on as a new segment,
+which is a row of its own: the tokens that the engine saw. Rows of one episode share its outcome, and count as one
+attempt."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -57,8 +57,8 @@ def numbered(rows: Sequence[Trajectory], groups: Sequence[str]) -> np.ndarray:
 
 
 def whole(rows: Sequence[Trajectory]) -> Trajectory:
-    """An episode as one row, for what looks at conversations and counts: the messages without what was repeated or asked
-    for the sake of compression, and the sums of the counts. Such a row has no tokens unless the episode is one row."""
+    """An episode as one row, for what looks at conversations and counts: the messages without what was repeated or
+    asked for the sake of compression, and the sums of the counts. It has no tokens unless the episode is one row."""
     if len(rows) == 1:
         return rows[0]
     counts = ("n_steps", "n_tokens", "n_action_tokens", "n_tool_calls", "n_tool_errors")

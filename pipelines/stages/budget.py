@@ -97,7 +97,7 @@ class Compressing(TokenLimits):
         if needed > found.max_tokens:
             raise ValueError(
                 f"compress.limit {self.compress.limit} leaves no room: with {turns} turns of max_turn_tokens "
-                f"{found.max_turn_tokens} after it{', the last one a summary,' * (turns - 1)} a row has {needed} tokens, "
+                f"{found.max_turn_tokens} after it{', the last a summary,' * (turns - 1)} a row has {needed} tokens, "
                 f"and max_tokens is {found.max_tokens}; set compress.limit to "
                 f"{max(0, found.max_tokens - turns * found.max_turn_tokens)} or less, or lower max_turn_tokens"
             )

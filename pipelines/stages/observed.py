@@ -39,8 +39,8 @@ def observing(
     algorithm: PolicyGradient,
 ) -> Iterator[pa.RecordBatch]:
     """Training rows, with the second stream over their observations, and then the rows of the selection that have only
-    that: those that were left out because they have no gradient. Their ``unit`` is the number of their episode, as it is
-    in ``batches``. If the ``algorithm`` has a reference, rows have log-probs of one."""
+    that: those that were left out because they have no gradient. Their ``unit`` is the number of their episode, as it
+    is in ``batches``. If the ``algorithm`` has a reference, rows have log-probs of one."""
     from functools import partial
 
     from agentrl.online.observed import Observed

@@ -1,4 +1,4 @@
-"""Rollouts whose context is compressed: rows are what the engine saw, and an episode counts once however many it has."""
+"""Rollouts whose context is compressed: rows are what the engine saw, and an episode of several rows counts once."""
 
 import json
 from collections import Counter

@@ -1,7 +1,7 @@
 """The experiment of ``methods.py`` about context compression: `rooms`, with walks of up to 30 steps.
 
-Three ways to keep an episode in a context, each with a policy of its own, which has imitated the same walks of an
-expert in that form, and then learned by rejection sampling or GRPO:
+Three ways to keep an episode in a context. One policy imitates walks of an expert; for each way a copy of it imitates
+them in the form in which it rolls out, and then learns by rejection sampling or GRPO:
 
 - full: the whole walk stands in the context, up to 704 tokens; the ceiling.
 - window: 160 tokens. The last step stays, those before are dropped.
@@ -10,6 +10,7 @@ expert in that form, and then learned by rejection sampling or GRPO:
 Summaries are sampled tokens too, so the others get more rollouts: as many as make up for them.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from methods import (
@@ -17,6 +18,7 @@ from methods import (
     SAMPLES,
     SMALL,
     TASKS,
+    WARM_STEPS,
     Arm,
     Setting,
     Spent,
@@ -33,7 +35,7 @@ from methods import online as trained_online
 LIMITS = {"max_steps": 30}
 ROUNDS = ITERATIONS if SMALL else ITERATIONS // 2
 TURN = 24
-CUT = {"limit": 104, "keep_last": 1, "segments": 16}
+CUT = {"limit": 104, "keep_last": 1, "segments": 16, "ask": "So far?"}
 WAYS: dict[str, dict[str, Any]] = {
     "summary": {"max_turn_tokens": TURN, "max_tokens": 160, "compress": {**CUT, "by": "summary"}},
     "window": {"max_turn_tokens": TURN, "max_tokens": 160, "compress": {**CUT, "by": "drop"}},
@@ -52,7 +54,7 @@ def compress() -> bool:
         start = imitated("whole walks", ENV, harness, tasks, [shown])
         each = 0.0
         for way, sampling in WAYS.items():
-            setting = start if way == "full" else imitated(way, ENV, harness, tasks, [_cut(start, shown, sampling)])
+            setting = _formed(start, shown, sampling)
             arms[f"{way}, warm"].add(_judged(setting, setting.warm, sampling), Spent())
             some = harness.tasks(setting.tasks.read()[: TASKS * ROUNDS])
             mine = _played(setting, setting.warm, some, sampling, 1).sampled_of_each
@@ -91,13 +93,24 @@ def _played(setting: Setting, model: Any, tasks: Any, sampling: dict[str, Any], 
     return _Played(setting.harness.run(sample, config, model=model, tasks=tasks), setting.harness)
 
 
+def _formed(setting: Setting, shown: Any, sampling: dict[str, Any]) -> Setting:
+    """The policy of whole walks, after as many steps on them in the form in which its own are rolled out."""
+    from pipelines.stages.train import sft
+
+    rows = _cut(setting, shown, sampling) if "compress" in sampling else shown
+    optimizer = {"lr": 2e-3, "schedule": "cosine", "warmup": 20}
+    config = {"steps": WARM_STEPS[ENV] // 2, "batch": 32, "optimizer": optimizer}
+    made = setting.harness.run(sft, config, trajectories=[rows], model=setting.warm)
+    return replace(setting, warm=made["model"])
+
+
 def _cut(setting: Setting, shown: Any, sampling: dict[str, Any]) -> Any:
     """The expert's walks in the form in which they are rolled out: rows of one window."""
     from pipelines.stages.segment import segment
 
     given = sampling["compress"]
     # a segment of rollouts ends with the turn after the limit, and with the summary
-    config = {"limit": given["limit"] + TURN, "keep_last": given["keep_last"], "by": given["by"]}
+    config = {"limit": given["limit"] + TURN, **{name: given[name] for name in ("keep_last", "by", "ask")}}
     return setting.harness.run(segment, config, trajectories=[shown], model=setting.warm)["trajectories"]
 
 

@@ -129,7 +129,9 @@ def _summary(steps: Sequence[Exchange]) -> str:
     return ", ".join(_short(one) for one in answers[-SUMMED_UP:])
 
 
-def segments(row: Trajectory, codec: ChatCodec, tokenizer: str, limit: int, keep_last: int, by: By) -> list[Trajectory]:
+def segments(
+    row: Trajectory, codec: ChatCodec, tokenizer: str, limit: int, keep_last: int, by: By, ask: str = ASK
+) -> list[Trajectory]:
     """A row as segments of at most ``limit`` tokens each, encoded anew: rows of its episode in order, named by their
     number. The ``keep_last`` steps before a segment stand in it again, fewer if they do not fit.
 
@@ -137,7 +139,7 @@ def segments(row: Trajectory, codec: ChatCodec, tokenizer: str, limit: int, keep
     """
     steps, made, done = steps_of(row), list[Trajectory](), 0
     while done < len(steps):
-        one = _segment(row, steps, done, codec, tokenizer, limit, keep_last, by)
+        one = _segment(row, steps, done, codec, tokenizer, limit, keep_last, by, ask)
         made.append(one.model_copy(update={"segment": len(made)}))
         done += one.n_steps
     if made:
@@ -154,12 +156,13 @@ def _segment(
     limit: int,
     keep_last: int,
     by: By,
+    ask: str,
 ) -> Trajectory:
     """The longest segment that begins with the step ``done`` and fits."""
     for kept in range(min(keep_last, done), -1, -1):
         found = None
         for end in range(done + 1, len(steps) + 1):
-            one = _encoded(row, steps, done - kept, done, end, codec, tokenizer, by)
+            one = _encoded(row, steps, done - kept, done, end, codec, tokenizer, by, ask)
             if one.n_tokens > limit:
                 break
             found = one
@@ -172,7 +175,15 @@ def _segment(
 
 
 def _encoded(
-    row: Trajectory, steps: list[Exchange], first: int, done: int, end: int, codec: ChatCodec, tokenizer: str, by: By
+    row: Trajectory,
+    steps: list[Exchange],
+    first: int,
+    done: int,
+    end: int,
+    codec: ChatCodec,
+    tokenizer: str,
+    by: By,
+    ask: str,
 ) -> Trajectory:
     """The segment that shows the steps from ``first`` on, and is trained on those from ``done`` to ``end``. With
     summaries it is also trained on that of these steps, unless the episode ends with them."""
@@ -181,7 +192,7 @@ def _encoded(
     opening = opening_after(opening_of(row), [step.messages for step in steps[:first]], by, summary)
     sums_up = by == "summary" and end < len(steps)
     if sums_up:
-        asked = Message(role=Role.USER, name=SUMMARY, content=ASK)
+        asked = Message(role=Role.USER, name=SUMMARY, content=ask)
         shown += [asked, Message(role=Role.ASSISTANT, content=_summary(steps[:end]))]
     bare = [one.model_copy(update={"token_start": None, "token_end": None}) for one in [*opening, *shown]]
     cleared = {"messages": bare, "input_ids": [], "action_mask": [], "logprobs": [], "spans": []}

@@ -41,10 +41,10 @@ def firsts(rows: Iterable[Trajectory]) -> list[Trajectory]:
 
 
 def by_episode(rows: Iterable[Trajectory]) -> list[list[Trajectory]]:
-    """The rows of each episode, in the order of their segments; episodes in the order of their first rows."""
-    found: dict[str, list[Trajectory]] = {}
+    """The rows of each episode and agent, in the order of their segments; episodes in the order of their first rows."""
+    found: dict[tuple[str, str], list[Trajectory]] = {}
     for row in rows:
-        found.setdefault(row.episode_id, []).append(row)
+        found.setdefault((row.episode_id or row.trajectory_id, row.agent), []).append(row)
     return [sorted(each, key=lambda row: row.segment) for each in found.values()]
 
 

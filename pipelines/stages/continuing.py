@@ -58,12 +58,17 @@ def rows_to_continue(
     ``measured`` says that nothing will be trained on what is made of them, None that the stage has no such setting.
 
     Raises ValueError that names a row of another tokenizer than the policy's, or without its task, or of another split
-    than train unless it is measured.
+    than train unless it is measured, or a later segment of an episode.
     """
     known = KnownTasks(trajectories, tasks)
     found = []
     for row in (one for selection in trajectories for one in selection.trained_on()):
         row = tokenize(row, policy.codec, policy.tokenizer_fingerprint)
+        if row.segment:
+            raise ValueError(
+                f"{row.trajectory_id} is a later segment of its episode, whose beginning it lacks, so it cannot be "
+                "continued; leave such rows out by trajectories.select with where: segment = 0"
+            )
         if wrong := policy.wrote(row.trajectory_id, row.tokenizer):
             raise ValueError(wrong)
         if row.source == "team":

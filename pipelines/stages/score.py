@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from agentrl.engines.blocking import blocking
 from agentrl.rewards import Components
 from agentrl.rewards.component import Reward, check_shares, graded
+from agentrl.rollouts.segments import by_episode, whole
 from pipelines.handles import Scores, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, reveal, stage
 from pipelines.stages.common import secrets_of
@@ -53,8 +54,8 @@ def score(
     table of scores, which stages read if they name the scorer.
 
     Verifiers need the ground truth, which the wired ``tasks`` have; if none are wired, those that were stored beside
-    the buffer do. Components that compare rollouts see those of one ticket. A trajectory succeeds if the verifiers say
-    so, and without any but ``environment``, as its row says.
+    the buffer do. Components that compare rollouts see those of one ticket, and the segments of an episode as one
+    rollout. A trajectory succeeds if the verifiers say so, and without any but ``environment``, as its row says.
 
     Raises ValueError if some rows are of none of the tasks.
     """
@@ -112,8 +113,8 @@ async def _scored(
     scorer: str,
 ) -> list[TrajectoryScore]:
     by_id = {row.trajectory_id: row for row in rows}
-    groups = [[by_id[name] for name in group] for group in batch]
-    work = [graded(group, _task(group[0], known, has_tasks), rewards) for group in groups]
+    groups = [by_episode(by_id[name] for name in group) for group in batch]
+    work = [graded([*map(whole, group)], _task(group[0][0], known, has_tasks), rewards) for group in groups]
     try:
         found = await asyncio.gather(*work)
     finally:
@@ -129,7 +130,8 @@ async def _scored(
             why=one.why,
         )
         for group, scored in zip(groups, found, strict=True)
-        for row, one in zip(group, scored, strict=True)
+        for episode, one in zip(group, scored, strict=True)
+        for row in episode
     ]
 
 
@@ -151,17 +153,19 @@ def _success(row: Trajectory, values: dict[str, float], rewards: Sequence[Reward
 
 
 def _report(context: Context, rewards: Sequence[Reward], table: pa.Table, trajectories: list[Trajectories]) -> None:
-    """Metrics, and the reviews of the components."""
-    rows = table.to_pylist()
+    """Metrics, and the reviews of the components. The segments of an episode count once."""
+    columns = ["trajectory_id", "success", "segment"]
+    outcomes = {
+        row["trajectory_id"]: row["success"]
+        for one in trajectories
+        for row in one.table(columns).to_pylist()
+        if not row["segment"]
+    }
+    rows = [row for row in table.to_pylist() if row["trajectory_id"] in outcomes]
     values: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
         for part in row["components"]:
             values[part["name"]][row["trajectory_id"]] = part["value"]
-    outcomes = {
-        row["trajectory_id"]: row["success"]
-        for one in trajectories
-        for row in one.table(["trajectory_id", "success"]).to_pylist()
-    }
     for one in rewards:
         graded_rows = values[one.component]
         for name, found in one.review([(value, outcomes[row]) for row, value in graded_rows.items()]).items():

@@ -2,16 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from agentrl.chat.codec import tokenize
-from agentrl.rollouts.compression import By, StepTooLongError, segments
+from agentrl.rollouts.compression import ASK, By, StepTooLongError, segments
 from pipelines.handles import Model, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.common import count, load_policy
 from pipelines.stages.selected import check_tokenizer
+from schemas.annotations import ADDED
 from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -23,7 +24,12 @@ ROWS_AT_ONCE = 256
 class SegmentConfig(StageConfig):
     limit: int = Field(ge=32, description="tokens of a segment, prompt and observations included")
     keep_last: int = Field(1, ge=0, description="steps before a segment that stand in it again, not trained on")
-    by: By = Field("drop", description="what stands for steps that are left out: nothing, or a line for each call")
+    by: By = Field(
+        "drop",
+        description="what stands for steps that are left out: nothing, a line for each call, or a scripted summary, "
+        "which is trained on where it is given",
+    )
+    ask: Annotated[str, ADDED] = Field(ASK, min_length=1, description="how a summary is asked for")
 
 
 @stage("trajectories.segment", version=1)
@@ -70,7 +76,7 @@ def _parts(row: Trajectory, policy: "Policy", config: SegmentConfig, counts: Cou
         counts["fitting"] += 1
         return None
     try:
-        parts = segments(row, policy.codec, tokenizer, config.limit, config.keep_last, config.by)
+        parts = segments(row, policy.codec, tokenizer, config.limit, config.keep_last, config.by, config.ask)
     except StepTooLongError:
         counts["step_too_long"] += 1
         return []

@@ -20,8 +20,10 @@ from pipelines.handles import Model, Tasks
 from pipelines.harness import Harness
 from pipelines.stage import Context
 from pipelines.stages.evaluate import evaluate
+from pipelines.stages.fork import fork
 from pipelines.stages.grpo import OnlineConfig, online
 from pipelines.stages.pairs import outcome
+from pipelines.stages.score import score
 from pipelines.stages.shards import Shards
 from pipelines.stages.trajectories import SampleConfig, reject, sample
 from schemas.training import TrainingRow
@@ -57,9 +59,11 @@ def test_rows_are_what_the_engine_saw(harness: Harness, warm: Model, tasks: Task
     assert made.metrics["segments"] == len(rows) > len(episodes)
     assert sum(row.success for row in firsts(rows)) / len(episodes) == pytest.approx(made.metrics["success"])
     policy = Policy.load(warm.path)
-    asked = [TrainingRow(row_id="", input_ids=one.input_ids, mask=one.action_mask, weights=[]) for one in rows]
-    table = TrainingRows.of([one.model_copy(update={"weights": [0.0] * len(one.mask)}) for one in asked])
-    for row, scored in zip(rows, batch_logprobs(policy, table, 8192), strict=True):
+    asked = [
+        TrainingRow(row_id="", unit=n, input_ids=one.input_ids, mask=one.action_mask, weights=[0.0] * one.n_tokens)
+        for n, one in enumerate(rows)
+    ]
+    for row, scored in zip(rows, batch_logprobs(policy, TrainingRows.of(asked), 8192), strict=True):
         mask = np.array(row.action_mask)
         np.testing.assert_allclose(np.array(row.logprobs)[mask], scored[mask], atol=1e-4)
     for parts in episodes:
@@ -80,7 +84,8 @@ def _check_segment(row: Trajectory, after: Trajectory | None, by: str, policy: P
     assert row.n_steps == len(own) - len(sums_up), (
         "a summary is no step, and a turn that stands there again is another's"
     )
-    assert sum(map(len, (one.tool_calls for one in own if one not in sums_up))) == row.n_tool_calls
+    calls = sum(len(one.tool_calls) for one in own if one not in sums_up)
+    assert calls == row.n_tool_calls or row.termination is Termination.MAX_STEPS, "what was said last is not done"
     assert row.n_action_tokens == sum((one.token_end or 0) - (one.token_start or 0) for one in own), "summaries too"
     if after is None:
         return
@@ -129,6 +134,22 @@ def test_rejection_keeps_whole_episodes_and_pairs_leave_them_out(
     assert len(firsts(one)) == len(episodes) == len({row.task_id for row in one})
     paired = harness.run(outcome, trajectories=[made])
     assert paired.metrics["segments_left_out"] == sum(number for number in parts.values() if number > 1)
+
+
+def test_a_score_is_that_of_the_whole_episode(harness: Harness, warm: Model, tasks: Tasks, limit: int) -> None:
+    made = sampled(harness, warm, tasks, limit)["trajectories"]
+    done = harness.run(score, {"rewards": [{"type": "exact"}]}, trajectories=[made], tasks=[tasks])
+    found = {row["trajectory_id"]: row["success"] for row in done["scores"].table().to_pylist()}
+    rows = made.read()
+    assert set(found) == {row.trajectory_id for row in rows}
+    assert {row.trajectory_id: row.success for row in rows} == found, "the answer stands in the last segment"
+    assert done.metrics["rows"] == len(firsts(rows)) < len(rows)
+
+
+def test_a_later_segment_is_not_continued(harness: Harness, warm: Model, tasks: Tasks, limit: int) -> None:
+    made = sampled(harness, warm, tasks, limit)["trajectories"]
+    with pytest.raises(ValueError, match="is a later segment of its episode"):
+        harness.run(fork, {"k": 1}, trajectories=[made], tasks=[tasks], model=warm)
 
 
 def test_an_online_run_learns_from_episodes(harness: Harness, warm: Model, tasks: Tasks, limit: int) -> None:

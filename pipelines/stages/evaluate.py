@@ -50,6 +50,8 @@ class EvaluateConfig(Compressing):
     def _has_a_choice(self) -> "EvaluateConfig":
         if self.best_of and self.samples == 1:
             raise ValueError("best_of picks one of several samples; set samples to 2 or more")
+        if self.search and self.compress:
+            raise ValueError("search goes on from turns of rows, which compress cuts; leave one of them out")
         if self.search and not self.search.oracle and not self.best_of:
             raise ValueError(
                 "search gives many rows of a task, and nothing picks one: set best_of, which picks one of the samples "

@@ -46,6 +46,8 @@ ENV = "rooms, 30 steps"
 
 def compress() -> bool:
     """Ways to keep an episode in a context, at as many sampled tokens."""
+    from pipelines.stages.trajectories import reject
+
     names = ("warm", "rejection", "GRPO")
     arms = {f"{way}, {name}": Arm(f"{way}, {name}") for way in WAYS for name in names}
     lost: dict[str, int] = dict.fromkeys(WAYS, 0)
@@ -57,13 +59,16 @@ def compress() -> bool:
             setting = _formed(start, shown, sampling)
             arms[f"{way}, warm"].add(_judged(setting, setting.warm, sampling), Spent())
             some = harness.tasks(setting.tasks.read()[: TASKS * ROUNDS])
-            mine = _played(setting, setting.warm, some, sampling, 1).sampled_of_each
+            once = _played(setting, setting.warm, some, sampling, 1)
+            mine = of_rollouts(once["trajectories"]).sampled / len(some.read())
             each = each or mine  # of the first way: what a rollout with summaries costs
             samples, rounds = max(1, round(SAMPLES * each / mine)), max(1, round(ROUNDS * each / mine))
             made = _played(setting, setting.warm, some, sampling, samples)
-            lost[way] += made.out_of_context
-            model, more = curated(setting, [made.good])
-            arms[f"{way}, rejection"].add(_judged(setting, model, sampling), made.spent + more)
+            lost[way] += int(made.metrics.get("out_of_context", 0))
+            good = harness.run(reject, {"keep": 2}, trajectories=[made["trajectories"]])["trajectories"]
+            model, more = curated(setting, [good])
+            spent = of_rollouts(made["trajectories"]) + more
+            arms[f"{way}, rejection"].add(_judged(setting, model, sampling), spent)
             model, more, _ = trained_online(setting, iterations=rounds, limits=LIMITS, **sampling)
             arms[f"{way}, GRPO"].add(_judged(setting, model, sampling), more)
     print(f"\ncompress, rooms of up to 30 steps: {TASKS * ROUNDS * SAMPLES:,} rollouts a seed with summaries")
@@ -73,28 +78,15 @@ def compress() -> bool:
     return gain("compress, summary", arms["window, GRPO"], arms["summary, GRPO"])
 
 
-class _Played:
-    """Rollouts: the kept ones, and what they cost."""
-
-    def __init__(self, made: Any, harness: Any) -> None:
-        from pipelines.stages.trajectories import reject
-
-        self.rows = made["trajectories"]
-        self.spent = of_rollouts(self.rows)
-        self.sampled_of_each = self.spent.sampled / made.metrics["rows"]
-        self.out_of_context = int(made.metrics.get("out_of_context", 0))
-        self.good = harness.run(reject, {"keep": 2}, trajectories=[self.rows])["trajectories"]
-
-
-def _played(setting: Setting, model: Any, tasks: Any, sampling: dict[str, Any], samples: int) -> _Played:
+def _played(setting: Setting, model: Any, tasks: Any, sampling: dict[str, Any], samples: int) -> Any:
     from pipelines.stages.trajectories import sample
 
     config = {"samples": samples, "sampling": sampling, "limits": LIMITS}
-    return _Played(setting.harness.run(sample, config, model=model, tasks=tasks), setting.harness)
+    return setting.harness.run(sample, config, model=model, tasks=tasks)
 
 
 def _formed(setting: Setting, shown: Any, sampling: dict[str, Any]) -> Setting:
-    """The policy of whole walks, after as many steps on them in the form in which its own are rolled out."""
+    """The policy of whole walks, after half as many steps on them in the form in which its own are rolled out."""
     from pipelines.stages.train import sft
 
     rows = _cut(setting, shown, sampling) if "compress" in sampling else shown
@@ -118,5 +110,5 @@ def _judged(setting: Setting, model: Any, sampling: dict[str, Any]) -> dict[str,
     """Task -> success of one rollout at temperature 1."""
     from agentrl.rollouts.segments import firsts
 
-    rows = firsts(_played(setting, model, setting.judged, sampling, 1).rows.read())
+    rows = firsts(_played(setting, model, setting.judged, sampling, 1)["trajectories"].read())
     return {row.task_id: float(row.scored_success()) for row in rows}

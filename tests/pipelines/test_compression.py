@@ -13,7 +13,7 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
 from agentrl.rollouts.runner import RolloutRunner
-from agentrl.rollouts.segments import SUMMARY, by_episode, episode_of, firsts, whole
+from agentrl.rollouts.segments import SUMMARY, by_episode, episode_of, firsts, name_of, whole
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
 from pipelines.handles import Model, Tasks
@@ -22,6 +22,7 @@ from pipelines.stage import Context
 from pipelines.stages.evaluate import evaluate
 from pipelines.stages.fork import fork
 from pipelines.stages.grpo import OnlineConfig, online
+from pipelines.stages.online_log import OnlineLog
 from pipelines.stages.pairs import outcome
 from pipelines.stages.score import score
 from pipelines.stages.shards import Shards
@@ -210,6 +211,29 @@ def test_a_killed_run_goes_on_with_whole_episodes(
     assert len(resumed) == len(at_once) > 12
     assert [row.input_ids for row in resumed] == [row.input_ids for row in at_once]
     assert [row.segment for row in resumed] == [row.segment for row in at_once]
+
+
+def test_the_log_of_an_online_run_keeps_segments_together(
+    harness: Harness, warm: Model, tasks: Tasks, limit: int
+) -> None:
+    made = by_episode(sampled(harness, warm, tasks, limit)["trajectories"].read())
+    parts = next(rows for rows in made if len(rows) > 1)
+    context = harness._context("log")
+    name = context.trajectory_id(0)
+    rows = [row.model_copy(update={"trajectory_id": name_of(name, row.segment), "episode_id": name}) for row in parts]
+    OnlineLog(context).keep(rows)
+    after_a_kill = OnlineLog(context)
+    found = after_a_kill.under_way([name, context.trajectory_id(1)])
+    assert {key: [row.trajectory_id for row in each] for key, each in found.items()} == {
+        name: [row.trajectory_id for row in rows]
+    }
+    after_a_kill.append(found[name])
+    after_another = OnlineLog(context)
+    assert after_another.under_way([name]) == {}
+    stored = after_another.stored([name, context.trajectory_id(1)])
+    assert {key: [row.input_ids for row in each] for key, each in stored.items()} == {
+        name: [row.input_ids for row in rows]
+    }
 
 
 @pytest.mark.parametrize(

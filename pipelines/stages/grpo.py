@@ -161,6 +161,7 @@ class OnlineConfig(Compressing, TeacherConfig):
             f"algorithm.type: {algorithm.type} values one row": algorithm.needs_critic,
             f"algorithm.credit: {algorithm.credit} compares whole rows": algorithm.credit != "whole",
             "algorithm.overlong punishes rows that come near max_tokens, which none does": algorithm.overlong,
+            "fork goes on from turns of one row": self.fork,
         }
         if found := [what for what, holds in wrong.items() if holds]:
             raise ValueError(

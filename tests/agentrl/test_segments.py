@@ -140,7 +140,7 @@ def test_what_an_episode_goes_on_from() -> None:
         "schema": 'Where?\n\nSo far:\ngo {"door": "left"} -> room 0\ngo {"door": "left"} -> room 1',
     }
     for by, text in by_hand.items():
-        compress = Compress(limit=32, keep_last=1, by=by)  # type: ignore[arg-type]
+        compress = Compress(limit=32, keep_last=1, by=by)
         summary = "in the attic" if by == "summary" else ""
         found = window(OPENING, [], messages, ids, compress, summary, words)
         assert found is not None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from agentrl.rollouts.segments import by_episode, episode_of
+from agentrl.rollouts.segments import episode_of
 from pipelines.stage import Context
 from pipelines.stages.checkpoints import BATCHES, DEV, number_of
 from schemas.arrow import from_table, to_table
@@ -26,7 +26,7 @@ class OnlineLog:
         for folder in (self.batches, self.kept):
             folder.mkdir(exist_ok=True)
         self._stored: dict[str, list[str]] = {}
-        for name in context.row_ids():  # sorted, so that the segments of an episode are in order
+        for name in context.row_ids():
             if number_of(name) < DEV:
                 self._stored.setdefault(episode_of(name), []).append(name)
         for left in self.kept.glob("*.arrow"):
@@ -35,9 +35,11 @@ class OnlineLog:
         self._kept = {path.stem for path in self.kept.glob("*.arrow")}
 
     def stored(self, names: Sequence[str]) -> dict[str, list[Trajectory]]:
-        found = [row for name in names for row in self._stored.get(name, [])]
-        rows = by_episode(self.context.buffer.get_many(found)) if found else []
-        return {one[0].episode_id: one for one in rows}
+        wanted = [name for name in names if name in self._stored]
+        ids = [one for name in wanted for one in self._stored[name]]
+        rows = dict(zip(ids, self.context.buffer.get_many(ids), strict=True)) if ids else {}
+        found = {name: [rows[one] for one in self._stored[name]] for name in wanted}
+        return {name: sorted(each, key=lambda row: row.segment) for name, each in found.items()}
 
     def under_way(self, names: Sequence[str]) -> dict[str, list[Trajectory]]:
         return {name: self._read(name) for name in names if name in self._kept}

@@ -15,6 +15,7 @@ from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
 from agentrl.rewards import Rewards
+from agentrl.rollouts.compression import SOURCE as SEGMENTED
 from agentrl.rollouts.limits import Limits
 from pipelines.handles import Tasks, Trajectories
 from pipelines.stage import Context, StageConfig
@@ -64,7 +65,7 @@ def rows_to_continue(
     found = []
     for row in (one for selection in trajectories for one in selection.trained_on()):
         row = tokenize(row, policy.codec, policy.tokenizer_fingerprint)
-        if row.segment:
+        if row.segment and ('"compress"' in row.sampling or row.source == SEGMENTED):
             raise ValueError(
                 f"{row.trajectory_id} is a later segment of its episode, whose beginning it lacks, so it cannot be "
                 "continued; leave such rows out by trajectories.select with where: segment = 0"

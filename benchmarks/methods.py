@@ -269,7 +269,7 @@ def hindsight(env: str) -> bool:
         model, more = curated(setting, [good])
         arms["rejection"].add(judged(setting, model), spent + more)
         made = run(
-            relabel, {"cap": len(good.ids()) // 4 or None},
+            relabel, {"cap": len(good.ids()) // 4 or None, "detours": "masked" if setting.env == "rooms" else "kept"},
             trajectories=[rows], heldout=setting.heldout, model=setting.warm, tasks=[tasks],
         )  # fmt: skip
         print(f"{env}, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)

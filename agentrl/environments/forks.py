@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from agentrl.environments.base import FORMAT_ERROR, Environment, Episode, cut
+from agentrl.environments.base import FORMAT_ERROR, Environment, Episode, Step, cut
 from schemas.task import Task
 from schemas.trajectory import Message, Role
 
@@ -39,9 +39,11 @@ async def rebuild(
     task: Task,
     messages: Sequence[Message],
     before: Callable[[Episode], None] = lambda episode: None,
+    after: Callable[[Step | None], None] = lambda step: None,
 ) -> Episode:
     """An episode of ``task`` in the state after ``messages``, the opening and what was said since: every assistant
-    message is answered again. ``before`` is shown the episode before each of them.
+    message is answered again. ``before`` is shown the episode before each of them, and ``after`` what it answered: None
+    for a message whose calls could not be read, which no episode is told of.
 
     Raises ValueError if the environment is not replayable, and DivergedError if it answers otherwise than before.
     """
@@ -58,9 +60,11 @@ async def rebuild(
             assert said is not None
             before(episode)
             if answers and answers[0].name == FORMAT_ERROR:
+                after(None)
                 continue
             step = await episode.step(said)
             _compare(environment, task, f"the answer to message {number}", answers, step.messages)
+            after(step)
     except BaseException:
         await episode.close()
         raise

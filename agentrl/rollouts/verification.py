@@ -3,7 +3,7 @@
 import traceback
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -20,13 +20,15 @@ _TRACEBACK_CHARS = 2000
 
 @dataclass(frozen=True)
 class Solved:
-    """A task that a row solves by its verifier's word, and what its episode begins with."""
+    """A task that a row solves by its verifier's word, what its episode begins with, and the reward that this episode
+    gives each turn of the row: None if it gives none, and no rewards at all if there was no episode."""
 
     row: Trajectory
     task: Task
     opening: list[Message]
     tools: str
     score: Score
+    rewards: list[float | None] = field(default_factory=list)
 
 
 class ReplayVerifier:
@@ -73,9 +75,15 @@ async def verified(environment: Environment, row: Trajectory, task: Task) -> Sol
     first = await environment.reset(task)
     opening, tools = list(first.opening), first.tools
     await first.close()
-    episode = await rebuild(environment, task, [*opening, *row.messages[len(opening_of(row)) :]])
+    rewards: list[float | None] = []
+    episode = await rebuild(
+        environment,
+        task,
+        [*opening, *row.messages[len(opening_of(row)) :]],
+        after=lambda step: rewards.append(step.reward if step else None),
+    )
     try:
         score = await episode.score()
     finally:
         await episode.close()
-    return Solved(row, task, opening, tools, score) if score is not None and score.success else None
+    return Solved(row, task, opening, tools, score, rewards) if score is not None and score.success else None

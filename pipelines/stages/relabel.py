@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from random import Random
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow as pa
 from pydantic import Field, model_validator
@@ -21,7 +21,7 @@ from pipelines.stage import Context, StageConfig, reveal, stage
 from pipelines.stages.common import count, environment, load_policy, refuse_measured, secrets_of, warn_of_error
 from pipelines.stages.selected import check_tokenizer
 from pipelines.stages.stored_tasks import KnownTasks
-from schemas.trajectory import NOT_TRAINED, Termination, Trajectory
+from schemas.trajectory import NOT_TRAINED, Role, Termination, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.environments.base import Environment
@@ -51,11 +51,18 @@ class RelabelConfig(StageConfig):
     k: int = Field(4, ge=1, description="goals of a row that are tried, for goals: future")
     cap: int | None = Field(None, ge=1, description="rows that are kept of each level; None: all")
     weight: float = Field(1.0, gt=0, description="what a relabelled row counts, beside 1 of a row that was sampled")
+    detours: Literal["kept", "masked"] = Field(
+        "kept",
+        description="masked: turns but the last one are not trained on if the episode of the new task gives them no "
+        "reward above 0; for rows with tokens of environments that reward steps",
+    )
     describe: Describer | None = Field(None, description="the model that describes what a row did, for by: judge")
     verify: Judge | None = Field(None, description="the second model, which judges whether it did that")
 
     @model_validator(mode="after")
     def _a_judge_needs_two_models(self) -> "RelabelConfig":
+        if self.by == "judge" and self.detours == "masked":
+            raise ValueError("detours: masked needs the rewards of an episode, so it is for by: env")
         given = [name for name in ("describe", "verify") if getattr(self, name) is not None]
         if self.by == "judge" and len(given) < 2:
             raise ValueError("by: judge asks two models: set describe: {engines: [...]} and verify: {engines: [...]}")
@@ -103,7 +110,8 @@ def relabel(
     goals = _goals(config, {env: places[env] for env in sorted(envs)}, context.seed)
     solved = blocking(_solved(context, goals, admission, trajectories[0], ids, known))
     policy = load_policy(model) if model else None
-    rows = [_reopened(one, policy, context.trajectory_id(number)) for number, one in enumerate(solved)]
+    masked = config.detours == "masked"
+    rows = [_reopened(one, policy, context.trajectory_id(number), masked) for number, one in enumerate(solved)]
     context.append(rows)
     _tell(context, drops + goals.drops + admission.drops, len(ids), solved)
     warn_of_error(goals.error)
@@ -170,16 +178,21 @@ async def _solved(
     return kept
 
 
-def _reopened(solved: Solved, policy: "Policy | None", name: str) -> Trajectory:
-    """The row as one of the new task. Rewards of its steps were those of the old task, so they are taken out."""
+def _reopened(solved: Solved, policy: "Policy | None", name: str, masked: bool) -> Trajectory:
+    """The row as one of the new task. Rewards of its steps were those of the old task, so they are taken out. If
+    ``masked``, turns that do not lead to the new goal are not trained on."""
     row, task, score = solved.row, solved.task, solved.score
     if row.input_ids:
         if policy is None:
             raise ValueError(f"{row.trajectory_id} has tokens; wire inputs.model, whose tokenizer they are of")
         check_tokenizer(row.trajectory_id, row.tokenizer, policy)
     messages = [one.model_copy(update={"reward": None}) for one in row.messages]
+    update: dict[str, Any] = {"messages": messages}
+    if masked:
+        mask = _without_detours(solved)
+        update |= {"action_mask": mask, "n_action_tokens": sum(mask)}
     return reopened(
-        row.model_copy(update={"messages": messages}),
+        row.model_copy(update=update),
         solved.opening,
         policy.codec if policy else None,
         name,
@@ -195,6 +208,24 @@ def _reopened(solved: Solved, policy: "Policy | None", name: str) -> Trajectory:
         reward_components=list(score.components),
         final_state=json.dumps(score.state),
     )
+
+
+def _without_detours(solved: Solved) -> list[bool]:
+    """The row's mask without the turns that the episode of the new task does not reward, but for its last one."""
+    row = solved.row
+    turns = [message for message in row.messages if message.role is Role.ASSISTANT]
+    if not row.input_ids:
+        raise ValueError(f"{row.trajectory_id} has no tokens to mask; set detours: kept, or relabel sampled rows")
+    if all(reward is None for reward in solved.rewards[:-1]) and len(turns) > 1:
+        raise ValueError(
+            f"env {row.env!r} gives no turn of {row.trajectory_id} a reward, so none can be called a detour: give "
+            "rewards to steps, or set detours: kept"
+        )
+    mask = list(row.action_mask)
+    for turn, reward in zip(turns[:-1], solved.rewards, strict=False):
+        if (reward or 0.0) <= 0 and turn.token_start is not None and turn.token_end is not None:
+            mask[turn.token_start : turn.token_end] = [False] * (turn.token_end - turn.token_start)
+    return mask
 
 
 def _tell(context: Context, drops: Counter[str], failed: int, solved: list[Solved]) -> None:

@@ -138,6 +138,39 @@ def test_future_goals_are_several_of_one_row(harness: Harness) -> None:
     assert len(made) > len(harness.run(relabel, **wired)["trajectories"].ids())
 
 
+def test_turns_that_do_not_lead_to_the_new_goal_are_not_trained_on(harness: Harness) -> None:
+    tasks, rows = walks("rooms")
+    given, model = of_tokens(harness, rows)
+    inputs = {"trajectories": [given], "tasks": [harness.tasks(tasks)], "heldout": heldout(harness), "model": model}
+    kept = harness.run(relabel, **inputs)
+    whole = {row.parent_id: row for row in kept["trajectories"].read()}
+    asked = {task.task_id: json.loads(task.metadata) for task in kept["tasks"].read()}
+    house, masked = Rooms().house, 0
+    for row in harness.run(relabel, {"detours": "masked"}, **inputs)["trajectories"].read():
+        where = asked[row.task_id]
+        ahead = house.distances(house.numbers[where["goal"]])
+        room, turns = house.numbers[where["start"]], [one for one in row.messages if one.role is Role.ASSISTANT]
+        assert row.input_ids == whole[row.parent_id].input_ids
+        for turn, answer in zip(turns, [one for one in row.messages if one.role is Role.TOOL], strict=False):
+            there = house.numbers[answer.content]
+            trained = row.action_mask[turn.token_start : turn.token_end]
+            assert trained == [ahead[there] < ahead[room]] * len(trained)
+            masked, room = masked + (not any(trained)), there
+        assert all(row.action_mask[turns[-1].token_start : turns[-1].token_end])
+        assert row.n_action_tokens == sum(row.action_mask)
+    assert masked > 0
+    text = {
+        **inputs,
+        "trajectories": [
+            harness.trajectories(row.model_copy(update={"trajectory_id": f"t-{n}"}) for n, row in enumerate(rows))
+        ],
+    }
+    with pytest.raises(ValueError, match="has no tokens to mask; set detours: kept"):
+        harness.run(relabel, {"detours": "masked"}, **text)
+    with pytest.raises(ValidationError, match="needs the rewards of an episode"):
+        harness.run(relabel, {"by": "judge", "detours": "masked"}, **inputs)
+
+
 def test_an_environment_that_fails_while_it_verifies_is_shown(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from importlib import import_module
 from pathlib import Path
 
@@ -60,3 +60,8 @@ def test_an_import_brings_nothing_that_it_does_not_need(module: str, absent: tup
     block = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import {module}"
     done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == [], "pytest imports them by these"

@@ -110,8 +110,7 @@ def test_a_token_in_the_address_becomes_a_cookie(browser: Any, store: str) -> No
         url = f"http://127.0.0.1:{url.rpartition(':')[2]}"
         with window(browser, url) as seen:
             page = seen.open("/buffer", ".problem")
-            assert "agentrl view" in page.inner_text(".problem")
-            assert "#token" in page.inner_text(".problem")
+            until(page, "document.querySelector('.problem').innerText.includes('agentrl view` printed, with its #token')")
             seen.console.clear()
             page.goto("about:blank")
             page = seen.open(f"/buffer?sort=n_tokens#token={token}", ".grid a")

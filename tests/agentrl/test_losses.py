@@ -77,7 +77,8 @@ def mean(objective: object, data: list[TrainingRow], entropies: torch.Tensor = N
 
 def test_aggregations() -> None:
     """-A log p: 1 + 3 over two tokens, and 2 + 2 + 5 over three; tool output at -9 is out of it."""
-    assert mean(RLOO(aggregate="sequence"), rows()) == pytest.approx((4 / 2 + 9 / 3) / 2)
+    assert mean(RLOO(aggregate="sequence"), rows(unit=1)) == pytest.approx((4 / 2 + 9 / 3) / 2)
+    assert mean(RLOO(aggregate="sequence"), rows()) == pytest.approx(13 / 5), "two rows of one episode"
     assert mean(RLOO(aggregate="token"), rows()) == pytest.approx(13 / 5)
     assert mean(RLOO(aggregate="constant", constant_length=10), rows()) == pytest.approx(13 / 20)
 

@@ -80,7 +80,7 @@ def test_aggregations() -> None:
     assert mean(RLOO(aggregate="sequence"), rows(unit=1)) == pytest.approx((4 / 2 + 9 / 3) / 2)
     assert mean(RLOO(aggregate="sequence"), rows()) == pytest.approx(13 / 5), "two rows of one episode"
     assert mean(RLOO(aggregate="token"), rows()) == pytest.approx(13 / 5)
-    assert mean(RLOO(aggregate="constant", constant_length=10), rows()) == pytest.approx(13 / 20)
+    assert mean(RLOO(aggregate="constant", constant_length=10), rows(unit=1)) == pytest.approx(13 / 20)
 
 
 def test_entropy_bonus_and_kl_on_action_tokens_only() -> None:

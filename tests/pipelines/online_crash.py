@@ -65,10 +65,10 @@ def note_rows(path: Path) -> None:
     """Write down the name of each row that is finished, after it was kept."""
     keep = OnlineLog.keep
 
-    def noted(self: OnlineLog, row: Any) -> None:
-        keep(self, row)
+    def noted(self: OnlineLog, rows: Any) -> None:
+        keep(self, rows)
         with path.open("a") as file:
-            file.write(f"{row.trajectory_id}\n")
+            file.writelines(f"{row.trajectory_id}\n" for row in rows)
 
     OnlineLog.keep = noted  # type: ignore[method-assign]
 

@@ -218,9 +218,9 @@ def test_a_server_that_is_killed_costs_no_row_and_no_bound(
     """The server is killed in the middle of a run in which sampling and training overlap."""
     keep, kept = OnlineLog.keep, list[str]()
 
-    def noted(self: OnlineLog, row: Trajectory) -> None:
-        keep(self, row)
-        kept.append(row.trajectory_id)
+    def noted(self: OnlineLog, rows: list[Trajectory]) -> None:
+        keep(self, rows)
+        kept.extend(row.trajectory_id for row in rows)
         if len(kept) == 14:
             for server in servers():
                 server.kill()

@@ -110,7 +110,7 @@ def test_a_token_in_the_address_becomes_a_cookie(browser: Any, store: str) -> No
         url = f"http://127.0.0.1:{url.rpartition(':')[2]}"
         with window(browser, url) as seen:
             page = seen.open("/buffer", ".problem")
-            until(page, "document.querySelector('.problem').innerText.includes('agentrl view` printed, with its #token')")
+            until(page, "document.querySelector('.problem').innerText.includes('printed, with its #token')")
             seen.console.clear()
             page.goto("about:blank")
             page = seen.open(f"/buffer?sort=n_tokens#token={token}", ".grid a")

@@ -182,6 +182,7 @@ def test_keys_of_the_trajectory(seen: Watched) -> None:
     assert "next tool error" in page.inner_text("dialog")
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog", state="hidden")
+    page.wait_for_timeout(200)  # the dialog's own event, after which keys count again, comes later
     page.keyboard.press("y")
     page.wait_for_selector(".said:not(.empty)")
     assert "link" in page.inner_text(".said")

@@ -9,8 +9,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+
+from agentrl.rollouts.segments import by_episode, episode_of, name_of
+from datastore.buffer import TrajectoryBuffer
+from schemas.trajectory import Role, Termination, Trajectory
 
 KILLS = int(os.environ.get("ROUNDS", "8"))
 SMALL = {"iterations": 5, "tasks": 3, "samples": 4, "optimizer": {"lr": 1e-3}, "checkpoint_every": 2}
@@ -22,18 +27,18 @@ WAYS = {
 }
 
 
-def ran(script: str, folder: Path, kills: int, config: dict[str, Any], timeout: float = 3000) -> Any:
-    """What a script beside this one prints last, as JSON."""
-    command = [sys.executable, str(Path(__file__).with_name(script)), str(folder), str(kills), "0"]
+def ran(script: str, folder: Path, *given: Any, timeout: float = 3000) -> Any:
+    """What a script beside this one prints last, as JSON; each of what it is given is JSON, too."""
+    command = [sys.executable, str(Path(__file__).with_name(script)), str(folder), *map(json.dumps, given)]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, json.dumps(config)], env=env, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def killed(folder: Path, config: dict[str, Any]) -> list[Path]:
     """The folders of an undisturbed run, and of runs that were killed."""
-    kills = ran("online_crash.py", folder, KILLS, config)
+    kills = ran("online_crash.py", folder, KILLS, 0, config)
     assert sum(kills) == KILLS
     return [folder / "calm", *(folder / f"storm-{number}" for number in range(len(kills)))]
 
@@ -93,6 +98,70 @@ def test_runs_on_trees_that_were_killed_have_the_trees_of_one_that_was_not(tmp_p
 
 
 @pytest.mark.slow
+def test_runs_that_are_killed_in_compressed_episodes_keep_whole_ones(tmp_path: Path) -> None:
+    """After a kill the buffer has no episode without all its segments, and the run that goes on counts each once."""
+    config = {**SMALL, "compress": {"limit": 76}}
+    left = ran("segments_crash.py", tmp_path, config)
+    assert {way: set(moments) for way, moments in left.items()} == {
+        "sample": {"compressed", "appending", "appended"},
+        "online": {"compressed", "appending", "appended"},
+        "free": {"compressed", "keeping", "appending", "appended"},
+    }
+    for way, moments in left.items():
+        calm = tmp_path / way / "calm"
+        for moment, kills in moments.items():
+            storm = tmp_path / way / moment
+            episodes = stored(storm)
+            for names in kills:
+                found = {episode_of(name) for name in names}
+                assert sorted(names) == sorted(row.trajectory_id for name in found for row in episodes[name])
+            assert way == "free" or content(storm) == content(calm)
+            if way != "sample":
+                counts_each_once(storm, episodes)
+            if way == "free":
+                made = Counter((storm / "made.txt").read_text().split())
+                assert set(made.values()) == {1}
+        halves = [names for kills in moments.values() for names in kills]
+        assert any(name != episode_of(name) for names in halves for name in names)
+
+
+def stored(folder: Path) -> dict[str, list[Trajectory]]:
+    """The episodes in a store, of which all are whole: segments without a gap, up to the answer if one was given."""
+    buffer = TrajectoryBuffer(folder / "store")
+    rows = buffer.get_many(buffer.scan().collect()["trajectory_id"].to_list())
+    found = {each[0].episode_id: each for each in by_episode(rows)}
+    assert any(len(each) > 1 for each in found.values())
+    for name, each in found.items():
+        assert [row.trajectory_id for row in each] == [name_of(name, number) for number in range(len(each))]
+        if each[0].termination is Termination.ANSWERED:
+            ends = each[-1].messages[-1]
+            assert ends.role is Role.ASSISTANT
+            assert not ends.tool_calls
+    return found
+
+
+def counts_each_once(folder: Path, episodes: dict[str, list[Trajectory]]) -> None:
+    """Batches have whole groups, and rewards are compared between episodes, however many rows these have."""
+    steps = pq.read_table(folder / "out" / "steps.parquet").to_pylist()
+    assert sorted(one["trajectory_id"] for one in steps) == sorted(
+        row.trajectory_id for each in episodes.values() for row in each
+    )
+    covered = pq.read_table(folder / "out" / "coverage.parquet").to_pylist()
+    assert sorted(one["ticket"] for one in covered) == list(range(SMALL["iterations"] * SMALL["tasks"]))
+    assert {one["rows"] for one in covered} == {SMALL["samples"]}
+    groups: dict[str, list[float]] = {}
+    for each in episodes.values():
+        groups.setdefault(each[0].group_id or "", []).append(each[0].reward or 0.0)
+    for one in steps:
+        mine = episodes[episode_of(one["trajectory_id"])]
+        rewards = groups[mine[0].group_id or ""]
+        assert len(rewards) == SMALL["samples"]
+        row = next(row for row in mine if row.trajectory_id == one["trajectory_id"])
+        scaled = ((mine[0].reward or 0.0) - np.mean(rewards)) / (np.std(rewards) + 1e-6) if row.n_action_tokens else 0.0
+        assert one["advantage"] == pytest.approx(scaled, abs=1e-3)
+
+
+@pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["folders", "adapters"])
 def test_runs_with_servers_of_which_either_is_killed_make_no_row_twice_and_leave_no_server(
@@ -102,7 +171,7 @@ def test_runs_with_servers_of_which_either_is_killed_make_no_row_twice_and_leave
     engine = {"type": "vllm", "dtype": "float32", "python": os.environ["VLLM_PYTHON"], "context": 128}
     config = {**SMALL, "iterations": 8, "ahead": 1, "max_staleness": 2, "engine": engine}
     config["optimizer"] = {"lr": 1e-3, "lora": lora}
-    found = ran("online_crash_servers.py", tmp_path, rounds, config, timeout=600 + 240 * rounds)
+    found = ran("online_crash_servers.py", tmp_path, rounds, 0, config, timeout=600 + 240 * rounds)
     assert len(found["victims"]) == rounds
     assert {"run", "server"} == set(found["victims"])
     assert found["left"] == []

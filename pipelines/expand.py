@@ -64,6 +64,9 @@ class Expanded:
         if text.startswith("carry."):
             yield from self._carried(text.removeprefix("carry."), group, number, reader)
             return
+        if "/" in text:  # an artifact of the store
+            yield text, None
+            return
         for name, output in ((text, None), text.rpartition(".")[::2]):
             scoped = self._scoped(name, group, number)
             found = [scoped] if scoped in self.drafts else self.variants.get(scoped, [])

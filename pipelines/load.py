@@ -5,6 +5,7 @@ Loading does not stop at the first problem: :class:`pipelines.problems.SpecError
 
 import graphlib
 import heapq
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +28,22 @@ from schemas.annotations import is_secret, markers, unknown_key
 from schemas.manifest import Kind
 from schemas.pipeline import Execution, PipelineSpec
 
+_STORED = re.compile(r"([A-Za-z][^/\\]*/[0-9a-f]{8,32})(?:\.(\w+))?")
+
 
 class Edge(NamedTuple):
+    """An output of a stage of the pipeline, or of an artifact of the store: then ``stage`` is STAGE/FINGERPRINT, and an
+    empty ``output`` is the only one of the wanted kind."""
+
     stage: str
     output: str
+
+    @property
+    def is_stored(self) -> bool:
+        return "/" in self.stage  # which no stage's name has
+
+    def __str__(self) -> str:
+        return f"{self.stage}.{self.output}" if self.output else self.stage
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,8 @@ class Node:
 
     @property
     def upstream(self) -> list[str]:
-        return list(dict.fromkeys(edge.stage for edges in self.inputs.values() for edge in edges))
+        """Stages of the pipeline that it reads from."""
+        return list(dict.fromkeys(edge.stage for edges in self.inputs.values() for edge in edges if not edge.is_stored))
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,8 @@ class Pipeline:
         found: set[Chosen] = set()
         for edges in self.nodes[name].inputs.values():
             for edge in edges:
+                if edge.is_stored:
+                    continue
                 before = self.nodes[edge.stage]
                 if before.stage.outputs[edge.output] in (Kind.TASKS, Kind.TRAJECTORIES):
                     found |= {*before.choices, *self.flowing(edge.stage)}
@@ -248,18 +264,28 @@ def _inputs(
         for text in [texts] if isinstance(texts, str) else texts:
             try:
                 found = expanded.edges(text, draft)
-                edges += [_edge(other, output, declared.kind, stages) for other, output in found if other in stages]
+                known = [one for one in found if one[0] in stages or "/" in one[0]]
+                edges += [_edge(other, output, declared.kind, stages) for other, output in known]
             except LookupError as error:
                 loader.problem((*draft.key, "inputs"), str(error.args[0]), (name,))
         if len(edges) > 1 and not declared.many:
-            names = ", ".join(".".join(edge) for edge in edges)
+            names = ", ".join(map(str, edges))
             loader.problem((*draft.key, "inputs"), f"takes one {declared.kind}, is given {names}; name one", (name,))
         wired[name] = tuple(edges)
     return wired
 
 
 def _edge(name: str, output: str | None, kind: Kind, stages: Mapping[str, Stage]) -> Edge:
-    """Check one edge. Raises LookupError if the output is missing, ambiguous or of another kind."""
+    """Check one edge. Raises LookupError if the output is missing, ambiguous or of another kind. Whether an artifact is
+    in the store is seen by the plan."""
+    if "/" in name:
+        found = _STORED.fullmatch(name)
+        if found is None:
+            raise LookupError(
+                f"{name!r} names no artifact: write STAGE/FINGERPRINT, with at least eight digits of the fingerprint, "
+                "as `agentrl status` and `agentrl buffer select` print it"
+            )
+        return Edge(found[1], found[2] or "")
     outputs = stages[name].outputs
     if output is None:
         fitting = [out for out, found in outputs.items() if found is kind]
@@ -290,7 +316,7 @@ def _scorer(loader: _Loader, node: Node, draft: StageDraft, nodes: Mapping[str, 
             loader.problem((*draft.key, "with"), f"{node.stage.name} reads scores by name: {missing}", ("scorer",))
         return
     known = [getattr(nodes[one.stage].config, "scorer", "") or one.stage for one in edges if one.stage in nodes]
-    ours = all(nodes[one.stage].stage.name == "trajectories.score" for one in edges if one.stage in nodes)
+    ours = all(one.stage in nodes and nodes[one.stage].stage.name == "trajectories.score" for one in edges)
     if ours and scorer not in known:
         hint = did_you_mean(scorer, known) or f"; there are: {', '.join(known)}"
         loader.problem((*draft.key, "with"), f"no stage of inputs.scores is the scorer {scorer!r}{hint}", ("scorer",))

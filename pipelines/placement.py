@@ -93,7 +93,7 @@ def _shape(pipeline: Pipeline, node: Node) -> tuple[ModelShape, bool] | None:
     if config is not None and init == "tiny":
         return _tiny(config.size), True
     for edge in node.inputs.get("model", ()):
-        if found := _shape(pipeline, pipeline.nodes[edge.stage]):
+        if edge.stage in pipeline.nodes and (found := _shape(pipeline, pipeline.nodes[edge.stage])):
             return found[0], True
     return None
 
@@ -119,7 +119,8 @@ def _length(pipeline: Pipeline, node: Node) -> int | None:
     if own:
         return int(own)
     names = [edge.stage for name in ("trajectories", "pairs") for edge in node.inputs.get(name, ())]
-    lengths = [found for name in names if (found := _length(pipeline, pipeline.nodes[name]))]
+    before = [pipeline.nodes[name] for name in names if name in pipeline.nodes]
+    lengths = [found for one in before if (found := _length(pipeline, one))]
     return max(lengths, default=None)
 
 

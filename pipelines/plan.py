@@ -14,7 +14,7 @@ from pipelines.load import Edge, Node, Pipeline
 from pipelines.problems import Origin, Problem, SpecError, did_you_mean
 from pipelines.readiness import store_problem
 from pipelines.secrets import shown_setting
-from schemas.manifest import Ingredients, InputRecord, Manifest
+from schemas.manifest import Ingredients, InputRecord, Kind, Manifest
 
 
 class Status(StrEnum):
@@ -86,7 +86,7 @@ class PlannedStage:
             "reasons": self.reasons,
             "may_be_reused": self.may_be_reused,
             "fingerprint": self.fingerprint or None,
-            "inputs": {name: [".".join(edge) for edge in edges] for name, edges in self.node.inputs.items()},
+            "inputs": {name: list(map(str, edges)) for name, edges in self.node.inputs.items()},
             "created_at": self.manifest.created_at.isoformat() if self.manifest else None,
             "duration_s": self.manifest.duration_s if self.manifest else None,
         }
@@ -145,7 +145,12 @@ def make_plan(pipeline: Pipeline, catalog: Catalog, store: str, selection: Selec
     for node in pipeline.nodes.values():
         if any(name not in plan.steps for name in node.upstream):
             continue  # what it reads has a problem already
-        inputs = {name: [_record(edge, plan) for edge in edges] for name, edges in node.inputs.items()}
+        try:
+            inputs = _records(node, plan, catalog)
+        except LookupError as error:
+            message = str(error.args[0])
+            problems.append(Problem(f"stage {node.name}: inputs.{message}", Origin(str(pipeline.path), None)))
+            continue
         try:
             flowing = pipeline.flowing(node.name)
             ingredients = fingerprinter.ingredients(node, inputs, flowing, pipeline.name)
@@ -160,6 +165,35 @@ def make_plan(pipeline: Pipeline, catalog: Catalog, store: str, selection: Selec
     if problems:
         raise SpecError(problems)
     return plan
+
+
+def _records(node: Node, plan: Plan, catalog: Catalog) -> dict[str, list[InputRecord]]:
+    """What is known of the inputs of a stage. Raises LookupError if an artifact that it names is not in the store."""
+    return {
+        name: [
+            _stored(edge, name, node.stage.inputs[name].kind, catalog) if edge.is_stored else _record(edge, plan)
+            for edge in edges
+        ]
+        for name, edges in node.inputs.items()
+    }
+
+
+def _stored(edge: Edge, name: str, kind: Kind, catalog: Catalog) -> InputRecord:
+    """An output of an artifact that the store has. Raises LookupError if it has none of this kind."""
+    stage, _, beginning = edge.stage.partition("/")
+    every = catalog.manifests(stage)
+    found = [one for one in every if one.fingerprint.startswith(beginning)]
+    if len(found) != 1:
+        known = ", ".join(one.fingerprint[:12] for one in found or every[:5])
+        what = "is the beginning of several" if found else "is not in the store"
+        raise LookupError(f"{name}: artifact {edge.stage} {what}; fingerprints of {stage}: {known or 'none'}")
+    [manifest] = found
+    fitting = [one for one, output in manifest.outputs.items() if output.kind is kind and edge.output in ("", one)]
+    if len(fitting) != 1:
+        listed = ", ".join(f"{edge.stage}.{one} ({output.kind})" for one, output in manifest.outputs.items())
+        raise LookupError(f"{name}: the input takes one output of kind {kind}, not {edge}; the artifact has: {listed}")
+    digest = manifest.outputs[fitting[0]].digest
+    return InputRecord(stage=stage, output=fitting[0], fingerprint=manifest.fingerprint, digest=digest)
 
 
 def _record(edge: Edge, plan: Plan) -> InputRecord:
@@ -203,7 +237,10 @@ def settle(step: PlannedStage, plan: Plan, catalog: Catalog) -> None:
     inputs: dict[str, list[InputRecord]] = {}
     for name, edges in step.node.inputs.items():
         inputs[name] = []
-        for edge in edges:
+        for known, edge in zip(step.ingredients.inputs[name], edges, strict=True):
+            if edge.is_stored:
+                inputs[name].append(known)
+                continue
             before = plan.steps[edge.stage]
             manifest = catalog.manifest(edge.stage, before.fingerprint) if before.fingerprint else None
             if manifest is None:

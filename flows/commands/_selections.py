@@ -14,13 +14,25 @@ if TYPE_CHECKING:
     from pipelines.execute import Outcome
     from schemas.manifest import InputRecord, Manifest
 
+SELECT = "trajectories.select"
+"""The stage that commands publish selections by."""
 
-def selected(buffer: "TrajectoryBuffer", rows: Rows, split: str | None) -> "pa.Array":
-    """Ids of the rows of a selection in its order, or of all rows sorted, that fulfil ``where`` and are of a split
-    (None: of any)."""
-    from pipelines.stages.select import in_split, matching
 
-    return matching(buffer, in_split(rows.where, split), ids=_given(buffer, rows))
+def selected(
+    buffer: "TrajectoryBuffer",
+    rows: Rows,
+    split: str | None,
+    version: int | None = None,
+    ids: Path | None = None,
+) -> "pa.Array":
+    """Ids of the rows of a selection in its order, or of all rows sorted, that fulfil ``where``, are of a split (None:
+    of any), and stand in the file ``ids`` if there is one."""
+    from pipelines.stages.select import in_split, matching, named
+
+    given = _given(buffer, rows)
+    if ids is not None:
+        given = named(buffer, str(ids), version, given)
+    return matching(buffer, in_split(rows.where, split), version, given)
 
 
 def left_out(buffer: "TrajectoryBuffer", rows: Rows, split: str | None) -> int:
@@ -62,13 +74,44 @@ def record_of(catalog: "Catalog", text: str) -> "InputRecord":
     return InputRecord(stage=manifest.ingredients.stage, output=outputs[0], fingerprint=manifest.fingerprint)
 
 
+def saved_before(store: str, name: str) -> "list[Manifest]":
+    """What commands saved as selections of this name, newest first. Raises StoreError if the name stands for something
+    else, which it would hide, or cannot be one."""
+    from datastore.catalog import Catalog
+    from datastore.errors import StoreError
+    from pipelines.gc import BY_COMMAND
+
+    if said := _misnamed(name, "NAME"):
+        raise StoreError(said)
+    catalog = Catalog(store)
+    if name in catalog.tags():
+        raise StoreError(f"{name!r} is a tag already; choose another name")
+    found = catalog.manifests(name)
+    if others := [one for one in found if one.run_id != BY_COMMAND or one.ingredients.uses != SELECT]:
+        raise StoreError(f"{name!r} is the name of a stage ({others[0].ingredients.uses}); choose another name")
+    return found
+
+
+def _misnamed(name: str, option: str) -> str:
+    """What is wrong with the name of a selection; empty if nothing is."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from schemas.pipeline import Name as StageName
+
+    try:
+        TypeAdapter(StageName).validate_python(name)
+    except ValidationError as error:
+        return "; ".join(f"{option} {name!r}: {one['msg']}" for one in error.errors())
+    return ""
+
+
 def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Path) -> "Outcome":
     """Run ``trajectories.select`` as a stage called ``name``, in this process, with a fingerprint, the stage's lock and
     a manifest. If the same selection is published already, it is returned. gc keeps what commands published.
 
     Raises StoreError if the config or the name is wrong, and whatever the stage raises.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     from datastore.catalog import Catalog
     from datastore.errors import StoreError
@@ -80,14 +123,14 @@ def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Pa
     from pipelines.load import Node, Pipeline
     from pipelines.plan import Plan, PlannedStage, Selection, Status
     from schemas.pipeline import Execution
-    from schemas.pipeline import Name as StageName
 
-    stage = library.resolve("trajectories.select")
+    if said := _misnamed(name, "--name"):
+        raise StoreError(said)
+    stage = library.resolve(SELECT)
     try:
-        TypeAdapter(StageName).validate_python(name)
         checked = stage.config.model_validate(config)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, one['loc'])) or f'--name {name!r}'}: {one['msg']}" for one in error.errors()]
+        lines = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
         raise StoreError("; ".join(lines)) from None
     catalog = Catalog(rows.store)
     node = Node(name, stage, checked, {}, seed, Execution())

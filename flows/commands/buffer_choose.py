@@ -1,4 +1,4 @@
-"""Commands that choose rows of the buffer: search, index, experience, curate, sample."""
+"""Commands that choose rows of the buffer: search, index, experience, curate, select, sample."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands._common import fail, open_buffer, print_rows
-from flows.options import Best, DryRun, Embedder, Json, Name, Rows, Seed, Store, Where, command
+from flows.commands.buffer_read import version
+from flows.options import At, Best, DryRun, Embedder, Json, Name, Rows, Seed, Store, Where, command
 from flows.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -119,6 +120,39 @@ def curate(
     say(f"{count} rows; selection {name}/{fingerprint[:8]}")
     if dropped := sum(level["before"] - level["after"] for level in funnel):
         say(f"{dropped} dropped rows, each with its rule: output `dropped` of agentrl show {name}/{fingerprint[:8]}")
+
+
+@command(app)
+def select(
+    name: Annotated[str, typer.Argument(help="Name of the selection in the catalog")],
+    rows: Rows,
+    at: At = None,
+    ids: Annotated[Path | None, typer.Option(help="Only the rows of this text file, an id in each line")] = None,
+    as_json: Json = False,
+) -> None:
+    """Save rows as a selection with a name, which pipelines and other commands take. Rows are of the train split unless
+    --split says otherwise. What was saved under this name before stays."""
+    from flows.commands._selections import publish, saved_before, selected
+
+    before, split = saved_before(rows.store, name), rows.split_or("train")
+    buffer = open_buffer(rows.store)
+    number = int(buffer.table(version(at)).version())
+    if not len(selected(buffer, rows, split, number, ids)):
+        raise fail(f"error: no row of version {number} is chosen, so nothing was saved; --split all takes all splits")
+    config = {"version": number, "where": rows.where, "split": split, "ids": ids and str(ids)}
+    manifest = publish(rows, name, config, 0, Path()).manifest
+    saved, count = f"{name}/{manifest.fingerprint[:8]}", manifest.outputs["trajectories"].rows
+    others = [one for one in before if one.fingerprint != manifest.fingerprint]
+    again = len(others) < len(before)
+    if as_json:
+        told = {"fingerprint": manifest.fingerprint, "rows": count, "version": number, "again": again}
+        say_json(told | {"before": [f"{name}/{one.fingerprint[:8]}" for one in others]})
+        return
+    if left := manifest.metrics["other_splits"]:
+        say(f"{left} rows of other splits are left out; --split all takes them")
+    say(f"{count} rows of version {number}; selection {saved}{', which was there already' if again else ''}")
+    if others:
+        say(f"{name} alone now means the newest; {len(others)} saved before stay: {name}/{others[0].fingerprint[:8]}")
 
 
 def newest(store: str) -> int:

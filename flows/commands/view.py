@@ -29,7 +29,8 @@ def view(
         bool, typer.Option("--unsafe-open", help="Let in everybody who reaches the address, without a token")
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Let the pages start jobs too; then the address always has a token")
+        bool,
+        typer.Option("--write", help="Let the pages start jobs and save rows too; then the address always has a token"),
     ] = False,
     atlas: Annotated[
         Path | None,

@@ -57,6 +57,11 @@ class Artifacts:
                 self._until = time.monotonic() + FRESH_S
             return self._known
 
+    def forget(self) -> None:
+        """Read them again at the next question: one was just made."""
+        with self._lock:
+            self._until = 0.0
+
     def find(self, stage: str, fingerprint: str) -> Manifest | None:
         """By the beginning of a fingerprint, eight characters or more. A point and a number at its end, which rows have
         that ``--force`` made again, do not count. Nothing is looked up as a path."""

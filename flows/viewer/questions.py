@@ -61,6 +61,13 @@ class Page(Filtered):
     columns: str = Field("", max_length=1000)
 
 
+class SaveQuery(Filtered):
+    """``ids`` are those of the rows that are saved; without any, all that the rest of the question is about."""
+
+    name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=80)
+    ids: list[str] = Field([], max_length=5000)
+
+
 class SearchQuery(Query):
     q: str = Field(min_length=1, max_length=4000)
     k: int = Field(20, ge=1, le=200)
@@ -166,6 +173,18 @@ def _rows(reader: "StoreReader", request: Request, question: Page) -> Response:
 
 def _facets(reader: "StoreReader", request: Request, question: Filtered) -> Response:
     return _json(reader.facets(question))
+
+
+def _rule(reader: "StoreReader", request: Request, question: Filtered) -> Response:
+    from flows.viewer.saving import rule
+
+    return _json(rule(reader, question))
+
+
+def _saved(reader: "StoreReader", request: Request, question: SaveQuery) -> Response:
+    from flows.viewer.saving import save
+
+    return _json(save(reader, question))
 
 
 def _search(reader: "StoreReader", request: Request, question: SearchQuery) -> Response:
@@ -296,6 +315,7 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/runs/compare", TwoRuns, _runs),
     ("/api/rows", Page, _rows),
     ("/api/facets", Filtered, _facets),
+    ("/api/rule", Filtered, _rule),
     ("/api/search", SearchQuery, _search),
     ("/api/rows/{id:path}/messages/{number:int}", MessageQuery, _message),  # ids of imports may hold slashes
     ("/api/rows/{id:path}", AtVersion, _row),
@@ -327,5 +347,6 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
 ACTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/replay", ReplayQuery, _replayed),
     ("/api/replay/stop", Query, _stopped),
+    ("/api/selection", SaveQuery, _saved),
 ]
 """What POST does, with a JSON object instead of a query; only with ``agentrl view --write``."""

@@ -85,7 +85,7 @@ class StoreReader:
     def rows(self, page: "Page") -> tuple[bytes, dict[str, str]]:
         """A page as an Arrow stream, and the headers that go with it. Without ``columns`` it has all."""
         snapshot = self.tables.at(page.at)
-        part = self._among(page, snapshot)
+        part = self.part(page, snapshot)
         asked = [name for name in page.columns.split(",") if name] or SCALARS
         names = dict.fromkeys(["trajectory_id", *(column_of(name, "columns") for name in asked)])
         sorting = (page.filter, column_of(page.sort, "sort"), page.desc, page.offset, page.limit)
@@ -95,7 +95,7 @@ class StoreReader:
 
     def facets(self, question: "Filtered") -> wire.Facets:
         snapshot = self.tables.at(question.at)
-        part = self._among(question, snapshot)
+        part = self.part(question, snapshot)
         return facets.facets(snapshot, question.filter, part.mask if part else None)
 
     def search(self, text: str, k: int) -> wire.Hits:
@@ -239,14 +239,14 @@ class StoreReader:
         snapshot = self.tables.at(question.at)
         found = self._points(lasso(question.lasso)[0] if question.lasso else None)
         whole = question.model_copy(update={"lasso": None})
-        return stream(point_table(found, snapshot, self._mask(whole, snapshot)))
+        return stream(point_table(found, snapshot, self.mask(whole, snapshot)))
 
     def map_prompts(self, question: "Filtered") -> wire_search.MapPrompts:
         from flows.viewer.points import lasso, prompts
 
         snapshot = self.tables.at(question.at)
         found = self._points(lasso(question.lasso)[0] if question.lasso else None)
-        mask = self._mask(question, snapshot)
+        mask = self.mask(question, snapshot)
         shown, total = prompts(found, snapshot, mask)
         rows = snapshot.total if mask is None else int(mask.sum())
         return wire_search.MapPrompts(version=snapshot.version, total=total, rows=rows, prompts=shown)
@@ -296,16 +296,16 @@ class StoreReader:
         key = (state.embedder, state.texts, state.table_version, state.stale, frame)
         return self._maps.get_or(key, lambda: points(index, state, frame))
 
-    def _mask(self, question: "Filtered", snapshot: Snapshot) -> np.ndarray | None:
+    def mask(self, question: "Filtered", snapshot: Snapshot) -> np.ndarray | None:
         """The rows that a question is about; None if it is about all."""
-        part = self._among(question, snapshot)
+        part = self.part(question, snapshot)
         return both(snapshot.matching(question.filter), part.mask if part else None)
 
     def _snapshot_if_any(self, at: str | None) -> Snapshot | None:
         """The rows at a version; None if nothing was ever appended."""
         return None if self.tables.buffer.version is None else self.tables.at(at)
 
-    def _among(self, question: "Filtered", snapshot: Snapshot) -> among.Subset | None:
+    def part(self, question: "Filtered", snapshot: Snapshot) -> among.Subset | None:
         """The part of the buffer that a question is about; None if it is about all of it."""
         found = None
         if question.among:

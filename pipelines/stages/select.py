@@ -1,6 +1,7 @@
 """The stage that selects rows of one version of the buffer's table: by SQL, by rules, by drawing."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from pipelines.handles import Scores, Trajectories
 from pipelines.stage import Context, stage
 from pipelines.stages.curate import DROPPED_SCHEMA, Curation, distinct, dropped_rows, funnel_table
 from pipelines.stages.scores import ByScorer, scores_of
-from schemas.annotations import ADDED
+from schemas.annotations import ADDED, External
 
 if TYPE_CHECKING:
     import polars as pl
@@ -60,6 +61,9 @@ class SelectConfig(ByScorer):
     version: int = Field(ge=0, description="version of the buffer's table, see `agentrl buffer history`")
     where: str | None = Field(None, description="SQL over the scalar columns, as in: success and env = 'lookup'")
     split: str | None = Field("train", description="split of the tasks whose rows are taken; null takes all")
+    ids: Annotated[Annotated[str, External("file")] | None, ADDED] = Field(
+        None, description="text file with the ids of rows, one in each line: only these are taken; its content counts"
+    )
     rules: list[Rule] = Field([], description="applied in this order to the rows that where leaves")
     embedder: str = Field("embedded", description="sentence-transformers model or path, or the embedded default")
     draw: Draw | None = Field(None, description="how many of the rows that are left, and which; None takes them all")
@@ -79,14 +83,16 @@ def select(
     trajectories: list[Trajectories] | None = None,
     scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
 ) -> Curation:
-    """Rows of one version of the buffer, or of the selections given: first ``where`` and ``split``, then ``rules``,
-    then ``draw``. The funnel has a row per rule: rows before and after, and the ids of some rows that it dropped. The
-    table ``dropped`` has all of them, each with the rule. Rows of other splits are left out by default, so that no
-    held-out row is trained on; they are counted. If a ``scorer`` is named, all of these see its rewards, and a row that
-    it did not score is unscored."""
+    """Rows of one version of the buffer, or of the selections given: first ``ids``, ``where`` and ``split``, then
+    ``rules``, then ``draw``. The funnel has a row per rule: rows before and after, and the ids of some rows that it
+    dropped. The table ``dropped`` has all of them, each with the rule. Rows of other splits are left out by default, so
+    that no held-out row is trained on; they are counted. If a ``scorer`` is named, all of these see its rewards, and a
+    row that it did not score is unscored."""
     from datastore.curation.curate import curate
 
     given = None if trajectories is None else distinct(trajectories)
+    if config.ids is not None:
+        given = named(context.buffer, config.ids, config.version, given)
     rewards = scores_of(scores, config.scorer)
     where, left = in_split(config.where, config.split), id_array([])
     if config.split is not None:
@@ -170,6 +176,21 @@ def matching(
     if ids is None:
         return found.take(pc.sort_indices(found))
     return ids.filter(pc.is_in(ids, value_set=found))
+
+
+def named(buffer: "TrajectoryBuffer", path: str, version: int | None = None, ids: pa.Array | None = None) -> pa.Array:
+    """The ids in a text file, each once, or those of ``ids`` that stand in it. Raises StoreError that names ids which
+    no row of this version has."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"ids: {path} cannot be read as text: {error}") from None
+    wanted = id_array(list(dict.fromkeys(line for line in lines if line)))
+    known = id_array(_rows(buffer, None, version, wanted, ())["trajectory_id"].to_arrow())
+    if unknown := wanted.filter(pc.invert(pc.is_in(wanted, value_set=known))).to_pylist():
+        first = ", ".join(unknown[:3])
+        raise StoreError(f"ids: version {version} of the buffer lacks {len(unknown)} of {len(wanted)} rows: {first}")
+    return wanted if ids is None else ids.filter(pc.is_in(ids, value_set=wanted))
 
 
 def _drawn(

@@ -227,6 +227,34 @@ def test_a_published_selection_is_a_stage_run(filled: str, tmp_path: Path) -> No
         ask("sample", "1", "--name", "../up", "--store", filled)
 
 
+def test_rows_are_saved_by_a_name(filled: str, tmp_path: Path) -> None:
+    """Nothing that was saved before is replaced, and no name of something else is taken."""
+    ids = tmp_path / "ids.txt"
+    names = TrajectoryBuffer(filled).sql("select trajectory_id from trajectories limit 3")["trajectory_id"].to_list()
+    ids.write_text("\n".join([*names, names[0], ""]))
+    store = ("--split", "all", "--store", filled)
+    first = json.loads(ask("select", "mine", "--ids", str(ids), *store, "--json"))
+    assert (first["rows"], first["again"], first["before"]) == (3, False, [])
+    second = json.loads(ask("select", "mine", "--where", "success", "--at", "1", *store, "--json"))
+    assert (second["version"], second["before"]) == (1, [f"mine/{first['fingerprint'][:8]}"])
+    text = ask("select", "mine", "--where", "success", "--at", "1", *store)
+    assert "was there already" in text
+    assert "1 saved before stay" in text
+    assert len(Catalog(filled).manifests("mine")) == 2
+    narrowed = json.loads(ask("sample", "1", "--selection", f"mine/{first['fingerprint'][:8]}", *store, "--json"))
+    assert set(narrowed["ids"]) < set(names)
+    ids.write_text("nobody")
+    with pytest.raises(StoreError, match="lacks 1 of 1 rows: nobody"):
+        ask("select", "mine", "--ids", str(ids), *store)
+    with pytest.raises(StoreError, match=r"NAME '\.\./up'"):
+        ask("select", "../up", *store)
+    empty = runner.invoke(app, ["buffer", "select", "empty", "--where", "reward > 5", *store])
+    assert (empty.exit_code, "nothing was saved" in empty.stderr) == (2, True)
+    Catalog(filled).tag("kept", "mine", first["fingerprint"])
+    with pytest.raises(StoreError, match="is a tag"):
+        ask("select", "kept", *store)
+
+
 def test_schema_describes_every_column_of_every_view(filled: str) -> None:
     rows = json.loads(ask("schema", "--json"))
     for view in ("trajectories", "steps", "tool_calls"):

@@ -8,6 +8,7 @@ import { pulse, usePulse } from "./live.js";
 import { address, change, go, place, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { Found, Rows } from "./rows.js";
+import { Saving, openSaving } from "./saving.js";
 import { select, selected } from "./selection.js";
 import { Table } from "./table.js";
 import { pieces } from "./text.js";
@@ -45,6 +46,7 @@ export function BufferPage() {
     ArrowUp: { does: "previous row", run: () => step(-1) },
     Enter: { does: "open the row", run: open },
     x: { does: "select the row", run: () => id && select(id) },
+    s: { does: "save the rows, or copy the filter as a rule", run: openSaving },
     "/": { does: "write a filter", run: () => box.current?.focus() },
   });
   const columns = cols ? cols.split(",") : COLUMNS;
@@ -64,6 +66,7 @@ export function BufferPage() {
         ${among && html`<${Part} among=${among} rule=${rule} absent=${source?.absent ?? 0} />`}
         <span>${lasso && html`in a lasso of the map `}<a href=${address("/map", { filter, at, among, rule, lasso })}>map</a>${lasso && html` <button class="quiet" onClick=${() => change({ lasso: null })}>without the lasso</button>`}</span>
         ${selected.value.size > 0 && html`<${Selection} />`}
+        ${source && html`<${Saving} shown=${{ filter, at: source.version, among, rule, lasso }} total=${q ? null : source.total} />`}
         ${source && html`<${Columns} all=${source.columns.filter((name) => name !== "score")} chosen=${columns} />`}
       </div>
       ${source && source.total > 0 && html`<${Table} rows=${source} columns=${known} sort=${query.sort} desc=${query.desc} sortBy=${sortBy} current=${current} setCurrent=${setCurrent} selected=${selected.value} at=${at} />`}

@@ -1,0 +1,79 @@
+// Rows that are saved as a selection with a name, and the filter as a rule of curation.
+import { json, post, useAnswer } from "./api.js";
+import { plural } from "./format.js";
+import { copy } from "./keys.js";
+import { address } from "./location.js";
+import { Problem } from "./problem.js";
+import { selected } from "./selection.js";
+import { store } from "./served.js";
+import { pieces } from "./text.js";
+import { html, useState } from "./ui.js";
+
+/** @typedef {import("./wire.js").SavedSelection} Saved */
+/** @typedef {{filter: string, at: string | undefined, among: string | undefined, rule: string | undefined, lasso: string | undefined}} Shown */
+
+export function openSaving() {
+  const menu = /** @type {HTMLDetailsElement | null} */ (document.querySelector("details.saving"));
+  if (!menu) return;
+  menu.open = true;
+  /** @type {HTMLElement | null} */ (menu.querySelector("input"))?.focus();
+}
+
+/** @param {string} text as a word of a shell */
+const word = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+/** What saves the same on the command line; null if its options cannot name these rows. @param {Shown} shown @param {string} name */
+function command({ filter, at, among, rule, lasso }, name) {
+  if (rule || lasso) return null;
+  const options = [among && `--selection ${word(among)}`, filter && `--where ${word(filter)}`, at && `--at ${at}`];
+  return ["agentrl buffer select", /^[\w-]+$/.test(name) ? name : "NAME", "--split all", ...options.filter(Boolean)].join(" ");
+}
+
+/** @param {{shown: Shown, total: number | null}} props `total` is null if a search is shown */
+export function Saving({ shown, total }) {
+  const [name, setName] = useState("");
+  const [saved, setSaved] = useState(/** @type {Saved | null} */ (null));
+  const [problem, setProblem] = useState(/** @type {Error | null} */ (null));
+  const [busy, setBusy] = useState(false);
+  const writing = useAnswer(async (stop) => (store ? /** @type {import("./wire.js").Writing} */ (await json("/api/writing", {}, stop)) : null), []);
+  if (!store) return null; // a file that was exported
+  const allowed = Boolean(writing.value?.key);
+  const done = (/** @type {Promise<any>} */ asked) => {
+    setBusy(true);
+    setProblem(null);
+    setSaved(null);
+    asked.catch(setProblem).then(() => setBusy(false));
+  };
+  const save = (/** @type {object} */ rows) => done(post("/api/selection", { name, ...rows }).then(setSaved));
+  const all = Object.fromEntries(Object.entries(shown).filter(([, value]) => value));
+  const asRule = () => done(json("/api/rule", shown).then((/** @type {import("./wire.js").RuleText} */ rule) => {
+    const others = rule.other_splits ? `; ${rule.other_splits} of them are not of the train split, and left out unless split is null` : "";
+    return copy(rule.text, `rule for ${plural(rule.rows, "row")}${others}:`);
+  }));
+  const ids = [...selected.value];
+  const line = command(shown, name);
+  const ready = allowed && !busy && name !== "";
+  return html`<details class="columns saving"><summary>save</summary><div class="menu">
+    <form onSubmit=${(/** @type {Event} */ event) => event.preventDefault()}>
+      <label for="selection-name">name</label>
+      <input id="selection-name" class="mono" value=${name} maxlength="80" spellcheck=${false} autocomplete="off" placeholder="hard-ones" onInput=${(/** @type {Event} */ event) => setName(/** @type {HTMLInputElement} */ (event.target).value.trim())} />
+      <button type="button" disabled=${!ready || !total} onClick=${() => save(all)}>${total === null ? "save the rows shown" : `save ${plural(total, "row")}`}</button>
+      ${ids.length > 0 && html`<button type="button" disabled=${!ready} onClick=${() => save({ at: shown.at, ids })}>save the ${ids.length} selected</button>`}
+      <button type="button" disabled=${busy || !shown.filter} onClick=${asRule}>copy as a curation rule</button>
+    </form>
+    ${total === null && html`<p class="soft">What a search found is saved by selecting it: x.</p>`}
+    ${writing.value && !allowed && html`<p class="soft">This viewer only reads. To save from here, start it by <code>agentrl view --write</code>${line && html`; or run <code>${line}</code> <button type="button" class="quiet" onClick=${() => copy(line, "command")}>copy the command</button>`}.</p>`}
+    <div role="status">${busy && html`<p class="soft">working …</p>`}${saved && html`<${Done} saved=${saved} />`}</div>
+    ${problem && html`<${Problem} problem=${problem} />`}
+  </div></details>`;
+}
+
+/** @param {{saved: Saved}} props */
+function Done({ saved }) {
+  const { artifact, rows, version, again, before } = saved;
+  return html`<p>${plural(rows, "row")} of version ${version} ${again ? "were saved already as" : "are saved as"} <a href=${address("/buffer", { among: artifact })}>${pieces(artifact)}</a>.
+      <button type="button" class="quiet" onClick=${() => copy(saved.wiring, "edge for a pipeline file")}>copy for a pipeline</button></p>
+    ${saved.other_splits > 0 && html`<p class="bad">${saved.other_splits} of them are not of the train split.</p>`}
+    ${saved.absent > 0 && html`<p class="soft">${plural(saved.absent, "more row")} of this part are not in version ${version}, and not saved.</p>`}
+    ${before.length > 0 && html`<p class="soft">Also of this name, and unchanged: ${before.map((one) => html`<a href=${address("/buffer", { among: one })}>${pieces(one)}</a> `)}. The name alone means the newest.</p>`}`;
+}

@@ -11,8 +11,6 @@ from pipelines.handles import Model, Tasks
 from pipelines.harness import Harness
 from pipelines.stages.grpo import online
 from pipelines.stages.tasks import generate
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import synthesize
 
 pytestmark = pytest.mark.slow
 DRAW = {"start": [0.9, 0.1], "gate": 0.02, "window": 32, "easier": 0.3}
@@ -31,13 +29,6 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
 @pytest.fixture(scope="module")
 def tasks(harness: Harness) -> Tasks:
     return harness.run(generate, {"env": "lookup", "train": 24, "dev": 1, "heldout": 1})["train"]
-
-
-@pytest.fixture(scope="module")
-def warm(harness: Harness, tasks: Tasks) -> Model:
-    shown = [harness.run(synthesize, {"noise": noise}, tasks=tasks)["trajectories"] for noise in (0.0, 1.0)]
-    config = {"model": {"init": "tiny"}, "steps": 60, "batch": 8, "optimizer": {"lr": 5e-3, "warmup": 10}}
-    return harness.run(sft, config, trajectories=shown)["model"]
 
 
 class Killed(BaseException):

@@ -10,9 +10,7 @@ from pydantic import ValidationError
 from pipelines.handles import Model, Tasks
 from pipelines.harness import Harness
 from pipelines.stages.grpo import online
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import sample, synthesize
+from pipelines.stages.trajectories import sample
 
 OFF_POLICY = {"type": "grpo", "off_policy": {"truncate": 2.0}}
 
@@ -46,18 +44,6 @@ def test_what_cannot_be_explored_is_refused(
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
     return Harness(Path(tmp_path_factory.mktemp("explored")))
-
-
-@pytest.fixture(scope="module")
-def tasks(harness: Harness) -> Tasks:
-    return harness.run(generate, {"env": "lookup", "train": 4, "dev": 1, "heldout": 1})["train"]
-
-
-@pytest.fixture(scope="module")
-def warm(harness: Harness, tasks: Tasks) -> Model:
-    expert = harness.run(synthesize, tasks=tasks)["trajectories"]
-    config = {"model": {"init": "tiny"}, "steps": 40, "batch": 8, "optimizer": {"lr": 5e-3, "warmup": 10}}
-    return harness.run(sft, config, trajectories=[expert])["model"]
 
 
 @pytest.mark.slow

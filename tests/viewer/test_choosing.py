@@ -130,6 +130,35 @@ def test_a_lasso_on_the_map_is_a_filter(seen: Watched) -> None:
     until(page, "document.querySelector('.legend').textContent.includes('rows in a cell')")
 
 
+def test_a_wheel_moves_the_map_at_once_and_writes_the_address_when_it_rests(seen: Watched) -> None:
+    page = seen.open("/map", ".plane")
+    count = "() => +document.querySelector('.plane').getAttribute('aria-label').match(/, (\\d+) in view/)[1]"
+    page.wait_for_function(f"({count})() > 3")
+    all_points = page.evaluate(count)
+    page.evaluate("""() => {
+      window.written = [];
+      const write = history.replaceState.bind(history);
+      history.replaceState = (...all) => { window.written.push(all[2]); write(...all); };
+    }""")
+    asked: list[str] = []
+    page.on("request", lambda request: "/api/" in request.url and asked.append(request.url))
+    box = page.locator(".plane").bounding_box()
+    page.evaluate(
+        """([x, y]) => { for (let i = 0; i < 30; i++) document.querySelector('.plane').dispatchEvent(
+             new WheelEvent('wheel', {deltaY: -1, clientX: x, clientY: y, bubbles: true, cancelable: true})) }""",
+        [box["x"] + 1, box["y"] + 1],
+    )
+    until(page, f"({count})() < {all_points}")
+    until(page, "location.search.includes('view=')")
+    assert len(page.evaluate("window.written")) == 1
+    assert asked == []
+    width = float(page.url.split("view=")[1].split("%2C")[2])
+    page.keyboard.press("0")
+    until(page, f"({count})() === {all_points}")
+    until(page, "!location.search.includes('view=')")
+    assert width < 0.8**29 * 100  # each turn of the wheel counted
+
+
 def test_pairs_are_turned_by_keys(seen: Watched) -> None:
     page = seen.open("/pair?artifact=strange/57a46e57", ".lines")
     page.locator(".lines a").first.click()

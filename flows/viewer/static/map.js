@@ -13,6 +13,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./ui.js";
 /** @typedef {import("./plane.js").Cloud} Cloud */
 
 const CORNERS = 100;
+const REST_MS = 150; // a wheel turns a hundred times a second, and browsers refuse to write so many addresses
 
 /** @param {{filter?: string, among?: string, rule?: string, lasso?: string, at?: string}} asked @param {AbortSignal} stop @returns {Promise<Cloud>} */
 async function fetchCloud(asked, stop) {
@@ -61,30 +62,28 @@ function lassoOf(frame, points) {
 function Plane({ cloud, lasso, draw, buffer }) {
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   const whole = useMemo(() => bounds(cloud), [cloud]);
-  const { view: written } = place.value.params;
-  const view = useMemo(() => read(written) ?? whole, [written, whole]);
+  const [view, look] = useView(whole);
   const [drawn, setDrawn] = useState(/** @type {[number, number][]} */ ([]));
   const [shown, setShown] = useState({ points: 0, density: false });
-  const look = (/** @type {View} */ next) => change({ view: next === whole ? null : [next.x, next.y, next.width].map((one) => Number(one.toPrecision(5))).join(",") });
   const box = () => /** @type {HTMLCanvasElement} */ (canvas.current);
   useEffect(() => {
-    const redraw = () => canvas.current && setShown(paint(canvas.current, cloud, view, drawn.length ? drawn : corners(lasso), draw));
+    const redraw = () => canvas.current && setShown(paint(canvas.current, cloud, view(), drawn.length ? drawn : corners(lasso), draw));
     const frame = requestAnimationFrame(redraw);
     addEventListener("resize", redraw);
     return () => {
       cancelAnimationFrame(frame);
       removeEventListener("resize", redraw);
     };
-  }, [cloud, view, drawn, lasso, draw, theme.value]);
+  }, [cloud, view(), drawn, lasso, draw, theme.value]);
   const choose = (/** @type {[number, number][]} */ points) => change({ lasso: points.length < 3 ? null : lassoOf(cloud.frame, points) });
   const all = () => {
-    const { left, right, top, bottom } = inView(box(), view);
+    const { left, right, top, bottom } = inView(box(), view());
     choose([[left, top], [right, top], [right, bottom], [left, bottom]]);
   };
-  const pan = (/** @type {number} */ x, /** @type {number} */ y) => look(shift(view, x * view.width, y * view.width));
+  const pan = (/** @type {number} */ x, /** @type {number} */ y) => look(shift(view(), x * view().width, y * view().width));
   useKeys({
-    "+": { does: "nearer", run: () => look(zoomed(view, 0.5)) },
-    "-": { does: "farther", run: () => look(zoomed(view, 2)) },
+    "+": { does: "nearer", run: () => look(zoomed(view(), 0.5)) },
+    "-": { does: "farther", run: () => look(zoomed(view(), 2)) },
     0: { does: "the whole map", run: () => look(whole) },
     ArrowLeft: { does: "to the left", run: () => pan(-0.25, 0) },
     ArrowRight: { does: "to the right", run: () => pan(0.25, 0) },
@@ -95,7 +94,7 @@ function Plane({ cloud, lasso, draw, buffer }) {
     Enter: { does: "the rows in the buffer", run: () => go(buffer) },
   });
   const at = (/** @type {PointerEvent | WheelEvent} */ event) => {
-    const { left, right, top, bottom } = inView(box(), view);
+    const { left, right, top, bottom } = inView(box(), view());
     const area = box().getBoundingClientRect();
     const [u, v] = [(event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height];
     return /** @type {[number, number]} */ ([left + u * (right - left), top + v * (bottom - top)]);
@@ -112,10 +111,10 @@ function Plane({ cloud, lasso, draw, buffer }) {
   };
   const wheel = (/** @type {WheelEvent} */ event) => {
     event.preventDefault();
-    look(zoomed(view, event.deltaY > 0 ? 1.25 : 0.8, at(event)));
+    look(zoomed(view(), event.deltaY > 0 ? 1.25 : 0.8, at(event)), REST_MS);
   };
   return html`<div class="map-tools">
-      <button onClick=${() => look(zoomed(view, 0.5))} aria-label="nearer">+</button><button onClick=${() => look(zoomed(view, 2))} aria-label="farther">−</button><button onClick=${() => look(whole)}>the whole map</button>
+      <button onClick=${() => look(zoomed(view(), 0.5))} aria-label="nearer">+</button><button onClick=${() => look(zoomed(view(), 2))} aria-label="farther">−</button><button onClick=${() => look(whole)}>the whole map</button>
       <button onClick=${all}>lasso what is in view (v)</button><button disabled=${!lasso} onClick=${() => choose([])}>without the lasso</button>
       <label>draw <select onChange=${(/** @type {Event} */ event) => change({ draw: /** @type {HTMLSelectElement} */ (event.target).value.replace("auto", "") })}>
         ${[["auto", "points, or their density if there are many"], ["points", "points"], ["density", "density"]].map(([value, says]) => html`<option value=${value} selected=${value === draw}>${says}</option>`)}</select></label>
@@ -123,6 +122,38 @@ function Plane({ cloud, lasso, draw, buffer }) {
     </div>
     <canvas class="plane" ref=${canvas} tabindex="0" role="img" aria-label=${`map of ${plural(cloud.x.length, "prompt")}, ${shown.points} in view${shown.density ? ", drawn as density" : ""}${lasso ? ", with a lasso" : ""}; the table below says the same`}
       onPointerDown=${down} onPointerMove=${move} onPointerUp=${up} onPointerCancel=${up} onWheel=${wheel}></canvas>`;
+}
+
+/**
+ * What is in view, as it is now, and what changes that: at once on the canvas, and in the address after `rest`
+ * milliseconds without another change.
+ * @param {View} whole
+ * @returns {[() => View, (next: View, rest?: number) => void]}
+ */
+function useView(whole) {
+  const { view: written } = place.value.params;
+  const [, again] = useState(0);
+  const kept = useRef({ view: whole, written: /** @type {string | undefined} */ ("none yet"), whole, timer: 0 });
+  const { current } = kept;
+  if (current.written !== written || current.whole !== whole) {
+    clearTimeout(current.timer);
+    Object.assign(current, { view: read(written) ?? whole, written, whole });
+  }
+  useEffect(() => () => clearTimeout(current.timer), []);
+  return [
+    () => current.view,
+    (next, rest = 0) => {
+      current.view = next;
+      again((number) => number + 1);
+      clearTimeout(current.timer);
+      const write = () => {
+        current.written = next === whole ? undefined : [next.x, next.y, next.width].map((one) => Number(one.toPrecision(5))).join(",");
+        change({ view: current.written });
+      };
+      if (rest) current.timer = setTimeout(write, rest);
+      else write();
+    },
+  ];
 }
 
 /** @param {string | undefined} text x,y,width @returns {View | null} */

@@ -22,7 +22,8 @@ from typing import Any
 import viewer_data as data
 import viewer_pages as pages
 import viewer_sides as sides
-from viewer_browser import Times, chromium
+from viewer_browser import PATIENCE_MS, Tab, Times, chromium, traced
+from viewer_pages import OURS
 from viewer_sides import ROOT, Server, Side, serving
 
 from datastore.buffer import TrajectoryBuffer
@@ -33,6 +34,8 @@ ROWS = 5_000 if SMALL else 200_000
 LENGTHS = (20_000, 100_000) if SMALL else (100_000, 1_000_000)
 ATTEMPTS = 128 if SMALL else 1024
 STEPS = 100 if SMALL else 1000
+SPANS = (1_000, 10.0) if SMALL else (20_000, sides.PHOENIX_S)
+"""So many rows Phoenix gets if ten times as many would take it longer than so many seconds."""
 REPETITIONS = int(os.environ.get("REPETITIONS", 1 if SMALL else 7))
 FOLDER = Path(os.environ.get("BENCH_VIEWER", ROOT / "build/bench-viewer")).resolve() / str(ROWS)
 
@@ -57,9 +60,9 @@ def prepare() -> list[Side]:
         made.touch()
     report("rows, with those of a task of many attempts", f"{ROWS + ATTEMPTS:,}")
     others = [side for side in (sides.inspect(FOLDER), sides.phoenix(FOLDER)) if sides.is_installed(side)]
-    feeds = {"Inspect": sides.feed_inspect, "Phoenix": sides.feed_phoenix}
     for side in others:
-        fed = feeds[side.name](FOLDER, data.lines(ROWS, LENGTHS[:1], ATTEMPTS))
+        rows = data.lines(ROWS, LENGTHS[:1], ATTEMPTS)
+        fed = sides.feed_inspect(FOLDER, rows) if side.name == "Inspect" else sides.feed_phoenix(FOLDER, rows, *SPANS)
         report(f"rows that {side.name} was fed, in {fed['seconds']:,.0f} s", f"{fed['rows']:,}")
     for name in {"Inspect", "Phoenix"} - {side.name for side in others}:
         report(f"{name} is not installed in {sides.VIEWERS}: left out", "-")
@@ -72,12 +75,12 @@ def prepare() -> list[Side]:
 def start(times: Times) -> None:
     """Until our viewer answers, then until the first page of rows, and the memory that this and the histograms took."""
     with serving(sides.ours(FOLDER), FOLDER) as server:
-        times.add("start", pages.OURS, server.seconds)
+        times.add("start", OURS, server.seconds)
         began = time.perf_counter()
         sides.get(f"{server.url}/api/rows?limit=200")
-        times.add("first page", pages.OURS, time.perf_counter() - began)
+        times.add("first page", OURS, time.perf_counter() - began)
         sides.get(f"{server.url}/api/facets")
-        times.add("memory", pages.OURS, server.peak())
+        times.add("memory", OURS, server.peak())
 
 
 def without_copies(times: Times) -> None:
@@ -88,36 +91,60 @@ def without_copies(times: Times) -> None:
     with serving(sides.ours(FOLDER), FOLDER) as server:
         began = time.perf_counter()
         sides.get(f"{server.url}/api/rows?limit=200&columns=env,success,reward,prompt")
-        times.add("first page without copies", pages.OURS, time.perf_counter() - began)
-        times.add("memory without copies", pages.OURS, server.peak())
+        times.add("first page without copies", OURS, time.perf_counter() - began)
+        times.add("memory without copies", OURS, server.peak())
 
 
 def repetition(browser: Any, servers: dict[str, Server], stay: dict[str, Any], times: Times, turn: int) -> None:
-    ours, other = servers[pages.OURS], servers.get("Inspect")
-    for server in servers.values():
-        tried(times, lambda server=server: pages.overview(browser, server, times))
-    tried(times, lambda: pages.keys(browser, ours, times, turn))
+    ours, other = servers[OURS], servers.get("Inspect")
+    buffer = TrajectoryBuffer(FOLDER / "store")
+
+    def opened(action: Callable[[Tab], None]) -> None:
+        with pages.table(browser, ours) as one:
+            action(one)
+
+    for name, server in servers.items():
+        tried(times, name, "overview", lambda server=server: pages.overview(browser, server, times))
+    tried(times, OURS, "keys", lambda: pages.keys(browser, ours, times, turn))
     if "Inspect" in stay:
-        tried(times, lambda: pages.inspect_keys(stay["Inspect"], times, turn))
-    tried(times, lambda: pages.trajectory(browser, ours, times, turn, LENGTHS))
+        tried(times, "Inspect", "keys", lambda: pages.inspect_keys(stay["Inspect"], times, turn))
+    tried(times, OURS, "trajectories", lambda: pages.trajectory(browser, ours, times, turn, LENGTHS))
     if other:
-        tried(times, lambda: pages.inspect_sample(browser, other, times, turn, LENGTHS[0]))
-    tried(times, lambda: pages.spans(browser, ours, times, turn, LENGTHS[0]))
-    tried(times, lambda: pages.task(browser, ours, times, turn, ROWS, ATTEMPTS))
-    tried(times, lambda: pages.commits(browser, ours, times, TrajectoryBuffer(FOLDER / "store"), 3))
+        tried(times, "Inspect", "trajectory", lambda: pages.inspect_sample(browser, other, times, turn, LENGTHS[0]))
+    tried(times, "spans", "an element per token", lambda: pages.spans(browser, ours, times, turn, LENGTHS[0]))
+    tried(times, OURS, "task", lambda: opened(lambda one: pages.task(one, times, turn, ROWS, ATTEMPTS)))
+    tried(times, OURS, "map", lambda: opened(lambda one: pages.prompt_map(one, times)))
+    tried(times, OURS, "tree", lambda: opened(lambda one: pages.search_tree(one, times)))
+    tried(times, OURS, "commits", lambda: pages.commits(browser, ours, times, buffer, 3))
     if "Phoenix" in stay:
-        tried(times, lambda: pages.phoenix_commits(*stay["Phoenix"], times, 2))
+        tried(times, "Phoenix", "commits", lambda: pages.phoenix_commits(*stay["Phoenix"], times, 2))
 
 
-def tried(times: Times, action: Callable[[], None]) -> None:
-    """What never comes onto a page is counted and said; the others go on."""
-    from playwright.sync_api import Error
+def processor_times(browser: Any, ours: Server, times: Times) -> None:
+    """Pages that are much work once more, for the processor time of their longest task."""
+    work: dict[str, Callable[[Tab], None]] = {
+        "task": lambda one: pages.task(one, Times(), 0, ROWS, ATTEMPTS),
+        "map": lambda one: pages.prompt_map(one, Times()),
+        "tree": lambda one: pages.search_tree(one, Times()),
+    }
+    work |= {f"{n:,} tokens": lambda one, n=n: pages.read(one, n) for n in LENGTHS}  # type: ignore[misc]
 
+    def measure(name: str) -> None:
+        with pages.table(browser, ours) as one, traced(browser, one, times, f"processor time: {name}"):
+            work[name](one)
+
+    for name in work:
+        tried(times, OURS, f"{name}, traced", lambda name=name: measure(name))
+
+
+def tried(times: Times, side: str, what: str, action: Callable[[], None]) -> None:
+    """What fails, or never comes onto a page, is counted and said; the others go on."""
     try:
         action()
-    except Error as error:
-        times.add("failed", pages.OURS, 1)
-        report(str(error).strip().splitlines()[0][:70], "failed")
+    except Exception as error:
+        times.add("failed", side, 1)
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        report(f"{side}, {what}: {why}"[:110], "failed")
 
 
 # the table
@@ -129,7 +156,7 @@ def below(what: str, value: float, limit: float, unit: str, digits: int = 0) -> 
 
 def against(times: Times, what: str, side: str, least: float, said: str = "") -> None:
     """How many times as long, or as much, another side took in the median."""
-    if times.has(what, side):
+    if times.has(what, side) and times.has(what):
         theirs, mine = times.median(what, side), times.median(what)
         note = f"; p95 {times.p95(what, side):,.0f}"
         report(
@@ -138,6 +165,9 @@ def against(times: Times, what: str, side: str, least: float, said: str = "") ->
 
 
 def told(times: Times, what: str, said: str, limit: float, by: str = "median") -> None:
+    if not times.has(what):
+        report(said, "never came", f"< {limit:g} ms", False)
+        return
     value = getattr(times, by)(what)
     other = f"p95 {times.p95(what):,.0f}" if by == "median" else f"median {times.median(what):,.0f}"
     below(f"{said}, {by}; {other}", value, limit, "ms")
@@ -147,7 +177,8 @@ def table(times: Times) -> None:
     told(times, "overview", "overview, empty cache, to the first row", 600)
     against(times, "overview", "Inspect", 3)
     against(times, "overview", "Phoenix", 1)
-    below(f"bytes until then, {times.median('requests'):.0f} requests", times.median("bytes"), 120, "kB")
+    if times.has("bytes"):
+        below(f"bytes until then, {times.median('requests'):.0f} requests", times.median("bytes"), 120, "kB")
     against(times, "bytes", "Inspect", 10, " kB")
     against(times, "bytes", "Phoenix", 10, " kB")
     told(times, "key", f"key -> rows and 12 histograms of {ROWS:,} rows", 150, "p95")
@@ -167,6 +198,22 @@ def table(times: Times) -> None:
     if times.has("live bytes"):
         below(f"{STEPS:,} live steps x {data.SERIES} series: a step", times.median("live bytes") / 1000, 5, "kB", 2)
         below("  growth of the heap", times.median("live heap"), 20, "MiB", 1)
+    servers(times)
+    tasks(times)
+    for what, said in (("map", "map of the prompts"), ("wheel", "  nearer, by the wheel")):
+        figure(times, what, said)
+    for what, said in (("tree", f"search tree of {data.NODES:,} nodes"), ("node", "  the next node, by a key")):
+        figure(times, what, said)
+
+
+def figure(times: Times, what: str, said: str) -> None:
+    """A line without a target."""
+    if times.has(what):
+        report(f"{said}, median; p95 {times.p95(what):,.0f}", f"{times.median(what):,.0f} ms")
+
+
+def servers(times: Times) -> None:
+    """How soon each viewer answers, and what it holds."""
     below("`agentrl view` until it answers, median", times.median("start"), 1.5, "s", 2)
     below("  first page and histograms: memory, greatest", times.greatest("memory"), 400, "MiB")
     report("  first page after that, median", f"{times.median('first page'):.2f} s")
@@ -175,20 +222,26 @@ def table(times: Times) -> None:
     held = times.greatest("memory at the end")
     report(f"  memory at the end, {LENGTHS[1]:,}-token rows were opened too", f"{held:,.0f} MiB")
     for side in ("Inspect", "Phoenix"):
-        if times.has("start", side):
+        if times.has("memory at the end", side):
             held = times.greatest("memory at the end", side)
             report(
                 f"  {side}: answers after {times.median('start', side):.1f} s; memory at the end", f"{held:,.0f} MiB"
             )
-    below("longest task of the main thread on any page", times.greatest("longest task"), 100, "ms")
-    spent = times.greatest("processor time of a task")
-    report("  its processor time, when long trajectories are opened and read", f"{spent:,.0f} ms")
+
+
+def tasks(times: Times) -> None:
+    """Long tasks of the main thread, by page."""
+    if times.has("longest task"):
+        below("longest task of the main thread on any page", times.greatest("longest task"), 100, "ms")
     for what, side in sorted(times.all):
         if what.startswith("longest task: "):
-            report(
-                f"  {what[14:]}, median {statistics.median(times.all[what, side]):,.0f}",
-                f"{times.greatest(what):,.0f} ms",
-            )
+            middle = statistics.median(times.all[what, side])
+            report(f"  {what[14:]}, median {middle:,.0f}", f"{times.greatest(what):,.0f} ms")
+    spent = {what[16:]: times.greatest(what) for what, _ in times.all if what.startswith("processor time: ")}
+    if spent:
+        below("  processor time of the longest task, which other load leaves alone", max(spent.values()), 100, "ms")
+    for name, value in spent.items():
+        report(f"    {name}", f"{value:,.0f} ms")
 
 
 def main() -> None:
@@ -199,26 +252,33 @@ def main() -> None:
     for _ in range(REPETITIONS):
         start(times)
     with chromium() as browser, ExitStack() as stack:
-        every = [sides.ours(FOLDER), *others]
-        servers = {side.name: stack.enter_context(serving(side, FOLDER)) for side in every}
+        running: dict[str, Server] = {OURS: stack.enter_context(serving(sides.ours(FOLDER), FOLDER))}
         for side in others:
-            times.add("start", side.name, servers[side.name].seconds)
+            started = serving(side, FOLDER)
+            tried(
+                times,
+                side.name,
+                "start",
+                lambda name=side.name, one=started: running.update({name: stack.enter_context(one)}),
+            )
         stay: dict[str, Any] = {}
         opened = {
-            "Inspect": lambda: stack.enter_context(pages.inspect_rows(browser, servers["Inspect"], times)),
-            "Phoenix": lambda: stack.enter_context(pages.phoenix_spans(browser, servers["Phoenix"])),
+            "Inspect": lambda: stack.enter_context(pages.inspect_rows(browser, running["Inspect"], times)),
+            "Phoenix": lambda: stack.enter_context(pages.phoenix_spans(browser, running["Phoenix"])),
         }
-        for side in others:
-            tried(times, lambda name=side.name: stay.update({name: opened[name]()}))
+        for name in running.keys() & opened.keys():
+            times.add("start", name, running[name].seconds)
+            tried(times, name, "all rows", lambda name=name: stay.update({name: opened[name]()}))
         for turn in range(REPETITIONS):
-            repetition(browser, servers, stay, times, turn)
-        for length in LENGTHS:
-            pages.processor_time(browser, servers[pages.OURS], times, length)
-        pages.live(browser, servers[pages.OURS], times, FOLDER / "store", STEPS)
-        for server in servers.values():
-            times.add("memory at the end", server.side.name, server.peak())
+            repetition(browser, running, stay, times, turn)
+        processor_times(browser, running[OURS], times)
+        tried(times, OURS, "live", lambda: pages.live(browser, running[OURS], times, FOLDER / "store", STEPS))
+        for name, server in running.items():
+            times.add("memory at the end", name, server.peak())
     table(times)
-    report("pages on which something never came", str(len(times.all["failed", pages.OURS])))
+    for (what, side), values in sorted(times.all.items()):
+        if what == "failed":
+            report(f"failed, or not on the page after {PATIENCE_MS / 1000:g} s: {side}", str(len(values)))
     report(f"repetitions; seconds that they took: {time.perf_counter() - began:,.0f}", str(REPETITIONS))
     report("load average at the end", f"{os.getloadavg()[0]:.1f}")
     if any(line[3] == "MISSED" for line in lines) and os.environ.get("CHECK"):

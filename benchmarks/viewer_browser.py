@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-PATIENCE_MS = 240_000
+PATIENCE_MS = 30_000
+"""After this a page is given up."""
 WATCH = """
 (() => {
   const bench = (window.bench = { tasks: [], key: 0 });
@@ -21,8 +22,8 @@ WATCH = """
     for (const one of list.getEntries()) bench.tasks.push([one.startTime, one.duration]);
   }).observe({ type: "longtask", buffered: true });
   addEventListener("keydown", (event) => (bench.key = event.timeStamp), true);
-  bench.until = (test) => new Promise((done, fail) => {
-    const late = performance.now() + PATIENCE;
+  bench.until = (test, patience = PATIENCE) => new Promise((done, fail) => {
+    const late = performance.now() + patience;
     const look = () => {
       let seen = false;
       try { seen = test(); } catch { /* not there yet */ }
@@ -85,10 +86,10 @@ class Tab:
         self.bytes += int(event["encodedDataLength"])
         self.requests += 1
 
-    def open(self, url: str, test: str) -> float:
+    def open(self, url: str, test: str, patience_ms: int = PATIENCE_MS) -> float:
         """Milliseconds from the navigation until an expression is true on the page."""
         self.page.goto("about:blank")
-        self.page.add_init_script(f"bench.opened = bench.until(() => {test})")
+        self.page.add_init_script(f"bench.opened = bench.until(() => {test}, {patience_ms})")
         self.page.goto(url, wait_until="commit")
         return float(self.page.evaluate("bench.opened"))
 

@@ -1,12 +1,11 @@
 """Gives rows to another viewer, in that viewer's own interpreter: lines of JSON come from standard input.
 
     python benchmarks/viewer_ingest.py inspect FOLDER          .eval logs: all rows in one, each long row in its own
-    python benchmarks/viewer_ingest.py phoenix URL SECONDS     one span for each row; long rows are left out
-
+    python benchmarks/viewer_ingest.py phoenix URL SECONDS SOME     one span for each row; long rows are left out
     python benchmarks/viewer_ingest.py late URL                a span for each line, whose name the line is
 
 Nothing of agentrl is imported here. The last line that is printed is JSON: ``rows``, and ``seconds`` that they took.
-``phoenix`` stops after 20,000 rows if all of them would take longer than SECONDS.
+``phoenix`` stops after SOME rows if ten times as many would take longer than SECONDS.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SOME, AT_ONCE = 20_000, 500
+AT_ONCE = 500
 METADATA = ("trajectory_id", "task_id", "env", "level", "success", "reward", "termination", "policy_version")
 Row = dict[str, Any]
 
@@ -33,7 +32,7 @@ def main() -> None:
     if sys.argv[1] == "inspect":
         count = asyncio.run(logs(Path(sys.argv[2]), rows))
     elif sys.argv[1] == "phoenix":
-        count = spans(sys.argv[2], rows, float(sys.argv[3]))
+        count = spans(sys.argv[2], rows, float(sys.argv[3]), int(sys.argv[4]))
     else:
         late(sys.argv[2])
         return
@@ -181,7 +180,7 @@ def _sample(row: Row) -> Any:
 # Phoenix
 
 
-def spans(url: str, rows: Iterator[Row], limit: float) -> int:
+def spans(url: str, rows: Iterator[Row], limit: float, some: int) -> int:
     """The number of spans, once the server has them all."""
     started, sent = time.time(), 0
     batch: list[Any] = []
@@ -195,7 +194,7 @@ def spans(url: str, rows: Iterator[Row], limit: float) -> int:
         sent, batch = sent + len(batch), []
         if sent % 5000 == 0:
             wait(url, sent - 5000, limit)  # its queue refuses spans if it grows too long
-        if sent == SOME:
+        if sent == some:
             wait(url, sent, limit)
             if (time.time() - started) * 10 > limit:
                 return sent
@@ -212,7 +211,7 @@ def late(url: str) -> None:
         span = _span(EXAMPLE, time.time_ns() >> 4)
         span.name = line.strip()
         span.start_time_unix_nano, span.end_time_unix_nano = time.time_ns(), time.time_ns() + number
-        _post(url, [span])
+        _post(url, [span], tries=20)
         print(time.time(), flush=True)
 
 
@@ -240,13 +239,13 @@ def wait(url: str, least: int, limit: float) -> None:
         time.sleep(0.5)
 
 
-def _post(url: str, found: list[Any]) -> None:
+def _post(url: str, found: list[Any], tries: int = 600) -> None:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     body = ExportTraceServiceRequest()
     body.resource_spans.add().scope_spans.add().spans.extend(found)
     headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip"}
-    for _ in range(600):
+    for _ in range(tries):
         packed = gzip.compress(body.SerializeToString(), 1)
         try:
             urllib.request.urlopen(urllib.request.Request(f"{url}/v1/traces", packed, headers), timeout=120).close()

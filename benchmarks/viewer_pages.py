@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import viewer_data as data
-from viewer_browser import Tab, Times, tab, traced
+from viewer_browser import Tab, Times, tab
 from viewer_sides import INGEST, VIEWERS, Server
 
 OURS = "agentrl"
@@ -25,6 +25,8 @@ NOW_IN_VIEW = """(() => {
 SPANS = Path(__file__).parent / "viewer_spans.js"
 NUMBERS = [(start, digit) for digit in range(1, 10) for start in ("0.989", "0.990")]
 """Filters by reward, and the digit that is added: each finds another number of rows."""
+FIRST_MS = 120_000
+"""Other viewers have so long to open the page of all rows, once."""
 INSPECT_ROWS = "document.body.textContent.match(/([\\d,]+) rows/)?.[1]"
 
 
@@ -54,7 +56,7 @@ def table(browser: Any, server: Server) -> Iterator[Tab]:
 def overview(browser: Any, server: Server, times: Times) -> None:
     """Until the first row of the first page has text, and what came over the wire until then."""
     there = {OURS: FIRST_LINE, "Inspect": "document.body.textContent.includes('warm/3f2a91c4')"}
-    there["Phoenix"] = "document.body.textContent.includes('default')"
+    there["Phoenix"] = "bench.text('#root').includes('default')"
     with tab(browser) as one:
         times.add("overview", server.side.name, one.open(f"{server.url}/", there[server.side.name]))
         one.page.wait_for_timeout(100)
@@ -87,7 +89,7 @@ def keys(browser: Any, server: Server, times: Times, turn: int) -> None:
 def inspect_rows(browser: Any, server: Server, times: Times) -> Iterator[Tab]:
     """Inspect's page with all rows, which stays open."""
     with tab(browser) as one:
-        times.add("buffer", "Inspect", one.open(f"{server.url}/#/logs/rows.eval", INSPECT_ROWS))
+        times.add("buffer", "Inspect", one.open(f"{server.url}/#/logs/rows.eval", INSPECT_ROWS, FIRST_MS))
         one.page.click(".cm-content")
         yield one
 
@@ -126,12 +128,11 @@ def trajectory(browser: Any, server: Server, times: Times, turn: int, lengths: t
         long_task(times, "longest row", one)
 
 
-def processor_time(browser: Any, server: Server, times: Times, length: int) -> None:
-    """The longest task while a long trajectory is opened and read, by processor time."""
-    with table(browser, server) as one, traced(browser, one, times, "processor time of a task"):
-        one.act(follow(f"/row/{data.long_id(length, 0)}?lens=logprob"), FIRST_TOKEN)
-        one.page.wait_for_timeout(3000)
-        lens_and_jump(one, Times(), length)
+def read(one: Tab, length: int) -> None:
+    """A long trajectory is opened and read."""
+    one.act(follow(f"/row/{data.long_id(length, 0)}?lens=logprob"), FIRST_TOKEN)
+    one.page.wait_for_timeout(3000)
+    lens_and_jump(one, Times(), length)
 
 
 def lens_and_jump(one: Tab, times: Times, length: int) -> None:
@@ -144,7 +145,7 @@ def lens_and_jump(one: Tab, times: Times, length: int) -> None:
     )
     for _ in range(2):
         last = f"bench.text('.inspector').includes('token {length - 1} of') && {NOW_IN_VIEW}"
-        times.add("jump", OURS, one.act(press % "box.bottom - 0.001", last))
+        times.add("jump", OURS, one.act(press % "box.bottom - 0.0001", last))
         one.act(press % "box.top", f"bench.text('.inspector').includes('token 0 of') && {NOW_IN_VIEW}")
 
 
@@ -179,14 +180,13 @@ def spans(browser: Any, server: Server, times: Times, turn: int, length: int) ->
 # attempts at one task
 
 
-def task(browser: Any, server: Server, times: Times, turn: int, rows: int, attempts: int) -> None:
-    with table(browser, server) as one:
-        a, b = (data.attempt_id(rows, 2 * turn + number) for number in (0, 1))
-        there = f"document.querySelectorAll('.strip .mark').length === {attempts} && bench.text('.versus .t')"
-        path = f"/task?env=lookup&task_id={data.MANY}&a={a}&b={b}"
-        times.add("task", OURS, one.act(follow(path), there))
-        one.page.wait_for_timeout(500)
-        long_task(times, "task", one)
+def task(one: Tab, times: Times, turn: int, rows: int, attempts: int) -> None:
+    a, b = (data.attempt_id(rows, 2 * turn + number) for number in (0, 1))
+    there = f"document.querySelectorAll('.strip .mark').length === {attempts} && bench.text('.versus .t')"
+    path = f"/task?env=lookup&task_id={data.MANY}&a={a}&b={b}"
+    times.add("task", OURS, one.act(follow(path), there))
+    one.page.wait_for_timeout(500)
+    long_task(times, "task", one)
 
 
 # what is new
@@ -217,7 +217,7 @@ def phoenix_spans(browser: Any, server: Server) -> Iterator[tuple[Tab, Any]]:
     ):
         assert process.stdout is not None
         project = process.stdout.readline().strip()
-        one.open(f"{server.url}/projects/{project}/spans", "document.querySelector('table tbody td')?.textContent")
+        one.open(f"{server.url}/projects/{project}/spans", "bench.text('table tbody').includes('rollout-')", FIRST_MS)
         yield one, process
         process.terminate()
 
@@ -231,6 +231,36 @@ def phoenix_commits(one: Tab, process: Any, times: Times, count: int) -> None:
         committed = float(process.stdout.readline())
         seen = one.page.evaluate(SEEN % f"document.body.textContent.includes('{name}')")
         times.add("commit", "Phoenix", max(0.0, seen - committed * 1000))
+
+
+# pictures
+
+
+def prompt_map(one: Tab, times: Times) -> None:
+    """The map of all prompts, then nearer by the wheel."""
+    seen = "(document.querySelector('.plane')?.ariaLabel.match(/, (\\d+) in view/)?.[1] ?? 0)"
+    times.add("map", OURS, one.act(follow("/map"), f"{seen} > 0"))
+    one.page.wait_for_timeout(500)
+    turn = (
+        "const map = document.querySelector('.plane'); const box = map.getBoundingClientRect();"
+        f" bench.before = {seen};"
+        " map.dispatchEvent(new WheelEvent('wheel', {deltaY: -1, clientX: box.left + 1, clientY: box.top + 1,"
+        " bubbles: true, cancelable: true}))"
+    )
+    for _ in range(3):
+        times.add("wheel", OURS, one.act(turn, f"{seen} !== bench.before"))
+    long_task(times, "map", one)
+
+
+def search_tree(one: Tab, times: Times) -> None:
+    """A tree as large as one is drawn, then from node to node."""
+    path = f"/tree?artifact=search/{data.SEARCH[:8]}&task_id={data.SEARCHED}"
+    times.add("tree", OURS, one.act(follow(path), "bench.text('.leaf.chosen')"))
+    one.page.wait_for_timeout(500)
+    for number in range(1, 4):
+        there = f"bench.text('.node h2').startsWith('Node {number}')"
+        times.add("node", OURS, one.press("j", there))
+    long_task(times, "tree", one)
 
 
 # training that goes on

@@ -23,7 +23,7 @@ VIEWERS = Path(os.environ.get("VIEWERS", ROOT / ".venv-viewers"))
 INGEST = Path(__file__).parent / "viewer_ingest.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 PHOENIX_S = float(os.environ.get("PHOENIX_S", "600"))
-"""Seconds in which Phoenix has to take all rows; otherwise it gets 20,000."""
+"""Seconds in which Phoenix has to take all rows; otherwise it gets some of them."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,6 @@ def phoenix(folder: Path) -> Side:
         "PHOENIX_ALLOW_EXTERNAL_RESOURCES": "false",
     }
     return Side("Phoenix", [str(VIEWERS / "arize/bin/phoenix"), "serve"], more)
-
-
-def trackio(folder: Path) -> Side:
-    command = [str(VIEWERS / "trackio/bin/trackio"), "show", "--project", "bench", "--host", "127.0.0.1"]
-    return Side("Trackio", command, {"TRACKIO_DIR": str(folder / "trackio"), "GRADIO_SERVER_PORT": "{port}"})
 
 
 def is_installed(side: Side) -> bool:
@@ -142,13 +137,13 @@ def feed_inspect(folder: Path, rows: Iterable[bytes]) -> dict[str, Any]:
     return _fed(folder / "inspect.json", [str(python), str(INGEST), "inspect", str(folder / "inspect")], rows)
 
 
-def feed_phoenix(folder: Path, rows: Iterable[bytes]) -> dict[str, Any]:
+def feed_phoenix(folder: Path, rows: Iterable[bytes], some: int, limit: float = PHOENIX_S) -> dict[str, Any]:
     done = folder / "phoenix.json"
     if done.exists():
         return dict(json.loads(done.read_text()))
     python = VIEWERS / "arize/bin/python"
     with serving(phoenix(folder), folder) as server:
-        return _fed(done, [str(python), str(INGEST), "phoenix", server.url, str(PHOENIX_S)], rows)
+        return _fed(done, [str(python), str(INGEST), "phoenix", server.url, str(limit), str(some)], rows)
 
 
 def _fed(done: Path, command: list[str], rows: Iterable[bytes]) -> dict[str, Any]:

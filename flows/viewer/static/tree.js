@@ -1,6 +1,6 @@
 // The trees that a search made: its nodes by value and visits, and the path that was worth most.
 import { json, useAnswer } from "./api.js";
-import { Drawing, RampLegend, ramp } from "./drawing.js";
+import { AsTable, Drawing, RampLegend, ramp } from "./drawing.js";
 import { count, decimal, plural } from "./format.js";
 import { useKeys } from "./keys.js";
 import { address, change, go, place, rowAddress, version } from "./location.js";
@@ -76,9 +76,9 @@ function One({ artifact, task }) {
         <a href=${rowOf(here, at)}>the row at its tokens</a></p>
       <pre>${pieces(here.text)}</pre>
     </section>
-    <details><summary>as a table</summary><table class="lines"><thead><tr><th class="number">node</th><th class="number">after</th><th class="number">mean reward, 95 % interval, n</th><th class="number">end here</th><th class="number">reward</th><th class="number">round</th><th>text</th></tr></thead><tbody>
+    <${AsTable} rows=${() => html`<table class="lines"><thead><tr><th class="number">node</th><th class="number">after</th><th class="number">mean reward, 95 % interval, n</th><th class="number">end here</th><th class="number">reward</th><th class="number">round</th><th>text</th></tr></thead><tbody>
       ${value.nodes.map((one, i) => html`<tr class=${i === chosen ? "chosen" : ""}><td class="number"><a href=${rowOf(one, at)}>${i}</a>${one.best ? " ★" : ""}</td><td class="number">${one.parent ?? ""}</td><td class="number">${worth(one)}</td><td class="number">${count(one.own)}</td><td class="number">${decimal(one.reward)}</td><td class="number">${one.born}</td><td>${pieces(one.text.slice(0, 120))}</td></tr>`)}
-    </tbody></table></details>`;
+    </tbody></table>`} />`;
 }
 
 /** @param {Node} node @param {string | undefined} at */

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 AT_ONCE = 500
+STILL_S = 30.0
+"""Seconds without a new span after which no more will come."""
 METADATA = ("trajectory_id", "task_id", "env", "level", "success", "reward", "termination", "policy_version")
 Row = dict[str, Any]
 
@@ -181,7 +183,7 @@ def _sample(row: Row) -> Any:
 
 
 def spans(url: str, rows: Iterator[Row], limit: float, some: int) -> int:
-    """The number of spans, once the server has them all."""
+    """The number of spans that the server has in the end."""
     started, sent = time.time(), 0
     batch: list[Any] = []
     for row in rows:
@@ -195,13 +197,12 @@ def spans(url: str, rows: Iterator[Row], limit: float, some: int) -> int:
         if sent % 5000 == 0:
             wait(url, sent - 5000, limit)  # its queue refuses spans if it grows too long
         if sent == some:
-            wait(url, sent, limit)
+            had = wait(url, sent, limit)
             if (time.time() - started) * 10 > limit:
-                return sent
+                return had
     if batch:
         _post(url, batch)
-    wait(url, sent + len(batch), limit)
-    return sent + len(batch)
+    return wait(url, sent + len(batch), limit)
 
 
 def late(url: str) -> None:
@@ -231,12 +232,19 @@ def count(url: str) -> int:
     return sum(int(one["traceCount"]) for one in projects(url))
 
 
-def wait(url: str, least: int, limit: float) -> None:
+def wait(url: str, least: int, limit: float) -> int:
+    """Until the server has so many, or gets no more: it drops spans while its database is locked. Returns how many."""
     end = time.time() + limit
-    while count(url) < least:
+    seen, grew = 0, time.time()
+    while (now := count(url)) < least:
+        if now > seen:
+            seen, grew = now, time.time()
+        if time.time() - grew > STILL_S:
+            return now
         if time.time() > end:
-            raise TimeoutError(f"Phoenix has {count(url)} of {least} spans after {limit:g} s")
+            raise TimeoutError(f"Phoenix has {now} of {least} spans after {limit:g} s")
         time.sleep(0.5)
+    return now
 
 
 def _post(url: str, found: list[Any], tries: int = 600) -> None:

@@ -131,7 +131,7 @@ def trajectory(browser: Any, server: Server, times: Times, turn: int, lengths: t
 def read(one: Tab, length: int) -> None:
     """A long trajectory is opened and read."""
     one.act(follow(f"/row/{data.long_id(length, 0)}?lens=logprob"), FIRST_TOKEN)
-    one.page.wait_for_timeout(3000)
+    one.page.wait_for_timeout(1000)
     lens_and_jump(one, Times(), length)
 
 
@@ -217,7 +217,7 @@ def phoenix_spans(browser: Any, server: Server) -> Iterator[tuple[Tab, Any]]:
     ):
         assert process.stdout is not None
         project = process.stdout.readline().strip()
-        one.open(f"{server.url}/projects/{project}/spans", "bench.text('table tbody').includes('rollout-')", FIRST_MS)
+        one.open(f"{server.url}/projects/{project}/spans", "bench.text('#root').includes('rollout-')", FIRST_MS)
         yield one, process
         process.terminate()
 

@@ -23,7 +23,8 @@ VIEWERS = Path(os.environ.get("VIEWERS", ROOT / ".venv-viewers"))
 INGEST = Path(__file__).parent / "viewer_ingest.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 PHOENIX_S = float(os.environ.get("PHOENIX_S", "600"))
-"""Seconds in which Phoenix has to take all rows; otherwise it gets some of them."""
+SOME = 20_000
+"""Phoenix gets so many rows if ten times as many would take it longer than PHOENIX_S seconds."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,13 @@ def feed_inspect(folder: Path, rows: Iterable[bytes]) -> dict[str, Any]:
     return _fed(folder / "inspect.json", [str(python), str(INGEST), "inspect", str(folder / "inspect")], rows)
 
 
-def feed_phoenix(folder: Path, rows: Iterable[bytes], some: int, limit: float = PHOENIX_S) -> dict[str, Any]:
+def feed_phoenix(folder: Path, rows: Iterable[bytes]) -> dict[str, Any]:
     done = folder / "phoenix.json"
     if done.exists():
         return dict(json.loads(done.read_text()))
     python = VIEWERS / "arize/bin/python"
     with serving(phoenix(folder), folder) as server:
-        return _fed(done, [str(python), str(INGEST), "phoenix", server.url, str(limit), str(some)], rows)
+        return _fed(done, [str(python), str(INGEST), "phoenix", server.url, str(PHOENIX_S), str(SOME)], rows)
 
 
 def _fed(done: Path, command: list[str], rows: Iterable[bytes]) -> dict[str, Any]:

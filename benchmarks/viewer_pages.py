@@ -182,7 +182,7 @@ def spans(browser: Any, server: Server, times: Times, turn: int, length: int) ->
 
 def task(one: Tab, times: Times, turn: int, rows: int, attempts: int) -> None:
     a, b = (data.attempt_id(rows, 2 * turn + number) for number in (0, 1))
-    there = f"document.querySelectorAll('.strip .mark').length === {attempts} && bench.text('.versus .t')"
+    there = f"document.querySelectorAll('.strip .mark').length === {attempts} && bench.text('.versus .tokens')"
     path = f"/task?env=lookup&task_id={data.MANY}&a={a}&b={b}"
     times.add("task", OURS, one.act(follow(path), there))
     one.page.wait_for_timeout(500)

@@ -94,8 +94,9 @@ class Template:
         if closes and (added := self._added(last)):
             self.stop_ids = tuple(dict.fromkeys([*self.stop_ids, added[-1]]))
             self._name_ends()
-        self.call_end = self._first_end(last) or self._first_end(self._after_mark([_STEM, _said([answer]), answer]))
-        self.call_tail = _from(last, self._first_end(last))
+        closes = self._first_end(last)
+        self.call_end = closes or self._first_end(self._after_mark([_STEM, _said([answer]), answer]))
+        self.call_tail = _from(last, closes) if closes else ""  # what follows the mark then still belongs to the call
 
     def render(self, messages: list[Message], generate: bool = False, tools: str = "[]") -> str:
         """The text of a conversation; with ``generate`` up to where the assistant begins to speak. Control tokens that

@@ -170,6 +170,20 @@ def test_the_mask_decodes_to_exactly_what_the_assistant_said(name: str, kind: st
     )
 
 
+@pytest.mark.parametrize("name", sorted(CALLS))
+@pytest.mark.parametrize("reasons", [False, True])
+def test_a_call_that_nothing_has_answered_yet_reads_back(name: str, reasons: bool) -> None:
+    """An adviser's turn is written before the tools answer."""
+    codec = codec_of(name)
+    wanted = says("", call(0, "find", "Ann"), reasoning="It is so." if reasons and name in REASONS else None)
+    ids = codec.assistant(wanted)
+    assert ids[-1] in codec.stop_ids
+    parsed = codec.parse(ids, codec.opening([user("Where?")], TOOLS), TOOLS)
+    assert parsed.error is None
+    assert parsed.message.reasoning == wanted.reasoning
+    assert [(one.name, one.parsed()) for one in parsed.message.tool_calls] == [("find", {"q": "Ann"})]
+
+
 @pytest.mark.parametrize("name", DIALECTS)
 def test_the_dialect_found_is_the_familys(name: str) -> None:
     assert codec_of(name).dialect.partition(" (")[0] == DIALECTS[name]

@@ -163,9 +163,11 @@ def expert(env: str, seed: int, folder: Path, **config: Any) -> tuple[Any, Any, 
     return harness, tasks, shown
 
 
-def imitated(name: str, env: str, harness: Any, tasks: Any, shown: list[Any], context: int = 0) -> Setting:
-    """A model that has imitated these rows, of :data:`CONTEXT` tokens, or of ``context``. ``name`` says which rows, in
-    :data:`KEEP`."""
+def imitated(
+    name: str, env: str, harness: Any, tasks: Any, shown: list[Any], context: int = 0, kinds: int = 1
+) -> Setting:
+    """A model that has imitated these rows, of :data:`CONTEXT` tokens, or of ``context``, with :data:`WARM_STEPS` for
+    each of so many ``kinds`` of rows. ``name`` says which rows, in :data:`KEEP`."""
     from pipelines.stages.train import sft
 
     kept = KEEP and KEEP / f"{name} {env} {harness.seed}"
@@ -174,7 +176,7 @@ def imitated(name: str, env: str, harness: Any, tasks: Any, shown: list[Any], co
     else:
         optimizer = {"lr": 5e-3, "schedule": "cosine", "warmup": 20}
         model = {"init": "tiny", "size": {"context": context or CONTEXT[env]}}
-        config = {"model": model, "steps": WARM_STEPS[env], "batch": 32, "optimizer": optimizer}
+        config = {"model": model, "steps": kinds * WARM_STEPS[env], "batch": 32, "optimizer": optimizer}
         warm = harness.run(sft, config, trajectories=shown)["model"]
         if kept:
             shutil.copytree(warm.path, kept)

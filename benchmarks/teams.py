@@ -44,7 +44,8 @@ def teams() -> bool:
 
 def shown_both(seed: int, folder: Any) -> Setting:
     """A model that has imitated both: a planner who names the doors of a shortest way, and a walker who was told. Some
-    walks are shown without a plan, so that the model can walk alone."""
+    walks are shown without a plan, so that the model can walk alone. With the steps of one kind of rows it learns none
+    of the three: plans were right in 2 of 96 dev tasks, and walks in 4."""
     from agentrl.environments import load_environment
     from agentrl.rollouts.demonstrations import demonstrate
     from agentrl.rollouts.rationalize import literal
@@ -66,7 +67,7 @@ def shown_both(seed: int, folder: Any) -> Setting:
         spoke = {"trajectory_id": f"planner-{number}", "episode_id": f"planner-{number}", "messages": said}
         plain = {"tools": "[]", "n_steps": 1, "n_tool_calls": 0}
         rows += [told, told.model_copy(update={**spoke, **plain})]
-    return imitated("team", "rooms", harness, tasks, [walks, harness.trajectories(rows)])
+    return imitated("team", "rooms", harness, tasks, [walks, harness.trajectories(rows)], kinds=3)
 
 
 def acted(setting: Setting, tasks: Any, model: Any = None, **config: int) -> tuple[Any, Spent]:

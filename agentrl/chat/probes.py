@@ -115,6 +115,19 @@ def try_out(codec: ChatCodec, probe: Probe) -> ProbeOutcome | None:
     return ProbeOutcome(None, text, text and native[: len(bare)] == bare, read)
 
 
+def check_asking(codec: ChatCodec) -> None:
+    """Raise ValueError if the dialect cannot write a question right after tools' answers, with which a policy is asked
+    for a summary."""
+    probe = PROBES["reasoned call"].messages
+    try:
+        encode(codec, [*probe[:-1], _user("What do you know?"), _says("Rome.")], _TOOLS)
+    except ValueError as error:
+        raise ValueError(
+            "sampling.compress.by: summary asks the policy after a tool's answer, and this dialect cannot write "
+            f"that; set by: schema or by: drop. {error}"
+        ) from error
+
+
 def _without(text: str, parts: tuple[str, ...]) -> str:
     for part in parts:
         text = text.replace(part, "")

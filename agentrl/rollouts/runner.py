@@ -11,6 +11,7 @@ from dataclasses import replace
 from inspect import iscoroutinefunction
 from typing import Any, Self, TypeVar
 
+from agentrl.chat.probes import check_asking
 from agentrl.engines.base import Engine, EngineError, Sampling, Weights
 from agentrl.engines.blocking import Background, blocking
 from agentrl.engines.streams import stream
@@ -69,6 +70,8 @@ class RolloutRunner:
     ) -> None:
         if policy is None and engine.exact:
             raise ValueError("an engine with token ids needs the policy's tokenizer; give the policy")
+        if policy and sampling.compress and sampling.compress.by == "summary":
+            check_asking(policy.codec)
         self.policy = policy
         self.engine = engine
         self.environment = environment

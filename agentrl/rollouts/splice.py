@@ -91,8 +91,8 @@ def spliced(
     Its parent is the failed row. Its outcome is that of the success, and so is ``n_tool_errors``. Its log-probabilities
     are NaN, since no policy sampled these tokens after that beginning.
 
-    Raises ValueError if a row does not say where its turns lie, or if the success's turn has no end token, so that
-    what follows it belongs to no other turn.
+    Raises ValueError if a row does not say where its turns lie, if the dialect leaves the revision out, or if the
+    success's turn has no end token, so that what follows it belongs to no other turn.
     """
     start = node(failed, joint.kept, task)
     said = acting(success.messages)[joint.then]
@@ -105,6 +105,8 @@ def spliced(
     answers = list(takewhile(lambda message: message.role is Role.TOOL, following))
     before = list(takewhile(lambda message: message.role is not Role.ASSISTANT, reversed(start.prefix.messages)))[::-1]
     ids = codec.assistant(said.model_copy(update={"content": content}), answers, before)
+    if (kept := codec.parse(ids, start.prefix.ids, failed.tools).message.content) != content.strip():
+        raise ValueError(f"the dialect {codec.dialect} does not write {content!r} before a call: {kept!r} reads back")
     if ids[-1:] != success.input_ids[end - 1 : end]:
         raise ValueError(f"{success.trajectory_id} has a turn that ends otherwise than turns that are written")
     begin = len(start.prefix.ids)

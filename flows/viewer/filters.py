@@ -41,6 +41,11 @@ _WITH_A_TEXT = "cannot compare 'date/datetime/time' to a string"
 _OF_TIMES = "a time is not a text; write created_at >= date '2026-01-31', or >= '2026-01-31T12:00:00Z'::timestamptz"
 
 
+def tokens(text: str) -> list[tuple[str, str, int]]:
+    """Kind (literal, name in double quotes, word, number, other), text and end of each."""
+    return [(str(token.lastgroup), token[0], token.end()) for token in _TOKEN.finditer(text)]
+
+
 def check(text: str) -> None:
     """Raise RefusedError if an expression holds anything but values, columns, operators and functions of the lists."""
     if len(text) > MAX_CHARACTERS:
@@ -51,7 +56,7 @@ def check(text: str) -> None:
         raise bad(str(error).partition(". If you wrote")[0].replace("the query", "the filter")) from None
     if "--" in text or "/*" in text:
         raise bad("a filter holds no comment")
-    found = [(str(token.lastgroup), token[0], token.end()) for token in _TOKEN.finditer(text)]
+    found = tokens(text)
     for (kind, value, end), (follows, after, _) in zip(found, [*found[1:], ("", "", 0)], strict=False):
         word = value.lower()
         if kind == "other" and value not in _ALLOWED_MARKS:

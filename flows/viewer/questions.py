@@ -68,6 +68,10 @@ class SaveQuery(Filtered):
     ids: list[str] = Field([], max_length=5000)
 
 
+class SQLQuery(AtVersion):
+    query: str = Field(min_length=1)
+
+
 class SearchQuery(Query):
     q: str = Field(min_length=1, max_length=4000)
     k: int = Field(20, ge=1, le=200)
@@ -185,6 +189,13 @@ def _saved(reader: "StoreReader", request: Request, question: SaveQuery) -> Resp
     from flows.viewer.saving import save
 
     return _json(save(reader, question))
+
+
+def _sql(reader: "StoreReader", request: Request, question: SQLQuery) -> Response:
+    from flows.viewer.console import ask
+
+    body, headers = ask(reader, question)
+    return Response(body, headers=headers, media_type=ARROW)
 
 
 def _search(reader: "StoreReader", request: Request, question: SearchQuery) -> Response:
@@ -317,6 +328,7 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/facets", Filtered, _facets),
     ("/api/rule", Filtered, _rule),
     ("/api/search", SearchQuery, _search),
+    ("/api/sql", SQLQuery, _sql),
     ("/api/rows/{id:path}/messages/{number:int}", MessageQuery, _message),  # ids of imports may hold slashes
     ("/api/rows/{id:path}", AtVersion, _row),
     ("/api/tokens/{id:path}/text", AtVersion, _text),

@@ -10,6 +10,7 @@ import { Empty, Problem } from "./problem.js";
 import { Found, Rows } from "./rows.js";
 import { Saving, openSaving } from "./saving.js";
 import { select, selected } from "./selection.js";
+import { store } from "./served.js";
 import { Table } from "./table.js";
 import { pieces } from "./text.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
@@ -66,6 +67,7 @@ export function BufferPage() {
         ${among && html`<${Part} among=${among} rule=${rule} absent=${source?.absent ?? 0} />`}
         <span>${lasso && html`in a lasso of the map `}<a href=${address("/map", { filter, at, among, rule, lasso })}>map</a>${lasso && html` <button class="quiet" onClick=${() => change({ lasso: null })}>without the lasso</button>`}</span>
         ${selected.value.size > 0 && html`<${Selection} />`}
+        ${store && html`<a href=${address("/sql", { at, query: `select trajectory_id, reward from trajectories${filter ? ` where (${filter})` : ""} limit 100` })}>SQL</a>`}
         ${source && html`<${Saving} shown=${{ filter, at: source.version, among, rule, lasso }} total=${q ? null : source.total} />`}
         ${source && html`<${Columns} all=${source.columns.filter((name) => name !== "score")} chosen=${columns} />`}
       </div>

@@ -7,6 +7,7 @@ const RunPage = later(() => import("./run.js"), "RunPage");
 const PAGES = [
   ["/", "overview", later(() => import("./overview.js"), "OverviewPage")],
   ["/buffer", "buffer", later(() => import("./buffer.js"), "BufferPage")],
+  ["/sql", "", later(() => import("./sql.js"), "SqlPage")],
   ["/evaluation", "evaluations", later(() => import("./evaluation.js"), "EvaluationPage")],
   ["/task", "", later(() => import("./task.js"), "TaskPage")],
   ["/pair", "pairs", later(() => import("./pair.js"), "PairPage")],
@@ -29,6 +30,6 @@ function page(path, room, id) {
 
 await start({
   tabs: Object.fromEntries(PAGES.flatMap(([to, name]) => (name ? [[to, name]] : []))),
-  others: { task: "task", row: "trajectory", run: "run" },
+  others: { sql: "SQL", task: "task", row: "trajectory", run: "run" },
   page,
 });

@@ -41,10 +41,12 @@ export function Saving({ shown, total }) {
   const done = (/** @type {Promise<any>} */ asked) => {
     setBusy(true);
     setProblem(null);
-    setSaved(null);
     asked.catch(setProblem).then(() => setBusy(false));
   };
-  const save = (/** @type {object} */ rows) => done(post("/api/selection", { name, ...rows }).then(setSaved));
+  const save = (/** @type {object} */ rows) => {
+    setSaved(null);
+    done(post("/api/selection", { name, ...rows }).then(setSaved));
+  };
   const all = Object.fromEntries(Object.entries(shown).filter(([, value]) => value));
   const asRule = () => done(json("/api/rule", shown).then((/** @type {import("./wire.js").RuleText} */ rule) => {
     const others = rule.other_splits ? `; ${rule.other_splits} of them are not of the train split, and left out unless split is null` : "";

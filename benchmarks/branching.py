@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from methods import (
+    BATCH,
     ITERATIONS,
     LR,
     SAMPLES,
@@ -31,12 +32,13 @@ from methods import (
     of_rollouts,
     online,
     prepared,
+    rejected,
     rollouts,
     seeds,
     table,
 )
 
-STATES, STEPS, JOINED_STEPS = (16, 2, 2) if SMALL else (192, 40, 200)
+STATES, STEPS, JOINED_STEPS = (6, 2, 2) if SMALL else (192, 40, 200)
 """Tasks whose rollouts are looked at; training steps of offline methods, and on demonstrations and what is new."""
 
 
@@ -70,7 +72,7 @@ def of_continuations(made: Any) -> Spent:
 def trained(setting: Setting, stage: Any, config: dict[str, Any], **inputs: Any) -> tuple[Any, Spent]:
     """The warm policy after :data:`STEPS` steps of a stage, and the tokens in the rows that it was trained on."""
     optimizer = {"lr": LR["dpo" if stage.name == "train.dpo" else "offline"], "schedule": "linear"}
-    config = {"steps": STEPS, "batch": 32, "optimizer": optimizer, **config}
+    config = {"steps": STEPS, "batch": BATCH, "optimizer": optimizer, **config}
     try:
         made = setting.harness.run(stage, config, model=setting.warm, **inputs)
     except ValueError as error:
@@ -79,7 +81,7 @@ def trained(setting: Setting, stage: Any, config: dict[str, Any], **inputs: Any)
         print(f"{stage.name}: {error}; the warm policy is judged", flush=True)
         return setting.warm, Spent()
     counts = [sum(row["mask"]) for row in made["rows"].table().select(["mask"]).to_pylist()]
-    return made["model"], Spent(trained=round(STEPS * 32 * sum(counts) / max(1, len(counts))))
+    return made["model"], Spent(trained=round(STEPS * BATCH * sum(counts) / max(1, len(counts))))
 
 
 def slicing() -> bool:
@@ -287,17 +289,12 @@ def by_difficulty(rollouts: list[Any], found: dict[str, Arm]) -> None:
 
 def tree() -> bool:
     """GRPO on trees, of two whole rollouts and two continuations of each, and on whole rollouts of as many tokens."""
-    from pipelines.stages.trajectories import reject
-
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "Tree-GRPO")}
     for setting, tasks in settings("tree", arms):
         model, spent, _ = online(setting, tasks=2 * TASKS, samples=6, fork={"trees": 2, "nodes": 2, "rounds": 1})
         arms["Tree-GRPO"].add(judged(setting, model), spent)
-        others, cost = rollouts(setting, tasks, spent.sampled)
-        good = setting.harness.run(reject, {"keep": 2}, trajectories=others)["trajectories"]
-        model, more = curated(setting, [good])
-        arms["rejection"].add(judged(setting, model), cost + more)
-        each = cost.sampled / sum(len(one.ids()) for one in others)
+        model, more, each = rejected(setting, tasks, spent.sampled)
+        arms["rejection"].add(judged(setting, model), more)
         model, more, _ = online(setting, tasks=round(spent.sampled / each / 4 / ITERATIONS), samples=4)
         arms["GRPO"].add(judged(setting, model), more)
     print(f"\ntree, rooms: {2 * TASKS} tasks in each of {ITERATIONS} iterations")

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from methods import (
+    BATCH,
     ITERATIONS,
     SAMPLES,
     SMALL,
@@ -90,8 +91,9 @@ def _formed(setting: Setting, shown: Any, sampling: dict[str, Any]) -> Setting:
     from pipelines.stages.train import sft
 
     rows = _cut(setting, shown, sampling) if "compress" in sampling else shown
-    optimizer = {"lr": 2e-3, "schedule": "cosine", "warmup": 20}
-    config = {"steps": WARM_STEPS[ENV] // 2, "batch": 32, "optimizer": optimizer}
+    steps = WARM_STEPS[ENV] // 2
+    optimizer = {"lr": 2e-3, "schedule": "cosine", "warmup": min(20, steps // 2)}
+    config = {"steps": steps, "batch": BATCH, "optimizer": optimizer}
     made = setting.harness.run(sft, config, trajectories=[rows], model=setting.warm)
     return replace(setting, warm=made["model"])
 

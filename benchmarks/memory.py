@@ -31,6 +31,7 @@ from methods import (
     seeds,
     table,
 )
+from methods_signals import SHOWING, noted
 
 LONG = 768
 """Tokens of a row that has runs in sight."""
@@ -97,22 +98,19 @@ def guidance() -> bool:
     from pipelines.stages.pairs import outcome
     from pipelines.stages.rationalize import rationalize
     from pipelines.stages.train import dpo
-    from pipelines.stages.trajectories import reject, sample, synthesize
+    from pipelines.stages.trajectories import reject, sample
 
     names = ("warm", "rejection", "guidance", "DPO", "DPO, guided", "GRPO")
     arms = {name: Arm(name) for name in names}
-    showing = {"context": [{"notes": {}}]}
     for seed, folder in seeds("guidance", arms):
-        harness, tasks, slips = expert("rooms", seed, folder, noise=0.6, coverage=0.3)
-        slipped = harness.run(reflect, tasks=tasks["train"], trajectories=[slips])["notes"]
-        shown = harness.run(synthesize, showing, tasks=tasks["train"], notes=slipped)["trajectories"]
-        setting = imitated("noted", "rooms", harness, tasks, [shown])
+        setting = noted(seed, folder)
+        harness = setting.harness
         arms["warm"].add(judged(setting, setting.warm), Spent())
         some = harness.tasks(setting.tasks.read()[:MANY])
         first = harness.run(sample, {"samples": SAMPLES // 2}, model=setting.warm, tasks=some)["trajectories"]
         notes = harness.run(reflect, tasks=some, trajectories=[first])["notes"]
         made = harness.run(
-            rationalize, {"samples": SAMPLES, **showing},
+            rationalize, {"samples": SAMPLES, **SHOWING},
             model=setting.warm, tasks=some, trajectories=[first], notes=notes,
         )  # fmt: skip
         print(f"guidance, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ always among the baselines. Success is that at temperature 1 on held-out tasks, 
 tasks of all seeds; a gain is a paired difference over tasks and seeds, with a bootstrap interval.
 
 - hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, `lookup`).
-- curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum.
+- curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum, with as many tokens.
 - distill, echo, rwml, reflexion: see :mod:`methods_signals`.
 - slicing, pairs, dagger, search, tree: see ``branching.py``; teams: see ``teams.py``.
 - experience, guidance, splice: see ``memory.py``.
@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -38,10 +39,14 @@ os.environ["OMP_NUM_THREADS"] = "1"  # a small model: a second thread costs more
 SMALL = os.environ.get("SCALE") == "small"
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "0" if SMALL else "0 1 2").split()]
 SPLIT = os.environ.get("SPLIT", "heldout")
+if SMALL and "KEEP" not in os.environ:  # experiments share their warm policies
+    SHARED = tempfile.TemporaryDirectory()
+    os.environ["KEEP"] = SHARED.name
 KEEP = Path(os.environ["KEEP"]) if "KEEP" in os.environ else None
-JUDGED = 24 if SMALL else 512
-CURATED_STEPS = 4 if SMALL else 60
-TASKS, SAMPLES, ITERATIONS = (8, 2, 2) if SMALL else (32, 8, 24)
+JUDGED = 12 if SMALL else 512
+BATCH = 8 if SMALL else 32
+CURATED_STEPS = 2 if SMALL else 60
+TASKS, SAMPLES, ITERATIONS = (4, 2, 2) if SMALL else (32, 8, 24)
 LR = {
     "sft": 1e-3,
     "grpo rooms": 3e-4,
@@ -122,7 +127,7 @@ ENVIRONMENTS: dict[str, Any] = {
 }
 # Of the 2,256 pairs of rooms all that are not judged: from half of them no policy learns ways between new ones.
 TRAIN = (
-    dict.fromkeys(ENVIRONMENTS, 48)
+    dict.fromkeys(ENVIRONMENTS, 24)
     if SMALL
     else {
         "rooms": 1232,
@@ -139,7 +144,7 @@ SHOWN = {
     "rooms, 30 steps": {"noise": 0.4},  # walks that are long
 }
 WARM_STEPS = (
-    dict.fromkeys(ENVIRONMENTS, 30)
+    dict.fromkeys(ENVIRONMENTS, 12)
     if SMALL
     else {
         "rooms": 500,
@@ -174,9 +179,9 @@ def imitated(
     if kept and kept.exists():
         warm = harness.model(lambda to: shutil.copytree(kept, to, dirs_exist_ok=True))
     else:
-        optimizer = {"lr": 5e-3, "schedule": "cosine", "warmup": 20}
+        optimizer = {"lr": 5e-3, "schedule": "cosine", "warmup": min(20, WARM_STEPS[env] // 2)}
         model = {"init": "tiny", "size": {"context": context or CONTEXT[env]}}
-        config = {"model": model, "steps": kinds * WARM_STEPS[env], "batch": 32, "optimizer": optimizer}
+        config = {"model": model, "steps": kinds * WARM_STEPS[env], "batch": BATCH, "optimizer": optimizer}
         warm = harness.run(sft, config, trajectories=shown)["model"]
         if kept:
             shutil.copytree(warm.path, kept)
@@ -210,16 +215,35 @@ def rollouts(setting: Setting, tasks: Any, wanted: int, by: str = "sampled") -> 
     ``calls`` made."""
     from pipelines.stages.trajectories import sample
 
-    harness, found, spent = setting.harness, [], Spent()
+    found, spent = [], Spent()
+    while getattr(spent, by) < wanted:
+        with other_draws(setting.harness, len(found)):
+            made = setting.harness.run(sample, {"samples": 1}, model=setting.warm, tasks=tasks)
+        found.append(made["trajectories"])
+        spent += of_rollouts(found[-1])
+    return found, spent
+
+
+@contextmanager
+def other_draws(harness: Any, number: int) -> Iterator[None]:
+    """With equal seeds, rollouts of the same tasks would be the same again: those in this block are drawn otherwise."""
     seed = harness.seed
+    harness.seed = seed + 1000 * (1 + number)
     try:
-        while getattr(spent, by) < wanted:
-            harness.seed = seed + 1000 * (1 + len(found))  # with equal seeds, it would be the same rollout again
-            found.append(harness.run(sample, {"samples": 1}, model=setting.warm, tasks=tasks)["trajectories"])
-            spent += of_rollouts(found[-1])
+        yield
     finally:
         harness.seed = seed
-    return found, spent
+
+
+def rejected(setting: Setting, tasks: Any, wanted: int) -> tuple[Any, Spent, float]:
+    """The warm policy after rejection sampling on so many sampled tokens, what it spent, and the tokens of a rollout on
+    average."""
+    from pipelines.stages.trajectories import reject
+
+    made, spent = rollouts(setting, tasks, wanted)
+    good = setting.harness.run(reject, {"keep": 2}, trajectories=made)["trajectories"]
+    model, more = curated(setting, [good])
+    return model, spent + more, spent.sampled / max(1, sum(len(one.ids()) for one in made))
 
 
 def curated(setting: Setting, selections: list[Any], steps: int = CURATED_STEPS, lr: float = LR["sft"]) -> Any:
@@ -228,7 +252,7 @@ def curated(setting: Setting, selections: list[Any], steps: int = CURATED_STEPS,
 
     if not any(one.ids() for one in selections):
         return setting.warm, Spent()
-    config = {"steps": steps, "batch": 32, "optimizer": {"lr": lr, "schedule": "linear"}}
+    config = {"steps": steps, "batch": BATCH, "optimizer": {"lr": lr, "schedule": "linear"}}
     made = setting.harness.run(sft, config, trajectories=selections, model=setting.warm)
     return made["model"], Spent(trained=round(sum(row["tokens"] for row in made["metrics"].table().to_pylist())))
 
@@ -293,25 +317,22 @@ def hindsight(env: str) -> bool:
 
 
 def curriculum() -> bool:
-    """GRPO with every task in turn, and with levels that open, with as many rollouts; rejection beside them."""
-    from pipelines.stages.trajectories import reject, sample
-
+    """GRPO with every task in turn, and with levels that open; rejection beside them. Walks of low levels are short, so
+    the curriculum has a third more iterations, and the others have as many tokens as it sampled."""
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO + curriculum")}
     draw = {"start": [0.8, 0.2], "gate": 0.7, "window": 256, "easier": 0.15}
     for seed, folder in seeds("curriculum", arms):
         setting = prepared("rooms 1-6", seed, folder)
-        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
-        rows = setting.harness.run(sample, {"samples": SAMPLES}, model=setting.warm, tasks=tasks)["trajectories"]
         arms["warm"].add(judged(setting, setting.warm), Spent())
-        good = setting.harness.run(reject, {"keep": 2}, trajectories=[rows])["trajectories"]
-        model, more = curated(setting, [good])
-        arms["rejection"].add(judged(setting, model), of_rollouts(rows) + more)
-        model, more, _ = online(setting)
+        model, spent, levels = online(setting, draw=draw, iterations=ITERATIONS * 4 // 3)
+        arms["GRPO + curriculum"].add(judged(setting, model), spent)
+        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+        model, more, each = rejected(setting, tasks, spent.sampled)
+        arms["rejection"].add(judged(setting, model), more)
+        model, more, _ = online(setting, iterations=max(1, round(spent.sampled / each / TASKS / SAMPLES)))
         arms["GRPO"].add(judged(setting, model), more)
-        model, more, levels = online(setting, draw=draw)
-        arms["GRPO + curriculum"].add(judged(setting, model), more)
         print(f"curriculum, seed {seed}: level of each iteration {levels}", file=sys.stderr, flush=True)
-    print(f"\ncurriculum, rooms of levels 1 to 6: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
+    print(f"\ncurriculum, rooms of levels 1 to 6: {ITERATIONS * 4 // 3} iterations of {TASKS} tasks a seed")
     table(arms)
     return gain("curriculum, rooms", arms["GRPO"], arms["GRPO + curriculum"])
 

@@ -4,7 +4,8 @@
   GRPO with as many rollouts of the student.
 - echo: GRPO with and without cross-entropy on observations (`rooms`, and `lookup`, whose facts nobody can know).
 - rwml: GRPO on predictions of observations before GRPO on walks, against GRPO on walks alone (`rooms`).
-- reflexion: retries with notes of what failed, against as many without (`rooms`): tasks solved, of those that failed.
+- reflexion: retries with notes of what failed, and without, of as many tokens (`rooms`): tasks solved, of those that
+  failed.
 """
 
 from typing import Any
@@ -15,6 +16,7 @@ from methods import (
     SAMPLES,
     TASKS,
     Arm,
+    Setting,
     Spent,
     curated,
     expert,
@@ -23,11 +25,13 @@ from methods import (
     judged,
     of_rollouts,
     online,
+    other_draws,
     prepared,
     seeds,
     table,
 )
 
+SHOWING = {"context": [{"notes": {}}]}
 FEW = max(1, ITERATIONS // 3)
 
 
@@ -115,34 +119,55 @@ def rwml() -> bool:
 
 
 def reflexion() -> bool:
-    """The notes come from the environment, so they cost no tokens but those that are read."""
-    from pipelines.stages.notes import reflect
-    from pipelines.stages.trajectories import sample, synthesize
+    """Rounds of two retries of what is not solved yet, until both have sampled as many tokens as four attempts at each
+    task that one rollout failed would. The notes come from the environment, so they cost no tokens but those that are
+    read."""
+    from pipelines.stages.trajectories import sample
 
     arms = {name: Arm(name) for name in ("plain retries", "retries with notes")}
-    showing = {"context": [{"notes": {}}]}
     for seed, folder in seeds("reflexion", arms):
-        harness, tasks, slips = expert("rooms", seed, folder, noise=0.6, coverage=0.3)
-        slipped = harness.run(reflect, tasks=tasks["train"], trajectories=[slips])["notes"]
-        shown = harness.run(synthesize, showing, tasks=tasks["train"], notes=slipped)["trajectories"]
-        setting = imitated("noted", "rooms", harness, tasks, [shown])
-        given = {"model": setting.warm, "tasks": setting.tasks}
-        first = harness.run(sample, {"samples": 1}, **given)["trajectories"]
-        again = harness.run(sample, {"retries": 4}, trajectories=[first], **given)["trajectories"]
-        arms["plain retries"].add(_solved(again), of_rollouts(again))
-        notes = harness.run(reflect, tasks=setting.tasks, trajectories=[first])["notes"]
-        one = harness.run(sample, {"retries": 2, **showing}, trajectories=[first], notes=notes, **given)
-        notes = harness.run(reflect, tasks=setting.tasks, trajectories=[one["trajectories"]], notes=notes)["notes"]
-        two = harness.run(sample, {"retries": 2, **showing}, trajectories=[one["trajectories"]], notes=notes, **given)
-        solved, spent = _solved(one["trajectories"]), of_rollouts(one["trajectories"])
-        if two["trajectories"].ids():
-            for name, won in _solved(two["trajectories"]).items():
-                solved[name] = max(solved[name], won)
-            spent += of_rollouts(two["trajectories"])
-        arms["retries with notes"].add(solved, spent)
-    print("\nreflexion, rooms: tasks solved by four retries, of those that one rollout failed")
+        setting = noted(seed, folder)
+        first = setting.harness.run(sample, {"samples": 1}, model=setting.warm, tasks=setting.tasks)["trajectories"]
+        failed = first.table(["success", "n_action_tokens"]).to_pylist()
+        budget = 4 * sum(row["n_action_tokens"] for row in failed if not row["success"])
+        for name, arm in arms.items():
+            arm.add(*_retried(setting, first, budget, name))
+    print("\nreflexion, rooms: tasks solved by retries of as many tokens, of those that one rollout failed")
     table(arms)
     return gain("reflexion, rooms", arms["plain retries"], arms["retries with notes"])
+
+
+def noted(seed: int, folder: Any) -> Setting:
+    """A model that has imitated an expert who was shown notes of other attempts at some tasks."""
+    from pipelines.stages.notes import reflect
+    from pipelines.stages.trajectories import synthesize
+
+    harness, tasks, slips = expert("rooms", seed, folder, noise=0.6, coverage=0.3)
+    slipped = harness.run(reflect, tasks=tasks["train"], trajectories=[slips])["notes"]
+    shown = harness.run(synthesize, SHOWING, tasks=tasks["train"], notes=slipped)["trajectories"]
+    return imitated("noted", "rooms", harness, tasks, [shown])
+
+
+def _retried(setting: Setting, first: Any, budget: int, name: str) -> tuple[dict[str, float], Spent]:
+    """What rounds of retries solved of the tasks that ``first`` failed, and what they cost. Each round is printed."""
+    from pipelines.stages.notes import reflect
+    from pipelines.stages.trajectories import sample
+
+    harness, solved, spent, rows, notes = setting.harness, dict[str, float](), Spent(), first, dict[str, Any]()
+    curve = []
+    while spent.sampled < budget and not (solved and all(solved.values())):
+        with other_draws(harness, len(curve)):
+            if name == "retries with notes":
+                made = harness.run(reflect, tasks=setting.tasks, trajectories=[rows], **notes)
+                notes = {"notes": made["notes"]}
+            config = {"retries": 2, **(SHOWING if notes else {})}
+            wired = {"model": setting.warm, "tasks": setting.tasks, "trajectories": [rows], **notes}
+            rows = harness.run(sample, config, **wired)["trajectories"]
+        solved = {task: max(solved.get(task, 0.0), won) for task, won in {**solved, **_solved(rows)}.items()}
+        spent += of_rollouts(rows)
+        curve.append(f"{sum(solved.values()) / len(solved):.3f} with {spent.sampled:,}")
+    print(f"seed {harness.seed}, {name}, share solved with sampled tokens: {'; '.join(curve)}", flush=True)
+    return solved, spent
 
 
 def _solved(rows: Any) -> dict[str, float]:

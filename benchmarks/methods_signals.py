@@ -138,14 +138,20 @@ def reflexion() -> bool:
 
 
 def noted(seed: int, folder: Any) -> Setting:
-    """A model that has imitated an expert who was shown notes of other attempts at some tasks."""
+    """A model that has imitated an expert who was shown notes of up to three other attempts: as many as rollouts are
+    shown later. Two notes were noise to a policy that had never seen more than one."""
     from pipelines.stages.notes import reflect
     from pipelines.stages.trajectories import synthesize
 
-    harness, tasks, slips = expert("rooms", seed, folder, noise=0.6, coverage=0.3)
-    slipped = harness.run(reflect, tasks=tasks["train"], trajectories=[slips])["notes"]
+    errs = {"noise": 0.6, "coverage": 0.4}
+    harness, tasks, slips = expert("rooms", seed, folder, **errs)
+    others = []
+    for number in range(2):
+        with other_draws(harness, number):
+            others.append(harness.run(synthesize, errs, tasks=tasks["train"])["trajectories"])
+    slipped = harness.run(reflect, tasks=tasks["train"], trajectories=[slips, *others])["notes"]
     shown = harness.run(synthesize, SHOWING, tasks=tasks["train"], notes=slipped)["trajectories"]
-    return imitated("noted", "rooms", harness, tasks, [shown])
+    return imitated("shown notes", "rooms", harness, tasks, [shown])
 
 
 def _retried(setting: Setting, first: Any, budget: int, name: str) -> tuple[dict[str, float], Spent]:

@@ -144,7 +144,7 @@ SHOWN = {
     "rooms, 30 steps": {"noise": 0.4},  # walks that are long
 }
 WARM_STEPS = (
-    dict.fromkeys(ENVIRONMENTS, 12)
+    dict.fromkeys(ENVIRONMENTS, 25)
     if SMALL
     else {
         "rooms": 500,

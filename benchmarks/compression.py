@@ -33,7 +33,7 @@ from methods import (
 )
 from methods import online as trained_online
 
-LIMITS = {"max_steps": 30}
+LIMITS = {"max_steps": 10 if SMALL else 30}
 ROUNDS = ITERATIONS if SMALL else ITERATIONS // 2
 TURN = 24
 CUT = {"limit": 104, "keep_last": 1, "segments": 16, "ask": "So far?"}

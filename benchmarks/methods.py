@@ -6,8 +6,7 @@ always among the baselines. Success is that at temperature 1 on held-out tasks, 
 tasks of all seeds; a gain is a paired difference over tasks and seeds, with a bootstrap interval.
 
 - hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, `lookup`).
-- curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum, with as many tokens.
-- distill, echo, rwml, reflexion: see :mod:`methods_signals`.
+- curriculum, distill, echo, rwml, reflexion: see :mod:`methods_signals`.
 - slicing, pairs, dagger, search, tree: see ``branching.py``; teams: see ``teams.py``.
 - experience, guidance, splice: see ``memory.py``.
 - compress: see ``compression.py``.
@@ -316,27 +315,6 @@ def hindsight(env: str) -> bool:
     return gain(f"hindsight, {env}", arms[more_calls], arms["rejection + hindsight"], by="calls") and met
 
 
-def curriculum() -> bool:
-    """GRPO with every task in turn, and with levels that open; rejection beside them. Walks of low levels are short, so
-    the curriculum has a third more iterations, and the others have as many tokens as it sampled."""
-    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO + curriculum")}
-    draw = {"start": [0.8, 0.2], "gate": 0.7, "window": 256, "easier": 0.15}
-    for seed, folder in seeds("curriculum", arms):
-        setting = prepared("rooms 1-6", seed, folder)
-        arms["warm"].add(judged(setting, setting.warm), Spent())
-        model, spent, levels = online(setting, draw=draw, iterations=ITERATIONS * 4 // 3)
-        arms["GRPO + curriculum"].add(judged(setting, model), spent)
-        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
-        model, more, each = rejected(setting, tasks, spent.sampled)
-        arms["rejection"].add(judged(setting, model), more)
-        model, more, _ = online(setting, iterations=max(1, round(spent.sampled / each / TASKS / SAMPLES)))
-        arms["GRPO"].add(judged(setting, model), more)
-        print(f"curriculum, seed {seed}: level of each iteration {levels}", file=sys.stderr, flush=True)
-    print(f"\ncurriculum, rooms of levels 1 to 6: {ITERATIONS * 4 // 3} iterations of {TASKS} tasks a seed")
-    table(arms)
-    return gain("curriculum, rooms", arms["GRPO"], arms["GRPO + curriculum"])
-
-
 def table(arms: dict[str, Arm]) -> None:
     from agentrl.statistics.intervals import wilson
 
@@ -381,7 +359,7 @@ def experiment(module: str, name: str, *given: Any) -> bool:
 
 METHODS = {
     "hindsight": lambda: [hindsight("rooms"), hindsight("lookup")],
-    "curriculum": lambda: [curriculum()],
+    "curriculum": lambda: [experiment("methods_signals", "curriculum")],
     "distill": lambda: [experiment("methods_signals", "distill")],
     "echo": lambda: [experiment("methods_signals", "echo", "rooms"), experiment("methods_signals", "echo", "lookup")],
     "rwml": lambda: [experiment("methods_signals", "rwml")],

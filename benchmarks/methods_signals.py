@@ -1,5 +1,7 @@
-"""What signals on tokens and notes gain at an equal budget; part of :mod:`benchmarks.methods`, which runs them.
+"""What signals on tokens, a curriculum and notes gain at an equal budget; part of :mod:`benchmarks.methods`, which runs
+them.
 
+- curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum, with as many tokens.
 - distill: a policy after GRPO teaches the warm one (`lookup`), against supervised training on the teacher's samples and
   GRPO with as many rollouts of the student.
 - echo: GRPO with and without cross-entropy on observations (`rooms`, and `lookup`, whose facts nobody can know).
@@ -8,6 +10,7 @@
   failed.
 """
 
+import sys
 from typing import Any
 
 from methods import (
@@ -27,12 +30,34 @@ from methods import (
     online,
     other_draws,
     prepared,
+    rejected,
     seeds,
     table,
 )
 
 SHOWING = {"context": [{"notes": {}}]}
 FEW = max(1, ITERATIONS // 3)
+
+
+def curriculum() -> bool:
+    """GRPO with every task in turn, and with levels that open; rejection beside them. Walks of low levels are short, so
+    the curriculum has a third more iterations, and the others have as many tokens as it sampled."""
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO + curriculum")}
+    draw = {"start": [0.8, 0.2], "gate": 0.7, "window": 256, "easier": 0.15}
+    for seed, folder in seeds("curriculum", arms):
+        setting = prepared("rooms 1-6", seed, folder)
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        model, spent, levels = online(setting, draw=draw, iterations=ITERATIONS * 4 // 3)
+        arms["GRPO + curriculum"].add(judged(setting, model), spent)
+        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+        model, more, each = rejected(setting, tasks, spent.sampled)
+        arms["rejection"].add(judged(setting, model), more)
+        model, more, _ = online(setting, iterations=max(1, round(spent.sampled / each / TASKS / SAMPLES)))
+        arms["GRPO"].add(judged(setting, model), more)
+        print(f"curriculum, seed {seed}: level of each iteration {levels}", file=sys.stderr, flush=True)
+    print(f"\ncurriculum, rooms of levels 1 to 6: {ITERATIONS * 4 // 3} iterations of {TASKS} tasks a seed")
+    table(arms)
+    return gain("curriculum, rooms", arms["GRPO"], arms["GRPO + curriculum"])
 
 
 def distill() -> bool:

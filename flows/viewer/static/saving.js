@@ -16,7 +16,9 @@ export function openSaving() {
   const menu = /** @type {HTMLDetailsElement | null} */ (document.querySelector("details.saving"));
   if (!menu) return;
   menu.open = true;
-  /** @type {HTMLElement | null} */ (menu.querySelector("input"))?.focus();
+  const name = menu.querySelector("input");
+  name?.focus();
+  name?.select(); // what is typed takes the place of the name before
 }
 
 /** @param {string} text as a word of a shell */
@@ -73,7 +75,7 @@ export function Saving({ shown, total }) {
 /** @param {{saved: Saved}} props */
 function Done({ saved }) {
   const { artifact, rows, version, again, before } = saved;
-  return html`<p>${plural(rows, "row")} of version ${version} ${again ? "were saved already as" : "are saved as"} <a href=${address("/buffer", { among: artifact })}>${pieces(artifact)}</a>.
+  return html`<p>${plural(rows, "row")} of version ${version} ${again ? "saved already as" : "saved as"} <a href=${address("/buffer", { among: artifact })}>${pieces(artifact)}</a>.
       <button type="button" class="quiet" onClick=${() => copy(saved.wiring, "edge for a pipeline file")}>copy for a pipeline</button></p>
     ${saved.other_splits > 0 && html`<p class="bad">${saved.other_splits} of them are not of the train split.</p>`}
     ${saved.absent > 0 && html`<p class="soft">${plural(saved.absent, "more row")} of this part are not in version ${version}, and not saved.</p>`}

@@ -201,9 +201,11 @@ def long_row(tokens: int, copy: int, number: int) -> pa.Table:
     return pa.Table.from_pylist([row], schema=TRAJECTORY_SCHEMA)
 
 
-def first_words(tokens: int, copy: int) -> str:
-    """What the first message of a long trajectory begins with."""
-    return str(long_row(tokens, copy, 0)["messages"][0][0]["content"].as_py()[:60]).split("\n")[0]
+def answer_words(tokens: int, copy: int) -> str:
+    """A line near the beginning of what the policy says in a long trajectory; lists show only what it was asked.
+    Without the space before it, which Inspect leaves out."""
+    lines = long_row(tokens, copy, 0)["messages"][0][1]["content"].as_py()[:500].split("\n")
+    return str(max(lines, key=len)[:60]).strip()
 
 
 @cache

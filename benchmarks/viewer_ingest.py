@@ -189,7 +189,8 @@ def spans(url: str, rows: Iterator[Row], limit: float, some: int) -> int:
     for row in rows:
         if is_long(row):
             continue
-        batch.append(_span(row, sent + len(batch)))
+        number = sent + len(batch)
+        batch.append(_span(row, number, int((started - 3600) * 1e9) + number * 10**6))  # pages show the last days
         if len(batch) < AT_ONCE:
             continue
         _post(url, batch)
@@ -209,13 +210,14 @@ def late(url: str) -> None:
     """Says the id of the project, and the time after each post."""
     print(next(one["id"] for one in projects(url) if one["name"] == "default"), flush=True)
     for number, line in enumerate(sys.stdin):
-        span = _span(EXAMPLE, time.time_ns() >> 4)
+        span = _span(EXAMPLE, LATE + number, time.time_ns())
         span.name = line.strip()
-        span.start_time_unix_nano, span.end_time_unix_nano = time.time_ns(), time.time_ns() + number
         _post(url, [span], tries=20)
         print(time.time(), flush=True)
 
 
+LATE = time.time_ns() >> 4
+"""Number of the first span that comes late: none of the others has it, nor one of another run."""
 EXAMPLE: Row = {"messages": [{"role": "assistant", "content": "late"}], "prompt": "late", "n_tokens": 1}
 EXAMPLE |= dict.fromkeys(METADATA, "late") | {"policy": "late"}
 
@@ -265,11 +267,10 @@ def _post(url: str, found: list[Any], tries: int = 600) -> None:
     raise TimeoutError("Phoenix takes no more spans")
 
 
-def _span(row: Row, number: int) -> Any:
+def _span(row: Row, number: int, start: int) -> Any:
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
     from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-    start = int((time.time() - 3600) * 1e9) + number * 10**6  # pages show the last days
     values: dict[str, Any] = {
         "openinference.span.kind": "LLM",
         "llm.model_name": row["policy"],

@@ -4,7 +4,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ def lens_and_jump(one: Tab, times: Times, length: int) -> None:
 def inspect_sample(browser: Any, server: Server, times: Times, turn: int, length: int) -> None:
     """The same trajectory in Inspect: by address, and from the page of another one's log."""
     names = [data.long_id(length, copy) for copy in (turn, data.COPIES - 1 - turn)]
-    words = [json.dumps(data.first_words(length, copy)) for copy in (turn, data.COPIES - 1 - turn)]
+    words = [json.dumps(data.answer_words(length, copy)) for copy in (turn, data.COPIES - 1 - turn)]
     with tab(browser) as one:
         address = f"{server.url}/#/logs/{names[0]}.eval/samples/sample/{names[0]}/1/"
         times.add("long by address", "Inspect", one.open(address, f"document.body.textContent.includes({words[0]})"))
@@ -220,6 +220,9 @@ def phoenix_spans(browser: Any, server: Server) -> Iterator[tuple[Tab, Any]]:
         one.open(f"{server.url}/projects/{project}/spans", "bench.text('#root').includes('rollout-')", FIRST_MS)
         yield one, process
         process.terminate()
+        with suppress(BrokenPipeError):
+            assert process.stdin is not None
+            process.stdin.close()
 
 
 def phoenix_commits(one: Tab, process: Any, times: Times, count: int) -> None:

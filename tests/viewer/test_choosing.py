@@ -34,6 +34,8 @@ def test_a_search_tree_is_walked_by_keys_and_opens_its_rows(seen: Watched) -> No
     page.locator(".lines a").first.click()
     page.wait_for_selector(".leaf")
     assert page.locator(".leaf.best").count() >= 2
+    page.get_by_text("as a table").click()
+    page.wait_for_selector("details tbody tr")
     assert page.locator(".leaf").count() == page.locator("details tbody tr").count()
     page.locator(".leaf.chosen").focus()
     page.keyboard.press("ArrowRight")

@@ -99,6 +99,7 @@ OF_A_STORE = {
     "buffer diff": ["buffer", "diff", "1"],
     "buffer experience": ["buffer", "experience", "boss"],
     "buffer curate": ["buffer", "curate", "rules.yaml"],
+    "buffer select": ["buffer", "select", "hard-ones"],
     "buffer sample": ["buffer", "sample", "3"],
     "buffer tokenizer": ["buffer", "tokenizer", "model"],
     "buffer import": ["buffer", "import", "chat.jsonl"],

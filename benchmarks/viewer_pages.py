@@ -150,18 +150,12 @@ def lens_and_jump(one: Tab, times: Times, length: int) -> None:
 
 
 def inspect_sample(browser: Any, server: Server, times: Times, turn: int, length: int) -> None:
-    """The same trajectory in Inspect: by address, and from the page of another one's log."""
-    names = [data.long_id(length, copy) for copy in (turn, data.COPIES - 1 - turn)]
-    words = [json.dumps(data.answer_words(length, copy)) for copy in (turn, data.COPIES - 1 - turn)]
+    """The same trajectory in Inspect, by address: its page of a log of one trajectory shows that one at once."""
+    name = data.long_id(length, turn)
     with tab(browser) as one:
-        address = f"{server.url}/#/logs/{names[0]}.eval/samples/sample/{names[0]}/1/"
-        times.add("long by address", "Inspect", one.open(address, f"document.body.textContent.includes({words[0]})"))
-    with tab(browser) as one:
-        listed = f"document.body.textContent.includes({json.dumps(names[1])})"
-        one.open(f"{server.url}/#/logs/{names[1]}.eval", listed)
-        one.page.wait_for_timeout(1000)
-        go = f"location.hash = '#/logs/{names[1]}.eval/samples/sample/{names[1]}/1/'"
-        times.add("long", "Inspect", one.act(go, f"document.body.textContent.includes({words[1]})"))
+        address = f"{server.url}/#/logs/{name}.eval/samples/sample/{name}/1/"
+        seen = f"document.body.textContent.includes({json.dumps(data.answer_words(length, turn))})"
+        times.add("long by address", "Inspect", one.open(address, seen))
 
 
 def spans(browser: Any, server: Server, times: Times, turn: int, length: int) -> None:

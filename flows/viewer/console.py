@@ -25,6 +25,7 @@ from datastore import sql
 from datastore.errors import StoreError
 from flows.viewer import filters
 from flows.viewer.refused import RefusedError
+from flows.viewer.sql_child import TABLE
 from flows.viewer.tables import COLUMNS, TEXT, stream
 from pipelines.problems import did_you_mean
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from flows.viewer.questions import SQLQuery
     from flows.viewer.reader import StoreReader
 
-TABLE = "trajectories"
 ROWS = 1000
 """Rows of an answer."""
 BYTES = 8 * 2**20

@@ -1,5 +1,6 @@
 """What the recorder refuses, with which reason, and clients that leave, come back or reward twice."""
 
+import socket
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from recording import chat, numbered, open_episode, policy_for_tests, rewarded, 
 from agentrl.engines.base import EngineError
 from agentrl.models.policy import Policy
 from agentrl.recorder import app, recorder
+from agentrl.recorder.server import bound
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +184,11 @@ def test_a_reward_ends_turns_under_way(policy: Policy, tmp_path: Path) -> None:
         thread.join(5)
     assert isinstance(found[0], openai.ConflictError)
     assert sampled(policy, row) == ["answer 0<|im_end|>"]
+
+
+def test_the_body_of_an_answer_does_not_wait_for_a_receipt() -> None:
+    with bound("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        listening.setblocking(True)
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

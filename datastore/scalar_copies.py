@@ -8,7 +8,6 @@ Copies are no part of the table, and can be deleted at any time.
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -30,16 +29,18 @@ class ScalarCopies:
         self._working = place.working_folder()
         self.folder = self._working / FOLDER
 
-    def read(self, file: str, names: Iterable[str]) -> dict[str, pl.Series]:
-        """Those of a data file's columns that have a whole copy; none if the data file itself is gone."""
-        if "://" not in file and not os.path.exists(file):
-            return {}
-        found = ((name, _column(self._path(file, name))) for name in names)
-        return {name: column for name, column in found if column is not None}
+    def lacking(self, file: str, names: Iterable[str]) -> list[str]:
+        """Those of a data file's columns that have no copy; all of them if the data file itself is gone."""
+        gone = "://" not in file and not os.path.exists(file)
+        return [name for name in names if gone or not self._path(file, name).exists()]
 
-    def keep(self, file: str, columns: Mapping[str, pl.Series]) -> None:
-        """Copy columns of a data file. Nothing happens if the store, or its disk, takes no more files."""
-        with suppress(OSError):
+    def read(self, file: str, name: str) -> pl.Series | None:
+        """A column of a data file, mapped into memory; None if no copy can be read, or it is not whole."""
+        return _column(self._path(file, name))
+
+    def keep(self, file: str, columns: Mapping[str, pl.Series]) -> bool:
+        """Copy columns of a data file. Returns whether the store, and its disk, took them all."""
+        try:
             for name, column in columns.items():
                 path = self._path(file, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,6 +50,9 @@ class ScalarCopies:
                     os.replace(temporary, path)
                 finally:
                     temporary.unlink(missing_ok=True)
+        except OSError:
+            return False
+        return True
 
     def of_others(self, names: Collection[str]) -> list[Path]:
         """Folders of copies of other data files than these."""
@@ -75,7 +79,6 @@ def _bytes(column: pl.Series) -> bytes:
 
 
 def _column(path: Path) -> pl.Series | None:
-    """The column in a copy, mapped into memory; None if there is no copy that can be read, or it is not whole."""
     try:
         with pa.memory_map(str(path)) as file:
             data = file.read_buffer()

@@ -19,6 +19,8 @@ LIMIT_BYTES = 2**29
 """Bytes. Columns stay in memory up to this total. If less than an eighth of it is left, queries over other columns
 stream from the files."""
 BATCH_ROWS = 2048
+FILES_AT_ONCE, REMOTE_FILES_AT_ONCE = 1, 16
+"""Parquet files that are read at once. Each needs memory for its pages meanwhile; remote ones are waited for."""
 
 SCHEMA = pl.Schema(TRAJECTORY_SCHEMA)
 
@@ -59,9 +61,9 @@ class ScalarColumns:
             return None
         found = dict(held.columns)
         for column in self._read(held.files, missing):
-            found[column.name] = column.rechunk()
+            found[column.name] = column
             if held.room >= column.estimated_size():
-                held = _Held(held.files, {**held.columns, column.name: found[column.name]})
+                held = _Held(held.files, {**held.columns, column.name: column})
         self._held = held
         return pl.DataFrame([found[name] for name in names])
 
@@ -75,23 +77,38 @@ class ScalarColumns:
         columns = {column.name: pl.concat([held.columns[column.name], column]).rechunk() for column in more}
         return _Held(held.files + added, columns)
 
-    def _read(self, files: Sequence[str], names: Sequence[str]) -> pl.DataFrame:
-        """Columns from their copies. What has none is read from Parquet, and copied."""
-        if not files or not names:
-            return pl.DataFrame(schema={name: SCHEMA[name] for name in names})
-        found = {file: self._copies.read(file, names) for file in files}
-        missing = {file: [name for name in names if name not in found[file]] for file in files}
-        missing = {file: lacking for file, lacking in missing.items() if lacking}
-        read = pl.collect_all(
-            pl.scan_parquet(file, storage_options=self._options, glob=False).select(lacking)
-            for file, lacking in missing.items()
+    def _read(self, files: Sequence[str], names: Sequence[str]) -> Iterator[pl.Series]:
+        """Columns, each in one piece. They are put together one after the other, since what that needs besides is as
+        large as the column. What has no copy yet is read from Parquet before, and copied."""
+        uncopied = self._copy({file: self._copies.lacking(file, names) for file in files})
+        for name in names:
+            parts = [pl.Series(dtype=SCHEMA[name])]
+            for file in files:
+                part = uncopied.get(file, {}).pop(name, None)
+                part = self._copies.read(file, name) if part is None else part
+                if part is None:  # the copy is not whole
+                    part = self._from_files({file: [name]})[file][name]
+                    self._copies.keep(file, {name: part})
+                parts.append(part)
+            yield pl.concat([part.alias(name) for part in parts]).rechunk()
+
+    def _copy(self, wanted: Mapping[str, list[str]]) -> dict[str, dict[str, pl.Series]]:
+        """Copy columns from Parquet. Returns those that the disk did not take, by file and name."""
+        some = [file for file, names in wanted.items() if names]
+        at_once = REMOTE_FILES_AT_ONCE if self._options else FILES_AT_ONCE
+        uncopied: dict[str, dict[str, pl.Series]] = {}
+        for start in range(0, len(some), at_once):
+            read = self._from_files({file: wanted[file] for file in some[start : start + at_once]})
+            uncopied |= {file: columns for file, columns in read.items() if not self._copies.keep(file, columns)}
+        return uncopied
+
+    def _from_files(self, wanted: Mapping[str, list[str]]) -> dict[str, dict[str, pl.Series]]:
+        """File -> name -> column, read from Parquet."""
+        frames = pl.collect_all(
+            pl.scan_parquet(file, storage_options=self._options, glob=False).select(names)
+            for file, names in wanted.items()
         )
-        for file, frame in zip(missing, read, strict=True):
-            columns = {column.name: column for column in frame}
-            self._copies.keep(file, columns)
-            found[file] |= columns
-        parts = ([columns[name].alias(name) for name in names] for columns in found.values())
-        return pl.concat(pl.DataFrame(part) for part in parts)
+        return {file: {one.name: one for one in frame} for file, frame in zip(wanted, frames, strict=True)}
 
 
 def scan(files: Sequence[str], from_files: Callable[[], pl.LazyFrame], scalars: ScalarColumns) -> pl.LazyFrame:

@@ -82,7 +82,7 @@ def _made(
     if column.null_count():
         codes = np.where(column.is_null().to_numpy(), len(bins), np.where(codes >= len(bins), len(bins) + 1, codes))
         bins = [*bins, (UNKNOWN, None, None, f"{column.name} is null")]
-    codes = codes.astype(np.int32)
+    codes = codes.astype(np.min_scalar_type(len(bins) + 1))  # these are kept, and many
     return Spread(column.name, kind, codes, tuple(bins), np.bincount(codes, minlength=len(bins) + 1), more)
 
 

@@ -9,6 +9,7 @@ import json
 import re
 import uuid
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -37,17 +38,21 @@ RRF = 60
 """Constant of reciprocal rank fusion (Cormack et al., 2009)."""
 POOL = 10
 """Candidates per result that fusion and MMR choose from."""
+PART, BATCH = 50_000, 8192
+"""Prompts of a part when it is written, and prompts that are read from one at a time."""
 COLUMNS = ("trajectory_id", "task_id", "env", "split", "success", "reward", "n_steps", "n_tokens", "prompt")
 
 
 @dataclass(frozen=True)
 class State:
-    """What an index was built for. ``stale``: commits of the table that it has not seen."""
+    """What an index was built for, and the parts that hold its texts. ``stale``: commits of the table that it has not
+    seen."""
 
     embedder: str
     table_version: int
     texts: int
     stale: int
+    parts: tuple[str, ...] = ()
 
 
 class SearchIndex:
@@ -59,7 +64,7 @@ class SearchIndex:
         self.folder = f"index/{re.sub(r'[^A-Za-z0-9_.-]+', '_', embedder).strip('._') or 'model'}"
         self._texts: list[str] = []
         self._vectors = np.zeros((0, 0), dtype=np.float32)
-        self._loaded: str | None = None
+        self._loaded: tuple[str, ...] | None = None
         self._rows: tuple[int, pl.DataFrame] | None = None
         self._lexical: tuple[int, Lexical] | None = None
 
@@ -76,7 +81,13 @@ class SearchIndex:
             return None
         seen = int(str(meta["table_version"]))
         newest = self.buffer.version or 0
-        return State(str(meta["embedder"]), seen, int(str(meta["texts"])), max(0, newest - seen))
+        return State(
+            str(meta["embedder"]),
+            seen,
+            int(str(meta["texts"])),
+            max(0, newest - seen),
+            tuple(map(str, meta["parts"])),  # type: ignore[call-overload]
+        )
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -125,12 +136,13 @@ class SearchIndex:
         self._load()
         known = set(self._texts)
         new = [text for text in self._prompts() if text not in known]
-        if new:
-            vectors = self.embedder.encode(new)
+        for first in range(0, len(new), PART):
+            some = new[first : first + PART]
+            vectors = self.embedder.encode(some)
             parts.append(f"part-{len(parts):05d}-{uuid.uuid4().hex[:8]}.parquet")
             flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel(), pa.float32()), vectors.shape[1])
             sink = pa.BufferOutputStream()
-            pq.write_table(pa.table({"text": pa.array(new, pa.string()), "vector": flat}), sink, compression="zstd")
+            pq.write_table(pa.table({"text": pa.array(some, pa.string()), "vector": flat}), sink, compression="zstd")
             self.buffer.place.write(f"{self.folder}/{parts[-1]}", sink.getvalue().to_pybytes())
         body = {
             "embedder": self.embedder.identity,
@@ -141,27 +153,30 @@ class SearchIndex:
         self.buffer.place.write(f"{self.folder}/index.json", json.dumps(body, indent=2).encode())
 
     def _load(self) -> None:
-        """Read the vectors of the newest ``index.json`` into memory, once."""
-        meta = self._meta()
-        if meta is None or self._loaded == (key := json.dumps(meta["parts"])):
+        """Read what the newest ``index.json`` names into memory, once."""
+        state = self.state()
+        if state is None or self._loaded == state.parts:
             return
-        parts = [
-            pq.read_table(pa.BufferReader(self.buffer.place.read(f"{self.folder}/{part}") or b""))
-            for part in meta["parts"]  # type: ignore[attr-defined]
-        ]
-        if parts:
-            whole = pa.concat_tables(parts).combine_chunks()
-            self._texts = whole["text"].to_pylist()
-            vectors = whole["vector"].chunk(0)
-            self._vectors = vectors.flatten().to_numpy().reshape(len(vectors), -1)
-        self._loaded = key
+        self._texts, filled = [], 0
+        for texts, vectors in self.batches(state):
+            if not filled:
+                self._vectors = np.empty((state.texts, vectors.shape[1]), np.float32)
+            self._vectors[filled : filled + len(texts)] = vectors
+            self._texts += texts
+            filled += len(texts)
+        self._loaded = state.parts
         self._rows = self._lexical = None
 
-    def vectors(self) -> tuple[list[str], np.ndarray]:
-        """The prompts that the index holds, in the order in which they came to it, and their vectors, float32 [texts,
-        dimensions]. Nothing is refreshed."""
-        self._load()
-        return self._texts, self._vectors
+    def batches(self, state: State) -> Iterator[tuple[list[str], np.ndarray]]:
+        """The prompts that the index held in this state, in the order in which they came to it, and their vectors,
+        float32 [texts, dimensions], some thousand at a time. Raises StoreError if it was made anew since."""
+        for part in state.parts:
+            data = self.buffer.place.read(f"{self.folder}/{part}")
+            if data is None:
+                raise StoreError(f"{self.folder}/{part} is gone: the search index was made anew meanwhile; ask again")
+            for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(BATCH):
+                vectors = batch["vector"]
+                yield batch["text"].to_pylist(), vectors.flatten().to_numpy().reshape(len(vectors), -1)
 
     # search
 

@@ -56,6 +56,7 @@ def index(
     from datastore.retrieval.index import SearchIndex
 
     state = asdict(SearchIndex(open_buffer(store), embedder).refresh(rebuild))
+    del state["parts"]  # names of files
     print_rows([state], as_json)
 
 

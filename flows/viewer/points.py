@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from agentrl.statistics.intervals import wilson
 from datastore.retrieval.index import SearchIndex, State
-from datastore.retrieval.projection import principal_plane
+from datastore.retrieval.projection import PrincipalPlane
 from flows.viewer.refused import RefusedError
 from flows.viewer.tables import Snapshot
 from flows.viewer.wire_search import MapPrompt
@@ -59,17 +59,28 @@ class Points:
         return rows["point"].fill_null(-1).to_numpy()
 
 
-def points(index: SearchIndex, state: State, frame: str | None) -> Points:
-    """The points of an index, in the plane of a frame (default: that of all its prompts). Raises RefusedError if the
-    index was made anew since."""
-    texts, vectors = index.vectors()
+def frame_of(state: State, frame: str | None) -> str:
+    """The name of the plane that is asked for (default: that of all prompts of the index). Raises RefusedError if the
+    index was made anew since it was named."""
     identity = hashlib.blake2b(state.embedder.encode(), digest_size=4).hexdigest()
-    made, _, number = (frame or f"{identity}-{len(texts)}").partition("-")
+    made, _, number = (frame or f"{identity}-{state.texts}").partition("-")
     fitted = int(number) if number.isascii() and number.isdigit() and len(number) < 12 else 0
-    if made != identity or not 0 < fitted <= len(texts):
+    if made != identity or not 0 < fitted <= state.texts:
         said = "the search index was made anew since this link was copied, so its map is another one"
         raise RefusedError(said, field="lasso", following="open the map without a lasso", status=409)
-    return Points(f"{identity}-{fitted}", texts, principal_plane(vectors, fitted), state.stale)
+    return f"{identity}-{fitted}"
+
+
+def points(index: SearchIndex, state: State, frame: str) -> Points:
+    """The points of an index, in the plane of a frame."""
+    fitted = int(frame.partition("-")[2])
+    plane = PrincipalPlane.fit((vectors for _, vectors in index.batches(state)), fitted)
+    texts: list[str] = []
+    places = []
+    for some, vectors in index.batches(state):  # read twice, so that few of the vectors are in memory at once
+        texts += some
+        places.append(plane.places(vectors))
+    return Points(frame, texts, np.concatenate(places), state.stale)
 
 
 def lasso(text: str) -> tuple[str, np.ndarray]:
@@ -127,7 +138,7 @@ def _prompt(text: str, counts: dict[str, np.ndarray], number: int) -> MapPrompt:
 def placed(index: SearchIndex, state: State, names: Sequence[str]) -> tuple[pl.DataFrame, int]:
     """Scalar columns of the rows whose prompts the index holds, with ``projection_x`` and ``projection_y``, and how
     many rows it does not hold."""
-    found = points(index, state, None)
+    found = points(index, state, frame_of(state, None))
     kinds = {"projection_x": found.places[:, 0], "projection_y": found.places[:, 1]}
     known = pl.DataFrame({"prompt": found.texts, **kinds}, schema_overrides={"prompt": pl.String})
     rows = index.buffer.scan().select(names).collect()

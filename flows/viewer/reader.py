@@ -1,8 +1,8 @@
 """What the viewer reads of one store, one method for each question. Nothing here writes."""
 
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,8 +61,7 @@ class StoreReader:
         self.artifacts = Artifacts(self.catalog)
         self._compared: Recent[tuple[str, str, bool], wire_compare.PairedDifference] = Recent(16)
         self._rows: Recent[tuple[str, int], pa.Table] = Recent(2)
-        self._reading_row = threading.Lock()
-        self._maps: Recent[tuple[str, int, int, int, str | None], Points] = Recent(4)
+        self._maps: Recent[tuple[str, tuple[str, ...]], Points] = Recent(4)
         self._tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
         self.plans = Plans(self.catalog, store)
         self._trained: Recent[str, wire_training.TrainingStage] = Recent(256)
@@ -135,12 +134,10 @@ class StoreReader:
         return table, None if found is None else found.text
 
     def text(self, trajectory_id: str, at: str | None) -> bytes:
-        """The text of a row's tokens. Raises RefusedError if their tokenizer is not known."""
+        """The text of a row's tokens; empty if their tokenizer is not known, which the answer with the tokens says."""
         row, _ = self._row(trajectory_id, at)
-        found, reason = self._decoded(row)
-        if found is None:
-            raise RefusedError(reason, status=404)
-        return found.text
+        found, _ = self._decoded(row)
+        return found.text if found else b""
 
     # compared
 
@@ -224,10 +221,8 @@ class StoreReader:
 
     def pair_text(self, artifact: str, pair_id: str, side: str) -> bytes:
         _, pair = pairs.pair_scalars(self.artifacts, artifact, pair_id)
-        found, reason = self._text_of(numbers(pair[f"{side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
-        if found is None:
-            raise RefusedError(reason, status=404)
-        return found.text
+        found, _ = self._text_of(numbers(pair[f"{side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
+        return found.text if found else b""
 
     def curation(self, at: str | None) -> wire_compare.Funnels:
         return curation.funnels(self.artifacts, self._snapshot_if_any(at))
@@ -290,11 +285,11 @@ class StoreReader:
 
     def _points(self, frame: str | None) -> "Points":
         """The points of the map. Raises RefusedError if there is no index, or no such frame."""
-        from flows.viewer.points import points
+        from flows.viewer.points import frame_of, points
 
         index, state = self._index()
-        key = (state.embedder, state.texts, state.table_version, state.stale, frame)
-        return self._maps.get_or(key, lambda: points(index, state, frame))
+        key = (frame_of(state, frame), state.parts)
+        return replace(self._maps.get_or(key, lambda: points(index, state, key[0])), behind=state.stale)
 
     def mask(self, question: "Filtered", snapshot: Snapshot) -> np.ndarray | None:
         """The rows that a question is about; None if it is about all."""
@@ -359,8 +354,7 @@ class StoreReader:
             row = self.read([trajectory_id], trajectory.CONTENT, snapshot)
             return row.take(np.array([0]))  # a copy, which does not hold the rows that were decoded with it
 
-        with self._reading_row:
-            try:
-                return self._rows.get_or((trajectory_id, snapshot.version), read), snapshot
-            except UnknownTrajectoryError as error:
-                raise RefusedError(str(error), field="id", status=404) from None
+        try:
+            return self._rows.get_or((trajectory_id, snapshot.version), read), snapshot
+        except UnknownTrajectoryError as error:
+            raise RefusedError(str(error), field="id", status=404) from None

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import datetime
 from typing import TypeVar
 
@@ -38,23 +39,36 @@ Value = TypeVar("Value")
 
 
 class Recent(OrderedDict[Key, Value]):
-    """The values that were asked for last. Threads may make one twice, and never wait for each other."""
+    """The values that were asked for last. Who asks for one that is being made waits for it, or for its failure."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
         self._lock = threading.Lock()
+        self._making: dict[Key, Future[Value]] = {}
 
     def get_or(self, key: Key, make: Callable[[], Value]) -> Value:
         with self._lock:
             if key in self:
                 self.move_to_end(key)
                 return self[key]
-        made = make()
+            others = self._making.get(key)
+            own = self._making.setdefault(key, Future())
+        if others:
+            return others.result()
+        try:
+            made = make()
+        except BaseException as error:
+            with self._lock:
+                del self._making[key]
+            own.set_exception(error)
+            raise
         with self._lock:
+            del self._making[key]
             self[key] = made
             while len(self) > self._limit:
                 self.popitem(last=False)
+        own.set_result(made)
         return made
 
 

@@ -86,6 +86,24 @@ def test_only_new_prompts_are_embedded(buffer: TrajectoryBuffer, monkeypatch: py
     assert again.refresh(rebuild=True).texts == 5
 
 
+def test_prompts_are_written_and_read_some_at_a_time(buffer: TrajectoryBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = SearchIndex(buffer)
+    state = whole.refresh()
+    [(texts, vectors)] = whole.batches(state)
+    monkeypatch.setattr("datastore.retrieval.index.PART", 3)
+    monkeypatch.setattr("datastore.retrieval.index.BATCH", 2)
+    parted = SearchIndex(TrajectoryBuffer(buffer.store))
+    rebuilt = parted.refresh(rebuild=True)
+    assert (len(state.parts), len(rebuilt.parts)) == (1, 2)
+    found = list(parted.batches(rebuilt))
+    assert [len(some) for some, _ in found] == [2, 1, 1]
+    assert [text for some, _ in found for text in some] == texts
+    assert np.allclose(np.concatenate([some for _, some in found]), vectors, atol=1e-6)
+    assert parted.search(TOPICS["bug"], 2).equals(whole.search(TOPICS["bug"], 2))
+    with pytest.raises(StoreError, match="made anew meanwhile; ask again"):
+        list(whole.batches(state))
+
+
 def test_vectors_of_another_model_are_refused(buffer: TrajectoryBuffer) -> None:
     index = SearchIndex(buffer)
     index.refresh()

@@ -16,7 +16,7 @@ from viewer_store import Browser, make_store, row
 
 from datastore.buffer import TrajectoryBuffer
 from datastore.retrieval.index import SearchIndex
-from datastore.retrieval.projection import principal_plane
+from datastore.retrieval.projection import PrincipalPlane
 from flows import cli
 from flows.viewer.points import Points, lasso
 
@@ -53,19 +53,22 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(max_examples=25)
+@settings(max_examples=50)
 @given(
     arrays(np.float32, st.tuples(st.integers(1, 12), st.integers(1, 6)), elements=st.floats(-1, 1, width=32)),
     st.integers(0, 3),
+    st.integers(1, 12),
 )
-def test_the_plane_holds_the_greatest_variance_and_stays_as_it_is(vectors: np.ndarray, more: int) -> None:
-    places = principal_plane(vectors)
+def test_the_plane_holds_the_greatest_variance_and_stays_as_it_is(vectors: np.ndarray, more: int, each: int) -> None:
+    batches = [vectors[first : first + each] for first in range(0, len(vectors), each)]
+    plane = PrincipalPlane.fit(batches, len(vectors))
+    places = plane.places(vectors)
     spread = np.linalg.svd(vectors - vectors.mean(axis=0, dtype=np.float64), compute_uv=False) ** 2
     wanted = np.zeros(2)
     wanted[: min(2, len(spread))] = spread[:2]
     assert (places.astype(np.float64) ** 2).sum(axis=0) == pytest.approx(wanted, rel=1e-3, abs=1e-4)
-    longer = np.concatenate([vectors, vectors[:more] * 3])
-    assert np.array_equal(principal_plane(longer, len(vectors))[: len(vectors)], places)
+    longer = PrincipalPlane.fit([*batches, vectors[:more] * 3], len(vectors))
+    assert np.array_equal(longer.places(vectors), places)
 
 
 def test_a_lasso_takes_what_is_inside() -> None:

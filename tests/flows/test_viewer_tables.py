@@ -1,6 +1,8 @@
 """The buffer's page: rows, filters, facets, versions, and what an attacker would type into the filter box."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,32 @@ from flows.viewer import filters, tables
 from flows.viewer.facets import FACETS, UNKNOWN, spread
 from flows.viewer.refused import RefusedError
 from flows.viewer.tables import COLUMNS
+
+
+def test_what_several_ask_for_at_once_is_made_once() -> None:
+    recent: tables.Recent[str, int] = tables.Recent(1)
+    begun, done, made = threading.Event(), threading.Event(), []
+
+    def make() -> int:
+        begun.set()
+        assert done.wait(10)
+        made.append(1)
+        return len(made)
+
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(recent.get_or, "key", make) for _ in range(4)]
+        assert begun.wait(10)
+        assert recent.get_or("other", lambda: 7) == 7, "another value is not waited for"
+        done.set()
+    assert [one.result() for one in asked] == [1] * 4
+    assert list(recent) == ["key"]
+
+
+def test_what_could_not_be_made_is_made_when_it_is_asked_for_again() -> None:
+    recent: tables.Recent[str, float] = tables.Recent(1)
+    with pytest.raises(ZeroDivisionError):
+        recent.get_or("key", lambda: 1 / 0)
+    assert recent.get_or("key", lambda: 2.0) == 2.0
 
 
 def test_rows_are_a_page_of_scalar_columns(browser: Browser) -> None:

@@ -82,7 +82,7 @@ def _explained(error: Exception) -> tuple[int, str]:
     if hasattr(error, "format_message"):  # an option or argument that the command does not take
         context, message = getattr(error, "ctx", None), error.format_message()
         hint = f"; see `{context.command_path} --help`" if context and message else ""
-        return BAD_INPUT, message + hint  # no message: the help was shown instead
+        return BAD_INPUT, message.rstrip(".") + hint  # no message: the help was shown instead
     if isinstance(error, StoreError | SpecError):
         full = isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL
         return FAILED if full else BAD_INPUT, str(error)

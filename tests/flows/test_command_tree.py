@@ -53,7 +53,7 @@ def test_every_option_that_several_commands_share_is_declared_once() -> None:
     ("arguments", "code", "message"),
     [
         (["nonsense"], 2, "No such command"),
-        (["plan"], 2, "Missing argument"),
+        (["plan"], 2, "Missing argument 'file'; see `agentrl plan --help`"),
         (["plan", "quickstart", "--nonsense"], 2, "No such option: --nonsense; see `agentrl plan --help`"),
         (["plan", "quickstart", "--store", ""], 2, "is empty; give a folder or s3://bucket/prefix"),
         (["plan", "quickstart", "--store", " "], 2, "is empty"),

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from datastore.errors import NoBufferError, StoreError
-from flows.viewer.files import FrontEnd
+from flows.viewer.files import FrontEnd, asked_first
 from flows.viewer.guard import SESSION, Door, Guard
 from flows.viewer.questions import ACTIONS, QUESTIONS, Answering, Question
 from flows.viewer.refused import RefusedError
@@ -104,7 +104,10 @@ def application(opened: "Future[StoreReader]", door: Door, ended: Callable[[], b
         found = front.page(request.url.path)
         if found is None:
             return _not_found(request, "the front-end is not installed")
-        return found.answer(request)
+        answer = found.answer(request)
+        if door.knows(request.headers) and (links := asked_first(request)):
+            answer.headers["link"] = links
+        return answer
 
     routes = [Route(path, asked(kind, answer, _query)) for path, kind, answer in QUESTIONS]
     routes += [Route(path, asked(kind, act, _body), methods=["POST"]) for path, kind, act in ACTIONS]

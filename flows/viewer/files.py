@@ -7,6 +7,7 @@ import mimetypes
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +18,10 @@ FOREVER = "public, max-age=31536000, immutable"
 INDEX, MAIN = "index.html", "main.js"
 PAGES = {"": "overview.js", "row": "trajectory.js"}
 """Modules of pages by the first part of the address, unless the module has its name."""
+ASKED_FIRST = {"": ["/api/overview"], "row": ["/api/rows/{}", "/api/tokens/{}", "/api/tokens/{}/text"]}
+"""What a page asks as soon as its scripts have run, by the first part of its address; ``{}`` is the second part."""
+ASKED_OTHERWISE = {"pipeline", "at"}
+"""Parameters of an address with which a page asks something else."""
 
 _IMPORTED = re.compile(r"""\b(?:import|from)\s*["']\./([^"']+)["']""")
 _IMPORTED_LATER = re.compile(r"""=> import\(["']\./([^"']+)["']\)""")
@@ -76,6 +81,17 @@ class FrontEnd:
         if digest == self.digest and rest in self.files:
             return self.files[rest].answer(request, FOREVER)
         return self.files[name].answer(request) if name in self.files else None
+
+
+def asked_first(request: Request) -> str:
+    """The header ``Link`` of a page, so that the browser asks the page's questions while it loads the scripts; empty if
+    there are none. A link that differs in one letter from what the scripts ask would be asked in vain."""
+    _, room, *rest = request.scope["raw_path"].decode("ascii", "replace").split("/")
+    if ASKED_OTHERWISE & set(request.query_params):
+        return ""
+    name = quote(unquote(rest[0]) if rest else "", safe="!'()*~-._")  # as encodeURIComponent does
+    links = [one.format(name) for one in ASKED_FIRST.get(room, ()) if name or "{" not in one]
+    return ", ".join(f"<{link}>; rel=preload; as=fetch; crossorigin" for link in links)
 
 
 def _reached(imported: Mapping[str, list[str]], *names: str) -> list[str]:

@@ -80,6 +80,11 @@ class Door:
             return name in (self.host.lower(), machine, machine.partition(".")[0])
         return True
 
+    def knows(self, headers: Headers) -> bool:
+        """Whether who sent these may ask about the store: there is no token, or it was exchanged for the cookie."""
+        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
+        return self.token is None or hmac.compare_digest(cookie.encode(), self.session.encode())
+
     def refusal(self, scope: Scope) -> tuple[int, str, str] | None:
         """Status, error and next step of a request that is refused; None lets it in."""
         headers = Headers(scope=scope)
@@ -108,8 +113,7 @@ class Door:
             if hmac.compare_digest(given.encode(), self.token.encode()):
                 return None
             return 401, "the token is wrong", "open the whole address that `agentrl view` printed, with its #token"
-        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
-        if not hmac.compare_digest(cookie.encode(), self.session.encode()):
+        if not self.knows(headers):
             return 401, "no session", "open the whole address that `agentrl view` printed, with its #token"
         return None
 

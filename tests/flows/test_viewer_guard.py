@@ -273,3 +273,24 @@ def test_a_page_names_all_modules_that_it_needs_at_addresses_that_never_change(b
         }
     assert browser.ask(f"/static/{'0' * 16}/main.js").status_code == 404
     assert "immutable" not in browser.ask("/static/main.js").headers["cache-control"]
+
+
+def test_a_page_names_the_questions_that_its_scripts_will_ask(browser: Browser) -> None:
+    def links(path: str, **headers: str) -> list[str]:
+        said = browser.ask(path, headers=headers).headers.get("link", "")
+        return re.findall(r"<([^>]+)>; rel=preload; as=fetch; crossorigin", said)
+
+    assert links("/") == ["/api/overview"]
+    for asked, name in (("a%2Fb%20c", "a%2Fb%20c"), ("%3E;%22", "%3E%3B%22")):
+        tokens = f"/api/tokens/{name}"
+        assert links(f"/row/{asked}") == [f"/api/rows/{name}", tokens, f"{tokens}/text"]
+    for other in ("/?pipeline=mine", "/row/a?at=3", "/row", "/row/", "/buffer"):
+        assert links(other) == [], other
+
+
+def test_who_has_no_session_is_sent_no_questions(tmp_path: Path) -> None:
+    """Their answers would be refusals, and kept for the scripts, which ask after the token was exchanged."""
+    browser = Browser(tmp_path, Door("0.0.0.0", 8322, "the-token"))
+    assert "link" not in browser.ask("/").headers
+    cookie = browser.ask("/api/session", headers={"x-agentrl-token": "the-token"}).headers["set-cookie"]
+    assert "link" in browser.ask("/", headers={"cookie": cookie.partition(";")[0]}).headers

@@ -50,6 +50,8 @@ PAYLOADS = (
     "&lt;script&gt;window.pwned=1&lt;/script&gt; &#60;img src=x onerror=window.pwned=1&#62;",
 )
 LONG = 100_000
+WIDE = 700
+"""Nodes of a tree of which only those around what is in view are drawn."""
 SIGNS = "a\u202eb\u200bc \u001b[31mred\u001b[0m \u0007 d\u2066e"
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 HUGE = "a line of a very long answer\n" * 10_000
@@ -67,7 +69,8 @@ def append_strange_rows(store: str) -> None:
 
 
 def _publish_strange_artifact(store: str, rows: list[Trajectory]) -> None:
-    """A curation with a rule for each payload, which dropped a row, and trees and pairs of tasks that are payloads."""
+    """A curation with a rule for each payload, which dropped a row; trees and pairs of tasks that are payloads; a large
+    tree."""
     ids = [row.trajectory_id for row in rows]
     dropped = [{"trajectory_id": name, "rule": rule} for name, rule in zip(ids, PAYLOADS, strict=True)]
     levels = [
@@ -79,6 +82,14 @@ def _publish_strange_artifact(store: str, rows: list[Trajectory]) -> None:
             token_end=0, visits=2, own=2, total=1.0, reward=None, terminal=False, born=0,
         )
         for n, name in enumerate(ids)
+    ]  # fmt: skip
+    nodes += [
+        SearchNode(
+            node_id=f"wide-{n}", parent_node=f"wide-{(n - 1) // 4}" if n else None, task_id="wide",
+            depth=round(math.log(3 * n + 1, 4)), trajectory_id="long", token_start=10 * n, token_end=10 * n + 10,
+            visits=1 + WIDE - n, own=1, total=1.0, reward=None, terminal=False, born=n,
+        )
+        for n in range(WIDE)
     ]  # fmt: skip
     pair: dict[str, Any] = {
         "kind": "step",

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from strange_rows import PAYLOADS
+from strange_rows import PAYLOADS, WIDE
 from watched import Watched, until
 
 pytestmark = pytest.mark.viewer
@@ -51,6 +51,31 @@ def test_a_search_tree_is_walked_by_keys_and_opens_its_rows(seen: Watched) -> No
     until(page, "document.querySelector('section.node h2').textContent.includes('best path')")
     page.keyboard.press("Enter")
     page.wait_for_selector(".t.now")
+
+
+def test_of_a_tree_of_many_nodes_those_in_view_are_drawn_and_keys_reach_all(seen: Watched) -> None:
+    page = seen.open("/tree?artifact=strange/57a46e57&task_id=wide", ".leaf")
+    until(page, "document.querySelectorAll('.leaf').length > 20")
+    assert page.locator(".leaf").count() < 300
+    assert seen.faults() == []  # not after the drawing was scrolled: then axe takes titles for text that is shown
+    corner = "document.querySelector('.drawing').scrollTo(1e6, 1e6)"
+    titles = "[...document.querySelectorAll('.leaf title')].map((one) => one.textContent).join()"
+    before = page.evaluate(titles)
+    page.evaluate(corner)
+    until(page, f"{titles} !== {before!r}")
+    assert page.locator(".leaf.chosen").count() == 1, "the stop of the tabulator stays where it was"
+    page.locator(".leaf.chosen").focus()
+    for key, node in [("ArrowRight", 1), ("ArrowRight", 5), ("ArrowRight", 21), ("ArrowRight", 85)] + [
+        ("ArrowDown", 85 + number) for number in range(1, 30)
+    ]:
+        page.keyboard.press(key)
+        until(page, f"location.search.endsWith('node={node}') && document.activeElement.matches('.chosen')")
+    inside = """(([leaf, box]) => leaf.top >= box.top && leaf.bottom <= box.bottom)(
+      [document.activeElement, document.querySelector('.drawing')].map((one) => one.getBoundingClientRect()))"""
+    until(page, inside)
+    page.get_by_text("as a table").click()
+    page.wait_for_selector("details tbody tr")
+    assert page.locator("details tbody tr").count() == WIDE
 
 
 def test_attempts_at_a_task_are_a_tree_with_mean_rewards(seen: Watched) -> None:
@@ -159,6 +184,30 @@ def test_a_wheel_moves_the_map_at_once_and_writes_the_address_when_it_rests(seen
     until(page, f"({count})() === {all_points}")
     until(page, "!location.search.includes('view=')")
     assert width < 0.8**29 * 100  # each turn of the wheel counted
+
+
+def test_very_many_points_are_dots_whose_colours_say_how_they_ended(seen: Watched) -> None:
+    page = seen.open("/map", ".plane")
+    painted = page.evaluate("""async () => {
+      const { paint } = await import("/static/plane.js");
+      const found = [];
+      for (const count of [20_000, 20_001]) {
+        const canvas = document.querySelector(".page").appendChild(document.querySelector(".plane").cloneNode());
+        const of = (kind) => kind.from({ length: count }, (_, i) => (kind === Float32Array ? i / count : 1));
+        const cloud = { x: of(Float32Array), y: of(Float32Array), rows: of(Int32Array), scored: of(Int32Array),
+          solved: of(Int32Array).map((_, i) => (i < count / 2 ? 1 : 0)) };
+        const told = paint(canvas, cloud, { x: 0.5, y: 0.5, width: 3 }, [], "points");
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const pixels = new Uint32Array(data.buffer);
+        const colours = new Set(pixels.filter(Boolean));
+        found.push([told.points, told.density, pixels.filter(Boolean).length, colours.size]);
+      }
+      return found;
+    }""")
+    (shapes, _, most, blended), (dots, density, ink, colours) = painted
+    assert (shapes, dots, density) == (20_000, 20_001, False)
+    assert ink < most
+    assert blended > colours == 2, "a dot has one colour, that of the first point in its place"
 
 
 def test_pairs_are_turned_by_keys(seen: Watched) -> None:

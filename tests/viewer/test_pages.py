@@ -182,7 +182,6 @@ def test_keys_of_the_trajectory(seen: Watched) -> None:
     assert "next tool error" in page.inner_text("dialog")
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog", state="hidden")
-    page.wait_for_timeout(200)  # the dialog's own event, after which keys count again, comes later
     page.keyboard.press("y")
     page.wait_for_selector(".said:not(.empty)")
     assert "link" in page.inner_text(".said")
@@ -213,6 +212,33 @@ def test_what_learned_from_a_row_is_named_in_its_ribbon(seen: Watched) -> None:
     told = page.inner_text(".ribbon")
     assert "warm/" in told
     assert "grpo/" in told.partition("this row")[2]
+
+
+def test_questions_that_a_page_names_are_asked_once(seen: Watched) -> None:
+    asked: list[str] = []
+    seen.page.on("request", lambda request: asked.append(request.url))
+    for path, ready, questions in (
+        ("/", ".better", ["/api/overview"]),
+        ("/row/long?lens=logprob", ".t", ["/api/rows/long", "/api/tokens/long", "/api/tokens/long/text"]),
+    ):
+        asked.clear()
+        seen.open(path, ready)
+        times = {question: asked.count(seen.url + question) for question in questions}
+        assert times == dict.fromkeys(questions, 1)
+        first = min(asked.index(seen.url + question) for question in questions)
+        assert first < min(number for number, url in enumerate(asked) if url.endswith("/vendor/preact.js"))
+
+
+def test_modules_of_other_pages_are_there_before_these_are_opened(seen: Watched) -> None:
+    page = seen.open("/", ".better")
+    until(page, "performance.getEntriesByType('resource').some((one) => one.name.endsWith('/conversation.js'))")
+    page.context.set_offline(True)
+    page.click("nav a[href='/map']")
+    page.wait_for_selector(".page.map")
+    page.wait_for_selector(".problem")
+    assert "does not answer" in page.inner_text(".problem")
+    page.context.set_offline(False)
+    seen.console.clear()  # the browser says that it is offline
 
 
 def test_a_hundred_thousand_tokens_are_drawn_block_by_block(seen: Watched) -> None:

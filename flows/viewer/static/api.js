@@ -2,7 +2,7 @@
 import "./vendor/flechette.js";
 import { address } from "./location.js";
 import { ask } from "./served.js";
-import { useEffect, useState } from "./ui.js";
+import { useLayoutEffect, useState } from "./ui.js";
 
 /** @typedef {import("./vendor/flechette.js").Table} Table */
 /** @typedef {Record<string, string | number | boolean | null | undefined | string[]>} Params */
@@ -106,7 +106,7 @@ export function useAnswer(load, inputs) {
   const [state, setState] = useState(
     /** @type {{value: T | null, problem: Error | null, busy: boolean}} */ ({ value: null, problem: null, busy: true }),
   );
-  useEffect(() => {
+  useLayoutEffect(() => { // other effects wait until the browser has painted
     const stop = new AbortController();
     setState((old) => ({ ...old, busy: true }));
     load(stop.signal).then(

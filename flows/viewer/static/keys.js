@@ -1,12 +1,13 @@
 // Keys of the pages. A page says which keys it has; the help dialog lists them.
 import { lasting } from "./location.js";
-import { html, signal, useEffect, useLayoutEffect, useRef } from "./ui.js";
+import { html, signal, useLayoutEffect, useRef } from "./ui.js";
 
 /** @typedef {Record<string, {does: string, run: () => void}>} Keys */
 
 /** @type {import("./vendor/signals.js").Signal<Keys>} */
 const page = signal({});
-const help = signal(false);
+/** @type {{current: HTMLDialogElement | null}} */
+const help = { current: null };
 /** What was just done, such as "link copied"; read aloud too. */
 export const said = signal("");
 
@@ -50,7 +51,7 @@ export function listen() {
     if (event.key === "Escape" && typing) target.blur();
     if (typing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.key === "?") {
-      help.value = true;
+      help.current?.showModal(); // at once: an Escape that follows must find it open
     } else if (event.key === "y") {
       copy(lasting(), "link");
     } else if (page.value[event.key] && !(event.key === "Enter" && target.matches("a, button, summary"))) {
@@ -61,18 +62,13 @@ export function listen() {
 }
 
 export function Help() {
-  const box = useRef(/** @type {HTMLDialogElement | null} */ (null));
-  useEffect(() => {
-    if (help.value && !box.current?.open) box.current?.showModal();
-  }, [help.value]);
-  const close = () => (help.value = false);
   const rows = Object.entries({ ...Object.fromEntries(Object.entries(page.value).map(([key, { does }]) => [key, does])), ...COMMON });
-  return html`<dialog ref=${box} onClose=${close} aria-labelledby="help-title">
+  return html`<dialog ref=${help} aria-labelledby="help-title">
     <h2 id="help-title">Keys of this page</h2>
     <dl class="keys">
       ${rows.map(([key, does]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${does}</dd></div>`)}
     </dl>
-    <button onClick=${() => box.current?.close()}>close</button>
+    <button onClick=${() => help.current?.close()}>close</button>
   </dialog>`;
 }
 

@@ -43,7 +43,7 @@ export function MapPage() {
     <p class="soft">Prompts in the plane of their greatest variance (PCA of the search index): near ones are worded alike. Drag around some to choose them.
       ${value.behind > 0 && html` The index lacks ${plural(value.behind, "newer commit")}: <code>agentrl buffer index</code>.`}${value.unplaced > 0 && html` ${plural(value.unplaced, "row")} ${value.unplaced === 1 ? "has" : "have"} no place.`}</p>
     <p>${filter || among ? html`Of the rows ${filter && html`where <code>${pieces(filter)}</code>`} ${among && html`among ${pieces(rule ? `“${rule}” of ${among}` : among)}`}. <button class="quiet" onClick=${() => change({ filter: null, among: null, rule: null })}>of all rows</button>` : "Of all rows."}${" "}
-      ${prompts.value && html`<b role="status">${plural(prompts.value.rows, "row")}${lasso ? " in the lasso" : ""}</b>`} <a href=${buffer}>show them in the buffer</a></p>
+      ${prompts.value && html`<b role="status">${prompts.busy ? "counting …" : `${plural(prompts.value.rows, "row")}${lasso ? " in the lasso" : ""}`}</b>`} <a href=${buffer}>show them in the buffer</a></p>
     <${Plane} key=${value.frame} cloud=${value} lasso=${lasso} draw=${draw} buffer=${buffer} />
     ${prompts.value && html`<${Prompts} found=${prompts.value} open=${Boolean(lasso)} at=${at} />`}`;
 }

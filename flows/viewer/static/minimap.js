@@ -28,20 +28,22 @@ export function Minimap({ painter, messages, spans, lens, theme, jump }) {
   }, [painter, lens, theme, messages]);
 
   useEffect(() => {
-    let frame = 0;
+    let [frame, task] = [0, 0];
+    const measure = () => {
+      frame = 0;
+      const [first, last] = inView(painter);
+      view.current?.style.setProperty("top", `${(100 * first) / length}%`);
+      view.current?.style.setProperty("height", `${Math.max(0.5, (100 * (last - first)) / length)}%`);
+    };
     const follow = () => {
-      frame ||= requestAnimationFrame(() => {
-        frame = 0;
-        const [first, last] = inView(painter);
-        view.current?.style.setProperty("top", `${(100 * first) / length}%`);
-        view.current?.style.setProperty("height", `${Math.max(0.5, (100 * (last - first)) / length)}%`);
-      });
+      frame ||= requestAnimationFrame(() => (task = setTimeout(measure))); // within the frame it would lay all out once more
     };
     follow();
     addEventListener("scroll", follow, { passive: true });
     addEventListener("resize", follow);
     return () => {
       cancelAnimationFrame(frame);
+      clearTimeout(task);
       removeEventListener("scroll", follow);
       removeEventListener("resize", follow);
     };

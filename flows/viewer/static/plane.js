@@ -11,7 +11,8 @@ import { Palette } from "./palette.js";
 
 const RATIO = 0.4; // height of the canvas by its width, or less
 const MANY = 3000; // points in view from which on their density is drawn
-const CELL = 6;
+const DOTS = 20_000; // points in view from which on none has a shape: a frame has no time for so many
+const [CELL, DOT] = [6, 2];
 
 /** The view that holds all points. @param {Cloud} cloud @returns {View} */
 export function bounds({ x, y }) {
@@ -64,6 +65,7 @@ export function paint(canvas, cloud, view, lasso, how) {
   const density = how === "density" || (how === "auto" && seen.length > MANY);
   const palette = new Palette();
   if (density) drawDensity(brush, palette, cloud, seen, u, v, width);
+  else if (seen.length > DOTS) drawDots(brush, palette, cloud, seen, u, v, width);
   else for (const i of seen) mark(brush, palette, cloud, i, u(cloud.x[i]), v(cloud.y[i]));
   if (lasso.length > 1) {
     brush.strokeStyle = palette.colour("lasso");
@@ -77,44 +79,75 @@ export function paint(canvas, cloud, view, lasso, how) {
   return { points: seen.length, density };
 }
 
+/**
+ * The squares of `size` pixels that have points: their left and upper edges, and a value that is made up of one point after the other.
+ * @template T
+ * @param {Cloud} cloud
+ * @param {number[]} seen
+ * @param {(x: number) => number} u
+ * @param {(y: number) => number} v
+ * @param {number} width
+ * @param {number} size
+ * @param {(before: T | undefined, i: number) => T} value
+ * @returns {[number, number, T][]}
+ */
+function squares(cloud, seen, u, v, width, size, value) {
+  const across = Math.ceil(width / size) + 1;
+  /** @type {Map<number, T>} */
+  const found = new Map();
+  for (const i of seen) {
+    const square = Math.floor(v(cloud.y[i]) / size) * across + Math.floor(u(cloud.x[i]) / size);
+    found.set(square, value(found.get(square), i));
+  }
+  return Array.from(found, ([square, made]) => [(square % across) * size, Math.floor(square / across) * size, made]);
+}
+
 /** Cells, the darker the more rows are in them. @param {CanvasRenderingContext2D} brush @param {Palette} palette @param {Cloud} cloud @param {number[]} seen @param {(x: number) => number} u @param {(y: number) => number} v @param {number} width */
 function drawDensity(brush, palette, cloud, seen, u, v, width) {
-  const across = Math.ceil(width / CELL) + 1;
-  /** @type {Map<number, number>} */
-  const cells = new Map();
-  for (const i of seen) {
-    const cell = Math.floor(v(cloud.y[i]) / CELL) * across + Math.floor(u(cloud.x[i]) / CELL);
-    cells.set(cell, (cells.get(cell) ?? 0) + cloud.rows[i]);
-  }
+  const cells = squares(cloud, seen, u, v, width, CELL, (/** @type {number | undefined} */ before, i) => (before ?? 0) + cloud.rows[i]);
   let most = 1;
-  for (const rows of cells.values()) most = Math.max(most, rows);
-  for (const [cell, rows] of cells) {
+  for (const [, , rows] of cells) most = Math.max(most, rows);
+  for (const [x, y, rows] of cells) {
     const step = rows ? 1 + Math.min(3, Math.floor((4 * Math.log1p(rows - 1)) / Math.max(1e-9, Math.log1p(most)))) : 0;
     brush.fillStyle = palette.colour(step ? `minus-${step}` : "blank");
-    brush.fillRect((cell % across) * CELL, Math.floor(cell / across) * CELL, CELL, CELL);
+    brush.fillRect(x, y, CELL, CELL);
+  }
+}
+
+/** By the share that succeeded. @param {Cloud} cloud @param {number} i */
+function kindOf(cloud, i) {
+  if (!cloud.rows[i]) return "inked";
+  if (!cloud.scored[i]) return "point-unscored";
+  const share = cloud.solved[i] / cloud.scored[i];
+  return share >= 2 / 3 ? "point-solved" : share > 1 / 3 ? "point-between" : "point-failed";
+}
+
+/** Points by colour alone, of those in one place the first. @param {CanvasRenderingContext2D} brush @param {Palette} palette @param {Cloud} cloud @param {number[]} seen @param {(x: number) => number} u @param {(y: number) => number} v @param {number} width */
+function drawDots(brush, palette, cloud, seen, u, v, width) {
+  for (const [x, y, kind] of squares(cloud, seen, u, v, width, DOT, (/** @type {string | undefined} */ before, i) => before ?? kindOf(cloud, i))) {
+    brush.fillStyle = palette.colour(kind);
+    brush.fillRect(x, y, DOT, DOT);
   }
 }
 
 /** A disc, square or cross by the share that succeeded; a dot if no row is in the filter. @param {CanvasRenderingContext2D} brush @param {Palette} palette @param {Cloud} cloud @param {number} i @param {number} x @param {number} y */
 function mark(brush, palette, cloud, i, x, y) {
   const size = Math.min(14, 5 + Math.log2(1 + cloud.rows[i]));
-  if (!cloud.rows[i]) {
-    brush.fillStyle = palette.colour("inked");
+  const kind = kindOf(cloud, i);
+  brush.fillStyle = brush.strokeStyle = palette.colour(kind);
+  if (kind === "inked") {
     brush.fillRect(x - 1, y - 1, 2, 2);
     return;
   }
-  const share = cloud.scored[i] ? cloud.solved[i] / cloud.scored[i] : null;
-  const kind = share === null ? "unscored" : share >= 2 / 3 ? "solved" : share > 1 / 3 ? "between" : "failed";
-  brush.fillStyle = brush.strokeStyle = palette.colour(`point-${kind}`);
   brush.lineWidth = 1.5;
   brush.beginPath();
-  if (kind === "between") brush.rect(x - size / 2, y - size / 2, size, size);
-  else if (kind === "failed") {
+  if (kind === "point-between") brush.rect(x - size / 2, y - size / 2, size, size);
+  else if (kind === "point-failed") {
     brush.moveTo(x - size / 2, y - size / 2);
     brush.lineTo(x + size / 2, y + size / 2);
     brush.moveTo(x - size / 2, y + size / 2);
     brush.lineTo(x + size / 2, y - size / 2);
   } else brush.arc(x, y, size / 2, 0, 7);
-  if (kind === "failed" || kind === "unscored") brush.stroke();
+  if (kind === "point-failed" || kind === "point-unscored") brush.stroke();
   else brush.fill();
 }

@@ -3,7 +3,7 @@ import { Help, Said, listen } from "./keys.js";
 import { followLinks, place } from "./location.js";
 import { enter } from "./served.js";
 import { theme, turnTheme } from "./theme.js";
-import { html, render, useEffect, useState } from "./ui.js";
+import { html, render, useEffect, useLayoutEffect, useState } from "./ui.js";
 
 /**
  * @typedef {{
@@ -12,12 +12,25 @@ import { html, render, useEffect, useState } from "./ui.js";
  * }} Pages `tabs` are names by path; `others` are names, by the first part of a path, of pages without a tab
  */
 
-/** A page whose modules are fetched when it is opened. @param {() => Promise<any>} load @param {string} name */
-export const later = (load, name) => /** @param {object} props */ (props) => {
-  const [page, setPage] = useState(/** @type {any} */ (null));
-  useEffect(() => void load().then((module) => setPage({ Page: module[name] })), []);
-  return page && html`<${page.Page} ...${props} />`;
-};
+/** How to load each page that may be opened. @type {(() => Promise<any>)[]} */
+const LOADS = [];
+/** Milliseconds after which the modules of all other pages are fetched. */
+const LATER_MS = 1000;
+
+/** A page whose modules are fetched when it is opened, or a while after the first one was. @param {() => Promise<any>} load @param {string} name */
+export function later(load, name) {
+  LOADS.push(load);
+  return (/** @type {object} */ props) => {
+    const [page, setPage] = useState(/** @type {any} */ (null));
+    useLayoutEffect(() => void load().then((module) => setPage({ Page: module[name] })), []);
+    return page && html`<${page.Page} ...${props} />`;
+  };
+}
+
+/** So that no page waits for its modules, and a page that is open can be left after the server ended. */
+async function loadOthers() {
+  for (const load of LOADS) await load().catch(() => null); // whoever opens the page is told
+}
 
 /** @param {string} text of an address */
 function decoded(text) {
@@ -52,4 +65,5 @@ export async function start(pages) {
   followLinks();
   listen();
   render(html`<${Shell} ...${pages} />`, /** @type {Element} */ (document.getElementById("app")));
+  setTimeout(loadOthers, LATER_MS);
 }

@@ -54,7 +54,7 @@ function Mark({ attempt, a, b }) {
   const press = () => change(chosen === "A" ? { a: b, b: null } : chosen === "B" ? { b: null } : a ? { b: id } : { a: id });
   const label = `${chosen}${chosen && " "}${attempt.success === null ? "·" : attempt.success ? "✓" : "✗"}`;
   const told = `${id}: ${outcome}, reward ${decimal(attempt.reward)}, ${plural(attempt.n_tokens, "token")}, ${attempt.termination}`;
-  return html`<button class=${`mark ${attempt.success === null ? "" : attempt.success ? "good" : "bad"}${chosen ? " on" : ""}`} title=${told} aria-pressed=${chosen ? "true" : "false"} onClick=${press}>${label}<span class="unseen"> ${told}</span></button>`;
+  return html`<button class=${`mark ${attempt.success === null ? "" : attempt.success ? "good" : "bad"}${chosen ? " on" : ""}`} title=${told} aria-label=${`${label} ${told}`} aria-pressed=${chosen ? "true" : "false"} onClick=${press}>${label}</button>`;
 }
 
 /** @param {{aligned: import("./wire.js").Aligned, left: import("./tokens.js").Tokens, right: import("./tokens.js").Tokens, at: string | undefined}} props */

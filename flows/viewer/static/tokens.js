@@ -124,9 +124,8 @@ export class Tokens {
  * @param {AbortSignal} [stop]
  */
 export async function fetchSequence(path, textPath, params, stop) {
-  const { table } = await arrow(path, params, stop);
-  const told = table.schema.metadata?.get("text") === "yes";
-  return new Tokens(table, told ? await bytes(textPath, params, stop) : new Uint8Array());
+  const [{ table }, text] = await Promise.all([arrow(path, params, stop), bytes(textPath, params, stop)]);
+  return new Tokens(table, text);
 }
 
 /** @param {string} id @param {string | undefined} at @param {AbortSignal} [stop] */

@@ -80,7 +80,7 @@ bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 bench-buffer bench-pipelines bench-training bench-learning bench-methods bench-scale bench-formats bench-online: $(VENV)/.bench
 	$(BIN)/python benchmarks/$(@:bench-%=%).py
 
-# against the viewers of inspect-ai and arize-phoenix, each in an interpreter of its own; the store, and what those were
+# against the viewers of inspect-ai, arize-phoenix and trackio, each in an interpreter of its own; the store, and what those were
 # fed, are kept in build/bench-viewer
 bench-viewer: $(VENV)/.viewer chromium $(VIEWERS)/.ready
 	OMP_NUM_THREADS=1 VIEWERS=$(abspath $(VIEWERS)) $(BIN)/python benchmarks/viewer.py
@@ -136,8 +136,8 @@ $(ADAPTERS_VENV)/.ready: Makefile
 	@touch $@
 
 $(VIEWERS)/.ready:
-	@echo "Installing inspect-ai and arize-phoenix into $(VIEWERS) (once, about 2 GB) ..."
-	@for one in inspect-ai==0.3.285 arize-phoenix==20.26.1; do \
+	@echo "Installing inspect-ai, arize-phoenix and trackio into $(VIEWERS) (once, about 2 GB) ..."
+	@for one in inspect-ai==0.3.285 arize-phoenix==20.26.1 trackio==0.43.0; do \
 	  home=$(VIEWERS)/$${one%%[-=]*}; $(PYTHON) -m venv $$home && $$home/bin/python -m pip install -q $$one || exit 1; done
 	@touch $@
 

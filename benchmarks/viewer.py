@@ -1,7 +1,8 @@
-"""The viewer against those of inspect-ai and arize-phoenix, on the same rows, in one browser, in turns.
+"""The viewer against those of inspect-ai and arize-phoenix, on the same rows, in one browser, in turns; and live steps
+against trackio.
 
     python benchmarks/viewer.py                 200,000 rows; `make bench-viewer` installs the other viewers first
-    SCALE=small python benchmarks/viewer.py     5,000 rows, under a minute once the store is there, without Phoenix
+    SCALE=small python benchmarks/viewer.py     5,000 rows, under a minute once the store is there, Inspect alone
     CHECK=1 ...                                 exit code 1 if a target is missed
 
 Each line is a figure, its target and `met` or `MISSED`. Each repetition does everything once, with one viewer after the
@@ -11,6 +12,7 @@ viewers were fed, are kept in ``build/bench-viewer`` for the next run. Viewers t
 """
 
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -92,8 +94,6 @@ def start(times: Times) -> None:
 
 def without_copies(times: Times) -> None:
     """The first page of a store of which this machine has no copies of columns yet."""
-    import shutil
-
     shutil.rmtree(place(FOLDER / "store").working_folder() / "scalars", ignore_errors=True)
     with serving(sides.ours(FOLDER), FOLDER) as server:
         began = time.perf_counter()
@@ -142,6 +142,21 @@ def processor_times(browser: Any, ours: Server, times: Times) -> None:
 
     for name in list(work)[-1 if SMALL else 0 :]:
         tried(times, OURS, f"{name}, traced", lambda name=name: measure(name))
+
+
+def trackio(browser: Any, times: Times) -> None:
+    """The live steps in Trackio, which runs only meanwhile."""
+    side = sides.trackio(FOLDER)
+    if not sides.is_installed(side):
+        report(f"Trackio is not installed in {sides.VIEWERS}: left out", "-")
+        return
+    shutil.rmtree(FOLDER / "trackio", ignore_errors=True)
+
+    def show() -> None:
+        with serving(side, FOLDER) as server:
+            pages.trackio_live(browser, server, times, FOLDER, STEPS)
+
+    tried(times, side.name, "live", show)
 
 
 def tried(times: Times, side: str, what: str, action: Callable[[], None]) -> None:
@@ -203,7 +218,10 @@ def table(times: Times) -> None:
         report("  Phoenix, p95", f"{times.p95('commit', 'Phoenix'):,.0f} ms")
     if times.has("live bytes"):
         below(f"{STEPS:,} live steps x {data.SERIES} series: a step", times.median("live bytes") / 1000, 5, "kB", 2)
+        against(times, "live bytes", "Trackio", 1, ", bytes")
         below("  growth of the heap", times.median("live heap"), 20, "MiB", 1)
+    if times.has("live heap", "Trackio"):
+        report("  Trackio, growth of the heap", f"{times.median('live heap', 'Trackio'):.1f} MiB")
     servers(times)
     tasks(times)
     for what, said in (("map", "map of the prompts"), ("wheel", "  nearer, by the wheel")):
@@ -279,6 +297,8 @@ def main() -> None:
             repetition(browser, running, stay, times, turn)
         processor_times(browser, running[OURS], times)
         tried(times, OURS, "live", lambda: pages.live(browser, running[OURS], times, FOLDER / "store", STEPS))
+        if not SMALL:
+            trackio(browser, times)
         for name, server in running.items():
             times.add("memory at the end", name, server.peak())
     table(times)

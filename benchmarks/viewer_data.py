@@ -246,6 +246,11 @@ def append_row(buffer: TrajectoryBuffer) -> str:
     return name
 
 
+def series(step: int) -> dict[str, float]:
+    """The values of a step."""
+    return {f"series_{n:02d}": math.exp(-step / (50 + n)) + n for n in range(SERIES)}
+
+
 @contextmanager
 def training(store: Path) -> Iterator[Callable[[], None]]:
     """A run of this process that trains. What it gives writes the next step, with 40 series."""
@@ -260,7 +265,7 @@ def training(store: Path) -> Iterator[Callable[[], None]]:
 
         def write() -> None:
             step = next(steps)
-            log.write({"step": step} | {f"series_{n:02d}": math.exp(-step / (50 + n)) + n for n in range(SERIES)})
+            log.write({"step": step, **series(step)})
 
         try:
             yield write

@@ -3,6 +3,7 @@
     python benchmarks/viewer_ingest.py inspect FOLDER          .eval logs: all rows in one, each long row in its own
     python benchmarks/viewer_ingest.py phoenix URL SECONDS SOME     one span for each row; long rows are left out
     python benchmarks/viewer_ingest.py late URL                a span for each line, whose name the line is
+    python benchmarks/viewer_ingest.py steps PROJECT           a training step for each line, to Trackio
 
 Nothing of agentrl is imported here. The last line that is printed is JSON: ``rows``, and ``seconds`` that they took.
 ``phoenix`` stops after SOME rows if ten times as many would take longer than SECONDS.
@@ -36,7 +37,7 @@ def main() -> None:
     elif sys.argv[1] == "phoenix":
         count = spans(sys.argv[2], rows, float(sys.argv[3]), int(sys.argv[4]))
     else:
-        late(sys.argv[2])
+        {"late": late, "steps": steps}[sys.argv[1]](sys.argv[2])
         return
     print(json.dumps({"rows": count, "seconds": round(time.time() - started, 1)}))
 
@@ -216,6 +217,18 @@ def late(url: str) -> None:
         print(time.time(), flush=True)
 
 
+def steps(project: str) -> None:
+    """Says when it is ready. Lines hold the values of a step."""
+    import trackio
+
+    trackio.init(project=project, name="train")
+    print(READY, flush=True)
+    for number, line in enumerate(sys.stdin):
+        trackio.log(json.loads(line), step=number)
+    trackio.finish()
+
+
+READY = "ready for steps"
 LATE = time.time_ns() >> 4
 """Number of the first span that comes late: none of the others has it, nor one of another run."""
 EXAMPLE: Row = {"messages": [{"role": "assistant", "content": "late"}], "prompt": "late", "n_tokens": 1}

@@ -1,22 +1,26 @@
 """What benchmarks/viewer.py does on the pages of each viewer, and how it sees that they are there."""
 
+import itertools
 import json
+import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import viewer_data as data
 from viewer_browser import Tab, Times, tab
-from viewer_sides import INGEST, VIEWERS, Server
+from viewer_ingest import READY
+from viewer_sides import INGEST, PROJECT, VIEWERS, Server, trackio_environment
 
 OURS = "agentrl"
 FIRST_LINE = "bench.text('.lines tbody td')"
 FIRST_ROW = "bench.text('.grid [role=gridcell] a')"
 FIRST_TOKEN = "bench.text('.t[class*=heat]')"
 ALL_FACETS = "document.querySelectorAll('.facet').length === 12"
+ALL_MODULES = "performance.getEntriesByType('resource').some((one) => one.name.endsWith('/conversation.js'))"
 FACETS = "[...document.querySelectorAll('.facets [title]')].map((one) => one.title).join()"
 NOW_IN_VIEW = """(() => {
   const box = document.querySelector('.now').getBoundingClientRect();
@@ -43,10 +47,11 @@ def follow(path: str) -> str:
 
 @contextmanager
 def table(browser: Any, server: Server) -> Iterator[Tab]:
-    """Our buffer page with its rows and histograms, from where other pages are opened."""
+    """Our buffer page with its rows and histograms, from where other pages are opened. It has been open for a second,
+    after which it has the modules of other pages."""
     with tab(browser) as one:
         one.open(f"{server.url}/buffer", FIRST_ROW)
-        one.wait(ALL_FACETS)
+        one.wait(f"{ALL_FACETS} && {ALL_MODULES}")
         yield one
 
 
@@ -264,19 +269,50 @@ def search_tree(one: Tab, times: Times) -> None:
 
 
 def live(browser: Any, server: Server, times: Times, store: Path, steps: int) -> None:
-    """Steps of 40 series, 25 a second, on our page of training: bytes for each step, and what scripts hold."""
+    """Our page of training."""
+    address = f"{server.url}/training?run={data.RUN}&stage=train"
     with data.training(store) as write, tab(browser) as one:
-        for _ in range(20):
-            write()
-        one.open(f"{server.url}/training?run={data.RUN}&stage=train", "document.querySelector('canvas')")
-        one.page.wait_for_timeout(2000)
-        heap, before = one.heap(), one.bytes
-        last = time.monotonic()
-        for _ in range(steps):
-            write()
-            last += 0.04
-            one.page.wait_for_timeout(max(1, 1000 * (last - time.monotonic())))
-        one.page.wait_for_timeout(2000)
-        times.add("live bytes", OURS, (one.bytes - before) / steps)
-        times.add("live heap", OURS, one.heap() - heap)
+        watched(one, times, OURS, address, write, steps)
         long_task(times, "live", one)
+
+
+def trackio_live(browser: Any, server: Server, times: Times, folder: Path, steps: int) -> None:
+    """Trackio's page of the same steps. It asks for all of them anew every second."""
+    command = [str(VIEWERS / "trackio/bin/python"), str(INGEST), "steps", PROJECT]
+    environment = {**os.environ, **trackio_environment(folder)}
+    with (
+        subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
+        tab(browser) as one,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        given = process.stdin
+        while (line := process.stdout.readline()) and READY not in line:
+            pass
+        numbers = itertools.count()
+
+        def write() -> None:
+            given.write(json.dumps(data.series(next(numbers))) + "\n")
+            given.flush()
+
+        try:
+            watched(one, times, "Trackio", f"{server.url}/?project={PROJECT}", write, steps)
+        finally:
+            process.terminate()
+
+
+def watched(one: Tab, times: Times, side: str, address: str, write: Callable[[], None], steps: int) -> None:
+    """Steps of 40 series, 25 a second, on a page of training: bytes for each step, and what scripts hold."""
+    for _ in range(20):
+        write()
+    one.open(address, "document.querySelector('canvas')")
+    one.page.wait_for_timeout(2000)
+    heap, before = one.heap(), one.bytes
+    last = time.monotonic()
+    for _ in range(steps):
+        write()
+        last += 0.04
+        one.page.wait_for_timeout(max(1, 1000 * (last - time.monotonic())))
+    one.page.wait_for_timeout(2000)
+    times.add("live bytes", side, (one.bytes - before) / steps)
+    times.add("live heap", side, one.heap() - heap)

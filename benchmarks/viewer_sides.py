@@ -23,6 +23,8 @@ VIEWERS = Path(os.environ.get("VIEWERS", ROOT / ".venv-viewers"))
 INGEST = Path(__file__).parent / "viewer_ingest.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 PHOENIX_S = float(os.environ.get("PHOENIX_S", "600"))
+PROJECT = "bench"
+"""Of Trackio."""
 SOME = 20_000
 """Phoenix gets so many rows if ten times as many would take it longer than PHOENIX_S seconds."""
 
@@ -55,6 +57,16 @@ def phoenix(folder: Path) -> Side:
         "PHOENIX_ALLOW_EXTERNAL_RESOURCES": "false",
     }
     return Side("Phoenix", [str(VIEWERS / "arize/bin/phoenix"), "serve"], more)
+
+
+def trackio(folder: Path) -> Side:
+    more = {"GRADIO_SERVER_PORT": "{port}", "BROWSER": "true", **trackio_environment(folder)}
+    command = [str(VIEWERS / "trackio/bin/trackio"), "show", "--project", PROJECT, "--host", "127.0.0.1"]
+    return Side("Trackio", command, more)
+
+
+def trackio_environment(folder: Path) -> dict[str, str]:
+    return {"TRACKIO_DIR": str(folder / "trackio"), "HF_HUB_OFFLINE": "1"}
 
 
 def is_installed(side: Side) -> bool:

@@ -237,14 +237,14 @@ def _astray() -> Any:
     return Astray(RoomsConfig(spoken=True))
 
 
-def search() -> bool:
+def search(env: str) -> bool:
     """What a search finds that as many tokens of plain rollouts do not, and what one learns from it."""
     from pipelines.stages.search import tree
     from pipelines.stages.trajectories import reject
 
     arms = {name: Arm(name) for name in ("warm", "GRPO", "rollouts", "search")}
     found = {name: Arm(name) for name in ("rollouts", "search")}
-    for setting, tasks in settings("search", arms, found, levels=frozenset({4, 5, 6})):
+    for setting, tasks in settings(f"search {env}", arms, found, env=env, levels=frozenset({4, 5, 6})):
         run = setting.harness.run
         made = run(tree, {"branch": 3, "rounds": 2 if SMALL else 8, "depth": 10}, model=setting.warm, tasks=tasks)
         cost = of_continuations(made)
@@ -257,12 +257,12 @@ def search() -> bool:
             model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=selections)["trajectories"]])
             arms[name].add(judged(setting, model), of_name + more)
         by_difficulty(others, found)
-    print(f"\nsearch, rooms of levels 4 to 6: train tasks solved, of {STATES} a seed")
+    print(f"\nsearch, {env}, levels 4 to 6: train tasks solved, of {STATES} a seed")
     table(found)
-    first = gain("search, train tasks", found["rollouts"], found["search"])
-    print("search, rooms of levels 4 to 6: held-out success after one supervised stage on what was solved")
+    first = gain(f"search, {env}, train tasks", found["rollouts"], found["search"])
+    print(f"search, {env}, levels 4 to 6: held-out success after one supervised stage on what was solved")
     table(arms)
-    return gain("search, rooms 4-6", arms["rollouts"], arms["search"]) and first
+    return gain(f"search, {env}", arms["rollouts"], arms["search"]) and first
 
 
 def solved(tasks: Any, selections: list[Any]) -> dict[str, float]:

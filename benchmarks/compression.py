@@ -15,11 +15,11 @@ from typing import Any
 
 from methods import (
     BATCH,
+    COURSES,
     ITERATIONS,
     SAMPLES,
     SMALL,
     TASKS,
-    WARM_STEPS,
     Arm,
     Setting,
     Spent,
@@ -33,7 +33,7 @@ from methods import (
 )
 from methods import online as trained_online
 
-LIMITS = {"max_steps": 10 if SMALL else 30}
+LIMITS = {"max_steps": 4 if SMALL else 30}
 ROUNDS = ITERATIONS if SMALL else ITERATIONS // 2
 TURN = 24
 CUT = {"limit": 104, "keep_last": 1, "segments": 16, "ask": "So far?"}
@@ -91,7 +91,7 @@ def _formed(setting: Setting, shown: Any, sampling: dict[str, Any]) -> Setting:
     from pipelines.stages.train import sft
 
     rows = _cut(setting, shown, sampling) if "compress" in sampling else shown
-    steps = WARM_STEPS[ENV] // 2
+    steps = COURSES[ENV].warm_steps // 2
     optimizer = {"lr": 2e-3, "schedule": "cosine", "warmup": min(20, steps // 2)}
     config = {"steps": steps, "batch": BATCH, "optimizer": optimizer}
     made = setting.harness.run(sft, config, trajectories=[rows], model=setting.warm)

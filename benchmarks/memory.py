@@ -4,11 +4,13 @@
   runs in its demonstrations and by one that was not; and what one learns from rollouts that saw three, without them.
 - guidance: walks that nothing solved, tried again with notes and kept without them, against as many plain rollouts
   (`rooms`): supervised, and as preferences over the failures without guidance.
+- star: the same with the answer as a hint (`rooms`, `lookup`).
 - splice: rejection sampling on rollouts, with and without failed ones that go on as a success did (`rooms`, `lookup`);
   success, and in `rooms` recovery after a planted wrong turn.
 """
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from branching import STATES, recovery, trained
@@ -114,20 +116,14 @@ def guidance() -> bool:
             model=setting.warm, tasks=some, trajectories=[first], notes=notes,
         )  # fmt: skip
         print(f"guidance, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
-        retried = of_hinted(harness)
-        failed = unsolved(some, first)
-        others, beside = rollouts(setting, harness.tasks(failed), retried.sampled) if failed else ([], Spent())
-        found = {"guidance": ([first], [made["trajectories"]], retried), "rejection": ([first, *others], [], beside)}
-        for name, (plain, guided, more) in found.items():
-            spent = of_rollouts(first) + more
+        for name, plain, guided, spent in retried_or_plain("guidance", setting, some, first, made):
             good = harness.run(reject, {"keep": 2}, trajectories=plain)["trajectories"]
             model, taught = curated(setting, [good, *guided])
             arms[name].add(judged(setting, model), spent + taught)
             pairs = harness.run(outcome, trajectories=[*guided, *plain], model=setting.warm)["pairs"]
             model, taught = trained(setting, dpo, {"beta": 0.1}, pairs=pairs)
             arms["DPO, guided" if guided else "DPO"].add(judged(setting, model), spent + taught)
-        rows = len(first.ids()) + int(made.metrics["retries"])
-        model, more, _ = online(setting, iterations=max(1, round(rows / (TASKS * SAMPLES))))
+        model, more = grpo_on_as_many(setting, first, made)
         arms["GRPO"].add(judged(setting, model), more)
     print(
         f"\nguidance, rooms: {SAMPLES // 2} rollouts of {MANY} tasks a seed, {SAMPLES} more of those that none solved"
@@ -137,8 +133,53 @@ def guidance() -> bool:
     return gain("guidance, DPO", arms["DPO"], arms["DPO, guided"]) and met
 
 
+def star(env: str) -> bool:
+    """Tasks that no rollout solved tried again with the answer as a hint, or as often without."""
+    from pipelines.stages.rationalize import rationalize
+    from pipelines.stages.trajectories import reject, sample
+
+    arms = {name: Arm(name) for name in ("warm", "rejection", "STaR", "GRPO")}
+    for seed, folder in seeds(f"star {env}", arms):
+        harness, tasks, shown = expert(env, seed, folder, hinted=0.15)
+        setting = imitated("hinted", env, harness, tasks, [shown])
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        some = harness.tasks(setting.tasks.read()[:MANY])
+        config = {"samples": SAMPLES // 2}
+        first = harness.run(sample, config, model=setting.warm, tasks=some)["trajectories"]
+        made = harness.run(rationalize, config, model=setting.warm, tasks=some, trajectories=[first])
+        print(f"star, {env}, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
+        for name, plain, hinted, spent in retried_or_plain("STaR", setting, some, first, made):
+            good = harness.run(reject, {"keep": 2}, trajectories=plain)["trajectories"]
+            model, taught = curated(setting, [good, *hinted])
+            arms[name].add(judged(setting, model), spent + taught)
+        model, more = grpo_on_as_many(setting, first, made)
+        arms["GRPO"].add(judged(setting, model), more)
+    print(f"\nstar, {env}: {SAMPLES // 2} rollouts of {MANY} tasks a seed, as many more of those that none solved")
+    table(arms)
+    return gain(f"star, {env}", arms["rejection"], arms["STaR"])
+
+
+def retried_or_plain(
+    name: str, setting: Setting, tasks: Any, first: Any, made: Any
+) -> Iterator[tuple[str, list[Any], list[Any], Spent]]:
+    """Rollouts, retries that were shown something, and what both cost: for the method with retries ``made``, and for
+    rejection sampling, which spends as many tokens on plain rollouts of the same tasks."""
+    harness = setting.harness
+    shown, failed = of_hinted(harness), unsolved(tasks, first)
+    others, plain = rollouts(setting, harness.tasks(failed), shown.sampled) if failed else ([], Spent())
+    yield name, [first], [made["trajectories"]], of_rollouts(first) + shown
+    yield "rejection", [first, *others], [], of_rollouts(first) + plain
+
+
+def grpo_on_as_many(setting: Setting, first: Any, made: Any) -> tuple[Any, Spent]:
+    """The warm policy after GRPO on as many rollouts as there were, retries included."""
+    rows = len(first.ids()) + int(made.metrics["retries"])
+    model, spent, _ = online(setting, iterations=max(1, round(rows / (TASKS * SAMPLES))))
+    return model, spent
+
+
 def of_hinted(harness: Any) -> Spent:
-    """What the retries with notes cost. They are in the buffer, and in no output."""
+    """What the retries with notes or hints cost. They are in the buffer, and in no output."""
     query = (
         "SELECT sum(n_action_tokens) AS tokens, sum(n_tool_calls) AS calls FROM trajectories WHERE source = 'hinted'"
     )

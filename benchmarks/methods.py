@@ -5,10 +5,10 @@ Every method starts from one supervised policy for each seed and spends the same
 always among the baselines. Success is that at temperature 1 on held-out tasks, with Wilson 95 % intervals over the
 tasks of all seeds; a gain is a paired difference over tasks and seeds, with a bootstrap interval.
 
-- hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, `lookup`).
-- curriculum, distill, echo, rwml, reflexion: see :mod:`methods_signals`.
+- hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, also silent; `lookup`).
+- curriculum, distill, echo, rwml, reflexion, resample: see :mod:`methods_signals`.
 - slicing, pairs, dagger, search, tree: see ``branching.py``; teams: see ``teams.py``.
-- experience, guidance, splice: see ``memory.py``.
+- experience, guidance, star, splice: see ``memory.py``.
 - compress: see ``compression.py``.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
@@ -16,10 +16,11 @@ tasks of all seeds; a gain is a paired difference over tasks and seeds, with a b
     SPLIT=dev ...                                   # judge on dev tasks, on which settings are chosen
     SEEDS="0 1" ...                                 # other seeds
     KEEP=folder ...                                 # keep warm policies and results of each seed for later runs
-    SCALE=small ...                                 # one seed, under a minute: everything runs, nothing is learned
+    SCALE=small ...                                 # one seed, below a minute: everything runs, nothing is learned
     CHECK=1 ...                                     # exit code 1 if a target is missed
 """
 
+import io
 import json
 import os
 import shutil
@@ -28,9 +29,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +41,18 @@ os.environ["OMP_NUM_THREADS"] = "1"  # a small model: a second thread costs more
 SMALL = os.environ.get("SCALE") == "small"
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "0" if SMALL else "0 1 2").split()]
 SPLIT = os.environ.get("SPLIT", "heldout")
-if SMALL and "KEEP" not in os.environ:  # experiments share their warm policies
+if SMALL and "KEEP" not in os.environ:  # experiments of a process share their warm policies
     SHARED = tempfile.TemporaryDirectory()
     os.environ["KEEP"] = SHARED.name
-KEEP = Path(os.environ["KEEP"]) if "KEEP" in os.environ else None
-JUDGED = 12 if SMALL else 512
-BATCH = 8 if SMALL else 32
+KEEP = Path(os.environ["KEEP"], str(os.getpid()) if SMALL else "") if "KEEP" in os.environ else None
+JUDGED = 4 if SMALL else 512
+BATCH = 4 if SMALL else 32
 CURATED_STEPS = 2 if SMALL else 60
-TASKS, SAMPLES, ITERATIONS = (4, 2, 2) if SMALL else (32, 8, 24)
-LR = {
-    "sft": 1e-3,
-    "grpo rooms": 3e-4,
-    "grpo lookup": 1e-3,
-    "grpo rooms 1-6": 3e-4,
-    "grpo rooms, 30 steps": 3e-4,
-    "offline": 1e-4,
-    "dpo": 2e-5,
-}
-"""Learning rates, chosen on dev tasks of seed 0 for the baselines; methods have the same."""
+TASKS, SAMPLES, ITERATIONS = (4, 2, 1) if SMALL else (32, 8, 24)
+ROUNDS = 2
+"""Of further rollouts at small scale, where budgets need not be equal."""
+LR = {"sft": 1e-3, "offline": 1e-4, "dpo": 2e-5}
+"""Learning rates, chosen on dev tasks of seed 0 for the baselines, as those of GRPO; methods have the same."""
 WITHIN = 0.15
 """How far the budgets of two methods may be apart."""
 
@@ -118,69 +115,64 @@ class Setting:
     warm: Any
 
 
-ENVIRONMENTS: dict[str, Any] = {
-    "rooms": {"type": "rooms", "spoken": True},
-    "lookup": "lookup",
-    "rooms 1-6": {"type": "rooms", "spoken": True, "levels": [1, 2, 3, 4, 5, 6]},
-    "rooms, 30 steps": {"type": "rooms", "spoken": True},
-}
+@dataclass(frozen=True)
+class Course:
+    """How a policy is warmed in an environment, and the learning rate of GRPO after that."""
+
+    environment: Any
+    train: int
+    context: int
+    lr: float
+    warm_steps: int = 500
+    shown: dict[str, Any] = field(default_factory=dict)
+
+
+ROOMS = {"type": "rooms", "spoken": True}
 # Of the 2,256 pairs of rooms all that are not judged: from half of them no policy learns ways between new ones.
-TRAIN = (
-    dict.fromkeys(ENVIRONMENTS, 24)
-    if SMALL
-    else {
-        "rooms": 1232,
-        "lookup": 768,
-        "rooms 1-6": 1024,
-        "rooms, 30 steps": 1232,
-    }
-)
-CONTEXT = {"rooms": 256, "lookup": 192, "rooms 1-6": 256, "rooms, 30 steps": 704}
-SHOWN = {
-    "rooms": {},
-    "lookup": {"noise": 0.2, "coverage": 0.5},
-    "rooms 1-6": {},
-    "rooms, 30 steps": {"noise": 0.4},  # walks that are long
+PAIRS = 1232
+COURSES = {
+    "rooms": Course(ROOMS, PAIRS, 256, 3e-4),
+    "rooms, silent": Course({"type": "rooms"}, PAIRS, 256, 3e-4),
+    "rooms, little warmed": Course(ROOMS, PAIRS, 256, 3e-4, warm_steps=360),
+    "rooms 1-6": Course({**ROOMS, "levels": [1, 2, 3, 4, 5, 6]}, 1024, 256, 3e-4),
+    "rooms, 30 steps": Course(ROOMS, PAIRS, 704, 3e-4, shown={"noise": 0.4}),  # walks that are long
+    "lookup": Course("lookup", 768, 192, 1e-3, warm_steps=160, shown={"noise": 0.2, "coverage": 0.5}),
 }
-WARM_STEPS = (
-    dict.fromkeys(ENVIRONMENTS, 25)
-    if SMALL
-    else {
-        "rooms": 500,
-        "lookup": 160,
-        "rooms 1-6": 500,
-        "rooms, 30 steps": 500,
-    }
-)
+if SMALL:
+    COURSES = {name: replace(course, train=24, warm_steps=8) for name, course in COURSES.items()}
 
 
 def expert(env: str, seed: int, folder: Path, **config: Any) -> tuple[Any, Any, Any]:
     """A store, tasks, and demonstrations of an expert."""
+    from agentrl.environments.rooms.environment import Rooms
     from pipelines.harness import Harness
     from pipelines.stages.tasks import generate
     from pipelines.stages.trajectories import synthesize
 
+    if SMALL:
+        Rooms.max_steps = 2  # a policy that has learned nothing talks until its last step
     harness = Harness(folder, seed)
-    sizes = {"train": TRAIN[env], "dev": JUDGED, "heldout": JUDGED}
-    tasks = harness.run(generate, {"env": ENVIRONMENTS[env], **sizes})
-    shown = harness.run(synthesize, {**SHOWN[env], **config}, tasks=tasks["train"])["trajectories"]
+    course = COURSES[env]
+    sizes = {"train": course.train, "dev": JUDGED, "heldout": JUDGED}
+    tasks = harness.run(generate, {"env": course.environment, **sizes})
+    shown = harness.run(synthesize, {**course.shown, **config}, tasks=tasks["train"])["trajectories"]
     return harness, tasks, shown
 
 
 def imitated(
     name: str, env: str, harness: Any, tasks: Any, shown: list[Any], context: int = 0, kinds: int = 1
 ) -> Setting:
-    """A model that has imitated these rows, of :data:`CONTEXT` tokens, or of ``context``, with :data:`WARM_STEPS` for
-    each of so many ``kinds`` of rows. ``name`` says which rows, in :data:`KEEP`."""
+    """A model that has imitated these rows, of the course's context, or of ``context`` tokens, with the course's steps
+    for each of so many ``kinds`` of rows. ``name`` says which rows, in :data:`KEEP`."""
     from pipelines.stages.train import sft
 
-    kept = KEEP and KEEP / f"{name} {env} {harness.seed}"
+    course, kept = COURSES[env], KEEP and KEEP / f"{name} {env} {harness.seed}"
     if kept and kept.exists():
         warm = harness.model(lambda to: shutil.copytree(kept, to, dirs_exist_ok=True))
     else:
-        optimizer = {"lr": 5e-3, "schedule": "cosine", "warmup": min(20, WARM_STEPS[env] // 2)}
-        model = {"init": "tiny", "size": {"context": context or CONTEXT[env]}}
-        config = {"model": model, "steps": kinds * WARM_STEPS[env], "batch": BATCH, "optimizer": optimizer}
+        optimizer = {"lr": 5e-3, "schedule": "cosine", "warmup": min(20, course.warm_steps // 2)}
+        model = {"init": "tiny", "size": {"context": context or course.context}}
+        config = {"model": model, "steps": kinds * course.warm_steps, "batch": BATCH, "optimizer": optimizer}
         warm = harness.run(sft, config, trajectories=shown)["model"]
         if kept:
             shutil.copytree(warm.path, kept)
@@ -215,7 +207,7 @@ def rollouts(setting: Setting, tasks: Any, wanted: int, by: str = "sampled") -> 
     from pipelines.stages.trajectories import sample
 
     found, spent = [], Spent()
-    while getattr(spent, by) < wanted:
+    while getattr(spent, by) < wanted and not (SMALL and len(found) == ROUNDS):
         with other_draws(setting.harness, len(found)):
             made = setting.harness.run(sample, {"samples": 1}, model=setting.warm, tasks=tasks)
         found.append(made["trajectories"])
@@ -263,14 +255,15 @@ def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:
     warmup = min(4, settings.get("iterations", ITERATIONS) // 2)
     config = {
         "iterations": ITERATIONS, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0}, **settings,
-        "optimizer": {"lr": LR[f"grpo {setting.env}"], "schedule": "linear", "warmup": warmup},
+        "optimizer": {"lr": COURSES[setting.env].lr, "schedule": "linear", "warmup": warmup},
         "checkpoint_every": 1000,
     }  # fmt: skip
     made = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks)
     spent, metrics = of_rollouts(made["trajectories"]), made["metrics"].table().to_pylist()
     levels = [row["level"] for row in metrics if row.get("level")]
     replayed = round(sum(row.get("replayed_calls", 0) for row in metrics))
-    return made["model"], spent + Spent(trained=spent.sampled, calls=replayed), levels
+    refused = int(made.metrics.get("resampled_tokens", 0))
+    return made["model"], spent + Spent(sampled=refused, trained=spent.sampled, calls=replayed), levels
 
 
 def hindsight(env: str) -> bool:
@@ -294,7 +287,7 @@ def hindsight(env: str) -> bool:
         model, more = curated(setting, [good])
         arms["rejection"].add(judged(setting, model), spent + more)
         made = run(
-            relabel, {"cap": len(good.ids()) // 4 or None, "detours": "masked" if setting.env == "rooms" else "kept"},
+            relabel, {"cap": len(good.ids()) // 4 or None, "detours": "kept" if setting.env == "lookup" else "masked"},
             trajectories=[rows], heldout=setting.heldout, model=setting.warm, tasks=[tasks],
         )  # fmt: skip
         print(f"{env}, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
@@ -358,31 +351,45 @@ def experiment(module: str, name: str, *given: Any) -> bool:
 
 
 METHODS = {
-    "hindsight": lambda: [hindsight("rooms"), hindsight("lookup")],
+    "hindsight": lambda: [hindsight(env) for env in ("rooms", "rooms, silent", "lookup")],
     "curriculum": lambda: [experiment("methods_signals", "curriculum")],
     "distill": lambda: [experiment("methods_signals", "distill")],
     "echo": lambda: [experiment("methods_signals", "echo", "rooms"), experiment("methods_signals", "echo", "lookup")],
     "rwml": lambda: [experiment("methods_signals", "rwml")],
     "reflexion": lambda: [experiment("methods_signals", "reflexion")],
+    "resample": lambda: [experiment("methods_signals", "resample")],
     "slicing": lambda: [experiment("branching", "slicing")],
     "pairs": lambda: [experiment("branching", "pairs")],
     "dagger": lambda: [experiment("branching", "dagger")],
-    "search": lambda: [experiment("branching", "search")],
+    "search": lambda: [experiment("branching", "search", env) for env in ("rooms", "rooms, little warmed")],
     "tree": lambda: [experiment("branching", "tree")],
     "experience": lambda: [experiment("memory", "experience")],
     "guidance": lambda: [experiment("memory", "guidance")],
+    "star": lambda: [experiment("memory", "star", "rooms"), experiment("memory", "star", "lookup")],
     "splice": lambda: [experiment("memory", "splice", "rooms"), experiment("memory", "splice", "lookup")],
     "teams": lambda: [experiment("teams", "teams")],
     "compress": lambda: [experiment("compression", "compress")],
 }
 
 
+def done(name: str) -> tuple[str, list[bool], float]:
+    """What the experiments of a method print if they are small, whether targets are met, and processor seconds."""
+    started, said = time.process_time(), io.StringIO()
+    with redirect_stdout(said) if SMALL else nullcontext():
+        met = METHODS[name]()
+    return said.getvalue(), met, time.process_time() - started
+
+
 def main() -> int:
-    started = time.process_time()
     chosen = os.environ.get("METHODS", ",".join(METHODS)).split(",")
-    print(f"{len(SEEDS)} seeds x {JUDGED} {SPLIT} tasks")
-    met = [one for name in chosen for one in METHODS[name]()]
-    print(f"\n{time.process_time() - started:.0f} processor seconds")
+    print(f"{len(SEEDS)} seeds x {JUDGED} {SPLIT} tasks", flush=True)
+    met, seconds = [], 0.0
+    with ProcessPoolExecutor(2, get_context("spawn")) as workers:
+        each = workers.map if SMALL else map  # most of what is small is stages that begin and end, in one thread
+        for text, more, took in each(done, chosen):
+            print(text, end="", flush=True)
+            met, seconds = met + more, seconds + took
+    print(f"\n{seconds:.0f} processor seconds")
     return int(os.environ.get("CHECK") == "1" and not all(met))
 
 

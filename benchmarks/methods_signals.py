@@ -8,14 +8,15 @@ them.
 - rwml: GRPO on predictions of observations before GRPO on walks, against GRPO on walks alone (`rooms`).
 - reflexion: retries with notes of what failed, and without, of as many tokens (`rooms`): tasks solved, of those that
   failed.
+- resample: GRPO with turns sampled again that are as uncertain as the one before (`rooms`).
 """
 
 import sys
 from typing import Any
 
 from methods import (
+    COURSES,
     ITERATIONS,
-    LR,
     SAMPLES,
     TASKS,
     Arm,
@@ -37,6 +38,7 @@ from methods import (
 
 SHOWING = {"context": [{"notes": {}}]}
 FEW = max(1, ITERATIONS // 3)
+RESAMPLED = {"eta": 0.003, "tries": 2}
 
 
 def curriculum() -> bool:
@@ -58,6 +60,27 @@ def curriculum() -> bool:
     print(f"\ncurriculum, rooms of levels 1 to 6: {ITERATIONS * 4 // 3} iterations of {TASKS} tasks a seed")
     table(arms)
     return gain("curriculum, rooms", arms["GRPO"], arms["GRPO + curriculum"])
+
+
+def resample() -> bool:
+    """Refused turns are sampled tokens too, so the others have as many."""
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO, resampled turns")}
+    algorithm = {"type": "grpo", "off_policy": {"truncate": 2.0}}
+    for seed, folder in seeds("resample", arms):
+        setting = prepared("rooms", seed, folder)
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        model, spent, _ = online(setting, algorithm=algorithm, explore={"resample": RESAMPLED})
+        arms["GRPO, resampled turns"].add(judged(setting, model), spent)
+        print(f"resample, seed {seed}: {spent.sampled - spent.trained:,} tokens refused", file=sys.stderr, flush=True)
+        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+        model, more, each = rejected(setting, tasks, spent.sampled)
+        arms["rejection"].add(judged(setting, model), more)
+        rounds = max(1, round(spent.sampled / each / TASKS / SAMPLES))
+        model, more, _ = online(setting, algorithm=algorithm, iterations=rounds)
+        arms["GRPO"].add(judged(setting, model), more)
+    print(f"\nresample, rooms: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed with resampled turns")
+    table(arms)
+    return gain("resample, rooms", arms["GRPO"], arms["GRPO, resampled turns"])
 
 
 def distill() -> bool:
@@ -86,7 +109,7 @@ def distill() -> bool:
         config = {
             "iterations": FEW, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0},
             "algorithm": {"type": "distill"}, "checkpoint_every": 1000,
-            "optimizer": {"lr": LR["grpo lookup"], "schedule": "linear", "warmup": 4},
+            "optimizer": {"lr": COURSES["lookup"].lr, "schedule": "linear", "warmup": 4},
         }  # fmt: skip
         found = run(stage, config, model=setting.warm, tasks=setting.tasks, teacher=teacher)
         spent = of_rollouts(found["trajectories"])
@@ -98,13 +121,16 @@ def distill() -> bool:
 
 
 def echo(env: str) -> bool:
-    arms = {name: Arm(name) for name in ("warm", "GRPO", "GRPO + observations")}
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO + observations")}
     for seed, folder in seeds(f"echo {env}", arms):
         setting = prepared(env, seed, folder)
         arms["warm"].add(judged(setting, setting.warm), Spent())
         for name, settings in (("GRPO", {}), ("GRPO + observations", {"observe": {"tool": 0.1}})):
             model, spent, _ = online(setting, **settings)
             arms[name].add(judged(setting, model), spent)
+        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+        model, more, _ = rejected(setting, tasks, arms["GRPO"].costs[-1].sampled)
+        arms["rejection"].add(judged(setting, model), more)
     print(f"\necho, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
     table(arms)
     return gain(f"echo, {env}", arms["GRPO"], arms["GRPO + observations"])
@@ -118,7 +144,7 @@ def rwml() -> bool:
     from pipelines.stages.predict import predict
     from pipelines.stages.trajectories import synthesize
 
-    names = ("warm", "GRPO", "world model, then GRPO")
+    names = ("warm", "rejection", "GRPO", "world model, then GRPO")
     arms, worlds = ({name: Arm(name) for name in names} for _ in range(2))
     for seed, folder in seeds("rwml", arms, worlds):
         harness, tasks, walks = expert("rooms", seed, folder)
@@ -129,7 +155,9 @@ def rwml() -> bool:
         found = {"warm": (setting.warm, Spent())}
         model, spent, _ = online(setting)
         found["GRPO"] = model, spent
-        world, before, _ = online(of_world, iterations=ITERATIONS // 2)
+        some = harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+        found["rejection"] = rejected(setting, some, spent.sampled)[:2]
+        world, before, _ = online(of_world, iterations=max(1, ITERATIONS // 2))
         left = (spent.sampled - before.sampled) / (spent.sampled / ITERATIONS)
         model, spent, _ = online(replace(setting, warm=world), iterations=max(1, round(left)))
         found["world model, then GRPO"] = model, spent + before

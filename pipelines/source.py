@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from schemas.syntax import expression_tree, module_tree
+
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{1,80}")
 _PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 
@@ -93,7 +95,7 @@ def class_without(code: bytes, package: str, number: int, fields: Collection[str
 
 
 def _statements(code: bytes) -> list[ast.stmt]:
-    return list(_one_by_one(_read_by_python(ast.parse(code).body)))
+    return list(_one_by_one(_read_by_python(module_tree(code).body)))
 
 
 def _read_by_python(body: Iterable[ast.stmt]) -> list[ast.stmt]:
@@ -318,7 +320,7 @@ def _typed_argument(node: ast.AST) -> ast.expr | None:
 def _unquoted(expression: ast.expr) -> ast.AST:
     if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
         with suppress(SyntaxError, ValueError):
-            return ast.parse(expression.value, mode="eval")
+            return expression_tree(expression.value)
     return expression
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.hints import did_you_mean
+from schemas.syntax import module_tree
 
 OUR_PACKAGES = ("schemas", "datastore", "agentrl", "pipelines", "flows")
 
@@ -78,7 +79,7 @@ def _check(module: str, name: str, kind: str, declares: Declares, rule: str, hop
         why = f"{where}, or it has no Python source"
         raise LookupError(f"module {module!r} of {kind} {module + ':' + name!r} cannot be imported: {why}")
     try:
-        nodes = list(_top_level(ast.parse(file.read_bytes()).body))
+        nodes = list(_top_level(module_tree(file.read_bytes()).body))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise LookupError(f"module {module!r} cannot be imported: {file}{line} is not Python: {error}") from None

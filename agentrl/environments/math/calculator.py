@@ -6,6 +6,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from math import isfinite
 
+from schemas.syntax import expression_tree
+
 LONGEST = 200
 """Characters of an expression."""
 LARGEST_BITS = 4096
@@ -29,7 +31,7 @@ def calculate(expression: str) -> Fraction:
     if len(expression) > LONGEST:
         raise ValueError(f"{len(expression)} characters are too many; at most {LONGEST} are allowed")
     try:
-        tree = ast.parse(expression.strip(), mode="eval")
+        tree = expression_tree(expression.strip())
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise ValueError(f"{expression!r} is no arithmetic; write it as in (3+4)*5") from None
     return _value(tree.body)

@@ -10,6 +10,8 @@ import ast
 import secrets
 from collections.abc import Mapping
 
+from schemas.syntax import module_tree
+
 Place = tuple[str, ...]
 """Where a test stands in its file: the classes that it is in, and its name."""
 
@@ -24,7 +26,7 @@ def ended_by(source: str, ends: Mapping[Place, str]) -> tuple[str, set[Place]]:
     """A test file in which each of these tests ends with a statement, however it ends; and the tests that were found. A
     file that is no Python is returned as it is."""
     try:
-        tree = ast.parse(source)
+        tree = module_tree(source)
     except (SyntaxError, ValueError, RecursionError):
         return source, set()
     found = set()
@@ -32,7 +34,7 @@ def ended_by(source: str, ends: Mapping[Place, str]) -> tuple[str, set[Place]]:
         if path in ends:
             begin = 1 if ast.get_docstring(test, clean=False) is not None else 0
             body = test.body[begin:] or [ast.Pass()]
-            test.body[begin:] = [ast.Try(body=body, handlers=[], orelse=[], finalbody=ast.parse(ends[path]).body)]
+            test.body[begin:] = [ast.Try(body=body, handlers=[], orelse=[], finalbody=module_tree(ends[path]).body)]
             found.add(path)
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n", found
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from agentrl.environments.repository.ended import Place, functions
+from schemas.syntax import expression_tree, module_tree
 
 NAME = "result_is_compared_outside"
 """A function that the runner of the tests puts among Python's own. It takes the place of a comparison."""
@@ -49,7 +50,7 @@ def withheld(source: str, tests: Collection[Place]) -> tuple[str, dict[str, Any]
     """A test file in which comparisons of these tests are replaced, and literals that were compared with, by the places
     of the comparisons. A file that is no Python is returned as it is."""
     try:
-        tree = ast.parse(source)
+        tree = module_tree(source)
     except (SyntaxError, ValueError, RecursionError):
         return source, {}
     removal = _Removal()
@@ -63,12 +64,16 @@ def right(told: Sequence[Sequence[str]], literals: Mapping[str, Any]) -> bool:
     """Whether all that a test told is equal to what it should be."""
     try:
         for place, value, *other in told:
-            expected = literals[place] if place in literals else ast.literal_eval(other[0])
-            if ast.literal_eval(value) != expected:
+            expected = literals[place] if place in literals else _literal(other[0])
+            if _literal(value) != expected:
                 return False
     except (ValueError, TypeError, SyntaxError, IndexError, MemoryError, RecursionError):
         return False
     return True
+
+
+def _literal(text: str) -> Any:
+    return ast.literal_eval(expression_tree(text))
 
 
 class _Removal(ast.NodeTransformer):

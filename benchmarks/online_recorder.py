@@ -43,9 +43,10 @@ def overhead(turns: int) -> float:
     from agentrl.engines.base import Sampling
     from agentrl.models.tiny import tiny_policy
     from agentrl.recorder.episodes import Episodes
+    from agentrl.recorder.listening import bound
     from agentrl.recorder.recorder import Recorder
     from agentrl.recorder.sampler import Sampler
-    from agentrl.recorder.server import bound, recording, server_of, settle
+    from agentrl.recorder.server import recording, server_of, settle
     from schemas.trajectory import Message, Role, ToolCall
 
     call = ToolCall(id="call_0", name="find", arguments=json.dumps({"who": "Ann", "rel": "boss"}))

@@ -105,7 +105,8 @@ class _Desk:
 
     async def start(self) -> None:
         from agentrl.recorder.app import application
-        from agentrl.recorder.server import bound, server_of
+        from agentrl.recorder.listening import bound
+        from agentrl.recorder.server import server_of
 
         self.listening = bound("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}/v1"

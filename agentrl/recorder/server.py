@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import gc
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp
 from agentrl.recorder.app import LOOPBACK, application, body_of, guarded, key_of
 from agentrl.recorder.episode import About, PostedReward
 from agentrl.recorder.episodes import new_key
+from agentrl.recorder.listening import bound
 from agentrl.recorder.recorder import Recorder
 from agentrl.recorder.wire import ApiError, read
 
@@ -24,26 +24,8 @@ if TYPE_CHECKING:
     import uvicorn
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one. Raises OSError if the address is in use."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # connections inherit it. asyncio sets it only on sockets that name their protocol; without it the body of an
-        # answer waits up to 40 ms until the client has acknowledged the headers
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listening.bind((host, port))
-        listening.listen(1024)
-        listening.setblocking(False)
-    except BaseException:
-        listening.close()
-        raise
-    return listening
-
-
 def server_of(app: ASGIApp) -> "uvicorn.Server":
-    """A server for an application that listens on a socket of :func:`bound`. It leaves the process's signals alone."""
+    """A server for an application. It leaves the process's signals alone."""
     import uvicorn
 
     class Quiet(uvicorn.Server):

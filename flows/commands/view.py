@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentrl.recorder.listening import bound
 from flows.commands._common import FAILED, fail, open_buffer, open_catalog
 from flows.options import At, Force, Host, Json, Port, Store, command
 from flows.terminal import say, say_json
@@ -63,10 +64,9 @@ def view(
     elif not Path(store).is_dir():
         raise fail(f"error: there is no store at {store}; check --store, or run a pipeline first")
     try:
-        listening = _listening(host, port)
+        listening = bound(host, port)
     except OSError as error:
-        why = str(error.strerror or error).partition(" (while")[0]  # Python adds the address, which is there already
-        raise fail(f"error: --host {host} --port {port}: {why}", FAILED) from None
+        raise fail(f"error: --host {host} --port {port}: {error.strerror}", FAILED) from None
     port = listening.getsockname()[1]
     asks = write or not (unsafe_open or is_loopback(host))
     door = Door(host, port, token := secrets.token_urlsafe(24) if asks else None, write)
@@ -172,16 +172,6 @@ def export(
         say(f"redacted: {one.places:,} places and {one.tokens:,} tokens in {one.rows:,} rows")
         if one.rows_without_tokens:
             say(f"{one.rows_without_tokens:,} rows lost all of their tokens, because nobody knows the text of them")
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket that holds requests until they are answered; port 0 takes a free one. Raises OSError if it is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family, backlog=128)
-    # connections inherit it. asyncio sets it only on sockets that name their protocol; without it the body of an answer
-    # waits up to 40 ms until the browser has acknowledged the headers
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listening
 
 
 def _serve(store: str, door: "Door", listening: socket.socket) -> None:

@@ -19,9 +19,10 @@ from agentrl.engines.base import EngineError, Sampling, Session, Turn
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
 from agentrl.recorder.episodes import Episodes
+from agentrl.recorder.listening import bound
 from agentrl.recorder.recorder import Recorder, RecorderSettings
 from agentrl.recorder.sampler import Sampler
-from agentrl.recorder.server import bound, recording, server_of
+from agentrl.recorder.server import recording, server_of
 from schemas.arrow import to_table
 from schemas.trajectory import TRAJECTORY_SCHEMA, Message, Role, Span, ToolCall, Trajectory
 

@@ -14,7 +14,7 @@ from recording import chat, numbered, open_episode, policy_for_tests, rewarded, 
 from agentrl.engines.base import EngineError
 from agentrl.models.policy import Policy
 from agentrl.recorder import app, recorder
-from agentrl.recorder.server import bound
+from agentrl.recorder.listening import bound
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,6 @@ def test_a_reward_ends_turns_under_way(policy: Policy, tmp_path: Path) -> None:
 
 def test_the_body_of_an_answer_does_not_wait_for_a_receipt() -> None:
     with bound("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
-        listening.setblocking(True)
         connection, _ = listening.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

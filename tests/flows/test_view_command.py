@@ -16,7 +16,6 @@ import pytest
 from viewer_store import make_store
 
 from flows import cli
-from flows.commands.view import _listening
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,13 +84,6 @@ def test_a_page_that_listens_does_not_hold_up_the_end(tmp_path: Path) -> None:
     assert process.wait(30) in (0, 130)
     assert process.stderr is not None
     assert process.stderr.read() == ""
-
-
-def test_the_body_of_an_answer_does_not_wait_for_a_receipt() -> None:
-    with _listening("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
-        connection, _ = listening.accept()
-        with connection:
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.slow

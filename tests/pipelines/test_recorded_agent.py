@@ -17,8 +17,9 @@ from own_classes import copied, planned
 from agentrl.engines.configs import EmbeddedConfig
 from agentrl.environments.lookup import LookupEnvironment
 from agentrl.models.policy import Policy
+from agentrl.recorder.listening import bound
 from agentrl.recorder.recorder import Recorder, RecorderSettings
-from agentrl.recorder.server import bound, recording, server_of
+from agentrl.recorder.server import recording, server_of
 from datastore import TrajectoryBuffer
 from pipelines.execute import job_of, perform
 from pipelines.harness import Harness

@@ -66,10 +66,18 @@ def success_first(rows: pl.DataFrame, n: int, seed: int = 0) -> Sample:
 
 
 def prioritized(
-    rows: pl.DataFrame, n: int, seed: int = 0, *, priority: str = "reward", alpha: float = 0.6, beta: float = 0.4
+    rows: pl.DataFrame,
+    n: int,
+    seed: int = 0,
+    *,
+    priority: str = "reward",
+    alpha: float = 0.6,
+    beta: float = 0.4,
+    of: str = "rows",
 ) -> Sample:
     """With replacement, P(i) = p_i^alpha / sum p^alpha (Schaul et al. 2015, proportional variant) with
-    p = |priority| + 1e-6. ``priority`` is a column, or :data:`SURPRISE`.
+    p = |priority| + 1e-6. ``priority`` is a column, or :data:`SURPRISE`. ``of`` "groups" draws whole groups, of which p
+    is the mean over their rows.
 
     The weights (N P(i))^-beta, divided by the largest of those drawn, undo the bias: completely if beta is 1, since the
     weighted mean then estimates the uniform one, and in part if beta is smaller.
@@ -77,18 +85,39 @@ def prioritized(
     if priority == SURPRISE:
         _scored(rows, "reward")
         rows = rows.with_columns(_surprise().alias(SURPRISE))
-    chosen = _Sorted(rows, n)
     if priority not in rows.columns:
         raise StoreError(f"there is no column {priority!r} to prioritise by; columns are {', '.join(rows.columns)}")
     _scored(rows, priority)
-    values = (np.abs(chosen[priority].cast(pl.Float64).to_numpy()) + 1e-6) ** alpha
-    if not np.isfinite(values).all():
-        raise StoreError(f"column {priority!r} holds values that are not finite; filter them out first")
-    probability = values / values.sum()
-    drawn = np.random.default_rng(seed).choice(rows.height, size=n, p=probability)
-    weights = (rows.height * probability) ** -beta
-    return chosen.sample(drawn, weights[drawn] / weights[drawn].max())
+    if of == "groups":
+        return _of_groups(rows, n, seed, priority, alpha, beta)
+    chosen = _Sorted(rows, n)
+    return chosen.sample(*_by_priority(chosen[priority], n, seed, alpha, beta))
 
+
+def _by_priority(priorities: pl.Series, n: int, seed: int, alpha: float, beta: float) -> tuple[np.ndarray, np.ndarray]:
+    """The places that are drawn, and their weights; each [n]."""
+    values = (np.abs(priorities.cast(pl.Float64).to_numpy()) + 1e-6) ** alpha
+    if not np.isfinite(values).all():
+        raise StoreError(f"column {priorities.name!r} holds values that are not finite; filter them out first")
+    probability = values / values.sum()
+    drawn = np.random.default_rng(seed).choice(len(values), size=n, p=probability)
+    weights = (len(values) * probability) ** -beta
+    return drawn, weights[drawn] / weights[drawn].max()
+
+
+def _of_groups(rows: pl.DataFrame, n: int, seed: int, priority: str, alpha: float, beta: float) -> Sample:
+    """``n`` groups, each with all of its rows."""
+    named = rows.sort("trajectory_id").group_by(GROUP.alias("group"), maintain_order=True)
+    groups = named.agg("trajectory_id", pl.col(priority).cast(pl.Float64).abs().mean())
+    if not 1 <= n <= groups.height:
+        raise StoreError(f"n {n} is not between 1 and {groups.height}, the number of groups to draw from")
+    places, weights = _by_priority(groups[priority], n, seed, alpha, beta)
+    drawn = pl.DataFrame({"id": groups["trajectory_id"].gather(places), "weight": weights}).explode("id")
+    return Sample(drawn["id"].to_list(), drawn["weight"].to_list())
+
+
+GROUP = pl.coalesce("group_id", "task_id")
+"""Rows that name no group are of that of their task."""
 
 SURPRISE = "surprise"
 """Priority by how far a reward is from the mean of its group: what the advantage of a group is before it is scaled. The
@@ -96,9 +125,7 @@ name stands for it among the columns."""
 
 
 def _surprise() -> pl.Expr:
-    """Rows that name no group are compared with those of their task."""
-    group = pl.coalesce("group_id", "task_id")
-    return (pl.col("reward") - pl.col("reward").mean().over(group)).abs()
+    return (pl.col("reward") - pl.col("reward").mean().over(GROUP)).abs()
 
 
 def recency(rows: pl.DataFrame, n: int, seed: int = 0, *, half_life: float = 1.0) -> Sample:

@@ -31,7 +31,7 @@ class Draw(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     strategy: Literal["uniform", "success_first", "prioritized", "recency", "diversity", "curriculum"] = "uniform"
-    n: int = Field(ge=1, description="rows to draw")
+    n: int = Field(ge=1, description="rows to draw, or groups if of is groups")
     priority: Annotated[Literal["reward", "surprise"], ADDED] = Field(
         "reward", description="of prioritized: the reward, or how far it is from the mean of its group"
     )
@@ -42,9 +42,13 @@ class Draw(BaseModel):
         0.4, ge=0, le=1, description="of prioritized: how far weights undo the bias; 1 does completely"
     )
 
+    of: Annotated[Literal["rows", "groups"], ADDED] = Field(
+        "rows", description="of prioritized: rows, or whole groups, for algorithms that compare the rows of a group"
+    )
+
     @model_validator(mode="after")
     def _of_prioritized(self) -> "Draw":
-        given = sorted(self.model_fields_set & {"priority", "alpha", "beta"})
+        given = sorted(self.model_fields_set & {"priority", "alpha", "beta", "of"})
         if given and self.strategy != "prioritized":
             raise ValueError(f"{given[0]} does nothing with strategy: {self.strategy}; it is of prioritized")
         return self
@@ -54,7 +58,7 @@ class Draw(BaseModel):
         """What the strategy is called with beside rows, number and seed."""
         if self.strategy != "prioritized":
             return {}
-        return {"priority": self.priority, "alpha": self.alpha, "beta": self.beta}
+        return {"priority": self.priority, "alpha": self.alpha, "beta": self.beta, "of": self.of}
 
 
 class SelectConfig(ByScorer):

@@ -107,6 +107,14 @@ class Selected:
             self._resampled = self._resampled[positions]
             self._tokenizer = self._tokenizer[positions]
 
+    def merged(self) -> "Selected":
+        """This selection, in which a row that was drawn several times is there once, with the sum of its weights."""
+        codes = self.scalars["trajectory_id"].combine_chunks().dictionary_encode().indices.to_numpy()
+        weights = np.bincount(codes, self.weights)
+        self._keep(np.unique(codes, return_index=True)[1])
+        self.weights = weights
+        return self
+
     def at_temperature_1(self, others: OtherTemperatures) -> "Selected":
         """This selection, of which the rows that were not drawn from a policy's own distribution are refused, left out
         with a warning that says how many, or kept.

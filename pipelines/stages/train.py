@@ -267,7 +267,7 @@ def offline(
     with Training(context, config) as training:
         policy = load_policy(model).prepare(config.optimizer.precision)
         given = under(trajectories, scores, config.scorer)
-        chosen = Selected(given, OUTCOME).at_temperature_1(config.other_temperatures)
+        chosen = Selected(given, OUTCOME).merged().at_temperature_1(config.other_temperatures)
         chosen.check_tokenizers(policy, np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy()))
         if not algorithm.off_policy:
             chosen.check_drawn()

@@ -145,11 +145,25 @@ def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> O
         levels += [(row.env, row.level) for row in rows]
     plain = np.concatenate(rewards)
     episodes = _episodes(outcome, groups, plain, algorithm.credit == "joint")
+    _check_weights(chosen.weights[acting], groups)
     first = np.unique(episodes, return_index=True)[1]
     shaped = by_level(algorithm, plain[first], [levels[place] for place in first.tolist()])[episodes]
     actions = outcome["n_action_tokens"].to_numpy()
     lost = pc.equal(outcome["termination"], Termination.MAX_CONTEXT.value).to_numpy()
     return Outcomes(acting, outcome["reward"].to_numpy(), shaped, groups, actions, episodes, lost)
+
+
+def _check_weights(weights: np.ndarray, groups: list[str]) -> None:
+    """Raise ValueError that names a group whose rows have several weights: the mean of what was drawn of it is not that
+    of the group."""
+    first: dict[str, float] = {}
+    for group, weight in zip(groups, weights.tolist(), strict=True):
+        if not np.isclose(first.setdefault(group, weight), weight):
+            raise ValueError(
+                f"rows of the group {group!r} have the weights {first[group]:.3g} and {weight:.3g}, so they cannot be "
+                "compared with each other; draw whole groups (trajectories.select {draw: {of: groups}}), or train on "
+                "the rows with train.sft"
+            )
 
 
 def _episodes(outcome: pa.Table, groups: list[str], rewards: np.ndarray, joint: bool) -> np.ndarray:

@@ -249,6 +249,25 @@ def test_a_surprise_is_a_reward_far_from_those_of_its_group() -> None:
     assert max(both.weights) == 1, "rows that cannot be drawn make no weight small"
 
 
+def test_whole_groups_are_drawn_by_the_mean_of_their_rows() -> None:
+    rows = pl.DataFrame(
+        {
+            "trajectory_id": ["e", "a", "b", "c", "d", "f"],
+            "task_id": ["t"] * 4 + ["u"] * 2,
+            "group_id": ["g", "g", "h", "h"] + [None] * 2,
+            "reward": [1.0, 1.0, 0.5, -0.5, 0.0, 0.0],
+        }
+    )
+    samples = [prioritized(rows, 3, seed, alpha=1.0, beta=1.0, of="groups") for seed in range(500)]
+    whole = [tuple(sample.ids[place : place + 2]) for sample in samples for place in (0, 2, 4)]
+    assert set(whole) == {("a", "e"), ("b", "c")}
+    assert whole.count(("a", "e")) / len(whole) == pytest.approx(2 / 3, abs=0.04)
+    both = next(dict(zip(one.ids, one.weights, strict=True)) for one in samples if {"a", "b"} <= set(one.ids))
+    assert both == pytest.approx({"a": 0.5, "e": 0.5, "b": 1.0, "c": 1.0}, rel=1e-4)
+    with pytest.raises(StoreError, match="n 4 is not between 1 and 3, the number of groups to draw from"):
+        prioritized(rows, 4, of="groups")
+
+
 def test_recency_prefers_new_policies() -> None:
     counts = drawn(recency(ROWS, 100, half_life=1.0).ids)["policy_version"].value_counts()
     share = dict(counts.iter_rows())

@@ -14,7 +14,7 @@ from agentrl.algorithms.simpo import SimPO
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Trainer
-from pipelines.handles import Trajectories
+from pipelines.handles import Model, Trajectories
 from pipelines.harness import Harness
 from pipelines.stages.pairs import agentq
 from pipelines.stages.select import select
@@ -80,7 +80,7 @@ def test_each_stage_hands_the_weights_on(harness: Harness) -> None:
         for n, row in enumerate(sampled.read())
     ]
     given = harness.trajectories(scored)
-    weights = [0.5 + number / 4 for number in range(len(scored))]
+    weights = [0.5 + number // 2 / 4 for number in range(len(scored))]  # equal within a group
     chosen, plain = weighted(harness, given, weights), weighted(harness, given, [1.0] * len(scored))
     by_id = dict(zip(given.ids(), weights, strict=True))
     assert of_rows(harness.run(kto, config, trajectories=[chosen], model=model)) == by_id
@@ -95,18 +95,54 @@ def test_each_stage_hands_the_weights_on(harness: Harness) -> None:
         assert of_rows(harness.run(stage, config, pairs=pairs, model=model)) == pytest.approx(expected)
 
 
-@pytest.mark.slow
-def test_rows_that_are_drawn_by_priority_are_trained_on_with_their_importance_weights(harness: Harness) -> None:
-    """Of three successes and nine failures in groups of four, drawn by surprise with replacement."""
-    tasks = harness.run(generate, {"env": "lookup", "train": 3, "dev": 1, "heldout": 1})["train"]
+def in_groups_of_four(harness: Harness, successes: list[int]) -> tuple[Model, Trajectories]:
+    """A model, and four rollouts of it for each task, of which so many are successes."""
+    tasks = harness.run(generate, {"env": "lookup", "train": len(successes), "dev": 1, "heldout": 1})["train"]
     [shown] = [harness.run(synthesize, tasks=tasks)["trajectories"]]
     warm = harness.run(sft, {"model": {"init": "tiny"}, "steps": 1, "batch": 2}, trajectories=[shown])["model"]
     limits = {"max_turn_tokens": 8, "max_tokens": 120}
     sampled = harness.run(sample, {"samples": 4, "sampling": limits}, model=warm, tasks=tasks)["trajectories"]
-    given = harness.trajectories(
-        row.model_copy(update={"trajectory_id": f"p-{n:02d}", "reward": float(n % 4 == 0), "success": n % 4 == 0})
-        for n, row in enumerate(sampled.read())
+    solved = [n % 4 < successes[n // 4] for n in range(4 * len(successes))]
+    return warm, harness.trajectories(
+        row.model_copy(update={"trajectory_id": f"p-{n:02d}", "reward": float(won), "success": won})
+        for n, (row, won) in enumerate(zip(sampled.read(), solved, strict=True))
     )
+
+
+def test_groups_that_are_drawn_by_priority_have_the_advantages_of_all_rows(harness: Harness) -> None:
+    """A row that is drawn twice counts twice, and groups whose rewards spread less are drawn less, and weigh more."""
+    warm, given = in_groups_of_four(harness, [1, 2, 3, 2])
+    draw = {"strategy": "prioritized", "n": 4, "priority": "surprise", "alpha": 1.0, "beta": 1.0, "of": "groups"}
+    config = {"version": harness.buffer.version, "draw": draw}
+    plain = of_rows(harness.run(offline, {"steps": 1, "batch": 4}, trajectories=[given], model=warm))
+    chosen = harness.run(select, config, trajectories=[given])["trajectories"]
+    ids = chosen.ids()
+    times = [ids.count(f"p-{4 * group:02d}") for group in range(4)]
+    assert [ids.count(name) for name in given.ids()] == [times[n // 4] for n in range(16)], "groups are whole"
+    assert sum(times) == 4
+    assert max(times) > 1, "with replacement"
+    # |reward - mean| is 3/8 on average with one success or three, and 1/2 with two
+    weigh = [1.0 if group in (0, 2) else 3 / 4 for group in range(4)]
+    weigh = [one / max(w for w, drawn in zip(weigh, times, strict=True) if drawn) for one in weigh]
+    found = of_rows(harness.run(offline, {"steps": 1, "batch": 4}, trajectories=[chosen], model=warm))
+    expected = {name: value * times[int(name[2:]) // 4] * weigh[int(name[2:]) // 4] for name, value in plain.items()}
+    assert found == pytest.approx({name: value for name, value in expected.items() if value}, rel=1e-4)
+
+
+def test_rows_of_one_group_that_have_several_weights_are_not_compared(harness: Harness) -> None:
+    warm, given = in_groups_of_four(harness, [1])
+    torn = weighted(harness, given, [1.0, 1.0, 0.5, 0.5])
+    with pytest.raises(ValueError, match=r"have the weights 1 and 0.5, .* draw whole groups .*of: groups"):
+        harness.run(offline, {"steps": 1, "batch": 4}, trajectories=[torn], model=warm)
+    twice = weighted(harness, harness._context("some").select([given.ids()[0], *given.ids()]), [1.0] * 5)
+    with pytest.raises(ValueError, match="have the weights 2 and 1"):
+        harness.run(offline, {"steps": 1, "batch": 4}, trajectories=[twice], model=warm)
+
+
+@pytest.mark.slow
+def test_rows_that_are_drawn_by_priority_are_trained_on_with_their_importance_weights(harness: Harness) -> None:
+    """Of three successes and nine failures in groups of four, drawn by surprise with replacement."""
+    warm, given = in_groups_of_four(harness, [1, 1, 1])
     draw = {"strategy": "prioritized", "n": 12, "priority": "surprise", "alpha": 1.0, "beta": 1.0}
     config = {"version": harness.buffer.version, "draw": draw}
     chosen = harness.run(select, config, trajectories=[given])["trajectories"]
@@ -118,9 +154,6 @@ def test_rows_that_are_drawn_by_priority_are_trained_on_with_their_importance_we
     made = harness.run(sft, {"steps": 1, "batch": 4}, trajectories=[chosen], model=warm)
     assert of_rows(made) == pytest.approx(expected, rel=1e-4)
     assert made.metrics["rows"] == 12
-    weights = of_rows(harness.run(offline, {"steps": 1, "batch": 4}, trajectories=[chosen], model=warm))
-    plain = of_rows(harness.run(offline, {"steps": 1, "batch": 4}, trajectories=[given], model=warm))
-    assert {name: weight > 0 for name, weight in weights.items()} == {name: plain[name] > 0 for name in weights}
 
 
 def test_settings_of_a_strategy_are_refused_with_another_one() -> None:

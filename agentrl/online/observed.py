@@ -1,6 +1,7 @@
 """Cross-entropy on what environments answered, as the second stream of the loss (ECHO, arXiv 2605.24517). The stream of
 the policy gradient stays what it is without."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -29,7 +30,7 @@ class Observed:
 
     def weights(self, row: Trajectory) -> np.ndarray:
         """What each token of a rollout weighs, [tokens] in float32. Tokens that a fork shares with its parent weigh
-        nothing: the parent has them. Nor do those before the first turn of a later segment: the one before has them."""
+        nothing: the parent has them. Nor do those that the segment before a row's has."""
         found = np.zeros(len(row.input_ids), np.float32)
         blocks = [list(block) for _, block in groupby(row.messages, key=lambda one: one.role is Role.ASSISTANT)]
         for block in blocks[1:]:
@@ -37,8 +38,7 @@ class Observed:
             if start is not None and end is not None and block[0].role is not Role.ASSISTANT:
                 self._weigh(found, block, row.input_ids, start, max(start, *(one.token_end or end for one in block)))
         found[: row.fork_at] = 0.0
-        if row.segment:
-            found[: (row.action_mask.index(True) if True in row.action_mask else len(found))] = 0.0
+        found[: _again(row)] = 0.0
         return found
 
     def _weigh(self, found: np.ndarray, block: Sequence[Message], ids: Sequence[int], start: int, end: int) -> None:
@@ -92,6 +92,19 @@ class Observed:
             if row is not None:
                 found.append(row.model_copy(update={"ce_weights": weights.tolist()}))
         return found
+
+
+def _again(row: Trajectory) -> int:
+    """How many of a row's first tokens stand in the segment before it too. If its policy was asked for a summary there,
+    all before the row's own turns. If not, the answers to the last turn are new: the context was compressed before the
+    policy saw them."""
+    if not row.segment:
+        return 0
+    own = row.action_mask.index(True) if True in row.action_mask else len(row.action_mask)
+    if (json.loads(row.sampling).get("compress") or {}).get("by") == "summary":
+        return own
+    ends = (one.token_end for one in row.messages if one.role is Role.ASSISTANT)
+    return max((end for end in ends if end is not None and end <= own), default=own)
 
 
 def _bare(text: str) -> str:

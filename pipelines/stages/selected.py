@@ -112,7 +112,7 @@ class Selected:
         codes = self.scalars["trajectory_id"].combine_chunks().dictionary_encode().indices.to_numpy()
         weights = np.bincount(codes, self.weights)
         self._keep(np.unique(codes, return_index=True)[1])
-        self.weights = weights
+        self.weights = weights.astype(np.float64)
         return self
 
     def at_temperature_1(self, others: OtherTemperatures) -> "Selected":

@@ -12,6 +12,7 @@ from agentrl.engines.base import Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
+from agentrl.online.observed import Observed
 from agentrl.rollouts.runner import RolloutRunner
 from agentrl.rollouts.segments import SUMMARY, by_episode, episode_of, firsts, name_of, whole
 from agentrl.training.rows import TrainingRows
@@ -49,6 +50,34 @@ def limit(warm: Model, tasks: Tasks) -> int:
 def sampled(harness: Harness, warm: Model, tasks: Tasks, limit: int, **compress: Any) -> Any:
     config = {"samples": 4, "sampling": {**LIMITS, "compress": {"limit": limit, **compress}}}
     return harness.run(sample, config, model=warm, tasks=tasks)
+
+
+@pytest.mark.parametrize("by", ["drop", "schema", "summary"])
+def test_each_answer_is_observed_in_one_segment(
+    harness: Harness, warm: Model, tasks: Tasks, limit: int, by: str
+) -> None:
+    """The first one that has its tokens. If no summary was asked for, that is the segment after the one that the
+    answer ended."""
+    made = sampled(harness, warm, tasks, limit + 36 * (by == "schema"), by=by)
+    tokenizer = Policy.load(warm.path).tokenizer
+    seen = Observed({"tool": 1.0}, tokenizer.decode)
+    later = 0
+    for parts in by_episode(made["trajectories"].read()):
+        without_tokens: set[str | None] = set()
+        for part in parts:
+            weights, answers = seen.weights(part), [one for one in part.messages if one.role is Role.TOOL]
+            new = [
+                one
+                for one in answers
+                if (one.token_start or 0) > (part.action_mask.index(True) if part.segment else 0)
+                or (one.token_start is not None and one.tool_call_id in without_tokens)
+            ]
+            later += sum(one.tool_call_id in without_tokens for one in new)
+            said = [token for token, weight in zip(part.input_ids, weights, strict=True) if weight]
+            assert tokenizer.decode(said) == "".join(one.content for one in new)
+            without_tokens = {one.tool_call_id for one in answers if one.token_start is None}
+    assert (later > 0) == (by != "summary")
+    assert seen.unplaced == 0
 
 
 @pytest.mark.parametrize("by", ["drop", "schema", "summary"])

@@ -52,6 +52,16 @@ class TeamConfig(StageConfig):
     limits: Limits = Limits()
 
     @model_validator(mode="after")
+    def _one_speaker_has_alternatives(self) -> "TeamConfig":
+        if self.acts > 1 and len(self.speakers) > 1:
+            raise ValueError(
+                f"acts {self.acts} with {len(self.speakers)} speakers: a later speaker's words are never drawn again "
+                "after those of the speakers before it, so it has no marginal advantage; name one speaker, or set "
+                "acts: 1 and credit: joint"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _names_differ(self) -> "TeamConfig":
         names = [*(one.name for one in self.speakers), self.actor]
         if twice := [name for name in names if names.count(name) > 1]:
@@ -68,7 +78,8 @@ def team(
     ``model``, or those who speak are ``speaker``.
 
     With ``acts: 1`` the rows of an episode share its reward and the group of its task (joint credit). With more, the
-    actor's rows after the same words are a group, so that a group estimator gives each agent its marginal advantage.
+    actor's rows after the same words are a group, so that a group estimator gives each agent its marginal advantage;
+    then there is one speaker.
     """
     from agentrl.rollouts.teams import Speaking
 

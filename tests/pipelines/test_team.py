@@ -121,6 +121,10 @@ def test_rows_of_an_episode_in_several_groups_are_refused_joint_credit(
         harness.run(fork, LIMITS, model=model, trajectories=[made])
     with pytest.raises(ValidationError, match="two agents are called 'walker'"):
         team.config.model_validate({"speakers": [{"name": "walker", "ask": "?"}]})
+    two = [{"name": "planner", "ask": "plan?"}, {"name": "critic", "ask": "good?"}]
+    team.config.model_validate({"speakers": two})
+    with pytest.raises(ValidationError, match="acts 2 with 2 speakers: .* no marginal advantage; name one speaker"):
+        team.config.model_validate({"speakers": two, "acts": 2})
 
 
 def test_two_models_may_share_an_episode(harness: Harness, model: Model, tasks: Tasks) -> None:

@@ -119,7 +119,8 @@ def spanned(messages: Sequence[Message], start: int, end: int) -> list[Message]:
 
 
 def encode(codec: ChatCodec, messages: Sequence[Message], tools: str) -> tuple[list[int], list[bool], list[Message]]:
-    """The tokens of a written conversation, which of them are the assistant's, and the messages with their spans.
+    """The tokens of a written conversation, which of them are the assistant's, and the messages with their spans. An
+    episode that failed at its beginning has no messages, and so no tokens.
 
     Raises ValueError if no assistant message follows the opening, two follow each other, or the dialect cannot write
     the conversation.
@@ -129,7 +130,7 @@ def encode(codec: ChatCodec, messages: Sequence[Message], tools: str) -> tuple[l
     found: list[Message] = []
     turn: tuple[int, int] | None = None
     blocks = [list(group) for _, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT)]
-    for before, block, following in zip([[], *blocks[:-1]], blocks, [*blocks[1:], []], strict=True):
+    for before, block, following in zip([[], *blocks], blocks, [*blocks[1:], []], strict=False):
         is_action = block[0].role is Role.ASSISTANT
         if is_action:
             if not ids or len(block) > 1:

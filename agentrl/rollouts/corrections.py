@@ -55,6 +55,8 @@ async def labelled(
 
     Raises DivergedError if the environment answers otherwise than it did, and NoExpertError if it has no adviser.
     """
+    if not turns:
+        return []
     said: list[Message] = []
 
     def ask(episode: Episode) -> None:

@@ -14,10 +14,11 @@ from agentrl.models.tiny import DEFAULT_SIZE, TinySize
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from pipelines.fields import leaves
-from pipelines.handles import Model
+from pipelines.handles import Model, Trajectories
 from pipelines.readiness import lacks_template
 from pipelines.stage import Context, External, StageConfig, reveal
 from schemas.choice import plain
+from schemas.trajectory import NOT_TRAINED
 
 if TYPE_CHECKING:
     from agentrl.engines.base import Engine
@@ -82,6 +83,11 @@ def refuse_measured(splits: Mapping[str, str], remedy: str = "") -> None:
             f"{len(others)} of {len(splits)} rows are not of the train split, {name} is of {split!r}: nothing is made "
             f"from what is measured on; leave them out by trajectories.select{remedy}"
         )
+
+
+def tagged_as_not_trained(selection: Trajectories) -> int:
+    """How many rows of a selection are tagged as not trained on."""
+    return sum(NOT_TRAINED in tags for tags in selection.table(["tags"])["tags"].to_pylist())
 
 
 def warn_of_error(error: str) -> None:

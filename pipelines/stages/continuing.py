@@ -1,6 +1,7 @@
 """What stages share that continue stored rows from one of their turns."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentrl.advantages.turns import own_turns, turn_spans
+from agentrl.advantages.turns import acting, own_turns, turn_spans
 from agentrl.chat.codec import tokenize
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
@@ -20,7 +21,7 @@ from agentrl.rollouts.limits import Limits
 from pipelines.handles import Tasks, Trajectories
 from pipelines.stage import Context, StageConfig
 from pipelines.stages.budget import SamplingConfig
-from pipelines.stages.common import REWARDS, count, refuse_measured
+from pipelines.stages.common import REWARDS, count, refuse_measured, tagged_as_not_trained
 from pipelines.stages.shards import Shards
 from pipelines.stages.stored_tasks import KnownTasks
 from schemas.task import Task
@@ -53,17 +54,25 @@ class ContinuingConfig(StageConfig):
 
 
 def rows_to_continue(
-    trajectories: Sequence[Trajectories], tasks: Sequence[Tasks], policy: "Policy", measured: bool | None = None
+    context: Context,
+    trajectories: Sequence[Trajectories],
+    tasks: Sequence[Tasks],
+    policy: "Policy",
+    measured: bool | None = None,
 ) -> list[TaskRow]:
-    """Rows of selections with their tasks. Text is tokenised; rows that are tagged as not trained on are left out.
+    """Rows of selections with their tasks. Text is tokenised; rows that are tagged as not trained on, and those without
+    a turn, such as of an environment that failed at once, are left out and counted.
     ``measured`` says that nothing will be trained on what is made of them, None that the stage has no such setting.
 
     Raises ValueError that names a row of another tokenizer than the policy's, or without its task, or of another split
     than train unless it is measured, or a later segment of an episode.
     """
     known = KnownTasks(trajectories, tasks)
-    found = []
+    found, left = [], Counter(not_trained=sum(map(tagged_as_not_trained, trajectories)), no_turns=0)
     for row in (one for selection in trajectories for one in selection.trained_on()):
+        if not acting(row.messages):
+            left["no_turns"] += 1
+            continue
         row = tokenize(row, policy.codec, policy.tokenizer_fingerprint)
         if row.segment and ('"compress"' in row.sampling or row.source == SEGMENTED):
             raise ValueError(
@@ -81,6 +90,7 @@ def rows_to_continue(
     if not measured:
         remedy = "" if measured is None else ", or set measure: true, so that no stage trains on what is made"
         refuse_measured({row.trajectory_id: row.split for row, _ in found}, remedy)
+    count(context, left)
     return found
 
 

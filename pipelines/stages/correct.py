@@ -1,6 +1,7 @@
 """The stage by which an adviser corrects a student's rows."""
 
 import asyncio
+import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,7 +16,7 @@ from agentrl.rollouts.limits import Limits
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig
-from pipelines.stages.common import count, environment, load_policy, record_dialect, rollout_runner
+from pipelines.stages.common import count, environment, load_policy, record_dialect, rollout_runner, warn_of_error
 from pipelines.stages.continuing import TaskRow, rows_to_continue
 from pipelines.stages.shards import Shards
 from schemas.annotations import ADDED
@@ -84,7 +85,7 @@ def correct(
 ) -> Trajectories:
     """A student's rows, corrected by what their environment advises, or by a ``teacher`` (DAgger). ``model`` is the
     student. The rows are trained on the adviser's tokens alone. Rows whose environment answers otherwise than it did
-    are left out, and counted as ``diverged``.
+    are left out, and counted as ``diverged``; those whose environment fails are ``env_error``.
 
     Raises NoExpertError that names an environment without an adviser, and ValueError for one that is not replayable, or
     for a teacher with another tokenizer.
@@ -92,7 +93,7 @@ def correct(
     policy = load_policy(model, config.engine)
     record_dialect(context, policy)
     adviser = _teacher(config, teacher, policy)
-    rows = rows_to_continue(trajectories, tasks, policy)
+    rows = rows_to_continue(context, trajectories, tasks, policy)
     if config.mode == "mix":
         _mixed(context, config, policy, rows, adviser)
     elif adviser is not None:
@@ -167,22 +168,27 @@ def _corrected(context: Context, config: CorrectConfig, policy: "Policy", rows: 
     max_tokens = config.sampling.of(policy).max_tokens
     work = _work(context, config, rows)
     shards, replayed = Shards(context), 0
+    drops: Drops = {"diverged": [], "env_error": []}
     for shard, start in enumerate(range(0, len(work), ROWS_AT_ONCE)):
         if context.has_shard(shard):
             continue
         part = work[start : start + ROWS_AT_ONCE]
-        found = blocking(_all(part, config, policy, places, max_tokens))
-        made = [one for several in found if several is not None for one in several]
+        made = blocking(_all(part, config, policy, places, max_tokens, drops))
         fitting = [one for one in made if one.n_tokens <= max_tokens]
         shards.append(fitting, shard)
         replayed += sum(row.n_tool_calls for row, *_ in part)
-        count(context, {"diverged": found.count(None), "too_long": len(made) - len(fitting)})
+        count(context, {"too_long": len(made) - len(fitting)})
         context.progress(start + len(part), len(work))
+    count(context, {reason: len(of) for reason, of in drops.items()})
     context.metrics.update(environment_calls=replayed)
+    warn_of_error(next(iter(drops["env_error"]), ""))
 
 
 Work = tuple[Trajectory, Any, list[int], list[str]]
 """A row, its task, the turns to correct, and the names of the rows to make."""
+
+Drops = dict[str, list[str]]
+"""Why rows were dropped -> what was raised for each of them."""
 
 
 def _work(context: Context, config: CorrectConfig, rows: Sequence[TaskRow]) -> list[Work]:
@@ -201,9 +207,9 @@ def _work(context: Context, config: CorrectConfig, rows: Sequence[TaskRow]) -> l
 
 
 async def _all(
-    part: Sequence[Work], config: CorrectConfig, policy: "Policy", places: dict[str, Any], max_tokens: int
-) -> list[list[Trajectory] | None]:
-    """The corrected rows of each row; None if its environment went otherwise."""
+    part: Sequence[Work], config: CorrectConfig, policy: "Policy", places: dict[str, Any], max_tokens: int, drops: Drops
+) -> list[Trajectory]:
+    """The corrected rows of all rows but those whose environment failed or went otherwise, which are ``drops``."""
     from agentrl.environments.adapted import protocol
     from agentrl.environments.hosts import Threads
     from agentrl.rollouts.corrections import labelled, switched
@@ -219,20 +225,27 @@ async def _all(
         return [await switched(place, row, task, turn, name, policy.codec, max_tokens) for turn, name in pairs]
 
     try:
-        return await asyncio.gather(*(_unless_diverged(one, *each) for each in part))
+        found = await asyncio.gather(*(_kept(drops, one, *each) for each in part))
     finally:
         await host.close()
+    return [row for several in found for row in several]
 
 
-async def _unless_diverged(
-    work: Callable[..., Coroutine[Any, Any, list[Trajectory]]], *arguments: Any
-) -> list[Trajectory] | None:
+async def _kept(
+    drops: Drops, work: Callable[..., Coroutine[Any, Any, list[Trajectory]]], *arguments: Any
+) -> list[Trajectory]:
     from agentrl.environments.forks import DivergedError
+    from agentrl.environments.scripted import NoExpertError
 
     try:
         return await work(*arguments)
-    except DivergedError:
-        return None
+    except NoExpertError:
+        raise
+    except DivergedError as error:
+        drops["diverged"].append(str(error))
+    except Exception:  # of the environment: it ends this episode alone
+        drops["env_error"].append(traceback.format_exc())
+    return []
 
 
 def _mixed(

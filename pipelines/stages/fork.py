@@ -62,7 +62,7 @@ def fork(
 
     policy = load_policy(model, config.engine)
     other = _default(config, default, policy)
-    rows = rows_to_continue(trajectories, tasks, policy, config.measure)
+    rows = rows_to_continue(context, trajectories, tasks, policy, config.measure)
     known = [task for _, task in rows]
     sampling = config.sampling.of(policy)
     with rollout_runner(

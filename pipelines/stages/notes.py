@@ -1,6 +1,7 @@
 """Stages that make notes of attempts, for later ones."""
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -53,7 +54,7 @@ def reflect(
     earlier = notes.read() if notes else []
     check_training(earlier)
     by_id = {task.task_id: task for task in tasks.read()}
-    failed = _failed(rows, config.memory)
+    failed, left = _failed(rows, config.memory)
     known = [row for row in failed if row.task_id in by_id]
     if isinstance(config.by, str):
         if model is not None:
@@ -82,7 +83,7 @@ def reflect(
     context.metrics.update(
         failed=len(failed), made=len(made), unsaid=len(known) - len(made), repeated=repeated, notes=len(kept)
     )
-    count(context, {"unknown_tasks": len(failed) - len(known)})
+    count(context, {**left, "unknown_tasks": len(failed) - len(known)})
     if known and not made:
         warnings.warn(f"no note was made of {len(known)} failed attempts by {author}", stacklevel=2)
     return context.notes(kept)
@@ -97,14 +98,21 @@ def _check_split(rows: Sequence[Trajectory]) -> None:
         )
 
 
-def _failed(rows: Sequence[Trajectory], most: int) -> list[Trajectory]:
-    """The last failed attempts of each task that was not solved, in order."""
+def _failed(rows: Sequence[Trajectory], most: int) -> tuple[list[Trajectory], Counter[str]]:
+    """The last failed attempts of each task that was not solved, in order; and how many others were left out, by
+    reason."""
     solved = {row.task_id for row in rows if row.success}
-    left: dict[str, list[Trajectory]] = {}
+    failed: dict[str, list[Trajectory]] = {}
+    left = Counter(unscored=0, not_trained=0, older=0)
     for row in rows:
-        if row.success is False and row.task_id not in solved and NOT_TRAINED not in row.tags:
-            left.setdefault(row.task_id, []).append(row)
-    return [row for mine in left.values() for row in mine[-most:]]
+        if NOT_TRAINED in row.tags:
+            left["not_trained"] += 1
+        elif row.success is None:
+            left["unscored"] += 1
+        elif not row.success and row.task_id not in solved:
+            failed.setdefault(row.task_id, []).append(row)
+    left["older"] = sum(max(0, len(mine) - most) for mine in failed.values())
+    return [row for mine in failed.values() for row in mine[-most:]], left
 
 
 def said_by(place: "Environment", row: Trajectory, task: "Task") -> str:

@@ -2,25 +2,30 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from agentrl.advantages.turns import acting
 from agentrl.chat.codec import tokenize
 from agentrl.search.agentq import by_task, outcome_pairs, step_pairs, trajectory_pairs
 from pipelines.handles import Model, Pairs, Scores, Steps, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import warn_of_splits
+from pipelines.stages.common import count, refuse_measured, tagged_as_not_trained
 from pipelines.stages.scores import ByScorer, under
-from pipelines.stages.values import values_of
+from pipelines.stages.values import values_by_one
+from schemas.annotations import ADDED
 from schemas.pair import Pair
-from schemas.trajectory import NOT_TRAINED, Trajectory
+from schemas.trajectory import Trajectory
 
 
 class PairsConfig(ByScorer):
     kind: Literal["step", "trajectory"] = Field("step", description="what the loss covers")
     margin: float = Field(0.25, gt=0, description="smallest difference of value between the two sides")
     per_task: int = Field(4, ge=1, description="at most this many pairs of each task")
+    other_prover: Annotated[bool, ADDED] = Field(
+        False, description="for inputs.values: take those of a policy that sampled none of the rows"
+    )
 
 
 @stage("pairs.agentq", version=1)
@@ -33,23 +38,26 @@ def agentq(
     model: Model | None = None,
 ) -> Pairs:
     """Preference pairs from rollouts of the same task: at the steps where they diverge, or of whole rollouts.
-    Unscored rows, and rows that are tagged as not trained on, are left out and counted. A pair counts by the product of
-    its rows' weights in the selection. Text is tokenised for ``model``, and without it left out.
+    Unscored rows, rows without a turn, and rows that are tagged as not trained on, are left out and counted. A pair
+    counts by the product of its rows' weights in the selection. Text is tokenised for ``model``, and without it left
+    out and counted. Rows of other splits than train are refused.
 
     With ``values`` the worth of a step is what they say, and not the mean reward of the rollouts through it: a pair's
     steps differ by ``margin``, and their intervals do not overlap."""
     trajectories = under(trajectories, scores, config.scorer)
     if values and config.kind == "trajectory":
         raise ValueError("inputs.values are those of steps; set kind: step, or leave inputs.values out")
-    read = [row for row in _tokenised(trajectories, model) if row.input_ids]
-    warn_of_splits(Counter(row.split for row in read), "rows")
+    given = _tokenised(context, trajectories, model)
+    read = [row for row in given if row.input_ids]
+    count(context, {"text": len(given) - len(read)})
     scored = [row for row in read if row.reward is not None]
     groups = by_task(scored)
     if config.kind == "trajectory":
         groups = by_task(_whole(context, scored))
         rows = [pair for group in groups.values() for pair in trajectory_pairs(group, config.margin, config.per_task)]
     else:
-        known = values_of(values) if values else None
+        policies = {row.trajectory_id: row.policy for row in scored}
+        known = values_by_one(values, policies, config.other_prover) if values else None
         rows = [pair for group in groups.values() for pair in step_pairs(group, config.margin, config.per_task, known)]
     left = sum(tagged_as_not_trained(selection) for selection in trajectories)
     context.metrics.update(tasks=len(groups), pairs=len(rows), unscored=len(read) - len(scored), not_trained=left)
@@ -69,11 +77,11 @@ def outcome(
 ) -> Pairs:
     """Preference pairs of whole rollouts, a success against a failure of the same task (ETO: Song et al. 2024): of the
     policy's own, or an expert's against the policy's. Text is tokenised for ``model``, which is needed for it.
-    Unscored rows, and rows that are tagged as not trained on, are left out and counted."""
-    read = list(_tokenised(trajectories, model))
+    Unscored rows, rows without a turn, and rows that are tagged as not trained on, are left out and counted. Rows of
+    other splits than train are refused."""
+    read = _tokenised(context, trajectories, model)
     if text := [row.trajectory_id for row in read if not row.input_ids]:
         raise ValueError(f"{text[0]} is text; wire inputs.model, for which it is tokenised")
-    warn_of_splits(Counter(row.split for row in read), "rows")
     scored = [row for row in read if row.success is not None and row.reward is not None]
     groups = by_task(_whole(context, scored))
     rows = [pair for group in groups.values() for pair in outcome_pairs(group, config.cut, config.per_task)]
@@ -94,17 +102,21 @@ def _whole(context: Context, rows: list[Trajectory]) -> list[Trajectory]:
     return found
 
 
-def _tokenised(trajectories: list[Trajectories], model: Model | None) -> Iterator[Trajectory]:
-    """Rows that are trained on. Text is tokenised for the model, if there is one."""
+def _tokenised(context: Context, trajectories: list[Trajectories], model: Model | None) -> list[Trajectory]:
+    """Rows that are trained on, and have a turn. Text is tokenised for the model, if there is one.
+
+    Raises ValueError that names a row of another split than train.
+    """
     from agentrl.models.policy import Tokenizing
 
-    rows = (row for selection in trajectories for row in selection.trained_on())
+    given = [row for selection in trajectories for row in selection.trained_on()]
+    refuse_measured({row.trajectory_id: row.split for row in given})
+    rows = [row for row in given if acting(row.messages)]
+    count(context, {"no_turns": len(given) - len(rows)})
     if model is None:
-        yield from rows
-        return
+        return rows
     speaker = Tokenizing(model.path, model.name)
-    for row in rows:
-        yield row if row.input_ids else tokenize(row, speaker.codec, speaker.tokenizer_fingerprint)
+    return [row if row.input_ids else tokenize(row, speaker.codec, speaker.tokenizer_fingerprint) for row in rows]
 
 
 def _weighted(pairs: list[Pair], trajectories: list[Trajectories]) -> Iterator[Pair]:
@@ -114,11 +126,6 @@ def _weighted(pairs: list[Pair], trajectories: list[Trajectories]) -> Iterator[P
         raise ValueError(f"rollouts of {len(tokenizers)} tokenizers cannot be paired; give those of one policy family")
     weights = {name: weight for selection in trajectories for name, weight in _weights(selection)}
     return (pair.model_copy(update={"weight": weights[pair.chosen_id] * weights[pair.rejected_id]}) for pair in pairs)
-
-
-def tagged_as_not_trained(selection: Trajectories) -> int:
-    """How many rows of a selection are tagged as not trained on."""
-    return sum(NOT_TRAINED in tags for tags in selection.table(["tags"])["tags"].to_pylist())
 
 
 def _weights(selection: Trajectories) -> Iterator[tuple[str, float]]:

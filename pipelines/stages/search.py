@@ -44,9 +44,15 @@ def tree(context: Context, config: TreeConfig, tasks: Tasks, model: Model) -> Se
     """Monte-Carlo tree search over the turns of a policy, a tree for each task (LATS, Agent Q). The rows are trainable
     as they are; ``nodes`` says how they hang together, and ``steps`` what the turns in the trees are worth.
 
-    Raises ValueError that names an environment whose episodes cannot be made again.
+    Raises ValueError that names an environment whose episodes cannot be made again, or a task that is measured on if
+    the search is guided by true rewards.
     """
     policy, known = load_policy(model, config.engine), tasks.read()
+    if config.oracle and (measured := [task for task in known if task.split != "train"]):
+        raise ValueError(
+            f"oracle: true lets the search look at rewards, and {measured[0].task_id} is of split {measured[0].split}; "
+            "wire tasks.train, or evaluate.policy with search, which reports what was found with feedback as such"
+        )
     splits = {task.split: sum(one.split == task.split for one in known) for task in known}
     warn_of_splits(splits, "tasks")
     sampling = config.sampling.of(policy)

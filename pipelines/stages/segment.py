@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from agentrl.advantages.turns import acting
 from agentrl.chat.codec import tokenize
 from agentrl.rollouts.compression import ASK, By, StepTooLongError, segments
 from pipelines.handles import Model, Trajectories
 from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import count, load_policy
+from pipelines.stages.common import count, load_policy, refuse_measured
 from pipelines.stages.selected import check_tokenizer
 from schemas.annotations import ADDED
 from schemas.trajectory import Trajectory
@@ -39,13 +40,19 @@ def segment(context: Context, config: SegmentConfig, trajectories: list[Trajecto
     trained on in one segment.
 
     Segments are encoded anew with the tokenizer of ``model``, and their log-probs are NaN: they are for supervised
-    training alone. A row with a step that does not fit is left out and counted.
+    training alone. A row with a step that does not fit, or without a turn, is left out and counted. Rows of other
+    splits than train are refused.
     """
     policy = load_policy(model)
-    counts = Counter(fitting=0, cut=0, step_too_long=0)
+    counts = Counter(fitting=0, cut=0, step_too_long=0, no_turns=0)
+    for one in trajectories:
+        refuse_measured(dict(zip(*one.table(["trajectory_id", "split"]).to_pydict().values(), strict=True)))
     made: list[Trajectory] = []
     chosen: list[tuple[str, float]] = []
     for row, weight in _rows(trajectories):
+        if not acting(row.messages):
+            counts["no_turns"] += 1
+            continue
         if row.input_ids:
             check_tokenizer(row.trajectory_id, row.tokenizer, policy)
         parts = _parts(row, policy, config, counts)

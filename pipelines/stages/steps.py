@@ -55,7 +55,7 @@ def value(
     from agentrl.rollouts.continuations import check_replayable
 
     policy = load_policy(model, config.engine)
-    given = rows_to_continue(trajectories, tasks, policy)
+    given = rows_to_continue(context, trajectories, tasks, policy)
     rows = [(row, task) for row, task in given if row.reward is not None]
     known = [task for _, task in rows]
     sampling = config.sampling.of(policy)

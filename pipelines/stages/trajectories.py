@@ -26,7 +26,7 @@ from datastore.retrieval.experience import estimate_tokens
 from pipelines.handles import Model, NoteTable, Scores, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import CompressingSampling, check_room
-from pipelines.stages.common import REWARDS, count, environment, load_policy, rollout_runner
+from pipelines.stages.common import REWARDS, count, environment, load_policy, refuse_measured, rollout_runner
 from pipelines.stages.in_context import InContext, Showing
 from pipelines.stages.outcomes import FEW, out_of_context, warn_of_ends
 from pipelines.stages.retries import Tried, retried, to_retry, tried
@@ -353,9 +353,10 @@ def negatives(context: Context, config: NegativesConfig, trajectories: list[Traj
     """Examples in which no tool should be called (Agent-FLAN). For a ``share`` of the trajectories that call tools, the
     request is given again without any tool on offer. For a ``share`` of the conversations without tools, the
     conversation is given again with the tools of another trajectory. Train on them beside the rest, with a chat
-    template that shows tools."""
+    template that shows tools. Rows of other splits than train are refused."""
     random = Random(f"negatives-{context.seed}")
     rows = [row for selection in trajectories for row in selection.trained_on()]
+    refuse_measured({row.trajectory_id: row.split for row in rows})
     agentic = [row for row in rows if calls_tools(row) and row.tools != "[]"]
     plain = [row for row in rows if not calls_tools(row) and row.tools == "[]"]
     if not agentic:

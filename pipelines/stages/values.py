@@ -18,6 +18,30 @@ def values_of(steps: Sequence[Steps]) -> dict[tuple[str, int], StepValue]:
     return found
 
 
+def values_by_one(
+    steps: Sequence[Steps], policies: Mapping[str, str], other_prover: bool
+) -> dict[tuple[str, int], StepValue]:
+    """Values by trajectory and turn of the rows whose ``policies`` are given, by id, to be compared with each other.
+
+    Raises ValueError if they are of several provers, or of one that sampled none of the rows, unless ``other_prover``
+    says that it may be.
+    """
+    found = {place: one for place, one in values_of(steps).items() if place[0] in policies}
+    provers = sorted({one.policy for one in found.values()})
+    if len(provers) > 1:
+        raise ValueError(
+            f"inputs.values are those of {len(provers)} provers ({', '.join(provers)}): what one can make of a state "
+            "and what another can are not compared; wire the values of one"
+        )
+    if provers and provers[0] not in policies.values() and not other_prover:
+        raise ValueError(
+            f"inputs.values are those of {provers[0]}, which sampled none of the rows: what it can make of a state "
+            "says little of what another policy can. Value the rows with the model that sampled them, or set "
+            "other_prover: true"
+        )
+    return found
+
+
 def values_by_row(steps: Sequence[Steps], rows: pa.Table, other_prover: bool) -> Mapping[str, list[StepValue]]:
     """Values of the turns of each trajectory. ``rows`` has the columns ``trajectory_id`` and ``policy``.
 

@@ -1,6 +1,7 @@
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,7 +10,7 @@ import pytest
 from datastore import TrajectoryBuffer
 from pipelines.handles import SELECTION_SCHEMA, Trajectories
 from pipelines.harness import Harness
-from pipelines.stages.pairs import agentq
+from pipelines.stages.pairs import agentq, outcome
 from pipelines.stages.selected import Selected
 from pipelines.stages.trajectories import negatives, reject
 from schemas.trajectory import NOT_TRAINED, Message, Role, Termination, ToolCall, Trajectory
@@ -41,13 +42,18 @@ def test_a_stage_says_that_it_trains_on_rows_of_other_splits(tmp_path: Path) -> 
     said = r"2 of 4 rows to train on are not of the train split \(dev 1, heldout 1\)"
     with pytest.warns(UserWarning, match=said):
         Selected([harness.trajectories(rows)])
-    tokens = {"input_ids": [1], "action_mask": [False], "logprobs": [float("nan")], "n_tokens": 1, "tokenizer": "t"}
-    sampled = [one.model_copy(update=tokens | {"trajectory_id": f"s{n}"}) for n, one in enumerate(rows)]
-    with pytest.warns(UserWarning, match=said):
-        harness.run(agentq, trajectories=[harness.trajectories(sampled)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Selected([harness.trajectories([row("only", [], "train")])])
+
+
+@pytest.mark.parametrize("stage", [agentq, outcome, negatives], ids=lambda stage: stage.name)
+def test_nothing_is_made_of_rows_of_other_splits(tmp_path: Path, stage: Any) -> None:
+    harness = Harness(tmp_path)
+    given = harness.trajectories([row("seen", []), row("unseen", [], "heldout")])
+    said = "1 of 2 rows are not of the train split, unseen is of 'heldout': nothing is made from what is measured on"
+    with pytest.raises(ValueError, match=said):
+        harness.run(stage, trajectories=[given])
 
 
 def acted(name: str, reward: float, tags: list[str]) -> Trajectory:

@@ -24,7 +24,7 @@ from pipelines.stages.train import sft
 from pipelines.stages.trajectories import reject, sample, synthesize
 from schemas.note import Note
 from schemas.task import Task
-from schemas.trajectory import Message, Role, ToolCall, Trajectory
+from schemas.trajectory import NOT_TRAINED, Message, Role, ToolCall, Trajectory
 
 LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
 
@@ -162,6 +162,15 @@ def test_the_newest_notes_stay_and_what_they_were_good_for_is_counted(
     again = harness.run(reflect, tasks=tasks, trajectories=[harness.trajectories(
         [rows[0].model_copy(update={"trajectory_id": "again"})])], notes=made["notes"])  # fmt: skip
     assert again.metrics["repeated"] == 1, "the same advice comes once"
+
+
+def test_attempts_that_get_no_note_are_counted(harness: Harness, tasks: Tasks, slips: Trajectories) -> None:
+    failed = next(row for row in slips.read() if not row.success)
+    updates: list[dict[str, Any]] = [{}, {}, {}, {"success": None, "reward": None}, {"tags": [NOT_TRAINED]}]
+    rows = [failed.model_copy(update={"trajectory_id": f"counted-{n}", **update}) for n, update in enumerate(updates)]
+    made = harness.run(reflect, {"memory": 2}, tasks=tasks, trajectories=[harness.trajectories(rows)])
+    left = {name: made.metrics[name] for name in ("failed", "older", "unscored", "not_trained")}
+    assert left == {"failed": 2, "older": 1, "unscored": 1, "not_trained": 1}
 
 
 class Advising(EngineConfig):

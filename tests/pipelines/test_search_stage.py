@@ -77,6 +77,14 @@ def test_an_oracle_ends_a_search_with_its_first_success(harness: Harness, model:
     assert all(0 <= step.q <= 1 for step in done["steps"].read())
 
 
+def test_a_search_that_looks_at_rewards_refuses_tasks_that_are_measured_on(
+    harness: Harness, model: Model, tasks: Tasks
+) -> None:
+    unseen = harness.tasks([task.model_copy(update={"split": "heldout"}) for task in tasks.read()])
+    with pytest.raises(ValueError, match=r"oracle: true lets the search look at rewards, and .* is of split heldout"):
+        harness.run(tree, {**SMALL, "oracle": True}, tasks=unseen, model=model)
+
+
 def test_a_budget_of_tokens_ends_a_search(harness: Harness, model: Model, tasks: Tasks) -> None:
     spent = harness.run(tree, {**SMALL, "budget_tokens": 1}, tasks=tasks, model=model)["trajectories"]
     assert len(spent.ids()) == 3 * len(tasks.read())

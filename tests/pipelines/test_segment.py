@@ -120,6 +120,13 @@ def test_a_turn_that_was_not_trained_on_is_not_trained_on_in_a_segment(harness: 
     assert sum(one.n_action_tokens for one in made) == sum(mask)
 
 
+def test_rows_that_are_measured_on_are_not_cut(harness: Harness) -> None:
+    rows = [row.model_copy(update={"split": "heldout"}) for row in walks(2)]
+    policy = tiny_policy([row.messages for row in rows], 0)
+    with pytest.raises(ValueError, match="2 of 2 rows are not of the train split, w-000 is of 'heldout'"):
+        harness.run(segment, {"limit": 90}, trajectories=[harness.trajectories(rows)], model=harness.model(policy.save))
+
+
 def test_a_row_with_a_step_that_does_not_fit_is_left_out_and_counted(harness: Harness) -> None:
     rows = walks(8)
     policy = tiny_policy([row.messages for row in rows], 0)

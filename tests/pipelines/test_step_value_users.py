@@ -76,6 +76,26 @@ def test_outcome_pairs_cut_failures_to_the_length_of_the_success(
     assert cut
 
 
+def test_values_of_several_provers_or_of_a_stranger_make_no_pairs(
+    harness: Harness, model: Model, rollouts: Trajectories
+) -> None:
+    ids = rollouts.ids()
+    told = {"token_start": 0, "token_end": 1, "v": 0.5, "n": 4, "low": 0.0, "high": 1.0, "by": "continuation"}
+
+    def steps(*provers: str) -> Any:
+        of = zip(ids, provers, strict=False)
+        return harness.steps([StepValue(trajectory_id=one, turn=0, q=0.5, policy=by, **told) for one, by in of])
+
+    own = rollouts.read()[0].policy
+    assert harness.run(agentq, trajectories=[rollouts], values=[steps(own, own)]).metrics["pairs"] == 0
+    with pytest.raises(ValueError, match=r"of 2 provers \(.*star.*\): what one can make .* wire the values of one"):
+        harness.run(agentq, trajectories=[rollouts], values=[steps(own, "star/12345678")])
+    stranger: dict[str, Any] = {"trajectories": [rollouts], "values": [steps("star/12345678")]}
+    with pytest.raises(ValueError, match=r"those of star/12345678, which sampled none .*set other_prover: true"):
+        harness.run(agentq, **stranger)
+    harness.run(agentq, {"other_prover": True}, **stranger)
+
+
 def test_credit_by_values(harness: Harness, model: Model, rollouts: Trajectories, monkeypatch: Any) -> None:
     """The weights of the tokens are what the turns added, and whole-row advantages in rows without values."""
     from pipelines.stages import train

@@ -123,7 +123,7 @@ def test_rows_of_an_episode_in_several_groups_are_refused_joint_credit(
         team.config.model_validate({"speakers": [{"name": "walker", "ask": "?"}]})
     two = [{"name": "planner", "ask": "plan?"}, {"name": "critic", "ask": "good?"}]
     team.config.model_validate({"speakers": two})
-    with pytest.raises(ValidationError, match="acts 2 with 2 speakers: .* no marginal advantage; name one speaker"):
+    with pytest.raises(ValidationError, match=r"acts 2 with 2 speakers: .* no marginal advantage; name one speaker"):
         team.config.model_validate({"speakers": two, "acts": 2})
 
 

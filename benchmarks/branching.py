@@ -2,6 +2,7 @@
 
 - slicing: GRPO on stored rows of `rooms` from level 4 on, whole rows or by the values of their turns (`bisect`).
 - pairs: DPO on pairs of steps, from continuations at uncertain turns or from whole rollouts.
+- eto, ipr: preferences of an expert's walks, and of its turns, over the policy's own.
 - dagger: as many turns of an adviser, on its own states or on the student's; success, and recovery after a planted
   wrong turn.
 - search: successes of a tree search, or of plain rollouts, in `rooms` of levels 4 to 6: train tasks solved, and what is
@@ -138,11 +139,11 @@ def pairs() -> bool:
         config = {"margin": 0.25, "per_task": 8}
         made = run(agentq, config, trajectories=[rows, forked["trajectories"]])
         print(f"pairs of continuations: {made.metrics}", file=sys.stderr, flush=True)
-        model, more = trained(setting, dpo, {"beta": 0.1}, pairs=made["pairs"])
+        model, more = trained(setting, dpo, {"beta": 0.1}, pairs=[made["pairs"]])
         arms["DPO, continuations"].add(judged(setting, model), cost + more)
         others, spent = rollouts(setting, tasks, cost.sampled)
         made = run(agentq, config, trajectories=others)
-        model, more = trained(setting, dpo, {"beta": 0.1}, pairs=made["pairs"])
+        model, more = trained(setting, dpo, {"beta": 0.1}, pairs=[made["pairs"]])
         arms["DPO, whole rollouts"].add(judged(setting, model), spent + more)
         model, more = as_online(setting, others)
         arms["GRPO"].add(judged(setting, model), more)
@@ -151,6 +152,83 @@ def pairs() -> bool:
     print(f"\npairs, rooms: rollouts of {STATES} tasks a seed")
     table(arms)
     return gain("pairs, rooms", arms["DPO, whole rollouts"], arms["DPO, continuations"])
+
+
+def of_expert(setting: Setting, rows: Any) -> Spent:
+    """What an expert wrote, in tokens of the policy."""
+    from agentrl.chat.codec import tokenize
+    from agentrl.models.policy import Policy
+
+    policy = Policy.load(setting.warm.path)
+    return Spent(foreign=sum(tokenize(row, policy.codec, "").n_action_tokens for row in rows.read()))
+
+
+def eto() -> bool:
+    """Three rounds of preferences, the expert's walks over the policy's failures, against what these walks and as many
+    rollouts give otherwise."""
+    from pipelines.stages.pairs import outcome
+    from pipelines.stages.train import dpo
+    from pipelines.stages.trajectories import reject, sample, synthesize
+
+    arms = {name: Arm(name) for name in ("warm", "expert", "rejection", "GRPO", "ETO, one round", "ETO")}
+    for setting, tasks in settings("eto", arms):
+        run, now, spent, found = setting.harness.run, setting, Spent(), list[Any]()
+        perfect = run(synthesize, tasks=tasks)["trajectories"]
+        shown = of_expert(setting, perfect)
+        for beta in (0.1,) if SMALL else (0.1, 0.5, 0.5):
+            found.append(run(sample, {"samples": 4}, model=now.warm, tasks=tasks)["trajectories"])
+            pairs = run(outcome, trajectories=[perfect, found[-1]], model=now.warm)["pairs"]
+            model, more = trained(now, dpo, {"beta": beta, "nll": 0.2}, pairs=[pairs])
+            now, spent = replace(setting, warm=model), spent + of_rollouts(found[-1]) + more
+            if len(found) == 1:
+                arms["ETO, one round"].add(judged(setting, model), spent + shown)
+        arms["ETO"].add(judged(setting, now.warm), spent + shown)
+        others, plain = rollouts(setting, tasks, spent.sampled)
+        good = run(reject, {"keep": 2}, trajectories=others)["trajectories"]
+        for name, given, cost in (("expert", [perfect], shown), ("rejection", [good, perfect], shown + plain)):
+            model, more = curated(setting, given)
+            arms[name].add(judged(setting, model), cost + more)
+        model, more = as_online(setting, found)
+        arms["GRPO"].add(judged(setting, model), more)
+    print(f"\neto, rooms: the expert's walks and 12 rollouts of {STATES} tasks a seed")
+    table(arms)
+    return gain("eto, rooms", arms["rejection"], arms["ETO"])
+
+
+def ipr() -> bool:
+    """Preferences of the expert's turns over the policy's, by continuations, and of its walks, against what these walks
+    and as many tokens of rollouts give otherwise."""
+    from pipelines.stages.fork import fork
+    from pipelines.stages.pairs import agentq, outcome
+    from pipelines.stages.steps import value
+    from pipelines.stages.train import dpo
+    from pipelines.stages.trajectories import reject, synthesize
+
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "IPR")}
+    for setting, tasks in settings("ipr", arms):
+        run, warm, some = setting.harness.run, setting.warm, setting.harness.tasks(tasks.read()[: STATES // 4])
+        perfect = run(synthesize, tasks=some)["trajectories"]
+        shown = of_expert(setting, perfect)
+        acted = run(fork, {"at": "all", "k": 1}, model=warm, trajectories=[perfect])
+        both = [perfect, acted["trajectories"]]
+        valued = run(value, {"where": "all", "k": 5}, model=warm, trajectories=both)
+        config = {"margin": 0.01, "apart": False, "per_task": 8}
+        steps = run(agentq, config, trajectories=both, values=[valued["steps"]], model=warm)
+        print(f"ipr: {steps.metrics}", file=sys.stderr, flush=True)
+        [one], more = rollouts(setting, some, 1)
+        spent = of_continuations(acted) + of_continuations(valued) + more
+        pairs = [steps["pairs"], run(outcome, trajectories=[perfect, one], model=warm)["pairs"]]
+        model, more = trained(setting, dpo, {"beta": 0.1, "nll": 0.2}, pairs=pairs)
+        arms["IPR"].add(judged(setting, model), spent + shown + more)
+        others, plain = rollouts(setting, tasks, spent.sampled)
+        good = run(reject, {"keep": 2}, trajectories=others)["trajectories"]
+        model, more = curated(setting, [good, perfect])
+        arms["rejection"].add(judged(setting, model), plain + shown + more)
+        model, more = as_online(setting, others)
+        arms["GRPO"].add(judged(setting, model), more)
+    print(f"\nipr, rooms: the expert's walks of {STATES // 4} tasks a seed")
+    table(arms)
+    return gain("ipr, rooms", arms["rejection"], arms["IPR"])
 
 
 def dagger() -> bool:

@@ -121,7 +121,7 @@ def guidance() -> bool:
             model, taught = curated(setting, [good, *guided])
             arms[name].add(judged(setting, model), spent + taught)
             pairs = harness.run(outcome, trajectories=[*guided, *plain], model=setting.warm)["pairs"]
-            model, taught = trained(setting, dpo, {"beta": 0.1}, pairs=pairs)
+            model, taught = trained(setting, dpo, {"beta": 0.1}, pairs=[pairs])
             arms["DPO, guided" if guided else "DPO"].add(judged(setting, model), spent + taught)
         model, more = grpo_on_as_many(setting, first, made)
         arms["GRPO"].add(judged(setting, model), more)

@@ -7,7 +7,7 @@ tasks of all seeds; a gain is a paired difference over tasks and seeds, with a b
 
 - hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, also silent; `lookup`).
 - curriculum, distill, echo, rwml, reflexion, resample: see :mod:`methods_signals`.
-- slicing, pairs, dagger, search, tree: see ``branching.py``; teams: see ``teams.py``.
+- slicing, pairs, eto, ipr, dagger, search, tree: see ``branching.py``; teams: see ``teams.py``.
 - experience, guidance, star, splice: see ``memory.py``.
 - compress: see ``compression.py``.
 
@@ -360,6 +360,8 @@ METHODS = {
     "resample": lambda: [experiment("methods_signals", "resample")],
     "slicing": lambda: [experiment("branching", "slicing")],
     "pairs": lambda: [experiment("branching", "pairs")],
+    "eto": lambda: [experiment("branching", "eto")],
+    "ipr": lambda: [experiment("branching", "ipr")],
     "dagger": lambda: [experiment("branching", "dagger")],
     "search": lambda: [experiment("branching", "search", env) for env in ("rooms", "rooms, little warmed")],
     "tree": lambda: [experiment("branching", "tree")],

@@ -48,9 +48,10 @@ class _Step:
             ),
         )
 
-    def beats(self, other: "_Step", margin: float) -> bool:
-        """Whether it is better by ``margin``, and what bounds the two values does not overlap."""
-        return self.value - other.value >= margin and self.low > other.high
+    def beats(self, other: "_Step", margin: float, apart: bool) -> bool:
+        """Whether it is better by ``margin``, and if they are to be ``apart``, what bounds the values does not
+        overlap."""
+        return self.value - other.value >= margin and (not apart or self.low > other.high)
 
 
 Path = tuple[Trajectory, list[Span]]
@@ -124,20 +125,21 @@ def _pair(number: int, kind: PairKind, chosen: _Turn, rejected: _Turn, values: t
     )
 
 
-def step_pairs(rollouts: Sequence[Trajectory], margin: float, limit: int, values: Values | None = None) -> list[Pair]:
+def step_pairs(
+    rollouts: Sequence[Trajectory], margin: float, limit: int, values: Values | None = None, apart: bool = True
+) -> list[Pair]:
     """Pairs from the steps at which rollouts of *one* task diverge: the best choice of each node against every other
     whose value is lower by ``margin`` or more, largest difference first, at most ``limit``. With ``values``, these are
-    the values of the choices, choices without one are left out, and the intervals of the two must not overlap.
+    the values of the choices, choices without one are left out, and the intervals of the two must not overlap if they
+    are to be ``apart``.
 
     ``chosen_reward`` and ``rejected_reward`` are the values of the two steps.
     """
     found = []
     for fork in _forks([(row, turn_spans(row.messages, row.action_mask)) for row in rollouts], values):
         best = max(fork, key=lambda step: step.value)
-        if values is None:
-            found += [(best, step) for step in fork if best.value - step.value >= margin and step is not best]
-        else:
-            found += [(best, step) for step in fork if best.beats(step, margin)]
+        strict = apart and values is not None
+        found += [(best, step) for step in fork if step is not best and best.beats(step, margin, strict)]
     found.sort(key=lambda pair: pair[1].value - pair[0].value)
     return [
         _pair(

@@ -23,6 +23,9 @@ class PairsConfig(ByScorer):
     kind: Literal["step", "trajectory"] = Field("step", description="what the loss covers")
     margin: float = Field(0.25, gt=0, description="smallest difference of value between the two sides")
     per_task: int = Field(4, ge=1, description="at most this many pairs of each task")
+    apart: Annotated[bool, ADDED] = Field(
+        True, description="for inputs.values: the intervals of the two sides must not overlap"
+    )
     other_prover: Annotated[bool, ADDED] = Field(
         False, description="for inputs.values: take those of a policy that sampled none of the rows"
     )
@@ -43,7 +46,7 @@ def agentq(
     out and counted. Rows of other splits than train are refused.
 
     With ``values`` the worth of a step is what they say, and not the mean reward of the rollouts through it: a pair's
-    steps differ by ``margin``, and their intervals do not overlap."""
+    steps differ by ``margin``, and their intervals do not overlap unless ``apart`` is false."""
     trajectories = under(trajectories, scores, config.scorer)
     if values and config.kind == "trajectory":
         raise ValueError("inputs.values are those of steps; set kind: step, or leave inputs.values out")
@@ -58,7 +61,8 @@ def agentq(
     else:
         policies = {row.trajectory_id: row.policy for row in scored}
         known = values_by_one(values, policies, config.other_prover) if values else None
-        rows = [pair for group in groups.values() for pair in step_pairs(group, config.margin, config.per_task, known)]
+        limits = config.margin, config.per_task, known, config.apart
+        rows = [pair for group in groups.values() for pair in step_pairs(group, *limits)]
     left = sum(tagged_as_not_trained(selection) for selection in trajectories)
     context.metrics.update(tasks=len(groups), pairs=len(rows), unscored=len(read) - len(scored), not_trained=left)
     return context.pairs(_weighted(rows, trajectories))

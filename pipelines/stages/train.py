@@ -137,7 +137,7 @@ class DPOConfig(TrainConfig):
 
 
 @stage("train.dpo", version=2)
-def dpo(context: Context, config: DPOConfig, pairs: Pairs, model: Model) -> Trained:
+def dpo(context: Context, config: DPOConfig, pairs: list[Pairs], model: Model) -> Trained:
     """Direct preference optimisation from ``model``, which is the reference too: its log-probabilities are computed
     once."""
     objective = DPO(beta=config.beta, nll=config.nll, length_normalized=config.length_normalized)
@@ -149,12 +149,12 @@ class PreferenceConfig(TrainConfig):
 
 
 @stage("train.preference", version=1)
-def preference(context: Context, config: PreferenceConfig, pairs: Pairs, model: Model) -> Trained:
+def preference(context: Context, config: PreferenceConfig, pairs: list[Pairs], model: Model) -> Trained:
     """Training on preference pairs from ``model``, which is the reference too if the loss needs one."""
     return _prefer(context, config, config.objective, pairs, model)
 
 
-def _prefer(context: Context, config: TrainConfig, objective: Preference, pairs: Pairs, model: Model) -> Trained:
+def _prefer(context: Context, config: TrainConfig, objective: Preference, pairs: list[Pairs], model: Model) -> Trained:
     from agentrl.training.scoring import reference_logprobs
 
     with Training(context, config) as training:
@@ -168,30 +168,34 @@ def _prefer(context: Context, config: TrainConfig, objective: Preference, pairs:
 PAIRS_AT_ONCE = 2048
 
 
-def _pair_batches(pairs: Pairs, policy: "Policy") -> Iterator[pa.RecordBatch]:
+def _pair_batches(pairs: Sequence[Pairs], policy: "Policy") -> Iterator[pa.RecordBatch]:
     """Pairs as training rows: for each one the chosen side, then the rejected one."""
+    first = 0
+    for one in pairs:
+        with pq.ParquetFile(one.path) as file:
+            for batch in file.iter_batches(PAIRS_AT_ONCE):
+                yield _pair_batch(batch, first, policy)
+                first += batch.num_rows
+
+
+def _pair_batch(batch: pa.RecordBatch, first: int, policy: "Policy") -> pa.RecordBatch:
+    """Training rows of some pairs, which are numbered from ``first`` on."""
     from agentrl.training.rows import flat, nested
 
-    first = 0
-    with pq.ParquetFile(pairs.path) as file:
-        for batch in file.iter_batches(PAIRS_AT_ONCE):
-            for name, tokenizer in zip(
-                *(batch.column(one).to_pylist() for one in ("pair_id", "tokenizer")), strict=True
-            ):
-                check_tokenizer(name, tokenizer, policy)
-            size = batch.num_rows
-            sides = pa.array(np.stack([np.arange(size), size + np.arange(size)], -1).ravel())
-            ids, mask = (
-                pa.concat_arrays([batch.column(f"{side}_{of}") for side in ("chosen", "rejected")]).take(sides)
-                for of in ("ids", "mask")
-            )
-            pair = np.repeat(np.arange(size), 2)
-            offsets, _ = flat(ids)
-            weight = batch.column("weight").to_numpy()
-            weights = nested(offsets, np.repeat(np.repeat(weight, 2), np.diff(offsets)), "weights")
-            labels = np.tile([1, -1], size)
-            yield as_batch(batch.column("pair_id").take(pa.array(pair)), first + pair, labels, ids, mask, weights)
-            first += size
+    for name, tokenizer in zip(*(batch.column(one).to_pylist() for one in ("pair_id", "tokenizer")), strict=True):
+        check_tokenizer(name, tokenizer, policy)
+    size = batch.num_rows
+    sides = pa.array(np.stack([np.arange(size), size + np.arange(size)], -1).ravel())
+    ids, mask = (
+        pa.concat_arrays([batch.column(f"{side}_{of}") for side in ("chosen", "rejected")]).take(sides)
+        for of in ("ids", "mask")
+    )
+    pair = np.repeat(np.arange(size), 2)
+    offsets, _ = flat(ids)
+    weight = batch.column("weight").to_numpy()
+    weights = nested(offsets, np.repeat(np.repeat(weight, 2), np.diff(offsets)), "weights")
+    labels = np.tile([1, -1], size)
+    return as_batch(batch.column("pair_id").take(pa.array(pair)), first + pair, labels, ids, mask, weights)
 
 
 class KTOConfig(TrainConfig, ByScorer):

@@ -11,6 +11,7 @@ from agentrl.rollouts.rationalize import is_grounded, strip_hint, with_hint
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.search.agentq import step_pairs, trajectory_pairs
 from agentrl.statistics.intervals import wilson
+from schemas.step import StepValue
 from schemas.trajectory import Message, Role, Trajectory
 
 
@@ -50,6 +51,19 @@ def test_the_value_of_a_step_is_the_mean_reward_through_it() -> None:
     assert values == [("a", "b", 1.0, 0.0), ("a", "c", 0.5, 0.0)]
     assert step_pairs(rows, margin=0.75, limit=9) == pairs[:1]
     assert step_pairs(rows, margin=0.25, limit=1) == pairs[:1]
+
+
+def test_values_whose_intervals_overlap_make_a_pair_only_if_they_need_not_be_apart() -> None:
+    rows = [rollout("a", [[1]], 1.0), rollout("b", [[2]], 0.0)]
+    told = {"turn": 0, "token_start": 2, "token_end": 3, "v": 0.5, "n": 5, "by": "continuation", "policy": "k"}
+    values = {
+        (name, 0): StepValue(trajectory_id=name, q=q, low=low, high=high, **told)
+        for name, q, low, high in (("a", 0.6, 0.2, 0.9), ("b", 0.4, 0.1, 0.8))
+    }
+    assert step_pairs(rows, 0.01, 9, values) == []
+    [pair] = step_pairs(rows, 0.01, 9, values, apart=False)
+    assert (pair.chosen_id, pair.chosen_reward, pair.rejected_reward) == ("a", 0.6, 0.4)
+    assert step_pairs(rows, 0.3, 9, values, apart=False) == [], "by the margin all the same"
 
 
 def test_pairs_without_values_keep_their_bytes() -> None:

@@ -92,7 +92,10 @@ def test_each_stage_hands_the_weights_on(harness: Harness) -> None:
     expected = {pair.pair_id: by_id[pair.chosen_id] * by_id[pair.rejected_id] for pair in pairs.read()}
     assert expected
     for stage in (dpo, preference):
-        assert of_rows(harness.run(stage, config, pairs=pairs, model=model)) == pytest.approx(expected)
+        assert of_rows(harness.run(stage, config, pairs=[pairs], model=model)) == pytest.approx(expected)
+        both = harness.run(stage, config, pairs=[pairs, pairs], model=model)["rows"].table()
+        assert both.num_rows == 2 * 2 * len(expected)
+        assert both["unit"].to_pylist() == [number for number in range(2 * len(expected)) for _ in (0, 1)]
 
 
 def in_groups_of_four(harness: Harness, successes: list[int]) -> tuple[Model, Trajectories]:

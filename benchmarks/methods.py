@@ -345,40 +345,30 @@ def line(figure: str, met: bool, target: str) -> bool:
     return met
 
 
-def experiment(module: str, name: str, *given: Any) -> bool:
-    """One that lies beside this file, in a module that imports from it."""
-    return bool(getattr(import_module(module), name)(*given))
-
-
-METHODS = {
-    "hindsight": lambda: [hindsight(env) for env in ("rooms", "rooms, silent", "lookup")],
-    "curriculum": lambda: [experiment("methods_signals", "curriculum")],
-    "distill": lambda: [experiment("methods_signals", "distill")],
-    "echo": lambda: [experiment("methods_signals", "echo", "rooms"), experiment("methods_signals", "echo", "lookup")],
-    "rwml": lambda: [experiment("methods_signals", "rwml")],
-    "reflexion": lambda: [experiment("methods_signals", "reflexion")],
-    "resample": lambda: [experiment("methods_signals", "resample")],
-    "slicing": lambda: [experiment("branching", "slicing")],
-    "pairs": lambda: [experiment("branching", "pairs")],
-    "eto": lambda: [experiment("branching", "eto")],
-    "ipr": lambda: [experiment("branching", "ipr")],
-    "dagger": lambda: [experiment("branching", "dagger")],
-    "search": lambda: [experiment("branching", "search", env) for env in ("rooms", "rooms, little warmed")],
-    "tree": lambda: [experiment("branching", "tree")],
-    "experience": lambda: [experiment("memory", "experience")],
-    "guidance": lambda: [experiment("memory", "guidance")],
-    "star": lambda: [experiment("memory", "star", "rooms"), experiment("memory", "star", "lookup")],
-    "splice": lambda: [experiment("memory", "splice", "rooms"), experiment("memory", "splice", "lookup")],
-    "teams": lambda: [experiment("teams", "teams")],
-    "compress": lambda: [experiment("compression", "compress")],
+MODULES = {
+    "methods": ("hindsight",),
+    "methods_signals": ("curriculum", "distill", "echo", "rwml", "reflexion", "resample"),
+    "branching": ("slicing", "pairs", "eto", "ipr", "dagger", "search", "tree"),
+    "memory": ("experience", "guidance", "star", "splice"),
+    "teams": ("teams",),
+    "compression": ("compress",),
 }
+"""Module -> the methods whose experiments lie there, as functions of their names."""
+METHODS = {name: module for module, names in MODULES.items() for name in names}
+COURSES_OF = {
+    "hindsight": ("rooms", "rooms, silent", "lookup"),
+    "search": ("rooms", "rooms, little warmed"),
+    **dict.fromkeys(("echo", "rwml", "star", "splice"), ("rooms", "lookup")),
+}
+"""What an experiment is run in, if it is run in several."""
 
 
 def done(name: str) -> tuple[str, list[bool], float]:
     """What the experiments of a method print if they are small, whether targets are met, and processor seconds."""
     started, said = time.process_time(), io.StringIO()
     with redirect_stdout(said) if SMALL else nullcontext():
-        met = METHODS[name]()
+        experiment = getattr(import_module(METHODS[name]), name)
+        met = [experiment(course) for course in COURSES_OF[name]] if name in COURSES_OF else [experiment()]
     return said.getvalue(), met, time.process_time() - started
 
 

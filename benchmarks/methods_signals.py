@@ -136,25 +136,26 @@ def echo(env: str) -> bool:
     return gain(f"echo, {env}", arms["GRPO"], arms["GRPO + observations"])
 
 
-def rwml() -> bool:
-    """As many sampled tokens: of walks, or first of predictions and then of walks. A prediction is a few tokens, so
-    most of them are of walks either way. Both policies have seen some predictions demonstrated."""
+def rwml(env: str) -> bool:
+    """As many sampled tokens: of rollouts, or first of predictions and then of rollouts. A prediction is a few tokens,
+    so most of them are of rollouts either way. All policies have seen some predictions demonstrated."""
     from dataclasses import replace
 
     from pipelines.stages.predict import predict
     from pipelines.stages.trajectories import synthesize
 
-    names = ("warm", "rejection", "GRPO", "world model, then GRPO")
+    names = ("warm", "rejection", "GRPO", "GRPO + observations", "world model, then GRPO")
     arms, worlds = ({name: Arm(name) for name in names} for _ in range(2))
-    for seed, folder in seeds("rwml", arms, worlds):
-        harness, tasks, walks = expert("rooms", seed, folder)
+    for seed, folder in seeds(f"rwml {env}", arms, worlds):
+        harness, tasks, walks = expert(env, seed, folder)
         made = harness.run(predict, {"turns": 1, "heldout": 0.2}, trajectories=[walks])
         shown = harness.run(synthesize, {"coverage": 0.3}, tasks=made["train"])["trajectories"]
-        setting = imitated("predicting", "rooms", harness, tasks, [walks, shown])
+        setting = imitated("predicting", env, harness, tasks, [walks, shown])
         of_world = replace(setting, tasks=made["train"], judged=made["heldout"])
         found = {"warm": (setting.warm, Spent())}
         model, spent, _ = online(setting)
         found["GRPO"] = model, spent
+        found["GRPO + observations"] = online(setting, observe={"tool": 0.1})[:2]
         some = harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
         found["rejection"] = rejected(setting, some, spent.sampled)[:2]
         world, before, _ = online(of_world, iterations=max(1, ITERATIONS // 2))
@@ -164,11 +165,11 @@ def rwml() -> bool:
         for name, (model, spent) in found.items():
             arms[name].add(judged(setting, model), spent)
             worlds[name].add(judged(of_world, model), spent)
-    print("\nrwml, rooms: what is known of the house (predictions that are right)")
+    print(f"\nrwml, {env}: what is known of the world (predictions that are right)")
     table(worlds)
-    print(f"rwml, rooms: walks, as many sampled tokens as {TASKS * ITERATIONS * SAMPLES:,} of them a seed have")
+    print(f"rwml, {env}: rollouts, as many sampled tokens as {TASKS * ITERATIONS * SAMPLES:,} of them a seed have")
     table(arms)
-    return gain("rwml, rooms", arms["GRPO"], arms["world model, then GRPO"])
+    return gain(f"rwml, {env}", arms["GRPO"], arms["world model, then GRPO"])
 
 
 def reflexion() -> bool:

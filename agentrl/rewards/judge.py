@@ -23,7 +23,7 @@ from schemas.task import Task
 from schemas.trajectory import Trajectory
 
 RUBRIC = "Did the assistant do what the user asked, correctly and completely, without making anything up?"
-KAPPA_ROWS = 50
+KAPPA_ROWS = 200
 """Verdicts from which on a judge is compared with the verifier while it works."""
 
 

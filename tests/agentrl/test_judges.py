@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import math
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pytest
@@ -56,6 +58,15 @@ class TestJudge:
         with pytest.raises(ValidationError, match="at temperature 0 are equal"):
             reward("judge", engines=[server.engine], votes=2)
 
+    def test_three_votes_are_right_more_often_than_one(self) -> None:
+        """Each is right with probability 0.8, and so the majority with 0.896."""
+        right = 0.0
+        for votes in product((4, 0), repeat=3):
+            with judging(verdicts(*votes)) as server:
+                judge = reward("judge", engines=[server.engine], votes=3, temperature=1.0)
+                right += (value(judge, row()) == 1) * math.prod(0.8 if vote else 0.2 for vote in votes)
+        assert right == pytest.approx(0.896)
+
     def test_a_reply_without_a_verdict_is_asked_again_and_then_not_graded(self) -> None:
         with judging(verdicts("I would rather not.", '{"score": 9}', 2)) as server:
             assert value(reward("judge", engines=[server.engine]), row()) == 0.5
@@ -74,10 +85,10 @@ class TestJudge:
         assert json.loads(shown)["transcript"][-1]["content"] == attack
 
     def test_a_judge_that_disagrees_with_the_verifier_is_refused(self) -> None:
-        group = [row(f"answer {n}", success=n % 2 == 0) for n in range(60)]
+        group = [row(f"answer {n}", success=n % 2 == 0) for n in range(240)]
         with judging(lambda request: f'{{"score": {4 if "answer 1" in str(request) else 0}}}') as server:
             judge = reward("judge", engines=[server.engine], min_kappa=0.4)
-            with pytest.raises(JudgeError, match=r"judge: kappa -?0\.0\d with the verifier over 60 rollouts is below"):
+            with pytest.raises(JudgeError, match=r"judge: kappa -?0\.0\d with the verifier over 240 rollouts is below"):
                 values(judge, group)
             lenient = reward("judge", engines=[server.engine])
             graded = [(one or 0.0, row.success) for one, row in zip(values(lenient, group), group, strict=True)]

@@ -18,6 +18,7 @@ from schemas.trajectory import Role, Trajectory
 
 __all__ = ["harness", "model", "tabular", "tasks"]
 
+JUDGE = {"engines": [{"type": "openai", "model": "judge", "base_url": "http://judge:8000/v1"}]}
 SMALL: dict[str, Any] = {"branch": 3, "rounds": 4, **LIMITS}
 
 
@@ -75,6 +76,22 @@ def test_an_oracle_ends_a_search_with_its_first_success(harness: Harness, model:
     assert done.metrics["solved_tasks"] == len(solved)
     assert done.metrics["sampled_tokens"] < blind.metrics["sampled_tokens"]
     assert all(0 <= step.q <= 1 for step in done["steps"].read())
+
+
+@pytest.mark.parametrize(
+    "published",
+    [
+        {"select": "uct", "c": 2**0.5, "branch": 5, "rounds": 30, "depth": 7, "judge": JUDGE, "simulate": 4},
+        {"select": "agentq", "c": 1, "rounds": 10, "depth": 5, "alpha": 0.5, "judge": JUDGE},
+        {"select": "uct", "c": 0.7, "branch": 3, "alpha": 0.5, "value": "rest", "judge": JUDGE},
+    ],
+    ids=["LATS", "Agent Q", "ReST-MCTS*"],
+)
+def test_the_settings_of_papers_can_be_given(published: dict[str, Any]) -> None:
+    config = tree.config.model_validate(published)
+    assert published.keys() <= config.model_fields_set
+    defaults = tree.config()
+    assert (defaults.c, defaults.branch, defaults.rounds, defaults.depth) == (2**0.5, 5, 30, 7), "LATS's"
 
 
 def test_a_search_that_looks_at_rewards_refuses_tasks_that_are_measured_on(

@@ -165,6 +165,9 @@ def verdict(arm: Arm, than: Arm, found: Difference) -> str:
     if found.shown:
         word = "better" if found.mean > 0 else "worse"
         return f"{arm.name} is {word} than {than.name}: {points}, {tasks}{unshared}"
+    if found.low > 0 or found.high < 0:
+        few = f"{found.gained + found.lost} tasks that changed are too few to say"
+        return f"no difference shown between {arm.name} and {than.name}: {points}, {tasks}{unshared}; {few}"
     unseen = 1 - 0.05 ** (1 / found.tasks)  # the largest share of tasks that may change, though none of these did
     wide = max(abs(found.low), abs(found.high), unseen if not found.gained + found.lost else 0) * 100
     return (

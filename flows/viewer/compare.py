@@ -137,12 +137,21 @@ def _arm(arm: Any) -> ComparedArm:
 
 
 ATTEMPT = ("trajectory_id", "success", "reward", "sample_index", "n_tokens", "n_tool_errors", "termination")
-STRIP = ("stage", "policy", "policy_version")
+STRIP = ("stage", "policy", "policy_version", "greedy")
+GREEDY = (
+    pl.col("sampling")
+    .str.json_path_match("$.temperature")
+    .cast(pl.Float64, strict=False)
+    .eq(0.0)
+    .fill_null(value=False)
+)
+"""Whether a row was sampled at temperature 0."""
 
 
 def task(snapshot: Snapshot, env: str, task_id: str) -> TaskAttempts:
     """All attempts at a task, over stages and versions of policies. Raises RefusedError if there is none."""
-    rows = _attempts(snapshot, env, task_id, [*ATTEMPT, *STRIP, "prompt", "created_at"])
+    rows = _attempts(snapshot, env, task_id, [*ATTEMPT, *STRIP[:-1], "sampling", "prompt", "created_at"])
+    rows = rows.with_columns(GREEDY.alias("greedy"))
     strips = [_strip(part) for part in rows.partition_by(STRIP, maintain_order=True)]
     prompts = rows["prompt"].unique(maintain_order=True).head(PROMPTS).str.slice(0, PROMPT).to_list()
     return TaskAttempts(
@@ -158,8 +167,10 @@ def newest_attempts(snapshot: Snapshot, env: str, task_id: str) -> tuple[list[st
 
 
 def _attempts(snapshot: Snapshot, env: str, task_id: str, columns: Sequence[str]) -> pl.DataFrame:
-    rows = snapshot.columns([*columns, "env", "task_id"])
-    rows = rows.filter((pl.col("task_id") == task_id) & (pl.col("env") == env)).sort("created_at", "trajectory_id")
+    """The first row of each episode: the segments after it have its outcome."""
+    rows = snapshot.columns([*columns, "env", "task_id", "segment"])
+    of_task = (pl.col("task_id") == task_id) & (pl.col("env") == env) & (pl.col("segment") == 0)
+    rows = rows.filter(of_task).sort("created_at", "trajectory_id")
     if not rows.height:
         raise RefusedError(f"no row attempts task {task_id[:200]!r} of {env[:200]!r}", field="task_id", status=404)
     return rows
@@ -171,6 +182,7 @@ def _strip(rows: pl.DataFrame) -> Strip:
     low, high = wilson(solved, n) if n else (None, None)
     return Strip(
         **{name: rows[name][0] for name in STRIP},
+        rows=rows.height,
         n=n,
         success=solved / n if n else None,
         low=low,

@@ -15,7 +15,7 @@ PATIENCE_S = 600.0
 
 
 class Doctor:
-    """Diagnoses by run. One is made at a time, and made again only if the run went on."""
+    """Diagnoses by run. One is made at a time, and made again only if a stage of the run began or ended."""
 
     def __init__(self, catalog: Catalog, store: str) -> None:
         self.catalog = catalog
@@ -30,7 +30,8 @@ class Doctor:
             record = find_run(self.catalog, run)
         except LookupError as error:
             raise RefusedError(str(error.args[0]), field="run", status=404) from None
-        key = (str(record["run_id"]), str(record.get("ended_at") or record.get("heartbeat_at")))
+        stages = sorted((name, str(stage["status"])) for name, stage in record["stages"].items())
+        key = (str(record["run_id"]), f"{record.get('ended_at')} {stages}")
         with self._lock:
             if key in self._known:
                 return self._known[key]

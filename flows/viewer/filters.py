@@ -3,7 +3,7 @@
 Polars' SQL reads any file that ``read_csv('...')`` names. Its expressions do too, in a subquery, and even the error of
 a subquery shows the first line of the file. So what is not on a list is refused before Polars sees it: subqueries,
 comments, and calls of other functions than those that only look at a value. None of those on the list makes a text
-longer, so a filter cannot fill the memory either.
+longer, and few texts can be joined, so a filter cannot fill the memory either.
 """
 
 import difflib
@@ -18,6 +18,8 @@ from datastore.errors import StoreError
 from flows.viewer.refused import RefusedError
 
 MAX_CHARACTERS = 4000
+MAX_SUMS = 8
+"""Signs of addition, which joins texts."""
 
 WORDS = {"and", "or", "not", "xor", "in", "any", "all", "like", "ilike", "between", "is", "null"}
 WORDS |= {"case", "when", "then", "else", "end", "cast", "try_cast"}
@@ -32,7 +34,8 @@ _TOKEN = re.compile(
     r"""(?P<literal>'(?:[^']|'')*')|(?P<name>"(?:[^"]|"")*")|(?P<word>[^\W\d]\w*)|(?P<number>\d[\w.]*)|(?P<other>\S)""",
     re.DOTALL,
 )
-_ALLOWED_MARKS = frozenset("()=<>!+-*/%,.|:~")
+_QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
+_ALLOWED_MARKS = frozenset("()=<>!+-*/%,.:~")
 _REFUSED_WORDS = {"select", "from", "with", "union", "intersect", "except", "join", "values", "exists", "over", "table"}
 _REFUSED_WORDS |= {"into", "copy", "explain", "show", "lateral", "unnest"}
 
@@ -46,6 +49,12 @@ def tokens(text: str) -> list[tuple[str, str, int]]:
     return [(str(token.lastgroup), token[0], token.end()) for token in _TOKEN.finditer(text)]
 
 
+def has_comment(text: str) -> bool:
+    """Whether a comment begins outside of texts and quoted names."""
+    bare = _QUOTED.sub("''", text)
+    return "--" in bare or "/*" in bare
+
+
 def check(text: str) -> None:
     """Raise RefusedError if an expression holds anything but values, columns, operators and functions of the lists."""
     if len(text) > MAX_CHARACTERS:
@@ -54,9 +63,11 @@ def check(text: str) -> None:
         sql.check(text)
     except StoreError as error:
         raise bad(str(error).partition(". If you wrote")[0].replace("the query", "the filter")) from None
-    if "--" in text or "/*" in text:
+    if has_comment(text):
         raise bad("a filter holds no comment")
     found = tokens(text)
+    if sum(value == "+" for _, value, _ in found) > MAX_SUMS:
+        raise bad(f"a filter adds at most {MAX_SUMS} times")
     for (kind, value, end), (follows, after, _) in zip(found, [*found[1:], ("", "", 0)], strict=False):
         word = value.lower()
         if kind == "other" and value not in _ALLOWED_MARKS:

@@ -110,13 +110,15 @@ def point_table(found: Points, snapshot: Snapshot, mask: np.ndarray | None) -> p
 
 
 def _counted(numbers: np.ndarray, snapshot: Snapshot, mask: np.ndarray | None, size: int) -> dict[str, np.ndarray]:
-    """By point: rows of a mask, those with an outcome, successes."""
-    outcomes = snapshot.columns(["success"])["success"]
+    """By point: rows of a mask; episodes with an outcome, and with a success, each by its first row."""
+    columns = snapshot.columns(["success", "segment"])
+    outcomes = columns["success"]
     chosen = numbers >= 0 if mask is None else mask & (numbers >= 0)
+    episodes = chosen & (columns["segment"] == 0).to_numpy()
     kinds = {
         "rows": chosen,
-        "scored": chosen & outcomes.is_not_null().to_numpy(),
-        "solved": chosen & outcomes.fill_null(False).to_numpy(),
+        "scored": episodes & outcomes.is_not_null().to_numpy(),
+        "solved": episodes & outcomes.fill_null(False).to_numpy(),
     }
     return {name: np.bincount(numbers[one], minlength=size).astype(np.int32) for name, one in kinds.items()}
 

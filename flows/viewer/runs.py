@@ -112,7 +112,7 @@ def _ids(catalog: Catalog, manifest: Manifest, output: str) -> pl.Series:
 def _compared(
     output: str, before: Manifest, after: Manifest, a: pl.Series, b: pl.Series, snapshot: Snapshot
 ) -> ChangedRows:
-    rows = snapshot.columns(["trajectory_id", *TASK, "success"])
+    rows = snapshot.columns(["trajectory_id", *TASK, "success", "segment"]).filter(pl.col("segment") == 0)
     sides = [_by_task(rows, ids, side) for ids, side in ((a, "a"), (b, "b"))]
     both = sides[0].join(sides[1], on=TASK)
     # 1 of 2 and 2 of 4 are one share; a task without an outcome differs from none

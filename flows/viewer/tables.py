@@ -27,7 +27,7 @@ COLUMNS = pl.Schema({name: SCHEMA[name] for name in SCALARS})
 
 FILTER_S = 5.0
 """Seconds after which a filter is given up."""
-ROWS_AT_ONCE = 2**16
+ROWS_AT_ONCE = 2**13
 MAX_PAGE = 1000
 TEXT = 300
 """Characters of a text in a table; the row itself has all."""

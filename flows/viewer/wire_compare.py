@@ -96,12 +96,15 @@ class AttemptLine(Answer):
 
 
 class Strip(Answer):
-    """The attempts of one version of one policy in one stage, in the order of time (at most 1,024), with success over
-    the ``n`` that have an outcome, and its Wilson interval; they are None if none has."""
+    """The attempts of one version of one policy in one stage, greedy or sampled, in the order of time (at most 1,024),
+    with success over the ``n`` that have an outcome, and its Wilson interval; they are None if none has. The segments
+    of an episode are one attempt. ``rows`` counts all attempts."""
 
     stage: str
     policy: str
     policy_version: int
+    greedy: bool
+    rows: int
     n: int
     success: float | None
     low: float | None

@@ -51,6 +51,15 @@ def test_pairing_by_task_sees_what_two_intervals_cannot() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changed", "tasks", "shown"), [(1, 1, False), (4, 16, False), (4, 100, False), (6, 100, True)]
+)
+def test_few_tasks_that_changed_show_nothing_whatever_the_interval_says(changed: int, tasks: int, shown: bool) -> None:
+    found = difference([dict.fromkeys(range(tasks), 0.0)], [{n: float(n < changed) for n in range(tasks)}])
+    assert found.gained == changed
+    assert found.shown == shown
+
+
 def test_no_difference_is_not_shown_in_95_of_100_experiments() -> None:
     """Coverage: two policies of equal skill, tasks of different difficulty."""
     random = np.random.default_rng(2)

@@ -71,7 +71,8 @@ def test_two_evaluations_differ_by_the_tasks_of_both(browser: Browser) -> None:
         "after": 0.0,
     }
     assert found["p"] == pytest.approx(0.0703, abs=1e-3)
-    assert "better" in found["verdict"]
+    assert "no difference shown" in found["verdict"], "McNemar's test does not reject what the interval leaves out"
+    assert found["verdict"].endswith("; 8 tasks that changed are too few to say")
     assert found["than"]["success"] == pytest.approx(0.25)
 
 
@@ -103,6 +104,22 @@ def test_the_attempts_at_a_task_are_strips_by_policy_and_version(browser: Browse
     assert browser.json("/api/task", env="sums", task_id="sums-0", at=1)["rows"] == 4
     assert browser.json("/api/task", 404, env="sums", task_id="nothing")["field"] == "task_id"
     assert browser.json("/api/task", 400, env="sums")["field"] == "task_id"
+
+
+def test_an_episode_of_several_segments_is_one_attempt_and_greedy_ones_are_a_strip_of_their_own(tmp_path: Path) -> None:
+    parts = [
+        row(number, task_id="t", episode_id="long", segment=number, success=True, reward=1.0) for number in range(3)
+    ]
+    others = [
+        row(3, task_id="t", success=False, reward=0.0),
+        row(4, task_id="t", success=True, reward=1.0, sampling='{"temperature":0.0}'),
+    ]
+    TrajectoryBuffer(tmp_path).append([*parts, *others], stage="grpo", fingerprint=GRPO)
+    found = Browser(tmp_path).json("/api/task", env="sums", task_id="t")
+    strips = {one["greedy"]: one for one in found["strips"]}
+    assert found["rows"] == 3
+    assert (strips[False]["rows"], strips[False]["n"], strips[False]["success"]) == (2, 2, 0.5)
+    assert (strips[True]["rows"], strips[True]["n"], strips[True]["success"]) == (1, 1, 1.0)
 
 
 def test_a_task_that_nobody_scored_has_no_interval(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from flows.viewer import replays, training
 from flows.viewer.doctor import Doctor, diagnosed
 from flows.viewer.reader import StoreReader
 from flows.viewer.refused import RefusedError
+from flows.viewer.wire_training import Diagnosis
 from pipelines.runs import this_process
 from schemas.manifest import Kind
 from schemas.training import TRAINING_SCHEMA
@@ -247,6 +248,29 @@ def test_what_a_replay_printed_is_answered() -> None:
     assert (found.working, found.rows, found.recorded, found.replayed) == (False, 4, {"loss": 0.5}, {"loss": 0.25})
     failed = replays.replayed(key, "", "a warning\nerror: --set x: unknown\n", 1.0)
     assert failed.problem == "--set x: unknown"
+
+
+def test_a_heartbeat_does_not_call_the_doctor_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run: dict[str, Any] = {"run_id": "r", "heartbeat_at": "1", "stages": {"sft": {"status": "running"}}}
+    looked: list[str] = []
+
+    def look(self: Doctor, key: tuple[str, str]) -> None:
+        looked.append(key[1])
+        self._known[key] = Diagnosis(run_id=key[0], working=False, problem=None, stages=[], findings=[])
+        self._at_work.discard(key)
+
+    monkeypatch.setattr("flows.viewer.doctor.find_run", lambda catalog, name: run)
+    monkeypatch.setattr(Doctor, "_look", look)
+    doctor = Doctor(Catalog(tmp_path), str(tmp_path))
+    for beat in range(3):
+        run["heartbeat_at"] = str(beat)
+        while doctor.of("r").working:
+            time.sleep(0.01)
+    assert len(looked) == 1
+    run["stages"]["sft"]["status"] = "ran"
+    while doctor.of("r").working:
+        time.sleep(0.01)
+    assert len(looked) == 2
 
 
 @pytest.mark.slow

@@ -93,6 +93,11 @@ def test_filters_sorts_and_bars_work_in_a_file(alone: Watched) -> None:
     assert "there is no column 'sucess'" in page.inner_text("#filter-problem")
 
 
+def test_what_a_file_does_not_know_is_refused_by_name(alone: Watched) -> None:
+    page = alone.open("/buffer?among=nothing/12345678", ".page")
+    until(page, "document.querySelector('.page').textContent.includes('does not know among')")
+
+
 def test_lenses_keys_and_attempts_work_in_a_file(alone: Watched) -> None:
     page = alone.open("/row/breach?lens=mask", ".t.trained")
     assert page.locator(".t.breach").count() == 2

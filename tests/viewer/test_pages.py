@@ -187,6 +187,14 @@ def test_keys_of_the_trajectory(seen: Watched) -> None:
     assert "link" in page.inner_text(".said")
 
 
+def test_characters_that_nobody_sees_are_shown(seen: Watched) -> None:
+    page = seen.open("/", ".better")
+    hidden = ["\ufeff", "\ufe00", "\u2800", "\U000e0100", "\U000e01ef", "\U0001d173", "\U0001bca0", "\u200b"]
+    shown = page.evaluate("async (all) => all.map((await import('/static/text.js')).visible)", hidden)
+    assert shown == [f"⟦U+{ord(one):04X}⟧" for one in hidden]
+    assert page.evaluate("async () => (await import('/static/text.js')).visible('❤️ 👩‍🚀 é')") == "❤️ 👩‍🚀 é"
+
+
 def test_lenses_colour_tokens_in_place_and_the_others_say_what_fills_them(seen: Watched) -> None:
     page = seen.open("/row/breach?lens=mask", ".t.trained")
     assert page.locator(".t").count() > 30
@@ -197,6 +205,13 @@ def test_lenses_colour_tokens_in_place_and_the_others_say_what_fills_them(seen: 
     page.get_by_role("radio", name="log-prob", exact=True).check()
     page.wait_for_selector("[class*=heat-]")
     assert "−7" in page.inner_text(".legend")
+    page.keyboard.press("?")  # keys count on a lens that was just chosen
+    page.wait_for_selector("dialog[open]")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="hidden")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.type") == "radio", "arrows choose the next lens"
+    page.get_by_role("radio", name="log-prob", exact=True).check()
     off = page.locator(".lensbar label.off")
     assert off.count() >= 3
     assert all(off.nth(i).get_attribute("title") for i in range(off.count()))

@@ -193,6 +193,20 @@ def test_a_stage_at_work_is_drawn_as_it_goes_on(browser: Any, copied: str) -> No
         page.wait_for_selector(f"tr:has(a[href='/run/{RUN}']):has-text('completed')")
 
 
+def test_a_stage_that_begins_comes_to_a_page_that_is_open(browser: Any, copied: str) -> None:
+    """Its log is there a while after the stage is said to run."""
+    training = Training(copied)
+    [log] = Path(copied).glob(f"runs/{RUN}/live/late.jsonl")
+    log.rename(aside := log.with_suffix(".aside"))
+    with serving(copied) as url, window(browser, url) as seen:
+        page = seen.open("/training", "summary")
+        page.wait_for_timeout(1500)
+        assert "late" not in page.inner_text("details")
+        aside.rename(log)
+        training.step(3)
+        page.wait_for_selector("details tr:has-text('late')", state="attached")
+
+
 def test_rows_come_to_the_buffer_while_nobody_has_moved(browser: Any, copied: str) -> None:
     buffer = TrajectoryBuffer(copied)
     row = buffer.get(

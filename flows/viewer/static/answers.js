@@ -178,6 +178,8 @@ export async function answered(address) {
   try {
     const at = query.get("at");
     if (at && at !== String(contents.version)) throw refused(404, `this file holds version ${contents.version} of the buffer alone`, "at");
+    for (const name of ["among", "rule", "lasso"])
+      if (query.get(name)) throw refused(404, `an exported file does not know ${name} ${JSON.stringify(query.get(name))}; the viewer of the store does`, name);
     for (const [pattern, answer] of QUESTIONS) {
       const match = pattern.exec(path);
       if (match) return await answer(query, decodeURIComponent(match[1] ?? ""));

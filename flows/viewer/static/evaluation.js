@@ -67,7 +67,8 @@ function Compared({ difference }) {
       <line class="axis" x1="0" x2="100%" y1="8" y2="8" /><line class="axis" x1="50%" x2="50%" y1="0" y2="16" />
       <line class="range" x1=${at(low)} x2=${at(high)} y1="8" y2="8" /><circle cx=${at(difference.mean)} cy="8" r="4" />
     </svg>
-    <p>${than.name} ${shown(than)}, ${arm.name} ${shown(arm)}, on ${plural(tasks, "task")} of both${unshared ? `; ${plural(unshared, "task")} of one alone left out` : ""}.
+    <p>${than.name} ${shown(than)} over its ${plural(than.tasks, "task")}, ${arm.name} ${shown(arm)} over its ${plural(arm.tasks, "task")}. The difference is over ${plural(tasks, "task")} of both${unshared ? `; ${plural(unshared, "task")} of one alone left out` : ""}.
+      ${than.unscored + arm.unscored > 0 ? `${plural(than.unscored + arm.unscored, "row")} without an outcome left out. ` : ""}
       The interval is a bootstrap over tasks${p === null ? "" : `; McNemar's p is ${decimal(p)}`}.</p>
     <div class="sides">
       <section><h3>Gained: ${count(difference.tasks_gained)}</h3><${Tasks} tasks=${gained} total=${difference.tasks_gained} /></section>

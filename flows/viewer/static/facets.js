@@ -51,6 +51,7 @@ function Numbers({ facet, filter, set }) {
               setFrom(event.shiftKey && from !== null ? from : i);
               setTo(i);
             }}
+            onClick=${(/** @type {MouseEvent} */ event) => event.detail === 0 && choose(from ?? i, i) /* a screen reader's, without a pointer */}
             onPointerEnter=${() => from !== null && setTo(i)}
             onPointerUp=${() => from !== null && choose(from, i)}
             onKeyDown=${(/** @type {KeyboardEvent} */ event) => {

@@ -47,9 +47,10 @@ const COMMON = { "?": "this help", y: "copy a link to exactly this, with the ver
 export function listen() {
   document.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
-    const typing = target.matches?.("input, textarea, select, [contenteditable]") ?? false;
+    const typing = target.matches?.("input:not([type=radio], [type=checkbox]), textarea, select, [contenteditable]") ?? false;
+    const moves = (target.matches?.("[type=radio], [type=checkbox]") ?? false) && (event.key === " " || event.key.startsWith("Arrow"));
     if (event.key === "Escape" && typing) target.blur();
-    if (typing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (typing || moves || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.key === "?") {
       help.current?.showModal(); // at once: an Escape that follows must find it open
     } else if (event.key === "y") {

@@ -57,7 +57,7 @@ export function Table({ rows, columns, sort, desc, sortBy, current, setCurrent, 
     <div class="head line" role="row" aria-rowindex="1">
       <div role="columnheader" aria-label="selected">x</div>
       ${columns.map((column) => html`<div role="columnheader" aria-sort=${sort !== column ? "none" : desc ? "descending" : "ascending"}>
-        <button tabindex="-1" onClick=${() => sortBy(column)}>${column}${sort !== column ? "" : desc ? " ↓" : " ↑"}</button></div>`)}
+        <button onClick=${() => sortBy(column)}>${column}${sort !== column ? "" : desc ? " ↓" : " ↑"}</button></div>`)}
     </div>
     <div class="tall" role="presentation" style=${{ height: `${Math.min(tall, TALLEST)}px` }}>
       <div role="presentation" style=${{ transform: `translateY(${start}px)` }}>

@@ -34,11 +34,11 @@ export function TaskPage() {
     <p class="soft">Press an attempt to choose it; two chosen ones are aligned below.</p>
     <table class="lines strips"><thead><tr><th>stage</th><th>policy</th><th class="number">version</th><th class="number">success</th><th class="number">95 % interval</th><th class="number">n</th><th>attempts</th></tr></thead><tbody>
       ${value.strips.map((strip) => html`<tr>
-        <td>${pieces(strip.stage)}</td><td>${pieces(strip.policy)}</td><td class="number">${strip.policy_version}</td>
+        <td>${pieces(strip.stage)}</td><td>${pieces(strip.policy)}${strip.greedy ? ", greedy" : ""}</td><td class="number">${strip.policy_version}</td>
         <td class="number">${strip.success === null ? "–" : percent(strip.success)}</td>
         <td class="number">${strip.low === null || strip.high === null ? "–" : `${percent(strip.low)} to ${percent(strip.high)}`}</td>
         <td class="number">${count(strip.n)}</td>
-        <td><div class="strip">${strip.attempts.map((one) => html`<${Mark} attempt=${one} a=${a} b=${b} />`)}</div></td>
+        <td><div class="strip">${strip.attempts.map((one) => html`<${Mark} attempt=${one} a=${a} b=${b} />`)}</div>${strip.rows > strip.attempts.length && html`<span class="soft">the first ${count(strip.attempts.length)} of ${count(strip.rows)}</span>`}</td>
       </tr>`)}
     </tbody></table>
     <${Prefixes} env=${value.env} task=${value.task_id} at=${at} rows=${value.rows} />

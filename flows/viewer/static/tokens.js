@@ -5,7 +5,7 @@ import { visible } from "./text.js";
 /** @typedef {import("./vendor/flechette.js").Table} Table */
 
 const BLOCK = 512;
-const DECODER = new TextDecoder("utf-8", { fatal: false });
+const DECODER = new TextDecoder("utf-8", { fatal: false, ignoreBOM: true });
 
 /** @param {Uint8Array} bits @param {number} i */
 const isSet = (bits, i) => (bits[i >> 3] & (1 << (i & 7))) !== 0;

@@ -21,7 +21,7 @@ const link = ({ artifact, run_id, stage }) => address("/training", artifact ? { 
 
 export function TrainingPage() {
   const { artifact, run, stage } = place.value.params;
-  const changes = useChanges((now) => [now.runs, now.stages]);
+  const changes = useChanges((now) => [now.runs, now.stages, Object.keys(now.live)]);
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").TrainingStages>} */ (json("/api/training", {}, stop)), [changes]);
   useEffect(() => void (version.value = null), []);
   useKeys({

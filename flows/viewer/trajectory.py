@@ -51,6 +51,13 @@ def scalars_of(row: pa.Table) -> dict[str, Any]:
     return {name: _plain(row[name][0].as_py()) for name in SCALARS}
 
 
+def _cut(value: Any) -> Any:
+    """A text of a row as far as a page shows it; a prompt stands in the messages too."""
+    if not isinstance(value, str) or len(value) <= CUT:
+        return value
+    return f"{value[:CUT]} … (the first {CUT:,} of {len(value):,} characters)"
+
+
 def content(row: pa.Table, scalars: dict[str, Any], artifacts: Artifacts, *, whole: bool = False) -> dict[str, Any]:
     """What a row says by itself. ``whole`` says that no text is cut."""
     messages = row["messages"][0].as_py()
@@ -58,7 +65,7 @@ def content(row: pa.Table, scalars: dict[str, Any], artifacts: Artifacts, *, who
     errors, cut = scalars["n_tool_errors"] > 0, None if whole else CUT_JSON
     turns = (turn(number, one, errors, None) for number, one in enumerate(messages))
     return {
-        "row": scalars,
+        "row": scalars if whole else {name: _cut(value) for name, value in scalars.items()},
         "messages": list(turns if whole else _shown(messages, errors)),
         "tools": row["tools"][0].as_py()[:cut],
         "final_state": row["final_state"][0].as_py()[:cut],

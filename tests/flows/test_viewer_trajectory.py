@@ -217,12 +217,13 @@ def test_a_message_of_50_mb_is_cut_until_it_is_asked_for(tmp_path: Path) -> None
     messages = [*one.messages[:3], Message(role="assistant", content=long)]  # type: ignore[arg-type]
     nothing: dict[str, Any] = {"input_ids": [], "action_mask": [], "logprobs": [], "spans": [], "n_tokens": 0}
     bare = [message.model_copy(update={"token_start": None, "token_end": None}) for message in messages]
-    big = row(0, **nothing, n_action_tokens=0, messages=bare, final_state=json.dumps("y" * 10**6))
+    big = row(0, **nothing, n_action_tokens=0, messages=bare, prompt="z" * 10**7, final_state=json.dumps("y" * 10**6))
     TrajectoryBuffer(tmp_path).append([big], stage="grpo", fingerprint=GRPO)
     browser = Browser(tmp_path)
     answer = browser.ask(f"/api/rows/{FIRST}")
     assert answer.status_code == 200
     assert len(answer.content) < 10**6
+    assert answer.json()["row"]["prompt"].endswith(" … (the first 20,000 of 10,000,000 characters)")
     last = answer.json()["messages"][3]
     assert (last["characters"], last["cut"], len(last["content"])) == (len(long), True, trajectory.CUT)
     assert not answer.json()["messages"][0]["cut"]

@@ -195,6 +195,13 @@ def test_characters_that_nobody_sees_are_shown(seen: Watched) -> None:
     assert page.evaluate("async () => (await import('/static/text.js')).visible('❤️ 👩‍🚀 é')") == "❤️ 👩‍🚀 é"
 
 
+def test_tokens_of_messages_without_places_stand_at_the_last_one(seen: Watched) -> None:
+    page = seen.open("/", ".better")
+    shares = "async (ends) => (await import('/static/tokens.js')).shares(ends.map((token_end) => ({ token_end })), 9)"
+    assert page.evaluate(shares, [None, None, None]) == [[0, 0], [0, 0], [0, 9]]
+    assert page.evaluate(shares, [3, None, 6, None]) == [[0, 3], [3, 3], [3, 9], [9, 9]]
+
+
 def test_lenses_colour_tokens_in_place_and_the_others_say_what_fills_them(seen: Watched) -> None:
     page = seen.open("/row/breach?lens=mask", ".t.trained")
     assert page.locator(".t").count() > 30

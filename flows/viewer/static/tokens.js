@@ -136,13 +136,14 @@ export function fetchTokens(id, at, stop) {
 
 /**
  * The tokens that each message shows: its own span, and what stands between it and the message before (role headers,
- * line breaks). So every token is shown once. Messages without a span show none.
+ * line breaks). So every token is shown once. Messages without a span show none; if none has one, the last shows all.
  * @param {import("./wire.js").ShownMessage[]} messages
  * @param {number} length
  * @returns {[number, number][]}
  */
 export function shares(messages, length) {
-  const last = messages.findLastIndex((message) => message.token_end !== null);
+  const spanned = messages.findLastIndex((message) => message.token_end !== null);
+  const last = spanned < 0 ? messages.length - 1 : spanned;
   let end = 0;
   return messages.map((message, i) => {
     const from = end;

@@ -96,6 +96,7 @@ function Trajectory({ id, row, tokens }) {
       ${lens && html`<ul class="legend" aria-label=${`legend of the lens ${lens.name}`}>${lens.legend(tokens).map((one) => html`<li><span class=${`swatch ${one.mark}`}></span>${one.says}</li>`)}</ul>`}
       <${Proof} row=${row} tokens=${tokens} jump=${() => jump(next())} />
     </div>
+    ${lens && row.messages.every((one) => one.token_end === null) && html`<p class="soft">No message says where its tokens are, so all of them stand at the last one.</p>`}
     <div class="columns-of-row">
       <div onClick=${(/** @type {Event} */ event) => painter.at(event.target) >= 0 && String(getSelection()) === "" && jump(painter.at(event.target))}>
         <${Conversation} id=${id} at=${at} messages=${row.messages} spans=${spans} painter=${lens && painter} current=${current} />

@@ -234,6 +234,13 @@ def test_what_learned_from_a_row_is_named_in_its_ribbon(seen: Watched) -> None:
     told = page.inner_text(".ribbon")
     assert "warm/" in told
     assert "grpo/" in told.partition("this row")[2]
+    prefix = page.inner_text("h1").rpartition("-")[0]
+    lineages = ((name, seen.ask(f"/api/rows/{name}")["lineage"]) for name in (f"{prefix}-{n:06d}" for n in range(64)))
+    trained = next(name for name, lineage in lineages if any(one["steps"] for one in lineage["learned_by"]))
+    page = seen.open(f"/row/{trained}?lens=weight", ".legend")
+    until(page, "document.querySelector('.legend').textContent.includes('by grpo/')")
+    page.get_by_role("radio", name="log-prob", exact=True).check()
+    until(page, "!document.querySelector('.legend').textContent.includes('by grpo/')")
 
 
 def test_questions_that_a_page_names_are_asked_once(seen: Watched) -> None:

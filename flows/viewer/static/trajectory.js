@@ -40,6 +40,7 @@ function Trajectory({ id, row, tokens }) {
   const { at, lens: wanted, t, m } = place.value.params;
   const usable = LENSES.filter((one) => !lacking(one, tokens));
   const lens = wanted === "text" ? null : (usable.find((one) => one.id === wanted) ?? usable[0] ?? null);
+  const source = lens?.needs.map((name) => tokens.sources[name]).find(Boolean); // the stage that wrote what is shown
   const painter = useMemo(() => new Painter(tokens, LENSES[0]), [tokens]);
   const spans = useMemo(() => shares(row.messages, tokens.length), [row, tokens]);
   const token = t === undefined ? -1 : Math.min(Number(t) || 0, tokens.length - 1);
@@ -93,7 +94,8 @@ function Trajectory({ id, row, tokens }) {
     <${Ribbon} lineage=${row.lineage} />
     <div class="lensbar">
       <${LensBar} tokens=${tokens} chosen=${lens?.id ?? "text"} />
-      ${lens && html`<ul class="legend" aria-label=${`legend of the lens ${lens.name}`}>${lens.legend(tokens).map((one) => html`<li><span class=${`swatch ${one.mark}`}></span>${one.says}</li>`)}</ul>`}
+      ${lens && html`<ul class="legend" aria-label=${`legend of the lens ${lens.name}`}>${lens.legend(tokens).map((one) => html`<li><span class=${`swatch ${one.mark}`}></span>${one.says}</li>`)}
+        ${source && html`<li class="soft">by ${pieces(source)}</li>`}</ul>`}
       <${Proof} row=${row} tokens=${tokens} jump=${() => jump(next())} />
     </div>
     ${lens && row.messages.every((one) => one.token_end === null) && html`<p class="soft">No message says where its tokens are, so all of them stand at the last one.</p>`}
@@ -159,8 +161,7 @@ function Errors({ row }) {
 /** @param {{tokens: Tokens, chosen: string}} props */
 function LensBar({ tokens, chosen }) {
   const choose = (/** @type {string} */ id) => change({ lens: id });
-  const moved = (/** @type {KeyboardEvent} */ event) => event.key.startsWith("Arrow") && event.stopPropagation();
-  return html`<fieldset onKeyDown=${moved}><legend class="unseen">lens</legend>
+  return html`<fieldset><legend class="unseen">lens</legend>
     <label><input type="radio" name="lens" checked=${chosen === "text"} onChange=${() => choose("text")} /><span>text</span></label>
     ${LENSES.map((lens) => {
       const why = lacking(lens, tokens);

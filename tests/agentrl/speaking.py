@@ -96,8 +96,8 @@ class Handler(JsonHandler):
         fault = self.server.faults.pop(0) if self.server.faults else None
         if fault == "hang":
             time.sleep(5)
-        if fault == "slow":
-            time.sleep(1)
+        if isinstance(fault, threading.Event):
+            fault.wait(60)
         if fault == "garbage":
             return self.send(b"<html>")
         if fault == "half":

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -60,15 +61,17 @@ def test_adapters_come_under_a_new_name_per_version_and_nothing_pauses(
     engine = served(servers[:1], adapted)
     server = servers[0]
     [first] = server.adapters
-    server.faults = ["slow"]
+    server.faults = [goes_on := threading.Event()]
 
     async def ask() -> None:
         running = asyncio.create_task(turn(engine))
-        await asyncio.sleep(0.3)
+        while server.faults:
+            await asyncio.sleep(0.01)
         await engine.load(Weights(1, trained(adapted, 1).model))
         assert first in server.adapters
         later = await turn(engine)
         assert [span.version for span in later.spans] == [1]
+        goes_on.set()
         assert [span.version for span in (await running).spans] == [0]
         await engine.load(Weights(2, trained(adapted, 2).model))
 

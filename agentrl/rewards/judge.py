@@ -131,8 +131,9 @@ class Judge(_Grader):
 
 class Ranking(_Grader):
     """The place of a rollout in its group, as models rank it: 1 for the best, 0 for the last, in equal steps; the mean
-    over ``orders`` of each engine, each of which shows the rollouts in another order, since judges prefer what comes
-    first (Zheng et al. 2023, section 3.3). In a group of one there is nothing to rank, and the value is 0."""
+    over ``orders`` of each engine. Judges prefer what comes first (Zheng et al. 2023, section 3.3), so every second
+    order is the one before it from the end to the beginning: two orders show each pair both ways. In a group of one
+    there is nothing to rank, and the value is 0."""
 
     type: Literal["ranking"] = "ranking"
     criterion: str = Field("how correctly and completely the user's request was fulfilled")
@@ -156,7 +157,9 @@ class Ranking(_Grader):
         asked = [(place, order) for place in range(len(self.engines)) for order in range(self.orders)]
         orders = [list(range(len(shown))) for _ in asked]
         for (place, order), numbers in zip(asked, orders, strict=True):
-            Random(f"{place} {order} {shown}").shuffle(numbers)
+            Random(f"{place} {order // 2} {shown}").shuffle(numbers)
+            if order % 2:
+                numbers.reverse()
         prompts = [self._prompt(task, [shown[number] for number in numbers]) for numbers in orders]
         work = (self.ask(place, prompt, order) for (place, order), prompt in zip(asked, prompts, strict=True))
         places: list[list[float]] = [[] for _ in shown]

@@ -130,6 +130,11 @@ class TestRanking:
             orders = {server.prompts()[n] for n in range(3)}
             assert len(orders) > 1, "the order is shuffled"
 
+    def test_two_orders_show_each_pair_both_ways(self) -> None:
+        with judging(lambda _: '{"ranking": [1, 2, 3, 4]}') as server:
+            ranking = reward("ranking", engines=[server.engine], orders=2)
+            assert values(ranking, [row(str(n)) for n in range(4)]) == [0.5] * 4, "a judge that takes what comes first"
+
     def test_a_ranking_that_leaves_one_out_counts_for_nothing(self) -> None:
         with judging(lambda _: '{"ranking": [1, 1]}') as server:
             ranking = reward("ranking", engines=[server.engine], orders=1, retries=0)

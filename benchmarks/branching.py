@@ -1,7 +1,7 @@
 """The experiments of ``methods.py`` about continued rows: what they gain over whole rollouts of as many sampled tokens.
 
 - slicing: GRPO on stored rows of `rooms` from level 4 on, whole rows or by the values of their turns (`bisect`).
-- pairs: DPO on pairs of steps, from continuations at uncertain turns or from whole rollouts.
+- pairs: DPO on pairs of steps, from continuations at uncertain turns, by values of such turns, or from whole rollouts.
 - eto, ipr: preferences of an expert's walks, and of its turns, over the policy's own.
 - dagger: as many turns of an adviser, on its own states or on the student's; success, and recovery after a planted
   wrong turn.
@@ -124,13 +124,17 @@ def grouped(setting: Setting, selections: list[Any]) -> list[Any]:
 
 
 def pairs() -> bool:
-    """Pairs of steps from four continuations of the least certain turn, or from whole rollouts."""
+    """Pairs of steps from four continuations of the least certain turn, or from whole rollouts, each step worth the
+    mean reward through it; or of steps that are worth what four continuations before and after each of the two least
+    certain turns say. These are so many that fewer tasks have as many tokens."""
     from pipelines.stages.fork import fork
     from pipelines.stages.pairs import agentq
+    from pipelines.stages.steps import value
     from pipelines.stages.train import dpo
     from pipelines.stages.trajectories import reject, sample
 
-    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "DPO, whole rollouts", "DPO, continuations")}
+    names = ("warm", "rejection", "GRPO", "DPO, whole rollouts", "DPO, continuations", "DPO, values")
+    arms = {name: Arm(name) for name in names}
     for setting, tasks in settings("pairs", arms):
         run = setting.harness.run
         rows = run(sample, {"samples": 2}, model=setting.warm, tasks=tasks)["trajectories"]
@@ -141,6 +145,13 @@ def pairs() -> bool:
         print(f"pairs of continuations: {made.metrics}", file=sys.stderr, flush=True)
         model, more = trained(setting, dpo, {"beta": 0.1}, pairs=[made["pairs"]])
         arms["DPO, continuations"].add(judged(setting, model), cost + more)
+        few = setting.harness.tasks(tasks.read()[: STATES * 2 // 9])
+        rows = run(sample, {"samples": 8}, model=setting.warm, tasks=few)["trajectories"]
+        valued = run(value, {"where": "uncertain", "turns": 2, "k": 4}, model=setting.warm, trajectories=[rows])
+        made = run(agentq, {**config, "apart": False}, trajectories=[rows], values=[valued["steps"]])
+        print(f"pairs by values: {made.metrics}", file=sys.stderr, flush=True)
+        model, more = trained(setting, dpo, {"beta": 0.1}, pairs=[made["pairs"]])
+        arms["DPO, values"].add(judged(setting, model), of_rollouts(rows) + of_continuations(valued) + more)
         others, spent = rollouts(setting, tasks, cost.sampled)
         made = run(agentq, config, trajectories=others)
         model, more = trained(setting, dpo, {"beta": 0.1}, pairs=[made["pairs"]])
@@ -151,7 +162,8 @@ def pairs() -> bool:
         arms["rejection"].add(judged(setting, model), spent + more)
     print(f"\npairs, rooms: rollouts of {STATES} tasks a seed")
     table(arms)
-    return gain("pairs, rooms", arms["DPO, whole rollouts"], arms["DPO, continuations"])
+    met = gain("pairs, rooms", arms["DPO, whole rollouts"], arms["DPO, continuations"])
+    return gain("pairs, rooms, values", arms["DPO, whole rollouts"], arms["DPO, values"]) and met
 
 
 def of_expert(setting: Setting, rows: Any) -> Spent:

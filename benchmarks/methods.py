@@ -6,7 +6,7 @@ always among the baselines. Success is that at temperature 1 on held-out tasks, 
 tasks of all seeds; a gain is a paired difference over tasks and seeds, with a bootstrap interval.
 
 - hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, also silent; `lookup`).
-- curriculum, distill, echo, rwml, reflexion, resample: see :mod:`methods_signals`.
+- curriculum, distill, echo, rwml, reflexion, resample, rank: see :mod:`methods_signals`.
 - slicing, pairs, eto, ipr, dagger, search, tree: see ``branching.py``; teams: see ``teams.py``.
 - experience, guidance, star, splice: see ``memory.py``.
 - compress: see ``compression.py``.
@@ -347,7 +347,7 @@ def line(figure: str, met: bool, target: str) -> bool:
 
 MODULES = {
     "methods": ("hindsight",),
-    "methods_signals": ("curriculum", "distill", "echo", "rwml", "reflexion", "resample"),
+    "methods_signals": ("curriculum", "distill", "echo", "rwml", "reflexion", "resample", "rank"),
     "branching": ("slicing", "pairs", "eto", "ipr", "dagger", "search", "tree"),
     "memory": ("experience", "guidance", "star", "splice"),
     "teams": ("teams",),

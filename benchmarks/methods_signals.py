@@ -9,6 +9,8 @@ them.
 - reflexion: retries with notes of what failed, and without, of as many tokens (`rooms`): tasks solved, of those that
   failed.
 - resample: GRPO with turns sampled again that are as uncertain as the one before (`rooms`).
+- rank: GRPO by the places that a judge of known quality gives the rollouts of a group, alone and beside the verifier's
+  reward (`rooms`).
 """
 
 import sys
@@ -81,6 +83,28 @@ def resample() -> bool:
     print(f"\nresample, rooms: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed with resampled turns")
     table(arms)
     return gain("resample, rooms", arms["GRPO"], arms["GRPO, resampled turns"])
+
+
+def rank() -> bool:
+    """The judge knows successes from failures with probability 0.8, and nothing else. Foreign tokens are the numbers
+    that it writes; what it reads is not counted."""
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO, ranks", "GRPO, verifier + ranks")}
+    judge = {"type": "scripted_judge:Scripted", "right": 0.8, "orders": 2}
+    rewards = {"GRPO": [], "GRPO, ranks": [{**judge, "alone": True}], "GRPO, verifier + ranks": [judge]}
+    rows = TASKS * ITERATIONS * SAMPLES
+    for seed, folder in seeds("rank", arms):
+        setting = prepared("rooms", seed, folder)
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        for name, given in rewards.items():
+            model, spent, _ = online(setting, rewards=given)
+            arms[name].add(judged(setting, model), spent + Spent(foreign=2 * rows if given else 0))
+        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+        model, more, _ = rejected(setting, tasks, arms["GRPO"].costs[-1].sampled)
+        arms["rejection"].add(judged(setting, model), more)
+    print(f"\nrank, rooms: {rows:,} rollouts a seed, a judge that is right with probability 0.8")
+    table(arms)
+    met = gain("rank, rooms, alone", arms["GRPO"], arms["GRPO, ranks"])
+    return gain("rank, rooms", arms["GRPO"], arms["GRPO, verifier + ranks"]) and met
 
 
 def distill() -> bool:

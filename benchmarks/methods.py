@@ -49,7 +49,7 @@ JUDGED = 4 if SMALL else 512
 BATCH = 4 if SMALL else 32
 CURATED_STEPS = 2 if SMALL else 60
 TASKS, SAMPLES, ITERATIONS = (4, 2, 1) if SMALL else (32, 8, 24)
-ROUNDS = 2
+ROUNDS = 1
 """Of further rollouts at small scale, where budgets need not be equal."""
 LR = {"sft": 1e-3, "offline": 1e-4, "dpo": 2e-5}
 """Learning rates, chosen on dev tasks of seed 0 for the baselines, as those of GRPO; methods have the same."""

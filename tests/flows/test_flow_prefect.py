@@ -211,7 +211,7 @@ def test_the_prefect_database_may_be_deleted_between_runs(project: Project) -> N
 def test_simultaneous_first_runs_on_a_fresh_store_take_turns_to_start_prefect(project: Project) -> None:
     for number in range(6):
         project.write(
-            PIPELINE.replace("name: toy", f"name: toy{number}").replace("n: 5", f"n: {number}"), f"{number}.yaml"
+            PIPELINE.replace("name: toy", f"name: toy{number}").replace("n: 5", f"n: {number + 2}"), f"{number}.yaml"
         )
     runs = [start("run", f"{number}.yaml", "--prefect") for number in range(6)]
     outputs = [process.communicate(timeout=400)[0] for process in runs]

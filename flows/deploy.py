@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -239,10 +240,18 @@ def _run_parameters(plan: Plan, pool: str) -> dict[str, Any]:
 
 
 def _wait(session: RunSession, started: FlowRun) -> FlowRun:
+    """The deployment run after its end. A server that does not answer is reported once and asked again."""
+    lost = False
     with get_client(sync_client=True) as client:
         while True:
-            found = client.read_flow_run(started.id)
-            if found.state and found.state.is_final():
-                return found
+            try:
+                found = client.read_flow_run(started.id)
+                if found.state and found.state.is_final():
+                    return found
+            except httpx.HTTPError as error:
+                if not lost:
+                    text = f"warning: {started.name}: Prefect's server does not answer ({error!r}); it is asked again"
+                    session.display.note(text)
+                lost = True
             if session.stopping.wait(POLL_S):
                 raise StageError(started.name, "cancelled", Path(os.devnull))

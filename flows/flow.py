@@ -9,8 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, cast
 
+import httpx
 from prefect import flow
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -28,6 +30,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.tasks import Task, exponential_backoff
 
 from flows.order import start_in_order
+from flows.server import PrefectServerError, unreachable
 from flows.session import RunSession, Stopped
 from flows.slots import Slots
 from pipelines.execute import Outcome
@@ -43,9 +46,6 @@ FLUSH_S = 5.0
 LONG_S = 5.0
 """Seconds. A stage that takes longer gets a progress artifact, which is updated at this interval."""
 
-_TAGS = 2
-"""Prefect warns of dead-locks if a task has as many tags as there are threads."""
-
 
 def quiet() -> None:
     """Keep Prefect's log lines for its server and off the terminal, where the display is."""
@@ -58,23 +58,42 @@ def quiet() -> None:
 
 
 class _ProgressArtifact:
-    """Shows a long stage's progress in Prefect."""
+    """Shows a long stage's progress in Prefect. The stage neither waits for its server nor fails with it."""
 
     def __init__(self, session: RunSession, name: str) -> None:
-        self.key = _key(session.plan.pipeline.name, name)
-        self.description = f"Stage {name} of run {session.run_id}"
+        self.session = session
+        self.name = name
         self.id: Any = None
         self.last = time.monotonic()
+        self.sending: threading.Thread | None = None
+        self.failed = False
 
     def __call__(self, done: int, total: int | None) -> None:
-        if not total or time.monotonic() - self.last < LONG_S:
+        at_work = self.sending and self.sending.is_alive()
+        if not total or at_work or time.monotonic() - self.last < LONG_S:
             return
         self.last = time.monotonic()
         percent = min(100.0, 100.0 * done / total)
-        if self.id is None:
-            self.id = create_progress_artifact(percent, key=self.key, description=self.description)
-        else:
-            update_progress_artifact(self.id, percent)
+        context = copy_context()  # it names the task run that the artifact is of
+        self.sending = threading.Thread(target=context.run, args=(self._send, percent), daemon=True, name="progress")
+        self.sending.start()
+
+    def _send(self, percent: float) -> None:
+        try:
+            if self.id is None:
+                key = _key(self.session.plan.pipeline.name, self.name)
+                description = f"Stage {self.name} of run {self.session.run_id}"
+                self.id = create_progress_artifact(percent, key=key, description=description)
+            else:
+                update_progress_artifact(self.id, percent)
+        except Exception as error:
+            if not self.failed:
+                _say_not_shown(self.session, f"progress of {self.name}", error)
+            self.failed = True
+
+
+def _say_not_shown(session: RunSession, what: str, error: Exception) -> None:
+    session.display.note(f"warning: Prefect's server does not show the {what}: {error!r}")
 
 
 def _key(*parts: str) -> str:
@@ -85,7 +104,10 @@ def _key(*parts: str) -> str:
 def _task(
     session: RunSession, step: PlannedStage, slots: Slots, pool: str | None, elsewhere: Elsewhere
 ) -> Task[[], None]:
-    """The Prefect task of one stage. ``pool`` is where this flow runs."""
+    """The Prefect task of one stage. ``pool`` is where this flow runs.
+
+    It has no tags: before a task with tags starts, Prefect asks its server for slots of them, and waits.
+    """
     execution = step.node.execution
 
     def run_stage() -> None:
@@ -107,7 +129,6 @@ def _task(
         run_stage,
         name=step.node.stage.name,
         task_run_name=step.name,
-        tags=[session.plan.pipeline.name, step.node.stage.name],
         cache_policy=NO_CACHE,
         persist_result=False,
         retries=execution.retries,
@@ -129,12 +150,15 @@ def _as_stage_error(session: RunSession, step: PlannedStage, error: Any) -> Stag
 def run_with_prefect(session: RunSession, jobs: int, own_server: bool, elsewhere: Elsewhere) -> None:
     """One flow run with one task run for each stage that is to run. ``jobs`` stages run at once at most.
 
-    A failure ends up in ``session.failure``; stages that wait are not started.
+    A failure ends up in ``session.failure``; stages that wait are not started. A server that stops answering once the
+    run has begun is reported and changes nothing else. Raises PrefectServerError if it does not answer before.
     """
     quiet()
-    slots = Slots(session, own_server)
+    if not own_server and (why := unreachable()):
+        raise PrefectServerError(f"{why}; start it, set PREFECT_API_URL to another, or run with --no-prefect")
     pipeline = session.plan.pipeline
     on_sigterm = signal.getsignal(signal.SIGTERM)
+    over = False
 
     @flow(
         name=pipeline.name,
@@ -142,18 +166,27 @@ def run_with_prefect(session: RunSession, jobs: int, own_server: bool, elsewhere
         description=pipeline.description or None,
         persist_result=False,
         validate_parameters=False,
-        task_runner=cast(Any, ThreadPoolTaskRunner(max_workers=jobs + _TAGS)),
+        task_runner=cast(Any, ThreadPoolTaskRunner(max_workers=jobs)),
     )
     def run() -> None:
+        nonlocal over
         if threading.current_thread() is threading.main_thread():
             signal.signal(
                 signal.SIGTERM, on_sigterm
             )  # Prefect's handler would tell its server first, which may take long
-        run_stages(session, jobs, slots, elsewhere)
+        try:
+            run_stages(session, jobs, slots, elsewhere)
+        finally:
+            over = True
 
     try:
+        slots = Slots(session, own_server)
         with suppress(StageError):
             run()
+    except httpx.HTTPError as error:
+        if not over:
+            raise PrefectServerError(f"the Prefect server stopped answering before the run began: {error!r}") from error
+        session.display.note(f"warning: Prefect's server does not know how this run ended: {error!r}")
     finally:
         flush()
 
@@ -173,7 +206,10 @@ def run_stages(session: RunSession, jobs: int, slots: Slots, elsewhere: Elsewher
         session.stop()
         raise
     finally:
-        _leave_artifacts(session)
+        try:
+            _leave_artifacts(session)
+        except Exception as error:
+            _say_not_shown(session, "table of the run", error)
     if session.failure:
         raise session.failure
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from flows.server import prepare, users_server
+from flows.server import unreachable, users_server
 from flows.terminal import console, say, say_json
 from pipelines.plan import Plan
 from schemas.installation import missing
@@ -28,13 +28,8 @@ def _reachable() -> str | None:
         return NO_SERVER
     if why := missing("prefect", "prefect"):
         return f"error: schedules need Prefect; {why}"
-    prepare()
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
-        if error := client.api_healthcheck():
-            return f"error: the Prefect server at {client.api_url} does not answer: {error}"
-    return None
+    why = unreachable()
+    return f"error: {why}" if why else None
 
 
 def check_cron(cron: str) -> str | None:

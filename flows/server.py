@@ -56,6 +56,16 @@ def users_server() -> bool:
     return bool(known.get("profiles", {}).get(active, {}).get("PREFECT_API_URL"))
 
 
+def unreachable() -> str:
+    """Why the server that the user has named cannot be used; empty if it answers."""
+    prepare()
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+        return f"the Prefect server at {client.api_url} does not answer: {error}" if error else ""
+
+
 class PrefectServer:
     """A server that is starting. It ends when :meth:`stop` is called, and when this process dies in any way."""
 

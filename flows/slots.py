@@ -8,6 +8,7 @@ runs, so with it a slot is a lock in the store, which is free as soon as its hol
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
+import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.sync import concurrency
@@ -76,8 +77,17 @@ class Slots:
                 raise LockTimeoutError(f"no slot {name} is free")
             yield
 
-    def _of_the_server(self, name: str) -> AbstractContextManager[None]:
-        return concurrency(name, occupy=1, timeout_seconds=1.0, lease_duration=LEASE_S)
+    @contextmanager
+    def _of_the_server(self, name: str) -> Iterator[None]:
+        slot = concurrency(name, occupy=1, timeout_seconds=1.0, lease_duration=LEASE_S)
+        slot.__enter__()
+        try:
+            yield
+        finally:
+            try:
+                slot.__exit__(None, None, None)
+            except httpx.HTTPError as error:  # what the stage made stays; the lease runs out
+                self.session.display.note(f"warning: slot {name} is free after {LEASE_S:.0f} s only: {error!r}")
 
     def _whom(self, slot: str) -> str:
         for run in all_runs(self.session.catalog):

@@ -34,10 +34,11 @@ PIPELINE = """
 
 @dataclass
 class Server:
-    """A Prefect server with process workers for the pools ``agentrl`` and ``other``."""
+    """A Prefect server, perhaps with process workers. ``pid`` is that of the server and of its group of processes."""
 
     project: Project
     env: dict[str, str]
+    pid: int
 
     def agentrl(self, *arguments: str) -> tuple[int, str]:
         command = [sys.executable, "-P", "-m", "flows.cli", *arguments]
@@ -52,6 +53,23 @@ class Server:
         with urllib.request.urlopen(request, timeout=20) as answer:
             return json.load(answer)
 
+    @contextlib.contextmanager
+    def running(self, file: str, **env: str) -> Iterator["subprocess.Popen[str]"]:
+        """``agentrl run`` of a file that is at work. Its output goes to ``file`` with the suffix .log."""
+        command = [sys.executable, "-P", "-m", "flows.cli", "run", file, "--store", "store", "--prefect"]
+        with (self.project.folder / f"{file}.log").open("w") as log:
+            run = subprocess.Popen(command, env={**self.env, **env}, stdout=log, stderr=subprocess.STDOUT, text=True)
+        try:
+            yield run
+        finally:
+            run.kill()
+            run.wait()
+
+    def told(self) -> str:
+        """The runs of the store, and the last that the server, its workers and the runs said."""
+        runs = self.agentrl("runs", "--store", self.project.store, "--json")[1]
+        return f"{runs}\n{(self.project.folder / 'processes.log').read_text()[-20_000:]}"
+
     def runs(self, flow: str) -> list[dict[str, Any]]:
         return self.api("flow_runs/filter", {"flows": {"name": {"any_": [flow]}}, "sort": "START_TIME_ASC"})
 
@@ -65,9 +83,8 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    project = make_project(tmp_path_factory.mktemp("scheduled"))
+@contextlib.contextmanager
+def serving(project: Project, *pools: str) -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -90,13 +107,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     }
     prefect = [sys.executable, "-m", "prefect"]
     processes = [subprocess.Popen([*prefect, "server", "start", "--port", str(port), "--no-ui"], **options)]
-    made = Server(project, env)
+    made = Server(project, env, processes[0].pid)
     try:
         wait_until(lambda: _answers(made), 90, "the server answers")
-        for pool in ("agentrl", "other"):
+        for pool in pools:
             command = [*prefect, "worker", "start", "--pool", pool, "--type", "process"]
             processes.append(subprocess.Popen(command, **options))
-        wait_until(lambda: len(made.api("work_pools/filter", {})) == 2, 60, "both pools exist")
+        if pools:
+            wait_until(lambda: len(made.api("work_pools/filter", {})) == len(pools), 60, "all pools exist")
         yield made
     finally:
         for process in reversed(processes):
@@ -106,6 +124,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(make_project(tmp_path_factory.mktemp("scheduled")), "agentrl", "other") as made:
+        yield made
 
 
 def _answers(server: Server) -> bool:
@@ -128,8 +152,8 @@ def test_a_schedule_fires_and_a_failing_stage_is_tried_again(server: Server, mon
     assert code == 0, output
     assert "nightly/default runs at * * * * * (UTC) in work pool agentrl" in output
     ended = wait_until(lambda: [run for run in catalog_runs(server) if run["state"] == "completed"], 240, "a run ends")
-    assert ended[0]["stages"] == {"ran": 2}
-    record = json.loads(server.agentrl("show", ended[0]["run_id"], "--store", server.project.store, "--json")[1])
+    assert ended[-1]["stages"] == {"ran": 2}, server.told()
+    record = json.loads(server.agentrl("show", ended[-1]["run_id"], "--store", server.project.store, "--json")[1])
     assert record["stages"]["b"]["failed_tries"] == 1
     states = wait_until(
         lambda: [run["state"] for run in server.runs("nightly") if run["end_time"]], 30, "its flow run ends"
@@ -238,6 +262,49 @@ def test_a_cancelled_run_leaves_no_process_and_no_half_artifact(
     wait_until(lambda: not _workers_of(folder), 20, "its processes are gone")
     assert not (folder / "artifacts" / "b").exists()
     assert (folder / "artifacts" / "a").exists()
+
+
+LONG = """
+    name: answering
+    stages:
+      a: {uses: "toy:numbers", with: {n: 7}}
+      b: {uses: "toy:trouble", inputs: {table: a}, with: {sleep: 7}}
+      c: {uses: "toy:trouble", inputs: {table: b}, with: {sleep: 1}}
+"""
+
+
+def test_no_stage_waits_for_a_server_that_does_not_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(server.project.folder)
+    log = server.project.write(LONG, "stopped.yaml").with_suffix(".yaml.log")
+    with server.running("stopped.yaml") as run:
+        wait_until(lambda: "b: started" in log.read_text(), 60, "stage b works")
+        os.killpg(server.pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: "c: done" in log.read_text(), 40, "the stages end")
+        finally:
+            os.killpg(server.pid, signal.SIGCONT)
+        assert run.wait(120) == 0
+    assert "3 stages ran" in log.read_text()
+
+
+def test_a_server_that_dies_costs_nothing_that_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serving(make_project(tmp_path)) as server:
+        log = server.project.write(LONG, "dying.yaml").with_suffix(".yaml.log")
+        with server.running("dying.yaml", PREFECT_CLIENT_MAX_RETRIES="1") as run:
+            wait_until(lambda: "b: started" in log.read_text(), 60, "stage b works")
+            os.killpg(server.pid, signal.SIGKILL)
+            assert run.wait(180) == 0, log.read_text()
+        said = log.read_text()
+        assert "warning: Prefect's server does not show the progress of b" in said
+        assert "warning: Prefect's server does not know how this run ended" in said
+        assert "3 stages ran" in said
+        [run_of] = catalog_runs(server)
+        assert (run_of["state"], run_of["stages"]) == ("completed", {"ran": 3})
+        code, output = server.agentrl("run", "dying.yaml", "--store", "other-store", "--prefect")
+        assert code == 1
+        assert "does not answer" in output
+        assert "run with --no-prefect" in output
 
 
 def _workers_of(store: Path) -> list[int]:

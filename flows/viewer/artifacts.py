@@ -27,12 +27,29 @@ TrainingScalars = dict[str, pa.Scalar]
 
 @dataclass(frozen=True)
 class LearnedTokens:
-    """An artifact that learned from a row, with the training row that it learned from last, and which of the row's
-    tokens that trains on, [tokens]. Both are None if its training rows have other tokens than the row."""
+    """An artifact that learned from a row: its training rows of the row's tokens, the last first, each with the tokens
+    that it trains on, [tokens]. There are none if its training rows have other tokens than the row."""
 
     learned: TrainedOn
-    row: TrainingScalars | None
-    mask: np.ndarray | None
+    rows: list[tuple[TrainingScalars, np.ndarray]]
+
+    @property
+    def mask(self) -> np.ndarray | None:
+        """Tokens that any of them trains on."""
+        return np.logical_or.reduce([mask for _, mask in self.rows]) if self.rows else None
+
+    def values(self, column: str) -> np.ndarray | None:
+        """A column of the training rows by the row's tokens, each from the last one that trains on it; NaN where none
+        does. None if none of them has the column."""
+        found = None
+        for row, mask in self.rows:
+            own = numbers(row[column], np.float32) if column in row else np.zeros(0, np.float32)
+            if not len(own):
+                continue
+            found = np.full(len(mask), np.nan, np.float32) if found is None else found
+            places = np.flatnonzero(mask[: len(own)] & np.isnan(found[: len(own)]))
+            found[places] = own[places]
+        return found
 
     @property
     def label(self) -> str:
@@ -89,9 +106,7 @@ class Artifacts:
             except (OSError, StoreError, pa.ArrowException):  # freed since the list was read
                 continue
             same = [(row, _mask(row, ids)) for row in rows]
-            matching = [(row, mask) for row, mask in same if mask is not None]
-            row, mask = max(matching, key=lambda one: len(one[0]["input_ids"]), default=(None, None))
-            found.append(LearnedTokens(learned, row, mask))
+            found.append(LearnedTokens(learned, [(row, mask) for row, mask in same if mask is not None]))
         return found
 
     def _training_rows(self, manifest: Manifest, row_ids: list[str]) -> list[TrainingScalars]:

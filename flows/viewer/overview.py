@@ -54,6 +54,7 @@ def overview(
         planning=drawn is None,
         stages=graph.boxes(stages, frozenset(running)),
         runs=[run_line(run, catalog) for run in runs[:RUNS]],
+        n_runs=len(runs),
         results=measurements(artifacts),
         pipelines=names,
     )

@@ -129,7 +129,7 @@ class StoreReader:
         found, reason = self._decoded(row)
         scalars = {name: row[name][0] for name in trajectory.TOKENS}
         learned = self.artifacts.trained_on(row["trajectory_id"][0].as_py(), numbers(scalars["input_ids"], np.int32))
-        matching = next((one for one in learned if one.row is not None), learned[0] if learned else None)
+        matching = next((one for one in learned if one.rows), learned[0] if learned else None)
         table = tokens.token_table(scalars, found, matching, version, reason)
         return table, None if found is None else found.text
 

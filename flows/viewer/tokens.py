@@ -99,18 +99,13 @@ def _lenses(count: int, trained_on: LearnedTokens | None) -> tuple[dict[str, pa.
     """Optional columns, and why the others are not there."""
     if trained_on is None:
         return {}, dict.fromkeys(LENSES, "no training stage of this store learned from this row")
-    label, row, trained = trained_on.label, trained_on.row, trained_on.mask
-    if row is None or trained is None:
+    label, trained = trained_on.label, trained_on.mask
+    if trained is None:
         return {}, dict.fromkeys(LENSES, f"{label} learned from other tokens than this row's")
 
     def lens(column: str) -> pa.Array | None:
-        """Values of the tokens that are trained on."""
-        values = numbers(row[column], np.float32) if column in row else np.zeros(0, np.float32)
-        if not len(values):
-            return None
-        whole = np.full(count, np.nan, np.float32)
-        whole[: len(values)] = values
-        return _or_null(np.where(trained, whole, np.nan), count)
+        values = trained_on.values(column)
+        return None if values is None else _or_null(values, count)
 
     found = {"weight": lens("weights"), "trained": pa.array(trained), "step": None}
     if steps := trained_on.learned.steps:

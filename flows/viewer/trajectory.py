@@ -63,12 +63,15 @@ def content(row: pa.Table, scalars: dict[str, Any], artifacts: Artifacts, *, who
     messages = row["messages"][0].as_py()
     found = list(breaches(row, messages, artifacts))
     errors, cut = scalars["n_tool_errors"] > 0, None if whole else CUT_JSON
+    tools, state = row["tools"][0].as_py(), row["final_state"][0].as_py()
     turns = (turn(number, one, errors, None) for number, one in enumerate(messages))
     return {
         "row": scalars if whole else {name: _cut(value) for name, value in scalars.items()},
         "messages": list(turns if whole else _shown(messages, errors)),
-        "tools": row["tools"][0].as_py()[:cut],
-        "final_state": row["final_state"][0].as_py()[:cut],
+        "tools": tools[:cut],
+        "tools_characters": len(tools),
+        "final_state": state[:cut],
+        "final_state_characters": len(state),
         "reward_components": [Component(**one) for one in row["reward_components"][0].as_py()],
         "tags": row["tags"][0].as_py(),
         "spans": [VersionSpan(**one) for one in row["spans"][0].as_py()],
@@ -230,4 +233,5 @@ def beside(row: dict[str, Any], snapshot: Snapshot) -> Neighbours:
         previous=None if before is None else str(before),
         next=None if after is None else str(after),
         attempts=attempts.to_list(),
+        all_attempts=others.height,
     )

@@ -92,7 +92,8 @@ class Measurement(Answer):
 class Overview(Answer):
     """``version`` is None, and ``rows`` 0, if nothing was ever appended. ``pipeline`` is the one that ``stages``
     shows, that of the newest run unless asked for another. If it is not planned, ``stages`` is what its newest run
-    recorded and ``problem`` says why. ``planning`` is true while the plan is being made: ask again in a second."""
+    recorded and ``problem`` says why. ``runs`` are the newest of ``n_runs``. ``planning`` is true while the plan is
+    being made: ask again in a second."""
 
     store: str
     version: int | None
@@ -102,6 +103,7 @@ class Overview(Answer):
     planning: bool
     stages: list[StageBox]
     runs: list[RunLine]
+    n_runs: int
     results: list[Measurement]
     pipelines: list[str]
 
@@ -275,22 +277,26 @@ class Breach(Answer):
 
 class Neighbours(Answer):
     """Rows of the same stage run before and after this one, and all rows of the same task (this one too, at most
-    1,024), in the order of time."""
+    1,024 of ``all_attempts``), in the order of time."""
 
     previous: str | None
     next: str | None
     attempts: list[str]
+    all_attempts: int
 
 
 class RowAnswer(Answer):
     """One trajectory. ``row`` holds the scalar columns by name, times as ISO 8601; ``tools`` and ``final_state`` are
-    JSON texts, cut after 200,000 characters. ``proof`` lists at most 1,000 breaches, ``breaches`` counts all."""
+    JSON texts, cut after 200,000 of so many characters. ``proof`` lists at most 1,000 breaches, ``breaches`` counts
+    all."""
 
     version: int
     row: dict[str, Any]
     messages: list[ShownMessage]
     tools: str
+    tools_characters: int
     final_state: str
+    final_state_characters: int
     reward_components: list[Component]
     tags: list[str]
     spans: list[VersionSpan]

@@ -134,6 +134,7 @@ def test_neighbours_and_attempts_are_rows_of_the_file(store: Path) -> None:
         "previous": None,
         "next": "grpo-aaaaaaaa-000006",
         "attempts": ["grpo-aaaaaaaa-000004", "grpo-aaaaaaaa-000006"],
+        "all_attempts": 2,
     }
     assert last["previous"] == "grpo-aaaaaaaa-000004"
     [task] = tables["tasks"].to_pylist()

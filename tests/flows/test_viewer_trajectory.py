@@ -141,6 +141,40 @@ def test_log_probs_of_training_are_lenses_if_they_were_recorded(tmp_path: Path) 
         assert tokens[lens].to_pylist() == [value if one else None for one in spoken], lens
 
 
+def test_all_training_rows_of_a_row_count_in_its_lenses_and_its_proof(tmp_path: Path) -> None:
+    """A context that is cut in two: the loss of the earlier row ends where that of the later one begins."""
+    name = make_store(tmp_path, rows=4)
+    one = row(0, name)
+    tool = one.messages[2]
+    assert tool.token_start is not None
+    mask = np.array(one.action_mask)
+    begins = np.flatnonzero(mask)[mask.sum() // 2]
+    early = [bool(value) and place < begins for place, value in enumerate(mask)]
+    early[tool.token_start] = True  # which only the earlier row's proof can find
+    late = [bool(value) and place >= begins for place, value in enumerate(mask)]
+    first = training_row(one, mask=early, weights=[0.25] * len(mask))
+    rows = [first, training_row(one, mask=late, weights=[0.75] * len(mask))]
+    table = pa.Table.from_pylist(rows, schema=TRAINING_SCHEMA)
+    publish(Catalog(tmp_path), "sft", "8" * 32, "train.sft", {"rows": (Kind.TABLE, table)}, minutes=9, config=ONCE)
+    browser = Browser(tmp_path)
+    tokens = browser.arrow(f"/api/tokens/{FIRST}")
+    either = [a or b for a, b in zip(early, late, strict=True)]
+    assert tokens["trained"].to_pylist() == either
+    weights = [0.25 if a else 0.75 if b else None for a, b in zip(early, late, strict=True)]
+    assert tokens["weight"].to_pylist() == weights
+    assert [one["token"] for one in browser.json(f"/api/rows/{FIRST}")["proof"]] == [tool.token_start]
+
+
+def test_long_tools_are_cut_and_said_to_be(tmp_path: Path) -> None:
+    name = make_store(tmp_path, rows=1)
+    tools = json.dumps([{"name": "find", "description": "x" * 250_000}])
+    long = row(1, name).model_copy(update={"trajectory_id": "long", "tools": tools})
+    TrajectoryBuffer(tmp_path).append([long], stage="other", fingerprint="5" * 32)
+    found = Browser(tmp_path).json("/api/rows/long")
+    assert (len(found["tools"]), found["tools_characters"]) == (200_000, len(tools))
+    assert found["final_state_characters"] == len(found["final_state"])
+
+
 def test_rows_without_tokens_say_so(browser: Browser) -> None:
     tokens = browser.arrow("/api/tokens/eval-cccccccc-000000")
     assert tokens.num_rows == 0

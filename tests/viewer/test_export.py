@@ -98,6 +98,19 @@ def test_what_a_file_does_not_know_is_refused_by_name(alone: Watched) -> None:
     until(page, "document.querySelector('.page').textContent.includes('does not know among')")
 
 
+def test_a_file_has_no_links_to_pages_of_a_store(alone: Watched) -> None:
+    page = alone.open("/buffer", ".grid a")
+    assert page.locator(".counts a").count() == 0
+    for name in ("breach", "long"):
+        page = alone.open(f"/row/{name}", ".ribbon")
+        until(page, f"document.querySelector('h1').textContent === '{name}'")
+        links = page.eval_on_selector_all("a[href]", "all => all.map((one) => one.getAttribute('href'))")
+        inside = [one for one in links if one.startswith("#/")]
+        assert inside
+        assert [one for one in inside if one.split("?")[0].split("/")[1] not in ("", "buffer", "row", "task")] == []
+        assert [one for one in inside if "among=" in one] == []
+
+
 def test_lenses_keys_and_attempts_work_in_a_file(alone: Watched) -> None:
     page = alone.open("/row/breach?lens=mask", ".t.trained")
     assert page.locator(".t.breach").count() == 2

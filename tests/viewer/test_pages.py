@@ -129,8 +129,37 @@ def test_keys_walk_select_and_open_rows_of_the_table(seen: Watched) -> None:
     page.wait_for_selector(".turn")
     assert page.inner_text("h1").startswith(second)
     page.go_back()
-    page.wait_for_selector(".grid a")
+    page.wait_for_selector("#row-1.current")
     assert "1 row selected" in page.inner_text(".counts")
+    assert page.url.endswith("row=1")
+    page.fill("#filter", "stage = 'grpo' and n_steps > 0")
+    page.wait_for_selector("#row-0.current")
+    assert "row=" not in page.url
+
+
+def test_a_link_to_a_row_far_down_shows_it(seen: Watched) -> None:
+    page = seen.open("/buffer?row=140", "#row-140.current a")
+    assert page.evaluate("document.querySelector('.grid').scrollTop") > 2000
+
+
+def test_keys_of_one_character_can_be_turned_off(seen: Watched) -> None:
+    page = seen.open("/buffer", ".grid a")
+    page.get_by_role("button", name="keys").click()
+    page.get_by_role("checkbox", name="keys of one character").uncheck()
+    page.get_by_role("button", name="close").click()
+    page.keyboard.press("j")
+    page.keyboard.press("?")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector("#row-1.current")
+    assert page.locator("dialog[open]").count() == 0
+    page = seen.open("/buffer", ".grid a")
+    page.keyboard.press("j")
+    page.get_by_role("button", name="keys").click()
+    page.get_by_role("checkbox", name="keys of one character").check()
+    page.get_by_role("button", name="close").click()
+    assert page.locator("#row-0.current").count() == 1
+    page.keyboard.press("j")
+    page.wait_for_selector("#row-1.current")
 
 
 def test_a_table_holds_only_what_is_in_view_and_sorts(seen: Watched) -> None:
@@ -152,6 +181,9 @@ def test_a_search_ranks_rows(seen: Watched) -> None:
     page.wait_for_selector("[role=columnheader] button:has-text('score')")
     assert "q=pet" in page.url
     assert page.locator(".grid [role=row]").count() > 5
+    until(page, "/the [0-9]+ rows whose prompts are nearest/.test(document.querySelector('.counts').textContent)")
+    page.fill("#filter", "stage = 'grpo'")
+    until(page, "document.querySelector('.counts').textContent.includes('that do not fit')")
 
 
 def test_keys_of_the_trajectory(seen: Watched) -> None:
@@ -310,6 +342,7 @@ def test_rows_without_tokens_say_so(seen: Watched) -> None:
     assert page.locator(".minimap").count() == 0
 
 
+@both_themes
 def test_two_evaluations_are_compared_on_the_tasks_of_both(seen: Watched) -> None:
     page = seen.open("/evaluation", ".lines")
     page.get_by_role("radio", name=re.compile("than: eval_warm")).check()
@@ -317,8 +350,10 @@ def test_two_evaluations_are_compared_on_the_tasks_of_both(seen: Watched) -> Non
     page.wait_for_selector("#verdict")
     assert "16 tasks of both" in page.inner_text("section[aria-labelledby=verdict]")
     assert page.locator("section[aria-labelledby=verdict] h3").count() == 2
+    assert seen.faults() == []
 
 
+@both_themes
 def test_two_attempts_are_aligned_where_they_part(seen: Watched, store: str) -> None:
     query = "select trajectory_id, task_id from trajectories where stage = 'grpo' order by n_tokens"
     rows = TrajectoryBuffer(store).sql(query)
@@ -336,11 +371,14 @@ def test_two_attempts_are_aligned_where_they_part(seen: Watched, store: str) -> 
     assert page.locator(".versus .sides section").count() == 2
     page.locator(".versus summary").click()
     page.wait_for_selector(".versus details .t.faint")
+    assert seen.faults() == []
 
 
+@both_themes
 def test_a_pair_parts_at_its_branching_token(seen: Watched) -> None:
     page = seen.open("/pair", ".lines")
     page.locator(".lines a").first.click()
     page.wait_for_selector(".versus .t.trained")
     assert "the loss covers" in page.inner_text(".sides")
     assert "chosen: " in page.inner_text(".sides")
+    assert seen.faults() == []

@@ -18,17 +18,20 @@ import { html, useEffect, useRef, useState } from "./ui.js";
 const COLUMNS = ["trajectory_id", "stage", "env", "split", "level", "success", "reward", "termination", "n_steps", "n_tokens", "n_tool_calls", "n_tool_errors", "policy", "policy_version", "task_id", "prompt", "created_at"];
 const HITS = 200;
 
+/** Shows other rows, from the first one on. @param {Parameters<typeof change>[0]} params */
+const show = (params) => change({ ...params, row: null });
+
 export function BufferPage() {
   const { filter = "", sort = "", desc, at, q = "", cols = "", among, rule, lasso } = place.value.params;
   const query = { filter, sort: sort || "created_at", desc: sort ? desc === "true" : true, at, columns: cols || COLUMNS.join(","), among, rule, lasso };
-  const [current, setCurrent] = useState(0);
+  const current = Math.max(0, Number(place.value.params.row ?? 0) || 0);
+  const setCurrent = (/** @type {number} */ row) => change({ row: row || null });
   const [newest, setNewest] = useState(/** @type {number | null} */ (null));
   const rows = useAnswer(async (stop) => {
     const source = q ? new Found(await json("/api/search", { q, k: HITS }, stop), query) : new Rows(query);
     return source.open();
   }, [filter, sort, desc, at, q, cols, among, rule, lasso, newest]);
   const facets = useAnswer((stop) => /** @type {Promise<import("./wire.js").Facets>} */ (json("/api/facets", { filter, at, among, rule, lasso }, stop)), [filter, at, among, rule, lasso, newest]);
-  useEffect(() => setCurrent(0), [filter, sort, desc, at, q, among, rule, lasso]);
   useEffect(() => () => rows.value?.close(), [rows.value]);
   useEffect(() => void (version.value = rows.value?.version ?? null), [rows.value]);
   const box = useRef(/** @type {HTMLInputElement | null} */ (null));
@@ -52,8 +55,8 @@ export function BufferPage() {
   });
   const columns = cols ? cols.split(",") : COLUMNS;
   const known = source?.columns.length ? [...(q ? ["score"] : []), ...columns.filter((column) => source.columns.includes(column))] : columns;
-  const setFilter = (/** @type {string} */ text) => change({ filter: text });
-  const sortBy = (/** @type {string} */ column) => change(sort !== column ? { sort: column, desc: false } : desc === "true" ? { sort: null, desc: null } : { desc: true });
+  const setFilter = (/** @type {string} */ text) => show({ filter: text });
+  const sortBy = (/** @type {string} */ column) => show(sort !== column ? { sort: column, desc: false } : desc === "true" ? { sort: null, desc: null } : { desc: true });
   return html`<div class="buffer">
     <h1 class="unseen">Buffer</h1>
     <${Bar} box=${box} filter=${filter} q=${q} problem=${rows.problem ?? facets.problem} busy=${rows.busy || facets.busy} />
@@ -61,11 +64,11 @@ export function BufferPage() {
     <div class="found">
       <div class="counts" role="status">
         ${source && html`<span><b>${plural(source.total, "row")}</b>${facets.value && !q ? ` of ${count(facets.value.total)}` : ""}</span>`}
-        ${source?.version !== undefined && html`<span class="soft">version ${source.version}${at ? html` (pinned) <button class="quiet" onClick=${() => change({ at: null })}>show the newest</button>` : ""}</span>`}
+        ${source?.version !== undefined && html`<span class="soft">version ${source.version}${at ? html` (pinned) <button class="quiet" onClick=${() => show({ at: null })}>show the newest</button>` : ""}</span>`}
         ${latest !== null && latest !== newest && html`<button class="quiet" onClick=${() => setNewest(latest)}>newer rows: show them</button>`}
-        ${source instanceof Found && source.behind > 0 && html`<span class="soft">the index lacks ${plural(source.behind, "newer row")}</span>`}
+        ${source instanceof Found && html`<span class="soft">${source.told()}</span>`}
         ${among && html`<${Part} among=${among} rule=${rule} absent=${source?.absent ?? 0} />`}
-        <span>${lasso && html`in a lasso of the map `}<a href=${address("/map", { filter, at, among, rule, lasso })}>map</a>${lasso && html` <button class="quiet" onClick=${() => change({ lasso: null })}>without the lasso</button>`}</span>
+        <span>${lasso && html`in a lasso of the map `}${store && html`<a href=${address("/map", { filter, at, among, rule, lasso })}>map</a>`}${lasso && html` <button class="quiet" onClick=${() => show({ lasso: null })}>without the lasso</button>`}</span>
         ${selected.value.size > 0 && html`<${Selection} />`}
         ${store && html`<a href=${address("/sql", { at, query: `select trajectory_id, reward from trajectories${filter ? ` where (${filter})` : ""} limit 100` })}>SQL</a>`}
         ${source && html`<${Saving} shown=${{ filter, at: source.version, among, rule, lasso }} total=${q ? null : source.total} />`}
@@ -90,7 +93,7 @@ const untouched = (current) => current === 0 && (document.querySelector(".grid")
 /** @param {{filter: string, q: string}} props */
 function Nothing({ filter, q }) {
   if (q) return html`<${Empty} says="The search found nothing." command="agentrl buffer search" />`;
-  if (filter) return html`<div class="empty-state"><p>No row fits the filter.</p><button onClick=${() => change({ filter: null })}>clear the filter</button></div>`;
+  if (filter) return html`<div class="empty-state"><p>No row fits the filter.</p><button onClick=${() => show({ filter: null })}>clear the filter</button></div>`;
   return html`<${Empty} says="The buffer has no rows yet." command="agentrl run quickstart" />`;
 }
 
@@ -104,7 +107,7 @@ function Bar({ box, filter, q, problem, busy }) {
   const asked = useRef(filter);
   const ask = (/** @type {string} */ value) => {
     asked.current = value.trim();
-    change({ filter: asked.current });
+    show({ filter: asked.current });
   };
   useEffect(() => {
     const now = place.peek().params.filter ?? ""; // what is drawn may be behind what was typed since
@@ -119,12 +122,12 @@ function Bar({ box, filter, q, problem, busy }) {
     setText(value);
     if (!busy) ask(value);
   };
-  const search = (/** @type {Event} */ event) => change({ q: /** @type {HTMLInputElement} */ (event.target).value.trim() });
+  const search = (/** @type {Event} */ event) => show({ q: /** @type {HTMLInputElement} */ (event.target).value.trim() });
   return html`<div class="query">
     <label for="filter">filter</label>
     <input id="filter" ref=${box} class="mono" value=${text} spellcheck=${false} autocomplete="off" placeholder="success and n_tool_calls > 2" aria-invalid=${problem ? "true" : "false"}
       aria-describedby="filter-problem" onInput=${(/** @type {Event} */ event) => typed(/** @type {HTMLInputElement} */ (event.target).value)} />
-    ${filter && html`<button onClick=${() => change({ filter: null })}>clear</button>`}
+    ${filter && html`<button onClick=${() => show({ filter: null })}>clear</button>`}
     <label for="search">search</label>
     <input id="search" type="search" value=${q} placeholder="prompts that mean this" onChange=${search} />
     <div id="filter-problem" class="wide">${problem && html`<${Problem} problem=${problem} />`}</div>
@@ -134,12 +137,12 @@ function Bar({ box, filter, q, problem, busy }) {
 /** Which part of the buffer is shown. @param {{among: string, rule: string | undefined, absent: number}} props */
 function Part({ among, rule, absent }) {
   const inside = rule ? html`dropped by “${pieces(rule)}” of ${pieces(among)}` : html`chosen by ${pieces(among)}`;
-  return html`<span class="part">${inside}${absent > 0 && html` <span class="soft">(${plural(absent, "more row")} of it not in this version)</span>`} <button class="quiet" onClick=${() => change({ among: null, rule: null })}>show all rows</button></span>`;
+  return html`<span class="part">${inside}${absent > 0 && html` <span class="soft">(${plural(absent, "more row")} of it not in this version)</span>`} <button class="quiet" onClick=${() => show({ among: null, rule: null })}>show all rows</button></span>`;
 }
 
 function Selection() {
   return html`<span>${plural(selected.value.size, "row")} selected
-    <button class="quiet" onClick=${() => change({ filter: oneOf(selected.value) })}>show them</button>
+    <button class="quiet" onClick=${() => show({ filter: oneOf(selected.value) })}>show them</button>
     <button class="quiet" onClick=${() => copy(oneOf(selected.value), "filter")}>copy as a filter</button>
     <button class="quiet" onClick=${() => (selected.value = new Set())}>forget them</button>
   </span>`;

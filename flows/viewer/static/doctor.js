@@ -3,7 +3,7 @@ import { json, useAnswer } from "./api.js";
 import { oneOf } from "./filter.js";
 import { plural } from "./format.js";
 import { useKeys } from "./keys.js";
-import { pulse, usePulse } from "./live.js";
+import { pulse, usePulse, useUnfinished } from "./live.js";
 import { address, change, go, place, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
@@ -34,11 +34,7 @@ export function DoctorPage() {
 function Findings({ run, at }) {
   const [asked, ask] = useState(0);
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").Diagnosis>} */ (json("/api/doctor", { run }, stop)), [run, asked]);
-  useEffect(() => {
-    if (!value?.working) return undefined;
-    const timer = setTimeout(() => ask((number) => number + 1), 1000);
-    return () => clearTimeout(timer);
-  }, [value]);
+  useUnfinished(value, value?.working, () => ask((number) => number + 1));
   if (problem) return html`<${Problem} problem=${problem} />`;
   if (!value || value.working) return html`<p class="soft waiting" role="status">the doctor looks at rollouts, metrics and evaluations …</p>`;
   if (value.problem) return html`<p class="problem">${pieces(value.problem)}</p>`;

@@ -7,6 +7,12 @@ export const here = () => location.hash.slice(1) || "/";
 /** @param {string} to */
 export const href = (to) => `#${to}`;
 
+const THERE = /^\/(buffer|task|row\/[^?]+)?(\?|$)/;
+const CHOOSES = /[?&](among|rule|lasso)=/; // parts of the buffer that only a store knows
+
+/** @param {string} to */
+export const has = (to) => THERE.test(to) && !CHOOSES.test(to);
+
 /** @param {string} to */
 export const whole = (to) => location.href.split("#")[0] + href(to);
 

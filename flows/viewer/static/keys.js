@@ -42,6 +42,16 @@ export async function copy(text, what) {
   }
 }
 
+/** Whether keys of one character do something: people who speak to their computer may press them unawares. */
+const single = signal(localStorage.getItem("keys") !== "off");
+
+function turnSingle() {
+  single.value = !single.value;
+  localStorage.setItem("keys", single.value ? "on" : "off");
+}
+
+export const showHelp = () => help.current?.showModal();
+
 const COMMON = { "?": "this help", y: "copy a link to exactly this, with the version of the buffer", Escape: "leave a field or a dialog" };
 
 export function listen() {
@@ -51,8 +61,9 @@ export function listen() {
     const moves = (target.matches?.("[type=radio], [type=checkbox]") ?? false) && (event.key === " " || event.key.startsWith("Arrow"));
     if (event.key === "Escape" && typing) target.blur();
     if (typing || moves || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (event.key.length === 1 && !single.value) return;
     if (event.key === "?") {
-      help.current?.showModal(); // at once: an Escape that follows must find it open
+      showHelp(); // at once: an Escape that follows must find it open
     } else if (event.key === "y") {
       copy(lasting(), "link");
     } else if (page.value[event.key] && !(event.key === "Enter" && target.matches("a, button, summary"))) {
@@ -69,6 +80,7 @@ export function Help() {
     <dl class="keys">
       ${rows.map(([key, does]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${does}</dd></div>`)}
     </dl>
+    <p><label><input type="checkbox" checked=${single.value} onChange=${turnSingle} /> keys of one character</label></p>
     <button onClick=${() => help.current?.close()}>close</button>
   </dialog>`;
 }

@@ -58,6 +58,29 @@ export function usePulse(heard) {
 }
 
 /**
+ * Calls `again` once, `ms` after each `value` that is not the last one, while somebody looks.
+ * @param {unknown} value @param {boolean | undefined} unfinished @param {() => void} again @param {number} [ms]
+ */
+export function useUnfinished(value, unfinished, again, ms = AGAIN_MS) {
+  useEffect(() => {
+    if (!unfinished) return undefined;
+    const ask = () => {
+      if (document.hidden) return;
+      document.removeEventListener("visibilitychange", ask);
+      again();
+    };
+    const timer = setTimeout(() => {
+      document.addEventListener("visibilitychange", ask);
+      ask();
+    }, ms);
+    return () => {
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", ask);
+    };
+  }, [value]);
+}
+
+/**
  * A number that grows when what `pick` takes from the server's word is another than before.
  * @param {(now: Pulse) => unknown} pick
  */

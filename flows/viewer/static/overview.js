@@ -3,7 +3,7 @@ import { json, useAnswer } from "./api.js";
 import { count, percent, plural, seconds, time } from "./format.js";
 import { Graph, StageTable } from "./graph.js";
 import { useKeys } from "./keys.js";
-import { useChanges } from "./live.js";
+import { useChanges, useUnfinished } from "./live.js";
 import { address, change, go, place, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces } from "./text.js";
@@ -20,11 +20,7 @@ export function OverviewPage() {
     (stop) => /** @type {Promise<Answer>} */ (json("/api/overview", { pipeline }, stop)),
     [pipeline, asked, changes],
   );
-  useEffect(() => {
-    if (!value?.planning) return undefined;
-    const timer = setTimeout(() => askAgain(asked + 1), 1000);
-    return () => clearTimeout(timer);
-  }, [value]);
+  useUnfinished(value, value?.planning, () => askAgain(asked + 1));
   useEffect(() => void (version.value = null), []);
   const found = useWhatIf(value?.pipeline);
   useKeys({ w: { does: "what would run with another setting", run: () => document.getElementById("what-if")?.focus() }, b: { does: "the buffer", run: () => go("/buffer") } });
@@ -52,6 +48,7 @@ export function OverviewPage() {
     </section>
     <section aria-labelledby="runs">
       <h2 id="runs">Runs</h2>
+      ${runs.length < value.n_runs && html`<p class="soft">the newest ${count(runs.length)} of ${count(value.n_runs)}; <code>agentrl runs --limit ${value.n_runs}</code> lists all</p>`}
       ${runs.length ? html`<${Runs} runs=${runs} />` : html`<${Empty} says="No run yet." command=${command} />`}
     </section>`;
 }

@@ -64,6 +64,7 @@ function One({ artifact, pair }) {
     <p class="soft"><a href=${address("/pair", { artifact })}>${artifact}</a>, ${answer.kind}, ${answer.method}, task ${pieces(answer.task_id)} ${link(answer.previous, "‹", "previous pair")} ${link(answer.next, "›", "next pair")}</p>
     <p>${answer.margin === null ? "No training stage recorded log-probs of the reference." : `Margin of the reference's log-probs: ${decimal(answer.margin)}.`}
       ${answer.trained_by.length ? ` Trained on by ${answer.trained_by.join(", ")}.` : " No stage trained on it."}</p>
+    <h2>Chosen and rejected</h2>
     <${Versus} shared=${answer.shared_prefix} sides=${sides} />`;
 }
 

@@ -1,7 +1,7 @@
 // The attempts at a task as a tree of the tokens that they share, with the mean reward at each branch.
 import { json, useAnswer } from "./api.js";
 import { AsTable, Drawing, RampLegend, ramp } from "./drawing.js";
-import { count, decimal, percent, plural } from "./format.js";
+import { count, decimal, plural } from "./format.js";
 import { change, go, place, rowAddress } from "./location.js";
 import { Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
@@ -40,8 +40,8 @@ function Tree({ env, task, at }) {
     <${Drawing} boxes=${boxes} chosen=${chosen} choose=${(/** @type {number} */ i) => change({ branch: i })} open=${open} label=${`tree of ${plural(value.rows, "attempt")}`} />
     <div class="node"><p>${told(here)}; tokens ${count(here.start)} to ${count(here.end)}.${" "}
       ${here.ends.length > 0 && html`These end here: ${here.ends.map((id) => html`<a href=${rowAddress(id, { at, lens: "mask", t: here.start })}>${visible(id)}</a> `)}`}</p><pre>${pieces(here.text)}</pre></div>
-    <${AsTable} rows=${() => html`<table class="lines"><thead><tr><th class="number">branch</th><th class="number">after</th><th class="number">tokens</th><th class="number">attempts</th><th class="number">mean reward, 95 % interval, n</th><th class="number">success, n</th><th>text</th></tr></thead><tbody>
-      ${value.branches.map((one, i) => html`<tr class=${i === chosen ? "chosen" : ""}><td class="number">${i}</td><td class="number">${one.parent ?? ""}</td><td class="number">${count(one.end - one.start)}</td><td class="number">${count(one.rows)}</td><td class="number">${reward(one)}</td><td class="number">${one.success === null ? "–" : `${percent(one.success)}, ${count(one.n)}`}</td><td>${pieces(one.text.slice(0, 120))}</td></tr>`)}
+    <${AsTable} rows=${() => html`<table class="lines"><thead><tr><th class="number">branch</th><th class="number">after</th><th class="number">tokens</th><th class="number">attempts</th><th class="number">mean reward, 95 % interval, n</th><th class="number">succeeded</th><th>text</th></tr></thead><tbody>
+      ${value.branches.map((one, i) => html`<tr class=${i === chosen ? "chosen" : ""}><td class="number">${i}</td><td class="number">${one.parent ?? ""}</td><td class="number">${count(one.end - one.start)}</td><td class="number">${count(one.rows)}</td><td class="number">${reward(one)}</td><td class="number">${one.success === null ? "–" : `${count(Math.round(one.success * one.n))} of ${count(one.n)}`}</td><td>${pieces(one.text.slice(0, 120))}</td></tr>`)}
     </tbody></table>`} />`;
 }
 

@@ -2,9 +2,10 @@
 import { json, post, useAnswer } from "./api.js";
 import { number } from "./chart.js";
 import { copy } from "./keys.js";
+import { useUnfinished } from "./live.js";
 import { Problem } from "./problem.js";
 import { pieces } from "./text.js";
-import { html, useEffect, useState } from "./ui.js";
+import { html, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").ReplayAnswer} Answer */
 
@@ -20,11 +21,7 @@ export function Replay({ artifact, step }) {
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").Replayings>} */ (json("/api/replay", { artifact, step }, stop)), [artifact, step, asked]);
   const replays = value?.replays ?? [];
   const working = replays.some((one) => one.working);
-  useEffect(() => {
-    if (!working) return undefined;
-    const timer = setTimeout(() => ask((number) => number + 1), 1000);
-    return () => clearTimeout(timer);
-  }, [value]);
+  useUnfinished(value, working, () => ask((number) => number + 1));
   const settings = settingsOf(text);
   const send = (/** @type {string} */ path, /** @type {object} */ body) =>
     post(path, body).then(() => setRefused(null), setRefused).then(() => ask((number) => number + 1));

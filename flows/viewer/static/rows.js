@@ -1,6 +1,7 @@
 // Rows of the buffer, fetched in pages as the table shows them.
 import { arrow } from "./api.js";
 import { oneOf } from "./filter.js";
+import { count, plural } from "./format.js";
 import { signal } from "./ui.js";
 
 /** @typedef {import("./vendor/flechette.js").Table} Table */
@@ -138,6 +139,15 @@ export class Found {
     }
     this.total = this.found.length;
     return this;
+  }
+
+  /** What was looked at. */
+  told() {
+    const { filter, among, lasso } = this.query;
+    const narrowed = filter || among || lasso;
+    const left = this.hits.length - this.total;
+    const behind = this.behind > 0 ? `; the index lacks what ${plural(this.behind, "newer commit")} added (agentrl buffer index)` : "";
+    return `the ${plural(this.hits.length, "row")} whose prompts are nearest${left ? `, without ${count(left)} that ${narrowed ? "do not fit" : "this version does not have"}` : ""}${behind}`;
   }
 
   close() {}

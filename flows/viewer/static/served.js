@@ -6,6 +6,9 @@ export const here = () => location.pathname + location.search;
 /** What a link, or the bar of the browser, has for an address of the viewer. @param {string} to */
 export const href = (to) => to;
 
+/** Whether there is a page at an address. @param {string} to */
+export const has = (to) => to.startsWith("/");
+
 /** The whole address, for other people. @param {string} to */
 export const whole = (to) => location.origin + to;
 

@@ -1,5 +1,5 @@
 // What is around every page: its tabs, the theme, the keys, and what was just said.
-import { Help, Said, listen } from "./keys.js";
+import { Help, Said, listen, showHelp } from "./keys.js";
 import { followLinks, place } from "./location.js";
 import { enter } from "./served.js";
 import { theme, turnTheme } from "./theme.js";
@@ -53,7 +53,7 @@ function Shell({ tabs, others, page }) {
       <a class="skip" href="#page">skip to the page</a>
       <nav aria-label="pages">${Object.entries(tabs).map(([to, said]) => html`<a href=${to} aria-current=${path === to ? "page" : undefined}>${said}</a>`)}${room in others && html`<span aria-current="page">${others[room]}</span>`}</nav>
       <button class="quiet" onClick=${turnTheme}>theme: ${theme.value}</button>
-      <span class="soft">keys: <kbd>?</kbd></span>
+      <button class="quiet" onClick=${showHelp}>keys: <kbd>?</kbd></button>
     </header>
     <div id="page" class=${`page ${room || "overview"}`} role="main" tabindex="-1">${page(path, room, id) ?? html`<h1>There is no page ${path}</h1><p><a href="/">${tabs["/"]}</a></p>`}</div>
     <${Said} /><${Help} />`;

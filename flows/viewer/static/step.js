@@ -70,7 +70,7 @@ function Learned({ artifact, step, at }) {
   return html`<p>${plural(rows.length, "row")} in ${plural(groups.length, "group")}${flat.length ? html`, <span class="bad">✗ ${plural(flat.length, "group")} without a spread of rewards</span>` : ""}${out ? `, ${plural(out, "row")} left out` : ""}.
       ${ids.length <= FILTERED && html` <a href=${address("/buffer", { filter: oneOf(ids), at })}>the rows in the buffer</a>`}</p>
     <div class="wide-table" tabindex="0" role="region" aria-label="groups of the step"><table class="lines">
-      <thead><tr><th>group</th><th>task</th><th class="number">rows</th><th class="number">solved</th><th class="number">reward, mean</th><th class="number">spread</th><th class="number">advantages</th><th class="number">versions behind</th></tr></thead>
+      <thead><tr><th>group</th><th>task</th><th class="number">rows</th><th class="number">solved</th><th class="number">rewards</th><th class="number">spread</th><th class="number">advantages</th><th class="number">versions behind</th></tr></thead>
       <tbody>${groups.slice(0, GROUPS).map((group) => html`<${GroupLines} key=${group.name} group=${group} at=${at} open=${groups.length === 1} />`)}</tbody>
     </table></div>
     ${groups.length > GROUPS && html`<p class="soft">and ${count(groups.length - GROUPS)} more groups</p>`}`;
@@ -95,7 +95,7 @@ function GroupLines({ group, at, open: begin }) {
       <td>${task && html`<a href=${address("/task", { env, task_id: task, at })}>${pieces(task)}</a>`}</td>
       <td class="number">${count(rows.length)}</td>
       <td class="number">${scored.length ? `${scored.filter((row) => row.success).length} of ${scored.length}` : "–"}</td>
-      <td class="number">${rewards.length ? number(mean(rewards)) : "–"}</td>
+      <td class="number">${extent(rewards)}</td>
       <td class="number">${group.flat ? html`<span class="bad">✗ none</span>` : rewards.length > 1 ? number(spread(rewards)) : "–"}</td>
       <td class="number">${extent(rows.map((row) => row.weight))}</td>
       <td class="number">${extent(rows.map((row) => row.staleness))}</td>

@@ -129,7 +129,7 @@ function nextBreach(tokens, token) {
 /** @param {{id: string, row: Row, at: string | undefined, lens: string | undefined}} props */
 function Title({ id, row, at, lens }) {
   const { success, reward, termination, env, split, level, task_id: task } = row.row;
-  const { attempts, previous, next } = row.neighbours;
+  const { attempts, all_attempts: all, previous, next } = row.neighbours;
   const here = attempts.indexOf(id);
   const to = (/** @type {string | null} */ other, /** @type {string} */ text, /** @type {string} */ label) =>
     other ? html`<a href=${rowAddress(other, { at, lens })} aria-label=${label}>${text}</a>` : html`<span class="soft" aria-hidden="true">${text}</span>`;
@@ -143,7 +143,7 @@ function Title({ id, row, at, lens }) {
     <span class="soft">${pieces(String(env))}, ${pieces(String(split))}, level ${level}</span>
     ${row.tags.map((tag) => html`<span class="tag">${pieces(tag)}</span>`)}
     <span class="end">${to(previous, "‹", "row before, of the same stage run")} ${to(next, "›", "row after, of the same stage run")}</span>
-    <span>${to(attempts[here - 1] ?? null, "‹", "previous attempt")} attempt ${here + 1} of ${count(attempts.length)} at <a href=${address("/task", { env, task_id: task, at })}>${pieces(String(task))}</a> ${to(attempts[here + 1] ?? null, "›", "next attempt")}</span>
+    <span>${to(attempts[here - 1] ?? null, "‹", "previous attempt")} attempt ${here + 1} of ${count(attempts.length)}${all > attempts.length ? ` (${count(all)} in all)` : ""} at <a href=${address("/task", { env, task_id: task, at })}>${pieces(String(task))}</a> ${to(attempts[here + 1] ?? null, "›", "next attempt")}</span>
     <details class="columns"><summary>copy</summary><div class="menu">
       ${copies(id, row).map(([what, text, problem]) => html`<button disabled=${problem !== ""} title=${problem} onClick=${async () => copy(await text(), what)}>${what}</button>`)}
     </div></details>
@@ -176,7 +176,7 @@ function Proof({ row, tokens, jump }) {
   let covered = 0;
   for (let i = 0; i < tokens.length; i++) if (tokens.covered(i)) covered++;
   if (!row.breaches) return html`<p class="proof good">✓ ${plural(covered, tokens.trained ? "trained token" : "action token")}, each sampled by a policy</p>`;
-  return html`<p class="proof bad">✗ ${plural(row.breaches, "token")} ${row.breaches === 1 ? "breaks" : "break"} the mask's proof <button onClick=${jump}>next (b)</button></p>`;
+  return html`<p class="proof bad">✗ ${plural(row.breaches, "token")} ${row.breaches === 1 ? "breaks" : "break"} the mask's proof${row.breaches > row.proof.length ? `, of which ${count(row.proof.length)} are marked` : ""} <button onClick=${jump}>next (b)</button></p>`;
 }
 
 /** Tools, the final state and all scalar columns. @param {{row: Row}} props */
@@ -186,12 +186,19 @@ function More({ row }) {
     <details><summary>all columns (${scalars.length})</summary><table class="lines"><tbody>
       ${scalars.map(([name, value]) => html`<tr><th scope="row">${name}</th><td>${pieces(typeof value === "string" ? value : JSON.stringify(value))}</td></tr>`)}
     </tbody></table></details>
-    <details><summary>tools</summary><pre><${Text} text=${pretty(row.tools)} /></pre></details>
-    <details><summary>final state</summary><pre><${Text} text=${pretty(row.final_state)} /></pre></details>
+    <details><summary>tools</summary><${Whole} text=${row.tools} characters=${row.tools_characters} /></details>
+    <details><summary>final state</summary><${Whole} text=${row.final_state} characters=${row.final_state_characters} /></details>
   </div>`;
 }
 
-/** @param {string} text JSON, or the beginning of it */
+/** JSON, and what is not there of it. @param {{text: string, characters: number}} props */
+function Whole({ text, characters }) {
+  const all = characters <= text.length;
+  return html`${!all && html`<p class="soft">the first ${count(text.length)} of ${count(characters)} characters; <code>agentrl view export</code> and the pytest fixture above have all</p>`}
+    <pre><${Text} text=${all ? pretty(text) : text} /></pre>`;
+}
+
+/** @param {string} text JSON */
 function pretty(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);

@@ -1,10 +1,11 @@
 // What would run if settings had other values. Nothing is run: the answer is a plan.
 import { json, useAnswer } from "./api.js";
 import { plural, seconds } from "./format.js";
+import { useUnfinished } from "./live.js";
 import { change, place } from "./location.js";
 import { Problem } from "./problem.js";
 import { pieces } from "./text.js";
-import { html, useEffect, useState } from "./ui.js";
+import { html, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").PlanAnswer} Plan */
 /** @typedef {import("./wire.js").StageBox} StageBox */
@@ -20,11 +21,7 @@ export function useWhatIf(pipeline) {
     async (stop) => (pipeline && given.length ? /** @type {Plan} */ (await json("/api/plan", { pipeline, set: given }, stop)) : null),
     [pipeline, given.join("\n"), asked],
   );
-  useEffect(() => {
-    if (!answer.value?.planning) return undefined;
-    const timer = setTimeout(() => askAgain(asked + 1), 500);
-    return () => clearTimeout(timer);
-  }, [answer.value]);
+  useUnfinished(answer.value, answer.value?.planning, () => askAgain(asked + 1), 500);
   const { value } = answer;
   const current = value && value.pipeline === pipeline && value.settings.join("\n") === given.join("\n") ? value : null;
   return { given, plan: current, problem: given.length ? answer.problem : null };

@@ -6,7 +6,7 @@ siblings differ in value, the better one is preferred to the worse one, after ex
 only the step that differs.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,9 +58,9 @@ Path = tuple[Trajectory, list[Span]]
 """A rollout, and the spans of its turns."""
 
 
-def _forks(paths: list[Path], values: Values | None, depth: int = 0) -> Iterator[list[_Step]]:
+def _forks(paths: list[Path], values: Values | None, counts: Counter[str], depth: int = 0) -> Iterator[list[_Step]]:
     """Every node of the tree at which the rollouts made different choices, as the list of these choices. A row that was
-    forked made only the choices from its fork on."""
+    forked made only the choices from its fork on. Choices at such a node that have no value are counted."""
     choices: dict[tuple[int, ...], list[Path]] = defaultdict(list)
     for trajectory, runs in paths:
         if depth < len(runs):
@@ -70,19 +70,25 @@ def _forks(paths: list[Path], values: Values | None, depth: int = 0) -> Iterator
     for path, members in choices.items():
         siblings[path[: members[0][1][depth][0]]].append(path)
     for several in siblings.values():
-        steps = [step for path in several if (step := _step(choices[path], values, depth))]
+        sampled = [turns for path in several if (turns := _sampled(choices[path], depth))]
+        if len(sampled) < 2:
+            continue
+        steps = [step for turns in sampled if (step := _step(turns, values, depth))]
+        counts["choices_without_value"] += len(sampled) - len(steps)
         if len(steps) > 1:
             yield steps
     for members in choices.values():
         if len(members) > 1:
-            yield from _forks(members, values, depth + 1)
+            yield from _forks(members, values, counts, depth + 1)
 
 
-def _step(members: Sequence[Path], values: Values | None, depth: int) -> _Step | None:
-    """The choice that rollouts made at this depth; None if none of them sampled it, or its value is not known."""
-    turns = tuple(_Turn(row, *runs[depth]) for row, runs in members if any(row.action_mask[slice(*runs[depth])]))
-    if not turns:
-        return None
+def _sampled(members: Sequence[Path], depth: int) -> tuple[_Turn, ...]:
+    """The turns at this depth of the rollouts that sampled it."""
+    return tuple(_Turn(row, *runs[depth]) for row, runs in members if any(row.action_mask[slice(*runs[depth])]))
+
+
+def _step(turns: tuple[_Turn, ...], values: Values | None, depth: int) -> _Step | None:
+    """The choice that rollouts made at this depth; None if its value is not known."""
     if values is None:
         mean = sum(turn.trajectory.scored_reward() for turn in turns) / len(turns)
         return _Step(turns, mean, mean, mean)
@@ -126,20 +132,30 @@ def _pair(number: int, kind: PairKind, chosen: _Turn, rejected: _Turn, values: t
 
 
 def step_pairs(
-    rollouts: Sequence[Trajectory], margin: float, limit: int, values: Values | None = None, apart: bool = True
+    rollouts: Sequence[Trajectory],
+    margin: float,
+    limit: int,
+    values: Values | None = None,
+    apart: bool = True,
+    counts: Counter[str] | None = None,
 ) -> list[Pair]:
     """Pairs from the steps at which rollouts of *one* task diverge: the best choice of each node against every other
     whose value is lower by ``margin`` or more, largest difference first, at most ``limit``. With ``values``, these are
     the values of the choices, choices without one are left out, and the intervals of the two must not overlap if they
     are to be ``apart``.
 
-    ``chosen_reward`` and ``rejected_reward`` are the values of the two steps.
+    ``chosen_reward`` and ``rejected_reward`` are the values of the two steps. ``counts`` is told of what was left out:
+    ``choices_without_value``, ``pairs_too_close`` by ``margin`` and ``apart``, and ``pairs_beyond_per_task``.
     """
     found = []
-    for fork in _forks([(row, turn_spans(row.messages, row.action_mask)) for row in rollouts], values):
+    counts = Counter() if counts is None else counts
+    for fork in _forks([(row, turn_spans(row.messages, row.action_mask)) for row in rollouts], values, counts):
         best = max(fork, key=lambda step: step.value)
         strict = apart and values is not None
-        found += [(best, step) for step in fork if step is not best and best.beats(step, margin, strict)]
+        worse = [step for step in fork if step is not best and best.beats(step, margin, strict)]
+        counts["pairs_too_close"] += len(fork) - 1 - len(worse)
+        found += [(best, step) for step in worse]
+    counts["pairs_beyond_per_task"] += max(0, len(found) - limit)
     found.sort(key=lambda pair: pair[1].value - pair[0].value)
     return [
         _pair(
@@ -154,23 +170,33 @@ def step_pairs(
     ]
 
 
-def trajectory_pairs(rollouts: Sequence[Trajectory], margin: float, limit: int) -> list[Pair]:
-    """Whole rollouts of *one* task: the best ones against the worst ones, ranked by reward, then fewest tokens."""
+def trajectory_pairs(
+    rollouts: Sequence[Trajectory], margin: float, limit: int, counts: Counter[str] | None = None
+) -> list[Pair]:
+    """Whole rollouts of *one* task: the best ones against the worst ones, ranked by reward, then fewest tokens.
+    ``counts`` is told of ``pairs_beyond_per_task``."""
+    counts = Counter() if counts is None else counts
     ranked = sorted(rollouts, key=lambda t: (-t.scored_reward(), t.n_tokens, t.trajectory_id))
     pairs = []
     for number, (best, worst) in enumerate(zip(ranked, reversed(ranked), strict=True)):
         values = (best.scored_reward(), worst.scored_reward())
-        if number == limit or values[0] - values[1] < margin:
+        if values[0] - values[1] < margin:
             break
+        if number >= limit:
+            counts["pairs_beyond_per_task"] += 1
+            continue
         sides = (_Turn(best, 0, best.n_tokens), _Turn(worst, 0, worst.n_tokens))
         pairs.append(_pair(number, PairKind.TRAJECTORY, *sides, values, "outcome"))
     return pairs
 
 
-def outcome_pairs(rollouts: Sequence[Trajectory], cut: int | None, limit: int) -> list[Pair]:
+def outcome_pairs(
+    rollouts: Sequence[Trajectory], cut: int | None, limit: int, counts: Counter[str] | None = None
+) -> list[Pair]:
     """ETO's pairs of *one* task (Song et al. 2024): successes against failures. The failure is cut to as many turns as
     the success has and ``cut`` more; None keeps it whole. Each failure is rejected once, the longest shared prefix
-    first, against the success that shares the longest prefix with it, then the shortest; at most ``limit``."""
+    first, against the success that shares the longest prefix with it, then the shortest; at most ``limit``. ``counts``
+    is told of ``pairs_beyond_per_task``."""
     successes = [row for row in rollouts if row.scored_success()]
     found = []
     for failure in rollouts:
@@ -183,6 +209,8 @@ def outcome_pairs(rollouts: Sequence[Trajectory], cut: int | None, limit: int) -
         if end > failure.fork_at:
             found.append((_shared(success, failure), success, failure, end))
     found.sort(key=lambda one: (-one[0], one[2].trajectory_id))
+    if counts is not None:
+        counts["pairs_beyond_per_task"] += max(0, len(found) - limit)
     return [
         _pair(
             number,

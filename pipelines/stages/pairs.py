@@ -41,9 +41,10 @@ def agentq(
     model: Model | None = None,
 ) -> Pairs:
     """Preference pairs from rollouts of the same task: at the steps where they diverge, or of whole rollouts.
-    Unscored rows, rows without a turn, and rows that are tagged as not trained on, are left out and counted. A pair
-    counts by the product of its rows' weights in the selection. Text is tokenised for ``model``, and without it left
-    out and counted. Rows of other splits than train are refused.
+    Unscored rows, rows without a turn, and rows that are tagged as not trained on, are left out and counted; so are
+    steps without a value, pairs that differ by less than ``margin`` (or whose intervals overlap), and pairs beyond
+    ``per_task``. A pair counts by the product of its rows' weights in the selection. Text is tokenised for ``model``,
+    and without it left out and counted. Rows of other splits than train are refused.
 
     With ``values`` the worth of a step is what they say, and not the mean reward of the rollouts through it: a pair's
     steps differ by ``margin``, and their intervals do not overlap unless ``apart`` is false."""
@@ -55,16 +56,22 @@ def agentq(
     count(context, {"text": len(given) - len(read)})
     scored = [row for row in read if row.reward is not None]
     groups = by_task(scored)
+    left_out: Counter[str] = Counter()
     if config.kind == "trajectory":
         groups = by_task(_whole(context, scored))
-        rows = [pair for group in groups.values() for pair in trajectory_pairs(group, config.margin, config.per_task)]
+        rows = [
+            pair
+            for group in groups.values()
+            for pair in trajectory_pairs(group, config.margin, config.per_task, left_out)
+        ]
     else:
         policies = {row.trajectory_id: row.policy for row in scored}
         known = values_by_one(values, policies, config.other_prover) if values else None
-        limits = config.margin, config.per_task, known, config.apart
+        limits = config.margin, config.per_task, known, config.apart, left_out
         rows = [pair for group in groups.values() for pair in step_pairs(group, *limits)]
     left = sum(tagged_as_not_trained(selection) for selection in trajectories)
     context.metrics.update(tasks=len(groups), pairs=len(rows), unscored=len(read) - len(scored), not_trained=left)
+    count(context, left_out)
     return context.pairs(_weighted(rows, trajectories))
 
 
@@ -88,12 +95,14 @@ def outcome(
         raise ValueError(f"{text[0]} is text; wire inputs.model, for which it is tokenised")
     scored = [row for row in read if row.success is not None and row.reward is not None]
     groups = by_task(_whole(context, scored))
-    rows = [pair for group in groups.values() for pair in outcome_pairs(group, config.cut, config.per_task)]
+    left_out: Counter[str] = Counter()
+    rows = [pair for group in groups.values() for pair in outcome_pairs(group, config.cut, config.per_task, left_out)]
     left = sum(tagged_as_not_trained(selection) for selection in trajectories)
     both = sum(len({row.success for row in group}) == 2 for group in groups.values())
     context.metrics.update(
         tasks=len(groups), mixed_tasks=both, pairs=len(rows), unscored=len(read) - len(scored), not_trained=left
     )
+    count(context, left_out)
     return context.pairs(_weighted(rows, trajectories))
 
 

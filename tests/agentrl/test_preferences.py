@@ -1,4 +1,5 @@
 import hashlib
+from collections import Counter
 
 import pytest
 from architectures import POLICIES, lookup_tasks
@@ -50,7 +51,12 @@ def test_the_value_of_a_step_is_the_mean_reward_through_it() -> None:
     values = [(pair.chosen_id, pair.rejected_id, pair.chosen_reward, pair.rejected_reward) for pair in pairs]
     assert values == [("a", "b", 1.0, 0.0), ("a", "c", 0.5, 0.0)]
     assert step_pairs(rows, margin=0.75, limit=9) == pairs[:1]
-    assert step_pairs(rows, margin=0.25, limit=1) == pairs[:1]
+    counts: Counter[str] = Counter()
+    assert step_pairs(rows, margin=0.25, limit=1, counts=counts) == pairs[:1]
+    assert counts == {"pairs_beyond_per_task": 1, "pairs_too_close": 1, "choices_without_value": 0}
+    counts.clear()
+    step_pairs(rows, margin=0.75, limit=9, counts=counts)
+    assert +counts == {"pairs_too_close": 2}, "1 against 4, and 2 against 5 after 4"
 
 
 def test_values_whose_intervals_overlap_make_a_pair_only_if_they_need_not_be_apart() -> None:
@@ -64,6 +70,9 @@ def test_values_whose_intervals_overlap_make_a_pair_only_if_they_need_not_be_apa
     [pair] = step_pairs(rows, 0.01, 9, values, apart=False)
     assert (pair.chosen_id, pair.chosen_reward, pair.rejected_reward) == ("a", 0.6, 0.4)
     assert step_pairs(rows, 0.3, 9, values, apart=False) == [], "by the margin all the same"
+    counts: Counter[str] = Counter()
+    assert step_pairs(rows, 0.01, 9, {("a", 0): values["a", 0]}, counts=counts) == []
+    assert +counts == {"choices_without_value": 1}
 
 
 def test_pairs_without_values_keep_their_bytes() -> None:
@@ -96,6 +105,9 @@ def test_trajectory_pairs_take_best_against_worst() -> None:
     assert [(pair.chosen_id, pair.rejected_id) for pair in pairs] == [("b", "a")]
     assert pairs[0].chosen_mask == rows[1].action_mask
     assert pairs[0].rejected_mask == rows[0].action_mask, "observations stay masked"
+    counts: Counter[str] = Counter()
+    assert trajectory_pairs(rows, margin=0.5, limit=0, counts=counts) == []
+    assert counts == {"pairs_beyond_per_task": 1}
 
 
 def test_wilson_interval_against_published_numbers() -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from viewer_store import GRPO, Browser, keep_tokenizer, make_store, row
+from viewer_store import FIRST, GRPO, Browser, keep_tokenizer, make_store, row
 
 from datastore.buffer import TrajectoryBuffer
 from datastore.errors import StoreError
@@ -24,7 +24,6 @@ from flows.viewer.redaction import MARK, Redactor
 from schemas.trajectory import Message, RewardComponent, ToolCall
 
 SECRET = 'kö"nig-7731'
-FIRST = "grpo-aaaaaaaa-000000"
 
 
 def written(store: Path | str, selection: str = "true", *patterns: str, **options: Any) -> ExportedFile:

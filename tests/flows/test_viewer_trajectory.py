@@ -1,21 +1,18 @@
-"""The trajectory's page: messages, lineage, the proof of the mask, tokens of odd tokenizers, and rows of any size."""
+"""The trajectory's page: messages, lineage, the proof of the mask, and rows of any size."""
 
 import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from viewer_store import (
     DPO,
+    FIRST,
     GRPO,
-    IM_END,
+    ONCE,
     PAIRS,
-    STEPS,
     TOKENIZER,
     WARM,
     Browser,
@@ -28,18 +25,12 @@ from viewer_store import (
 
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
-from datastore.tokenizers import UNKNOWN, TokenBytes, keep
 from flows.viewer import trajectory
 from flows.viewer.artifacts import Artifacts
-from flows.viewer.decoding import decoded
-from flows.viewer.tokens import TOKEN_SCHEMA
 from schemas.arrow import to_table
 from schemas.manifest import Kind
 from schemas.training import TRAINING_SCHEMA
 from schemas.trajectory import TRAJECTORY_SCHEMA, Message
-
-ONCE = {"batch": 1, "steps": 2}
-FIRST = "grpo-aaaaaaaa-000000"
 
 
 def test_a_row_with_all_that_leads_to_it_and_from_it(browser: Browser) -> None:
@@ -83,88 +74,6 @@ def test_neighbours_are_of_the_same_stage_run_and_attempts_of_the_same_task(brow
     assert browser.json("/api/rows/eval-cccccccc-000003")["neighbours"]["next"] is None
 
 
-def test_tokens_and_their_text_agree_with_the_messages(browser: Browser) -> None:
-    tokens = browser.arrow(f"/api/tokens/{FIRST}")
-    text = browser.ask(f"/api/tokens/{FIRST}/text")
-    assert text.headers["content-type"] == "text/plain; charset=utf-8"
-    assert tokens.schema.metadata[b"text"] == b"yes"
-    start, length = (tokens[name].to_numpy() for name in ("start", "length"))
-    pieces = [text.content[a : a + n] for a, n in zip(start, length, strict=True)]
-    assert b"".join(pieces) == text.content
-    row_ = browser.json(f"/api/rows/{FIRST}")
-    for message in row_["messages"]:
-        part = b"".join(pieces[message["token_start"] : message["token_end"]]).decode()
-        assert part == (message["content"] or "<call>0</call>") + "<|im_end|>"
-    joined = tokens["joined"].to_numpy(zero_copy_only=False)
-    assert joined.sum() == 3, "an emoji of four tokens"
-    mask = np.array(tokens["mask"].to_pylist())
-    assert tokens["logprob"].to_pylist() == [-0.25 if one else None for one in mask]
-    versions = tokens["version"].to_pylist()
-    assert versions[0] is None
-    assert versions[-1] == 0
-
-
-def test_lenses_come_from_the_training_that_learned_from_the_row(browser: Browser) -> None:
-    tokens = browser.arrow("/api/tokens/grpo-aaaaaaaa-000010")
-    assert tokens.schema.names == [*TOKEN_SCHEMA.names, "weight", "trained", "step"]
-    mask = tokens["mask"].to_pylist()
-    assert tokens["weight"].to_pylist() == [0.5 if one else None for one in mask]
-    assert tokens["trained"].to_pylist() == mask
-    assert set(tokens["step"].to_pylist()) == {None, 1}
-    metadata = {key.decode(): value.decode() for key, value in tokens.schema.metadata.items()}
-    assert json.loads(metadata["sources"])["weight"] == f"grpo/{GRPO[:8]}"
-    assert "agentrl replay" in json.loads(metadata["absent"])["ref_logprob"]
-    untrained = browser.arrow("/api/tokens/grpo-aaaaaaaa-000001")
-    assert untrained.schema.names == TOKEN_SCHEMA.names
-    assert "learned from this row" in json.loads(untrained.schema.metadata[b"absent"])["weight"]
-
-
-def test_log_probs_of_training_are_lenses_if_they_were_recorded(tmp_path: Path) -> None:
-    name = make_store(tmp_path, rows=4)
-    one = row(0, name)
-    count = len(one.input_ids)
-    numbers = {"ref_logprobs": [-1.0] * count, "train_logprobs": [-0.5] * count, "entropy": [2.0] * count}
-    more = [pa.field(lens, pa.list_(pa.float16())) for lens in ("train_logprobs", "entropy")]
-    schema = pa.schema([pa.field("iteration", pa.int64()), *TRAINING_SCHEMA, *more])
-    table = pa.Table.from_pylist([training_row(one) | {"iteration": 7} | numbers], schema=schema)
-    publish(
-        Catalog(tmp_path),
-        "online",
-        "9" * 32,
-        "train.online",
-        {"batches": (Kind.TABLE, table), "steps": (Kind.TABLE, STEPS)},
-        minutes=9,
-    )
-    tokens = Browser(tmp_path).arrow(f"/api/tokens/{FIRST}")
-    spoken = tokens["mask"].to_pylist()
-    for lens, value in {"ref_logprob": -1.0, "train_logprob": -0.5, "entropy": 2.0, "step": 7}.items():
-        assert tokens[lens].to_pylist() == [value if one else None for one in spoken], lens
-
-
-def test_all_training_rows_of_a_row_count_in_its_lenses_and_its_proof(tmp_path: Path) -> None:
-    """A context that is cut in two: the loss of the earlier row ends where that of the later one begins."""
-    name = make_store(tmp_path, rows=4)
-    one = row(0, name)
-    tool = one.messages[2]
-    assert tool.token_start is not None
-    mask = np.array(one.action_mask)
-    begins = np.flatnonzero(mask)[mask.sum() // 2]
-    early = [bool(value) and place < begins for place, value in enumerate(mask)]
-    early[tool.token_start] = True  # which only the earlier row's proof can find
-    late = [bool(value) and place >= begins for place, value in enumerate(mask)]
-    first = training_row(one, mask=early, weights=[0.25] * len(mask))
-    rows = [first, training_row(one, mask=late, weights=[0.75] * len(mask))]
-    table = pa.Table.from_pylist(rows, schema=TRAINING_SCHEMA)
-    publish(Catalog(tmp_path), "sft", "8" * 32, "train.sft", {"rows": (Kind.TABLE, table)}, minutes=9, config=ONCE)
-    browser = Browser(tmp_path)
-    tokens = browser.arrow(f"/api/tokens/{FIRST}")
-    either = [a or b for a, b in zip(early, late, strict=True)]
-    assert tokens["trained"].to_pylist() == either
-    weights = [0.25 if a else 0.75 if b else None for a, b in zip(early, late, strict=True)]
-    assert tokens["weight"].to_pylist() == weights
-    assert [one["token"] for one in browser.json(f"/api/rows/{FIRST}")["proof"]] == [tool.token_start]
-
-
 def test_long_tools_are_cut_and_said_to_be(tmp_path: Path) -> None:
     name = make_store(tmp_path, rows=1)
     tools = json.dumps([{"name": "find", "description": "x" * 250_000}])
@@ -173,29 +82,6 @@ def test_long_tools_are_cut_and_said_to_be(tmp_path: Path) -> None:
     found = Browser(tmp_path).json("/api/rows/long")
     assert (len(found["tools"]), found["tools_characters"]) == (200_000, len(tools))
     assert found["final_state_characters"] == len(found["final_state"])
-
-
-def test_rows_without_tokens_say_so(browser: Browser) -> None:
-    tokens = browser.arrow("/api/tokens/eval-cccccccc-000000")
-    assert tokens.num_rows == 0
-    assert tokens.schema.metadata[b"text"] == b"no"
-    assert b"has no tokens" in tokens.schema.metadata[b"reason"]
-    assert browser.ask("/api/tokens/eval-cccccccc-000000/text").content == b""
-    found = browser.json("/api/rows/eval-cccccccc-000000")
-    assert found["messages"][0]["token_start"] is None
-    assert found["proof"] == []
-    assert found["lineage"]["learned_by"] == []
-
-
-def test_a_tokenizer_that_no_model_here_has_leaves_ids(tmp_path: Path) -> None:
-    TrajectoryBuffer(tmp_path).append([row(0, "fedcba9876543210")], stage="grpo", fingerprint=GRPO)
-    browser = Browser(tmp_path)
-    tokens = browser.arrow(f"/api/tokens/{FIRST}")
-    assert tokens["id"].to_pylist() == row(0).input_ids
-    assert tokens["start"].null_count == tokens.num_rows
-    assert b"fedcba9876543210" in tokens.schema.metadata[b"reason"]
-    assert b"agentrl buffer tokenizer FOLDER" in tokens.schema.metadata[b"reason"]
-    assert browser.ask(f"/api/tokens/{FIRST}/text").content == b""
 
 
 @pytest.mark.parametrize(
@@ -339,79 +225,6 @@ def test_training_on_pairs_is_found_from_both_sides(tmp_path: Path) -> None:
         weights = browser.arrow(f"/api/tokens/{one.trajectory_id}")["weight"].drop_null().unique().to_pylist()
         assert weights == [sign]
     assert browser.json("/api/rows/grpo-aaaaaaaa-000003")["lineage"]["learned_by"] == []
-
-
-def test_a_training_row_of_other_tokens_is_said(tmp_path: Path) -> None:
-    name = make_store(tmp_path, rows=4)
-    one = row(1, name)
-    changed = training_row(one, input_ids=[IM_END, *one.input_ids[1:]])
-    table = pa.Table.from_pylist([changed], schema=TRAINING_SCHEMA)
-    publish(Catalog(tmp_path), "sft", "8" * 32, "train.sft", {"rows": (Kind.TABLE, table)}, minutes=9, config=ONCE)
-    tokens = Browser(tmp_path).arrow(f"/api/tokens/{one.trajectory_id}")
-    assert tokens.schema.names == TOKEN_SCHEMA.names
-    assert "other tokens" in json.loads(tokens.schema.metadata[b"absent"])["weight"]
-
-
-# tokenizers
-
-
-@given(st.lists(st.binary(min_size=0, max_size=4), min_size=1, max_size=12), st.lists(st.integers(0, 14), max_size=30))
-def test_any_bytes_become_text_with_exact_places(tokens: list[bytes], ids: list[int]) -> None:
-    pieces = [*tokens, UNKNOWN]
-    known = TokenBytes(np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)]), strips=False)
-    found = decoded(known, np.array(ids, dtype=np.int32))
-    text = found.text.decode()  # it is UTF-8
-    raw = b"".join(pieces[min(one, len(tokens))] for one in ids)
-    assert text == raw.decode("utf-8", "surrogateescape").translate(dict.fromkeys(range(0xDC80, 0xDD00), 0xFFFD))
-    ends = found.start + found.length
-    assert (found.start[1:] == ends[:-1]).all()
-    assert (ends[-1] if len(ids) else 0) == len(found.text)
-    for place, joined in zip(found.start, found.joined, strict=True):
-        assert not joined or found.text[place] & 0xC0 == 0x80
-
-
-SENTENCEPIECE = {
-    "decoder": {
-        "type": "Sequence",
-        "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-        ],
-    },
-    "model": {"type": "BPE", "vocab": {"▁a": 0, "b": 1, "<0xE2>": 2, "<0x82>": 3, "<0xAC>": 4}},
-    "added_tokens": [],
-}
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "ids", "text", "lengths"),
-    [
-        (SENTENCEPIECE, [0, 1, 2, 3, 4], "ab€", [1, 1, 1, 1, 1]),
-        (SENTENCEPIECE, [2, 3, 1, 9], "��b�", [3, 3, 1, 3]),
-        ({"decoder": {"type": "ByteLevel"}, "model": {"vocab": {"ð": 0, "Ł": 1}}}, [0, 1], "��", [3, 3]),
-    ],
-)
-def test_tokens_of_odd_tokenizers(
-    tmp_path: Path, tokenizer: dict[str, Any], ids: list[int], text: str, lengths: list[int]
-) -> None:
-    buffer = TrajectoryBuffer(tmp_path)
-    keep(buffer.place, TOKENIZER, lambda: json.dumps(tokenizer))
-    spoken: dict[str, Any] = {"input_ids": ids, "action_mask": [True] * len(ids), "logprobs": [-1.0] * len(ids)}
-    spoken |= {"n_tokens": len(ids), "n_action_tokens": len(ids), "spans": [], "tokenizer": TOKENIZER}
-    bare = [one.model_copy(update={"token_start": None, "token_end": None}) for one in row(0).messages]
-    buffer.append([row(0, messages=bare, **spoken)], stage="grpo", fingerprint=GRPO)
-    browser = Browser(tmp_path)
-    assert browser.ask(f"/api/tokens/{FIRST}/text").text == text
-    assert browser.arrow(f"/api/tokens/{FIRST}")["length"].to_pylist() == lengths
-
-
-def test_a_tokenizer_of_an_unknown_kind_is_said(tmp_path: Path) -> None:
-    buffer = TrajectoryBuffer(tmp_path)
-    keep(buffer.place, TOKENIZER, lambda: json.dumps({"decoder": {"type": "CTC"}, "model": {"vocab": {}}}))
-    buffer.append([row(0, TOKENIZER)], stage="grpo", fingerprint=GRPO)
-    assert b"CTC" in Browser(tmp_path).arrow(f"/api/tokens/{FIRST}").schema.metadata[b"reason"]
 
 
 def test_a_row_whose_makers_are_gone(tmp_path: Path) -> None:

@@ -24,7 +24,10 @@ from schemas.trajectory import Message, Span, Termination, ToolCall, Trajectory,
 WHEN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 GRPO, WARM, EVAL, PAIRS, DPO = ("a" * 32, "b" * 32, "c" * 32, "d" * 32, "e" * 32)
 IM_END, TOKENIZER = 256, "0123456789abcdef"
-
+FIRST = "grpo-aaaaaaaa-000000"
+"""The first row of `make_store`."""
+ONCE = {"batch": 1, "steps": 2}
+"""The config of a training of one row at a time."""
 
 STEPS = pa.table({"step": [0], "trajectory_id": [""], "advantage": [0.5], "trained": [True]})
 

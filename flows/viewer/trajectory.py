@@ -62,9 +62,9 @@ def content(row: pa.Table, scalars: dict[str, Any], artifacts: Artifacts, *, who
     """What a row says by itself. ``whole`` says that no text is cut."""
     messages = row["messages"][0].as_py()
     found = list(breaches(row, messages, artifacts))
-    errors, cut = scalars["n_tool_errors"] > 0, None if whole else CUT_JSON
+    errors, cut = failed(messages, scalars["n_tool_errors"]), None if whole else CUT_JSON
     tools, state = row["tools"][0].as_py(), row["final_state"][0].as_py()
-    turns = (turn(number, one, errors, None) for number, one in enumerate(messages))
+    turns = (turn(number, one, number in errors, None) for number, one in enumerate(messages))
     return {
         "row": scalars if whole else {name: _cut(value) for name, value in scalars.items()},
         "messages": list(turns if whole else _shown(messages, errors)),
@@ -81,11 +81,11 @@ def content(row: pa.Table, scalars: dict[str, Any], artifacts: Artifacts, *, who
     }
 
 
-def _shown(messages: Sequence[dict[str, Any]], errors: bool) -> Iterator[ShownMessage]:
+def _shown(messages: Sequence[dict[str, Any]], errors: set[int]) -> Iterator[ShownMessage]:
     """All messages. Texts are cut, and much shorter after a whole page of them."""
     left = WHOLE
     for number, one in enumerate(messages):
-        made = turn(number, one, errors, CUT if left > 0 else CUT_MORE)
+        made = turn(number, one, number in errors, CUT if left > 0 else CUT_MORE)
         left -= len(made.content) + len(made.reasoning or "") + sum(len(call.arguments) for call in made.tool_calls)
         yield made
 
@@ -101,11 +101,23 @@ def one_message(row: pa.Table, number: int) -> ShownMessage:
         raise RefusedError(
             f"this row has no message {number}", field="number", allowed=[f"0 to {len(messages) - 1}"], status=404
         )
-    return turn(number, messages[number].as_py(), row["n_tool_errors"][0].as_py() > 0, None)
+    n_errors = row["n_tool_errors"][0].as_py()
+    error = n_errors > 0 and number in failed(messages.as_py(), n_errors)
+    return turn(number, messages[number].as_py(), error, None)
 
 
-def turn(number: int, message: dict[str, Any], errors: bool, cut: int | None) -> ShownMessage:
-    """``errors`` says whether any tool of the row failed; which one is told by its answer, since rows do not say."""
+def failed(messages: Sequence[dict[str, Any]], n_errors: int) -> set[int]:
+    """Numbers of the tools' answers that are known to be errors: all if all failed, else those whose words say so.
+
+    Rows say how many calls failed, and not which.
+    """
+    answers = [number for number, one in enumerate(messages) if one["role"] == "tool"]
+    if n_errors == len(answers):
+        return set(answers)
+    return {number for number in answers if n_errors and _says_error(messages[number]["content"])}
+
+
+def turn(number: int, message: dict[str, Any], error: bool, cut: int | None) -> ShownMessage:
     content, reasoning = message["content"], message["reasoning"]
     calls = [ShownCall(**{**one, "arguments": one["arguments"][:cut]}) for one in message["tool_calls"]]
     texts = [content, reasoning or "", *(one["arguments"] for one in message["tool_calls"])]
@@ -120,7 +132,7 @@ def turn(number: int, message: dict[str, Any], errors: bool, cut: int | None) ->
         reward=message["reward"],
         token_start=message["token_start"],
         token_end=message["token_end"],
-        error=errors and message["role"] == "tool" and _says_error(content),
+        error=error,
         characters=len(content),
         cut=cut is not None and any(len(text) > cut for text in texts),
     )

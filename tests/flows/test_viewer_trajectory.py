@@ -74,6 +74,14 @@ def test_neighbours_are_of_the_same_stage_run_and_attempts_of_the_same_task(brow
     assert browser.json("/api/rows/eval-cccccccc-000003")["neighbours"]["next"] is None
 
 
+def test_failed_answers_are_all_if_all_failed_and_else_those_that_say_so() -> None:
+    texts = ["Error: no such file", "unknown", "an error is not meant here"]
+    answers = [{"role": "user", "content": "Error"}, *({"role": "tool", "content": text} for text in texts)]
+    found = {n_errors: trajectory.failed(answers, n_errors) for n_errors in range(5)}
+    assert found == {0: set(), 1: {1}, 2: {1}, 3: {1, 2, 3}, 4: {1}}
+    assert trajectory.failed(answers[:1], 0) == set()
+
+
 def test_long_tools_are_cut_and_said_to_be(tmp_path: Path) -> None:
     name = make_store(tmp_path, rows=1)
     tools = json.dumps([{"name": "find", "description": "x" * 250_000}])

@@ -150,12 +150,12 @@ function Title({ id, row, at, lens }) {
   </div>`;
 }
 
-/** How many tools failed, and how many of their answers are known by their words: rows do not say which. @param {{row: Row}} props */
+/** How many calls of tools failed, and how many of their answers are found: rows do not say which. @param {{row: Row}} props */
 function Errors({ row }) {
   const recorded = Number(row.row.n_tool_errors);
   const known = row.messages.filter((message) => message.error).length;
   if (!recorded) return null;
-  return html`<span class="bad">✗ ${plural(recorded, "tool error")}${known === recorded ? "" : html` <span class="soft">(${count(known)} ${known === 1 ? "answer reads" : "answers read"} like one)</span>`}</span>`;
+  return html`<span class="bad">✗ ${plural(recorded, "tool error")}${known === recorded ? "" : html` <span class="soft">(${known === 0 ? "rows do not say at which" : `${count(known)} found by ${known === 1 ? "its" : "their"} words`})</span>`}</span>`;
 }
 
 /** @param {{tokens: Tokens, chosen: string}} props */

@@ -28,7 +28,7 @@ from pipelines.stages.selected import OtherTemperatures, Selected, check_tokeniz
 from pipelines.stages.stored_tasks import KnownTasks
 from pipelines.stages.teaching import TeacherConfig, Teaching, teaching
 from pipelines.stages.token_credit import credited_by_token
-from pipelines.stages.training import TrainConfig, Trained, Training, meanwhile
+from pipelines.stages.training import NO_ROWS, TrainConfig, Trained, Training, meanwhile
 from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, reweighted, trained_on
 from pipelines.stages.values import check_wired, values_by_row
 from schemas.annotations import ADDED
@@ -290,4 +290,9 @@ def offline(
             raise ValueError(f"effective sample size {metrics['ess']:.3f} is below min_ess; use fresher rollouts")
         if observe := weighing(config.observe):
             batches = observing(context, chosen, policy, observe, batches, algorithm)
-        return training.fit(lambda: policy, algorithm, batches, lr_scale=lr_scale)
+        equal = (
+            f"{metrics['degenerate_rows']:.0f} of {len(chosen)} rows are in groups whose rewards are all equal, and no "
+            "other has an advantage; sample more of each task, or take tasks that are solved sometimes"
+        )
+        empty = equal if len(chosen) else NO_ROWS
+        return training.fit(lambda: policy, algorithm, batches, lr_scale=lr_scale, empty=empty)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
+NO_ROWS = "the inputs hold no rows; look at what the stage before kept"
+
 
 class Trained(NamedTuple):
     model: Model
@@ -103,10 +105,12 @@ class Training:
         start: str | None = None,
         made_by: tuple[str, str] | None = None,
         lr_scale: float = 1.0,
+        empty: str = NO_ROWS,
     ) -> Trained:
         """Write the rows as one file, as they come, and train on it. ``policy`` is asked for after that. Ranks load the
         model at ``start``, a folder or a name; then ``policy`` need not have weights. ``made_by`` is the tokenizer that
-        the rows must be of, and one of them, if it is the ranks that compare it with the model's."""
+        the rows must be of, and one of them, if it is the ranks that compare it with the model's. ``empty`` says why,
+        if there are no rows: then ValueError is raised."""
         from agentrl.training.rows import TrainingRows, write_rows
         from agentrl.training.trackers import track
 
@@ -114,9 +118,7 @@ class Training:
         optimizer = config.optimizer.model_copy(update={"lr": config.optimizer.lr * lr_scale})
         rows = TrainingRows.open(write_rows(self.job / "rows.arrow", batches))
         if not len(rows):
-            raise ValueError(
-                "there is nothing to train on: the inputs hold no rows; look at what the stage before kept"
-            )
+            raise ValueError(f"there is nothing to train on: {empty}")
         if "codec" in vars(policy()):  # it encoded rows, or was asked how
             record_dialect(context, policy())
         if "tokenizer" in vars(policy()):  # else nobody needed it here, and loading takes seconds

@@ -66,6 +66,18 @@ def scored(harness: Harness, given: Trajectories, rewards: list[float], **change
     return harness.trajectories([row.model_copy(update=changes) for row in rows])
 
 
+@pytest.mark.parametrize("credit", ["whole", "fork_turn"])
+def test_groups_of_equal_rewards_are_named_if_they_are_all(
+    harness: Harness, tasks: Tasks, model: Model, credit: str
+) -> None:
+    made = harness.run(sample, TWO_OF_EACH, model=model, tasks=tasks)["trajectories"]
+    config = CONFIG | {"algorithm": {"type": "rloo", "credit": credit}}
+    with pytest.raises(ValueError, match="4 of 4 rows are in groups whose rewards are all equal"):
+        harness.run(offline, config, trajectories=[scored(harness, made, [1, 1, 0, 0])], model=model)
+    with pytest.raises(ValueError, match="the inputs hold no rows"):
+        harness.run(offline, config, trajectories=[harness.trajectories([])], model=model)
+
+
 @pytest.mark.parametrize("stage", [offline, kto], ids=lambda stage: stage.name)
 @pytest.mark.parametrize("shift", [{"temperature": 0.0}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}], ids=str)
 def test_rows_that_are_no_samples_of_the_policy_are_refused(

@@ -5,8 +5,6 @@
 - eto, ipr: preferences of an expert's walks, and of its turns, over the policy's own.
 - dagger: as many turns of an adviser, on its own states or on the student's; success, and recovery after a planted
   wrong turn.
-- search: successes of a tree search, or of plain rollouts, in `rooms` of levels 4 to 6: train tasks solved, and what is
-  learned from them.
 - tree: GRPO on whole rollouts, four of each task, or on trees of as many sampled tokens.
 """
 
@@ -325,56 +323,6 @@ def _astray() -> Any:
             yield Message(role=Role.ASSISTANT, content="here")
 
     return Astray(RoomsConfig(spoken=True))
-
-
-def search(env: str) -> bool:
-    """What a search finds that as many tokens of plain rollouts do not, and what one learns from it."""
-    from pipelines.stages.search import tree
-    from pipelines.stages.trajectories import reject
-
-    arms = {name: Arm(name) for name in ("warm", "GRPO", "rollouts", "search")}
-    found = {name: Arm(name) for name in ("rollouts", "search")}
-    for setting, tasks in settings(f"search {env}", arms, found, env=env, levels=frozenset({4, 5, 6})):
-        run = setting.harness.run
-        made = run(tree, {"branch": 3, "rounds": 2 if SMALL else 8, "depth": 10}, model=setting.warm, tasks=tasks)
-        cost = of_continuations(made)
-        others, spent = rollouts(setting, tasks, cost.sampled)
-        model, more = as_online(setting, others)
-        arms["GRPO"].add(judged(setting, model), more)
-        rows = {"search": ([made["trajectories"]], cost), "rollouts": (others, spent)}
-        for name, (selections, of_name) in rows.items():
-            found[name].add(solved(tasks, selections), of_name)
-            model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=selections)["trajectories"]])
-            arms[name].add(judged(setting, model), of_name + more)
-        by_difficulty(others, found)
-    print(f"\nsearch, {env}, levels 4 to 6: train tasks solved, of {STATES} a seed")
-    table(found)
-    first = gain(f"search, {env}, train tasks", found["rollouts"], found["search"])
-    print(f"search, {env}, levels 4 to 6: held-out success after one supervised stage on what was solved")
-    table(arms)
-    return gain(f"search, {env}", arms["rollouts"], arms["search"]) and first
-
-
-def solved(tasks: Any, selections: list[Any]) -> dict[str, float]:
-    """Task -> whether one of these rows solved it."""
-    found = {task.task_id: 0.0 for task in tasks.read()}
-    for one in selections:
-        for row in one.table(["task_id", "success"]).to_pylist():
-            found[row["task_id"]] = max(found[row["task_id"]], float(bool(row["success"])))
-    return found
-
-
-def by_difficulty(rollouts: list[Any], found: dict[str, Arm]) -> None:
-    """Print what the newest run of each arm solved of the levels, with how often plain rollouts succeed at each."""
-    rows = [row for one in rollouts for row in one.table(["task_id", "level", "success"]).to_pylist()]
-    level = {row["task_id"]: row["level"] for row in rows}
-    for one in sorted(set(level.values())):
-        plain = [bool(row["success"]) for row in rows if row["level"] == one]
-        ours = [name for name in level if level[name] == one]
-        shares = {name: sum(arm.runs[-1][task] for task in ours) / len(ours) for name, arm in found.items()}
-        share = sum(plain) / len(plain)
-        print(f"level {one}: plain success {share:.3f}{' (below .1)' if share < 0.1 else ''}, solved: "
-              + ", ".join(f"{name} {value:.3f}" for name, value in shares.items()), flush=True)  # fmt: skip
 
 
 def tree() -> bool:

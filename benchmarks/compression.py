@@ -8,11 +8,16 @@ them in the form in which it rolls out, and then learns by rejection sampling or
 - summary: 160 tokens. The policy sums up, and the last step stays. Its summaries are demonstrated: the last rooms.
 
 Summaries are sampled tokens too, so the others get more rollouts: as many as make up for them.
+
+segment: policies of the window that have imitated the expert's walks as far as these fit, or all of them, cut in
+segments; and what the first one learns by rejection sampling and GRPO.
 """
 
+import sys
 from dataclasses import replace
 from typing import Any
 
+from branching import of_expert
 from methods import (
     BATCH,
     COURSES,
@@ -77,6 +82,38 @@ def compress() -> bool:
     print(f"warm rollouts that ran out of segments or context: {lost}")
     gain("compress, full context", arms["window, GRPO"], arms["full, GRPO"])
     return gain("compress, summary", arms["window, GRPO"], arms["summary, GRPO"])
+
+
+def segment() -> bool:
+    """Both policies are given the same walks, and learn in as many steps."""
+    from pipelines.stages.trajectories import reject
+
+    arms = {name: Arm(name) for name in ("rows that fit", "segments", "rejection", "GRPO")}
+    sampling = WAYS["window"]
+    for seed, folder in seeds("segment", arms):
+        harness, tasks, shown = expert(ENV, seed, folder)
+        start = imitated("whole walks", ENV, harness, tasks, [shown])
+        cut = _cut(start, shown, sampling)
+        whole = set(shown.ids()) & set(cut.ids())
+        print(f"segment, seed {seed}: {len(whole)} of {len(shown.ids())} walks fit", file=sys.stderr, flush=True)
+        fitting = [row for row in shown.read() if row.trajectory_id in whole]
+        copies = [row.model_copy(update={"trajectory_id": f"fits-{n}"}) for n, row in enumerate(fitting)]
+        given = of_expert(start, shown)
+        window = sampling["max_tokens"]
+        setting = imitated("rows that fit", ENV, harness, tasks, [harness.trajectories(copies)], window)
+        arms["rows that fit"].add(_judged(setting, setting.warm, sampling), given)
+        other = imitated("segments", ENV, harness, tasks, [cut], window)
+        arms["segments"].add(_judged(other, other.warm, sampling), given)
+        some = harness.tasks(setting.tasks.read()[: TASKS * ROUNDS])
+        made = _played(setting, setting.warm, some, sampling, SAMPLES)["trajectories"]
+        good = harness.run(reject, {"keep": 2}, trajectories=[made])["trajectories"]
+        model, more = curated(setting, [good])
+        arms["rejection"].add(_judged(setting, model, sampling), given + of_rollouts(made) + more)
+        model, more, _ = trained_online(setting, iterations=ROUNDS, limits=LIMITS, **sampling)
+        arms["GRPO"].add(_judged(setting, model, sampling), given + more)
+    print(f"\nsegment, rooms of up to 30 steps: walks of an expert in a window of {sampling['max_tokens']} tokens")
+    table(arms)
+    return gain("segment", arms["rows that fit"], arms["segments"], by="foreign")
 
 
 def _played(setting: Setting, model: Any, tasks: Any, sampling: dict[str, Any], samples: int) -> Any:

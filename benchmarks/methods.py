@@ -6,10 +6,10 @@ always among the baselines. Success is that at temperature 1 on held-out tasks, 
 tasks of all seeds; a gain is a paired difference over tasks and seeds, with a bootstrap interval.
 
 - hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, also silent; `lookup`).
-- curriculum, distill, echo, rwml, reflexion, resample, rank: see :mod:`methods_signals`.
-- slicing, pairs, eto, ipr, dagger, search, tree: see ``branching.py``; teams: see ``teams.py``.
-- experience, guidance, star, splice: see ``memory.py``.
-- compress: see ``compression.py``.
+- curriculum, distill, self_distill, echo, rwml, reflexion, resample, rank: see :mod:`methods_signals`.
+- slicing, pairs, eto, ipr, dagger, tree: see ``branching.py``; search, guided: see ``searching.py``.
+- experience, guidance, star, splice: see ``memory.py``; teams: see ``teams.py``.
+- compress, segment: see ``compression.py``; replay, counterfactual: see ``stored.py``.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
     METHODS=hindsight python benchmarks/methods.py  # some
@@ -347,18 +347,20 @@ def line(figure: str, met: bool, target: str) -> bool:
 
 MODULES = {
     "methods": ("hindsight",),
-    "methods_signals": ("curriculum", "distill", "echo", "rwml", "reflexion", "resample", "rank"),
-    "branching": ("slicing", "pairs", "eto", "ipr", "dagger", "search", "tree"),
+    "methods_signals": ("curriculum", "distill", "self_distill", "echo", "rwml", "reflexion", "resample", "rank"),
+    "branching": ("slicing", "pairs", "eto", "ipr", "dagger", "tree"),
+    "searching": ("search", "guided"),
     "memory": ("experience", "guidance", "star", "splice"),
     "teams": ("teams",),
-    "compression": ("compress",),
+    "compression": ("compress", "segment"),
+    "stored": ("replay", "counterfactual"),
 }
 """Module -> the methods whose experiments lie there, as functions of their names."""
 METHODS = {name: module for module, names in MODULES.items() for name in names}
 COURSES_OF = {
     "hindsight": ("rooms", "rooms, silent", "lookup"),
-    "search": ("rooms", "rooms, little warmed"),
-    **dict.fromkeys(("echo", "rwml", "star", "splice"), ("rooms", "lookup")),
+    **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),
+    **dict.fromkeys(("echo", "rwml", "star", "splice", "replay"), ("rooms", "lookup")),
 }
 """What an experiment is run in, if it is run in several; if it is small, the first of them."""
 

@@ -4,6 +4,7 @@ them.
 - curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum, with as many tokens.
 - distill: a policy after GRPO teaches the warm one (`lookup`), against supervised training on the teacher's samples and
   GRPO with as many rollouts of the student.
+- self_distill: the warm policy teaches itself, with the answer in sight (`lookup`), against GRPO with as many rollouts.
 - echo: GRPO with and without cross-entropy on observations (`rooms`, and `lookup`, whose facts nobody can know).
 - rwml: GRPO on predictions of observations before GRPO on walks, against GRPO on walks alone (`rooms`).
 - reflexion: retries with notes of what failed, and without, of as many tokens (`rooms`): tasks solved, of those that
@@ -108,7 +109,6 @@ def rank() -> bool:
 
 
 def distill() -> bool:
-    from pipelines.stages.grpo import online as stage
     from pipelines.stages.trajectories import reject, sample
 
     names = ("warm", "teacher", "rejection", "SFT on its samples", "GRPO", "distilled")
@@ -130,18 +130,46 @@ def distill() -> bool:
             arms[name].add(judged(setting, made), spent + more)
         model, spent, _ = online(setting, iterations=FEW)
         arms["GRPO"].add(judged(setting, model), spent)
-        config = {
-            "iterations": FEW, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0},
-            "algorithm": {"type": "distill"}, "checkpoint_every": 1000,
-            "optimizer": {"lr": COURSES["lookup"].lr, "schedule": "linear", "warmup": 4},
-        }  # fmt: skip
-        found = run(stage, config, model=setting.warm, tasks=setting.tasks, teacher=teacher)
-        spent = of_rollouts(found["trajectories"])
-        read = Spent(foreign=spent.sampled, trained=spent.sampled)  # the teacher reads what the student sampled
-        arms["distilled"].add(judged(setting, found["model"]), spent + read)
+        arms["distilled"].add(*distilled(setting, teacher=teacher))
     print(f"\ndistill, lookup: {TASKS * FEW * SAMPLES:,} rollouts of the student a seed")
     table(arms)
     return gain("distill, lookup", arms["GRPO"], arms["distilled"])
+
+
+def distilled(setting: Setting, **config: Any) -> tuple[dict[str, float], Spent]:
+    """What the warm policy solves after on-policy distillation, and what that cost. ``teacher`` is the input; the rest
+    are settings."""
+    from pipelines.stages.grpo import online as stage
+
+    inputs = {name: config.pop(name) for name in ("teacher",) if name in config}
+    config |= {
+        "iterations": FEW, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0},
+        "algorithm": {"type": "distill"}, "checkpoint_every": 1000,
+        "optimizer": {"lr": COURSES["lookup"].lr, "schedule": "linear", "warmup": 4},
+    }  # fmt: skip
+    found = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks, **inputs)
+    spent = of_rollouts(found["trajectories"])
+    read = Spent(foreign=spent.sampled, trained=spent.sampled)  # the teacher reads what the student sampled
+    return judged(setting, found["model"]), spent + read
+
+
+def self_distill() -> bool:
+    """The policy itself, which has seen hints in 15 % of its demonstrations, teaches what it would do if it knew the
+    answer."""
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "taught by itself")}
+    for seed, folder in seeds("self_distill", arms):
+        harness, tasks, shown = expert("lookup", seed, folder, hinted=0.15)
+        setting = imitated("hinted", "lookup", harness, tasks, [shown])
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        arms["taught by itself"].add(*distilled(setting, teacher_context="answer"))
+        some = harness.tasks(setting.tasks.read()[: TASKS * FEW])
+        model, more, _ = rejected(setting, some, arms["taught by itself"].costs[-1].sampled)
+        arms["rejection"].add(judged(setting, model), more)
+        model, more, _ = online(setting, iterations=FEW)
+        arms["GRPO"].add(judged(setting, model), more)
+    print(f"\nself_distill, lookup: {TASKS * FEW * SAMPLES:,} rollouts a seed")
+    table(arms)
+    return gain("self_distill, lookup", arms["GRPO"], arms["taught by itself"])
 
 
 def echo(env: str) -> bool:

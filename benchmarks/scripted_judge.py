@@ -1,4 +1,4 @@
-"""A judge whose quality is known, for the experiment `rank` of ``methods.py``."""
+"""Judges whose quality is known, for the experiments `rank` and `guided` of ``methods.py``."""
 
 import json
 from collections.abc import Sequence
@@ -9,15 +9,62 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from agentrl.engines import EngineChoice
+from agentrl.engines.base import Session, Turn
 from agentrl.engines.configs import EngineConfig
+from agentrl.environments.rooms.house import NAMES, House
 from agentrl.rewards.component import Grade
 from agentrl.rewards.judge import Ranking
 from schemas.task import Task
-from schemas.trajectory import Trajectory
+from schemas.trajectory import Message, Role, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.engines.base import Engine
     from agentrl.models.policy import Policy
+
+
+class Guide(EngineConfig):
+    """A judge of the states of walks in `rooms`, who knows the map: 0.9 for each door to the goal, multiplied, or
+    whether a walk ended there. With probability 1 - ``right`` it says any number."""
+
+    exact: ClassVar[bool] = False
+    type: str
+    right: float = Field(0.8, ge=0, le=1)
+
+    def build(self, policy: "Policy | None") -> "Engine":
+        return _Knowing(self.right)
+
+
+class _Knowing:
+    """Answers with text alone."""
+
+    exact, reproducible, version = False, True, 0
+
+    def __init__(self, right: float) -> None:
+        self.right, self.house = right, House(len(NAMES))
+
+    def open(self, key: tuple[int, ...] = (), root: str = "") -> Session:
+        return Session(key=key, root=root)
+
+    async def turn(self, session: Session, *_: object, **__: object) -> Turn:
+        asked = session.messages[-1].content
+        chance = Random(asked)
+        value = self._value(json.loads(asked.split("\n\n")[1])) if chance.random() < self.right else chance.random()
+        return Turn([], [], [], "stop", Message(role=Role.ASSISTANT, content=json.dumps({"value": value})))
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+    def _value(self, shown: dict[str, Any]) -> float:
+        start, _, goal = shown["task"].rstrip("?").split(" ")
+        heard = [turn["content"] for turn in shown["transcript"] if turn["role"] == "tool"]
+        here = next((room for room in reversed(heard) if room in self.house.numbers), start)
+        if shown["transcript"] and _ended(shown["transcript"]):
+            return float(here == goal)
+        return float(0.9 ** self.house.distances(self.house.numbers[goal])[self.house.numbers[here]])
+
+
+def _ended(walk: list[dict[str, Any]]) -> bool:
+    return walk[-1]["role"] == "assistant" and "calls" not in walk[-1]
 
 
 class Nobody(EngineConfig):
@@ -64,5 +111,4 @@ class Scripted(Ranking):
 
 def _came_to(goal: str, walk: list[dict[str, Any]]) -> bool:
     """Whether a walk ends with words in its goal."""
-    last = walk[-1]
-    return len(walk) > 1 and last["role"] == "assistant" and "calls" not in last and walk[-2]["content"] == goal
+    return len(walk) > 1 and _ended(walk) and walk[-2]["content"] == goal

@@ -1,0 +1,83 @@
+"""The experiments of ``methods.py`` about tree search, in `rooms` of levels 4 to 6: train tasks that trees or plain
+rollouts of as many tokens solve, and held-out success after one supervised stage on what was solved.
+
+- search: trees that are guided by how many continuations end alike.
+- guided: the same with a judge of known quality, as in LATS or Agent Q, or with continuations that are cut and judged.
+"""
+
+from typing import Any
+
+from branching import STATES, as_online, of_continuations, settings
+from methods import SMALL, Arm, Spent, curated, gain, judged, rollouts, table
+
+ROUNDS = 2 if SMALL else 8
+JUDGED = {"judge": {"engines": [{"type": "scripted_judge:Guide", "right": 0.8}]}}
+GUIDED = {
+    "LATS": JUDGED,
+    "Agent Q": {**JUDGED, "select": "agentq", "c": 1.0},
+    "cut after 3 turns": {**JUDGED, "simulate": 3},
+}
+
+
+def search(env: str) -> bool:
+    """What a search finds that as many tokens of plain rollouts do not, and what one learns from it."""
+    return _searched("search", env, {"search": {}})
+
+
+def guided(env: str) -> bool:
+    """The judge knows the map. Foreign tokens are the numbers that it writes; what it reads is not counted."""
+    return _searched("guided", env, GUIDED)
+
+
+def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> bool:
+    """The first of the ways has :data:`ROUNDS` rounds, and the others sample as many tokens of each task."""
+    from pipelines.stages.search import tree
+    from pipelines.stages.trajectories import reject
+
+    arms = {name: Arm(name) for name in ("warm", "GRPO", "rollouts", *ways)}
+    found = {name: Arm(name) for name in ("rollouts", *ways)}
+    for setting, tasks in settings(f"{experiment} {env}", arms, found, env=env, levels=frozenset({4, 5, 6})):
+        run, rows, budget = setting.harness.run, dict[str, tuple[list[Any], Spent]](), 0
+        for name, way in ways.items():
+            limit = {"rounds": 8 * ROUNDS, "budget_tokens": budget} if budget else {"rounds": ROUNDS}
+            made = run(tree, {"branch": 3, "depth": 10, **limit, **way}, model=setting.warm, tasks=tasks)
+            cost = of_continuations(made) + Spent(foreign=int(made.metrics.get("judged", 0)))
+            budget = budget or cost.sampled // STATES
+            rows[name] = [made["trajectories"]], cost
+        others, spent = rollouts(setting, tasks, budget * STATES)
+        rows["rollouts"] = others, spent
+        model, more = as_online(setting, others)
+        arms["GRPO"].add(judged(setting, model), more)
+        for name, (selections, cost) in rows.items():
+            found[name].add(solved(tasks, selections), cost)
+            model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=selections)["trajectories"]])
+            arms[name].add(judged(setting, model), cost + more)
+        by_difficulty(others, found)
+    print(f"\n{experiment}, {env}, levels 4 to 6: train tasks solved, of {STATES} a seed")
+    table(found)
+    met = [gain(f"{name}, {env}, train tasks", found["rollouts"], found[name]) for name in ways]
+    print(f"{experiment}, {env}, levels 4 to 6: held-out success after one supervised stage on what was solved")
+    table(arms)
+    return all([gain(f"{name}, {env}", arms["rollouts"], arms[name]) for name in ways] + met)
+
+
+def solved(tasks: Any, selections: list[Any]) -> dict[str, float]:
+    """Task -> whether one of these rows solved it."""
+    found = {task.task_id: 0.0 for task in tasks.read()}
+    for one in selections:
+        for row in one.table(["task_id", "success"]).to_pylist():
+            found[row["task_id"]] = max(found[row["task_id"]], float(bool(row["success"])))
+    return found
+
+
+def by_difficulty(rollouts: list[Any], found: dict[str, Arm]) -> None:
+    """Print what the newest run of each arm solved of the levels, with how often plain rollouts succeed at each."""
+    rows = [row for one in rollouts for row in one.table(["task_id", "level", "success"]).to_pylist()]
+    level = {row["task_id"]: row["level"] for row in rows}
+    for one in sorted(set(level.values())):
+        plain = [bool(row["success"]) for row in rows if row["level"] == one]
+        ours = [name for name in level if level[name] == one]
+        shares = {name: sum(arm.runs[-1][task] for task in ours) / len(ours) for name, arm in found.items()}
+        share = sum(plain) / len(plain)
+        print(f"level {one}: plain success {share:.3f}{' (below .1)' if share < 0.1 else ''}, solved: "
+              + ", ".join(f"{name} {value:.3f}" for name, value in shares.items()), flush=True)  # fmt: skip

@@ -1,0 +1,104 @@
+"""The experiments of ``methods.py`` about what is learned from stored rollouts.
+
+- replay: supervised training on successes as they are drawn, or on two of each task; and GRPO on groups drawn alike, or
+  by how far their rewards are apart (`rooms`, `lookup`).
+- counterfactual: RLOO on four continuations of each state, credited to their first turns (`credit: fork_turn`) or to
+  all new turns, and on whole rollouts of as many sampled tokens (`rooms`).
+"""
+
+from typing import Any
+
+from branching import STEPS, as_online, grouped, of_continuations, settings, trained
+from methods import (
+    BATCH,
+    ITERATIONS,
+    SAMPLES,
+    TASKS,
+    Arm,
+    Setting,
+    Spent,
+    curated,
+    gain,
+    judged,
+    of_rollouts,
+    online,
+    prepared,
+    rollouts,
+    seeds,
+    table,
+)
+
+GROUPS = STEPS * BATCH // SAMPLES
+"""Groups that offline training takes once."""
+LRS = {"rooms": 1e-4, "lookup": 1e-3}
+"""Learning rates of GRPO on stored groups, chosen for draws of all groups alike."""
+
+
+def replay(env: str) -> bool:
+    """Four fifths of the stored groups are not drawn: offline training has fewer steps than there are rows."""
+    from pipelines.stages.train import offline
+    from pipelines.stages.trajectories import reject, sample
+
+    draws = {"GRPO, groups alike": {"alpha": 0.0}, "GRPO, by surprise": {"priority": "surprise"}}
+    arms = {name: Arm(name) for name in ("warm", "rejection", "success first", "GRPO", *draws)}
+    for seed, folder in seeds(f"replay {env}", arms):
+        setting = prepared(env, seed, folder)
+        run = setting.harness.run
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+        rows = run(sample, {"samples": SAMPLES}, model=setting.warm, tasks=tasks)["trajectories"]
+        spent = of_rollouts(rows)
+        good = run(reject, {"keep": 2}, trajectories=[rows])["trajectories"]
+        first = drawn(setting, rows, {"strategy": "success_first", "n": max(1, len(good.ids()))})
+        for name, selection in (("rejection", good), ("success first", first)):
+            model, more = curated(setting, [selection])
+            arms[name].add(judged(setting, model), spent + more)
+        for name, draw in draws.items():
+            groups = drawn(setting, rows, {"strategy": "prioritized", "of": "groups", "n": GROUPS, **draw})
+            config = {"algorithm": {"type": "grpo"}, "optimizer": {"lr": LRS[env], "schedule": "linear"}}
+            model, more = trained(setting, offline, config, trajectories=[groups])
+            arms[name].add(judged(setting, model), spent + more)
+        model, more, _ = online(setting)
+        arms["GRPO"].add(judged(setting, model), more)
+    print(f"\nreplay, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed, {GROUPS} of {TASKS * ITERATIONS} groups")
+    table(arms)
+    first_gained = gain(f"replay, {env}, supervised", arms["rejection"], arms["success first"])
+    return gain(f"replay, {env}, GRPO", arms["GRPO, groups alike"], arms["GRPO, by surprise"]) and first_gained
+
+
+def drawn(setting: Setting, rows: Any, draw: dict[str, Any]) -> Any:
+    """A selection of these rows."""
+    from pipelines.stages.select import select
+
+    config = {"version": setting.harness.buffer.version, "draw": draw}
+    return setting.harness.run(select, config, trajectories=[rows])["trajectories"]
+
+
+def counterfactual() -> bool:
+    from pipelines.stages.fork import fork
+    from pipelines.stages.train import offline
+    from pipelines.stages.trajectories import reject, sample
+
+    ways = {"RLOO, first turns": {"credit": "fork_turn"}, "RLOO, new turns": {}}
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "RLOO, whole rollouts", *ways)}
+    for setting, tasks in settings("counterfactual", arms):
+        run = setting.harness.run
+        rows = run(sample, {"samples": 2}, model=setting.warm, tasks=tasks)["trajectories"]
+        forked = run(fork, {"at": "uncertain", "turns": 1, "k": 4}, model=setting.warm, trajectories=[rows])
+        cost = of_rollouts(rows) + of_continuations(forked)
+        for name, credit in ways.items():
+            config = {"algorithm": {"type": "rloo", **credit}}
+            model, more = trained(setting, offline, config, trajectories=[forked["trajectories"]])
+            arms[name].add(judged(setting, model), cost + more)
+        others, spent = rollouts(setting, tasks, cost.sampled)
+        config = {"algorithm": {"type": "rloo"}}
+        model, more = trained(setting, offline, config, trajectories=grouped(setting, others))
+        arms["RLOO, whole rollouts"].add(judged(setting, model), spent + more)
+        model, more = as_online(setting, others)
+        arms["GRPO"].add(judged(setting, model), more)
+        model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=others)["trajectories"]])
+        arms["rejection"].add(judged(setting, model), spent + more)
+    print("\ncounterfactual, rooms: the least certain turn of two rollouts of each task")
+    table(arms)
+    met = gain("counterfactual, rooms", arms["RLOO, whole rollouts"], arms["RLOO, first turns"])
+    return gain("counterfactual, rooms, credit", arms["RLOO, new turns"], arms["RLOO, first turns"]) and met

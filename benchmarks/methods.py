@@ -360,7 +360,7 @@ METHODS = {name: module for module, names in MODULES.items() for name in names}
 COURSES_OF = {
     "hindsight": ("rooms", "rooms, silent", "lookup"),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),
-    **dict.fromkeys(("echo", "rwml", "star", "splice", "replay"), ("rooms", "lookup")),
+    **dict.fromkeys(("self_distill", "echo", "rwml", "star", "splice", "replay"), ("rooms", "lookup")),
 }
 """What an experiment is run in, if it is run in several; if it is small, the first of them."""
 

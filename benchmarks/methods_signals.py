@@ -4,7 +4,7 @@ them.
 - curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum, with as many tokens.
 - distill: a policy after GRPO teaches the warm one (`lookup`), against supervised training on the teacher's samples and
   GRPO with as many rollouts of the student.
-- self_distill: the warm policy teaches itself, with the answer in sight (`lookup`), against GRPO with as many rollouts.
+- self_distill: the warm policy teaches itself, with the answer (`lookup`) or notes (`rooms`) in sight.
 - echo: GRPO with and without cross-entropy on observations (`rooms`, and `lookup`, whose facts nobody can know).
 - rwml: GRPO on predictions of observations before GRPO on walks, against GRPO on walks alone (`rooms`).
 - reflexion: retries with notes of what failed, and without, of as many tokens (`rooms`): tasks solved, of those that
@@ -15,6 +15,7 @@ them.
 """
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 from methods import (
@@ -136,16 +137,14 @@ def distill() -> bool:
     return gain("distill, lookup", arms["GRPO"], arms["distilled"])
 
 
-def distilled(setting: Setting, **config: Any) -> tuple[dict[str, float], Spent]:
-    """What the warm policy solves after on-policy distillation, and what that cost. ``teacher`` is the input; the rest
-    are settings."""
+def distilled(setting: Setting, config: dict[str, Any] | None = None, **inputs: Any) -> tuple[dict[str, float], Spent]:
+    """What the warm policy solves after on-policy distillation, and what that cost."""
     from pipelines.stages.grpo import online as stage
 
-    inputs = {name: config.pop(name) for name in ("teacher",) if name in config}
-    config |= {
+    config = (config or {}) | {
         "iterations": FEW, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0},
         "algorithm": {"type": "distill"}, "checkpoint_every": 1000,
-        "optimizer": {"lr": COURSES["lookup"].lr, "schedule": "linear", "warmup": 4},
+        "optimizer": {"lr": COURSES[setting.env].lr, "schedule": "linear", "warmup": min(4, FEW // 2)},
     }  # fmt: skip
     found = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks, **inputs)
     spent = of_rollouts(found["trajectories"])
@@ -153,23 +152,36 @@ def distilled(setting: Setting, **config: Any) -> tuple[dict[str, float], Spent]
     return judged(setting, found["model"]), spent + read
 
 
-def self_distill() -> bool:
-    """The policy itself, which has seen hints in 15 % of its demonstrations, teaches what it would do if it knew the
-    answer."""
+def self_distill(env: str) -> bool:
+    """The policy teaches what it would do with the answer (`lookup`), or notes on an earlier attempt (`rooms`).
+    It saw such openings in its demonstrations."""
+    from pipelines.stages.notes import reflect
+    from pipelines.stages.trajectories import sample
+
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "taught by itself")}
-    for seed, folder in seeds("self_distill", arms):
-        harness, tasks, shown = expert("lookup", seed, folder, hinted=0.15)
-        setting = imitated("hinted", "lookup", harness, tasks, [shown])
+    for seed, folder in seeds(f"self_distill {env}", arms):
+        if env == "lookup":
+            harness, tasks, shown = expert(env, seed, folder, hinted=0.15)
+            setting = imitated("hinted", env, harness, tasks, [shown])
+            taught = distilled(setting, {"teacher_context": "answer"})
+        else:
+            setting = noted(seed, folder)
+            run, some = setting.harness.run, setting.harness.tasks(setting.tasks.read()[: TASKS * FEW])
+            setting = replace(setting, tasks=some)
+            first = run(sample, {"samples": 1}, model=setting.warm, tasks=some)["trajectories"]
+            notes = run(reflect, tasks=some, trajectories=[first])["notes"]
+            solved, spent = distilled(setting, {"teacher_context": "notes"}, notes=notes)
+            taught = solved, spent + of_rollouts(first)
         arms["warm"].add(judged(setting, setting.warm), Spent())
-        arms["taught by itself"].add(*distilled(setting, teacher_context="answer"))
-        some = harness.tasks(setting.tasks.read()[: TASKS * FEW])
-        model, more, _ = rejected(setting, some, arms["taught by itself"].costs[-1].sampled)
+        arms["taught by itself"].add(*taught)
+        some = setting.harness.tasks(setting.tasks.read()[: TASKS * FEW])
+        model, more, _ = rejected(setting, some, taught[1].sampled)
         arms["rejection"].add(judged(setting, model), more)
-        model, more, _ = online(setting, iterations=FEW)
+        model, more, _ = online(setting, iterations=FEW + (env == "rooms"))
         arms["GRPO"].add(judged(setting, model), more)
-    print(f"\nself_distill, lookup: {TASKS * FEW * SAMPLES:,} rollouts a seed")
+    print(f"\nself_distill, {env}: {TASKS * FEW * SAMPLES:,} rollouts of the student a seed")
     table(arms)
-    return gain("self_distill, lookup", arms["GRPO"], arms["taught by itself"])
+    return gain(f"self_distill, {env}", arms["GRPO"], arms["taught by itself"])
 
 
 def echo(env: str) -> bool:
@@ -191,8 +203,6 @@ def echo(env: str) -> bool:
 def rwml(env: str) -> bool:
     """As many sampled tokens: of rollouts, or first of predictions and then of rollouts. A prediction is a few tokens,
     so most of them are of rollouts either way. All policies have seen some predictions demonstrated."""
-    from dataclasses import replace
-
     from pipelines.stages.predict import predict
     from pipelines.stages.trajectories import synthesize
 

@@ -34,13 +34,17 @@ LRS = {"rooms": 1e-4, "lookup": 1e-3}
 """Learning rates of GRPO on stored groups, chosen for draws of all groups alike."""
 
 
+REJECTIONS = {"rejection": {"keep": 2}, "rejection, keep 1": {"keep": 1}, "rejection, agree 2": {"agree": 2}}
+"""The first is that of the other experiments, the last did best on dev tasks."""
+
+
 def replay(env: str) -> bool:
     """Four fifths of the stored groups are not drawn: offline training has fewer steps than there are rows."""
     from pipelines.stages.train import offline
     from pipelines.stages.trajectories import reject, sample
 
     draws = {"GRPO, groups alike": {"alpha": 0.0}, "GRPO, by surprise": {"priority": "surprise"}}
-    arms = {name: Arm(name) for name in ("warm", "rejection", "success first", "GRPO", *draws)}
+    arms = {name: Arm(name) for name in ("warm", *REJECTIONS, "success first", "GRPO", *draws)}
     for seed, folder in seeds(f"replay {env}", arms):
         setting = prepared(env, seed, folder)
         run = setting.harness.run
@@ -48,9 +52,10 @@ def replay(env: str) -> bool:
         tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
         rows = run(sample, {"samples": SAMPLES}, model=setting.warm, tasks=tasks)["trajectories"]
         spent = of_rollouts(rows)
-        good = run(reject, {"keep": 2}, trajectories=[rows])["trajectories"]
-        first = drawn(setting, rows, {"strategy": "success_first", "n": max(1, len(good.ids()))})
-        for name, selection in (("rejection", good), ("success first", first)):
+        chosen = {name: run(reject, how, trajectories=[rows])["trajectories"] for name, how in REJECTIONS.items()}
+        n = max(1, len(chosen["rejection"].ids()))
+        chosen["success first"] = drawn(setting, rows, {"strategy": "success_first", "n": n})
+        for name, selection in chosen.items():
             model, more = curated(setting, [selection])
             arms[name].add(judged(setting, model), spent + more)
         for name, draw in draws.items():
@@ -62,7 +67,7 @@ def replay(env: str) -> bool:
         arms["GRPO"].add(judged(setting, model), more)
     print(f"\nreplay, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed, {GROUPS} of {TASKS * ITERATIONS} groups")
     table(arms)
-    first_gained = gain(f"replay, {env}, supervised", arms["rejection"], arms["success first"])
+    first_gained = gain(f"replay, {env}, supervised", arms["rejection, agree 2"], arms["success first"])
     return gain(f"replay, {env}, GRPO", arms["GRPO, groups alike"], arms["GRPO, by surprise"]) and first_gained
 
 

@@ -99,7 +99,7 @@ def _write_atlas(store: str, path: Path, as_json: bool) -> None:
     """The scalar columns of the rows with ``projection_x`` and ``projection_y``, as Parquet."""
     from datastore.retrieval.index import SearchIndex
     from datastore.writer import SCALARS
-    from flows.viewer.points import placed
+    from flows.viewer.pages.points import placed
 
     if path.exists():
         raise fail(f"error: --atlas {path} exists; choose another name, or remove it")
@@ -143,10 +143,10 @@ def export(
         raise fail(f"error: there is no folder {file.parent}")
     if "://" not in store and not Path(store).is_dir():
         raise fail(f"error: there is no store at {store}; check --store")
-    from flows.viewer.export import choose
-    from flows.viewer.export import export as written
+    from flows.viewer.offline.export import choose
+    from flows.viewer.offline.export import export as written
+    from flows.viewer.offline.redaction import Redactor
     from flows.viewer.reader import StoreReader
-    from flows.viewer.redaction import Redactor
     from flows.viewer.refused import RefusedError
 
     redactor, reader = Redactor(redact or ()), StoreReader(store)

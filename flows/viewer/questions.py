@@ -44,8 +44,8 @@ class WhatIf(NamedPipeline):
 
 
 class Filtered(AtVersion):
-    """``among`` names an artifact, and ``rule`` one of its rules: see :mod:`flows.viewer.among`. ``lasso`` is an area
-    of the map: see :mod:`flows.viewer.points`."""
+    """``among`` names an artifact, and ``rule`` one of its rules: see :mod:`flows.viewer.query.among`. ``lasso`` is an
+    area of the map: see :mod:`flows.viewer.pages.points`."""
 
     filter: str = ""
     among: str | None = None
@@ -180,19 +180,19 @@ def _facets(reader: "StoreReader", request: Request, question: Filtered) -> Resp
 
 
 def _rule(reader: "StoreReader", request: Request, question: Filtered) -> Response:
-    from flows.viewer.saving import rule
+    from flows.viewer.pages.saving import rule
 
     return _json(rule(reader, question))
 
 
 def _saved(reader: "StoreReader", request: Request, question: SaveQuery) -> Response:
-    from flows.viewer.saving import save
+    from flows.viewer.pages.saving import save
 
     return _json(save(reader, question))
 
 
 def _sql(reader: "StoreReader", request: Request, question: SQLQuery) -> Response:
-    from flows.viewer.console import ask
+    from flows.viewer.query.console import ask
 
     body, headers = ask(reader, question)
     return Response(body, headers=headers, media_type=ARROW)

@@ -13,37 +13,37 @@ from datastore.catalog import Catalog
 from datastore.errors import StoreError, UnknownTrajectoryError
 from datastore.tokenizers import TokenBytes
 from datastore.writer import SCALARS
-from flows.viewer import (
-    among,
-    compare,
-    curation,
-    facets,
-    nodes,
-    pairs,
-    runs,
-    tokens,
-    training,
-    trajectory,
-    tree,
-    wire,
-    wire_compare,
-    wire_runs,
-    wire_search,
-    wire_training,
-)
-from flows.viewer.artifacts import Artifacts, numbers
-from flows.viewer.decoding import Decoded, decoded
-from flows.viewer.doctor import Doctor
-from flows.viewer.graph import Plans
-from flows.viewer.overview import known_settings, overview, run_answer, what_if
+from flows.viewer.pages import compare, curation, nodes, pairs, runs, tokens, training, trajectory, tree
+from flows.viewer.pages.decoding import Decoded, decoded
+from flows.viewer.pages.doctor import Doctor
+from flows.viewer.pages.graph import Plans
+from flows.viewer.pages.overview import known_settings, overview, run_answer, what_if
+from flows.viewer.pages.replays import Replays
+from flows.viewer.query import among, facets
+from flows.viewer.query.artifacts import Artifacts, numbers
+from flows.viewer.query.tables import Recent, Snapshot, Tables, both, column_of, stream
 from flows.viewer.refused import RefusedError
-from flows.viewer.replays import Replays
-from flows.viewer.tables import Recent, Snapshot, Tables, both, column_of, stream
+from flows.viewer.wire.buffer import Facets, Hit, Hits
+from flows.viewer.wire.compare import (
+    Aligned,
+    Evaluations,
+    Funnels,
+    PairAnswer,
+    PairedDifference,
+    PairLines,
+    TaskAttempts,
+    TaskTree,
+)
+from flows.viewer.wire.overview import Overview, PlanAnswer
+from flows.viewer.wire.runs import KnownSettings, RunsCompared
+from flows.viewer.wire.search import MapPrompts, SearchTree, SearchTrees
+from flows.viewer.wire.training import LiveAnswer, RunAnswer, TrainingStage, TrainingStages
+from flows.viewer.wire.trajectory import RowAnswer, ShownMessage
 from pipelines.tokenizers import token_bytes
 
 if TYPE_CHECKING:
     from datastore.retrieval.index import SearchIndex, State
-    from flows.viewer.points import Points
+    from flows.viewer.pages.points import Points
     from flows.viewer.questions import Filtered, Page
 
 INDEX = "embedded"
@@ -59,26 +59,26 @@ class StoreReader:
         self.catalog = Catalog(store)
         self.tables = Tables(TrajectoryBuffer(store))
         self.artifacts = Artifacts(self.catalog)
-        self._compared: Recent[tuple[str, str, bool], wire_compare.PairedDifference] = Recent(16)
+        self._compared: Recent[tuple[str, str, bool], PairedDifference] = Recent(16)
         self._rows: Recent[tuple[str, int], pa.Table] = Recent(2)
         self._maps: Recent[tuple[str, tuple[str, ...]], Points] = Recent(4)
         self._tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
         self.plans = Plans(self.catalog, store)
-        self._trained: Recent[str, wire_training.TrainingStage] = Recent(256)
+        self._trained: Recent[str, TrainingStage] = Recent(256)
         self._pulses = training.Pulses(self.catalog, self.tables)
         self.doctor = Doctor(self.catalog, store)
         self.replays = Replays(self.artifacts, store)
 
-    def overview(self, pipeline: str | None) -> wire.Overview:
+    def overview(self, pipeline: str | None) -> Overview:
         return overview(self.store, self.catalog, self.tables, self.artifacts, self.plans, pipeline)
 
-    def plan(self, pipeline: str, settings: list[str]) -> wire.PlanAnswer:
+    def plan(self, pipeline: str, settings: list[str]) -> PlanAnswer:
         return what_if(self.catalog, self.plans, pipeline, settings, patience=PLAN_S)
 
-    def settings(self, pipeline: str) -> wire_runs.KnownSettings:
+    def settings(self, pipeline: str) -> KnownSettings:
         return known_settings(self.catalog, pipeline)
 
-    def runs(self, a: str | None, b: str | None, at: str | None) -> wire_runs.RunsCompared:
+    def runs(self, a: str | None, b: str | None, at: str | None) -> RunsCompared:
         return runs.runs_compared(self.catalog, self._snapshot_if_any(at), a, b)
 
     def rows(self, page: "Page") -> tuple[bytes, dict[str, str]]:
@@ -92,27 +92,27 @@ class StoreReader:
         counts = {"x-total": total, "x-version": snapshot.version, "x-absent": part.absent if part else 0}
         return stream(table), {name: str(count) for name, count in counts.items()} | {"x-columns": ",".join(SCALARS)}
 
-    def facets(self, question: "Filtered") -> wire.Facets:
+    def facets(self, question: "Filtered") -> Facets:
         snapshot = self.tables.at(question.at)
         part = self.part(question, snapshot)
         return facets.facets(snapshot, question.filter, part.mask if part else None)
 
-    def search(self, text: str, k: int) -> wire.Hits:
+    def search(self, text: str, k: int) -> Hits:
         """The rows whose prompts are nearest. The index is only read. Raises RefusedError if there is none."""
         index, state = self._index()
         if self.tables.buffer.place.read(f"{index.folder}/model.npz") is None:
             raise self._no_index()
         found = index.search(text, k, refresh=False)
-        hits = [wire.Hit(trajectory_id=one["trajectory_id"], score=one["score"]) for one in found.to_dicts()]
-        return wire.Hits(version=state.table_version, behind=state.stale, hits=hits)
+        hits = [Hit(trajectory_id=one["trajectory_id"], score=one["score"]) for one in found.to_dicts()]
+        return Hits(version=state.table_version, behind=state.stale, hits=hits)
 
-    def row(self, trajectory_id: str, at: str | None) -> wire.RowAnswer:
+    def row(self, trajectory_id: str, at: str | None) -> RowAnswer:
         row, snapshot = self._row(trajectory_id, at)
         return trajectory.answer(row, snapshot, self.artifacts)
 
     def message(
         self, trajectory_id: str, number: int, at: str | None, start: int = 0, most: int | None = None
-    ) -> wire.ShownMessage:
+    ) -> ShownMessage:
         """A message whose content begins at a character and has at most so many."""
         row, _ = self._row(trajectory_id, at)
         found = trajectory.one_message(row, number)
@@ -141,16 +141,16 @@ class StoreReader:
 
     # compared
 
-    def evaluations(self) -> wire_compare.Evaluations:
+    def evaluations(self) -> Evaluations:
         return compare.evaluations(self.artifacts)
 
-    def compared(self, than: str, arm: str, greedy: bool) -> wire_compare.PairedDifference:
+    def compared(self, than: str, arm: str, greedy: bool) -> PairedDifference:
         return self._compared.get_or((than, arm, greedy), lambda: compare.compared(self.catalog, than, arm, greedy))
 
-    def task(self, env: str, task_id: str, at: str | None) -> wire_compare.TaskAttempts:
+    def task(self, env: str, task_id: str, at: str | None) -> TaskAttempts:
         return compare.task(self.tables.at(at), env, task_id)
 
-    def task_tree(self, env: str, task_id: str, at: str | None) -> wire_compare.TaskTree:
+    def task_tree(self, env: str, task_id: str, at: str | None) -> TaskTree:
         """The attempts at a task as a tree. Raises RefusedError if there is none."""
         snapshot = self.tables.at(at)
         names, rows = compare.newest_attempts(snapshot, env, task_id)
@@ -172,14 +172,12 @@ class StoreReader:
             table[column].take(np.array(chosen, np.int64)).to_pylist() for column in ("success", "reward")
         )
         drawn = tree.drawn(branches, [names[number] for number in chosen], success, reward, texts)
-        return wire_compare.TaskTree(
-            version=snapshot.version, rows=len(chosen), left_out=rows - len(chosen), branches=drawn
-        )
+        return TaskTree(version=snapshot.version, rows=len(chosen), left_out=rows - len(chosen), branches=drawn)
 
-    def search_trees(self, artifact: str | None, offset: int, limit: int) -> wire_search.SearchTrees:
+    def search_trees(self, artifact: str | None, offset: int, limit: int) -> SearchTrees:
         return nodes.searched(self.artifacts, artifact, offset, limit)
 
-    def search_tree(self, artifact: str, task_id: str, at: str | None) -> wire_search.SearchTree:
+    def search_tree(self, artifact: str, task_id: str, at: str | None) -> SearchTree:
         """The tree of one task, laid out. Raises RefusedError if there is none."""
         snapshot = self.tables.at(at)
         found, left_out = nodes.nodes_of(self.artifacts, artifact, task_id)
@@ -192,7 +190,7 @@ class StoreReader:
         else:
             env, prompt = rows["env"][0].as_py(), rows["prompt"][0].as_py()[: compare.PROMPT]
             texts = [self._beginning(*part) for part in nodes.beginnings(rows, found)]
-        return wire_search.SearchTree(
+        return SearchTree(
             version=snapshot.version,
             artifact=artifact,
             task_id=task_id,
@@ -203,14 +201,14 @@ class StoreReader:
             nodes=nodes.drawn(found, texts),
         )
 
-    def aligned(self, a: str, b: str, at: str | None) -> wire_compare.Aligned:
+    def aligned(self, a: str, b: str, at: str | None) -> Aligned:
         (first, snapshot), (second, _) = (self._row(one, at) for one in (a, b))
         return compare.aligned((a, b), (first, second), snapshot.version)
 
-    def pairs(self, artifact: str | None, offset: int, limit: int) -> wire_compare.PairLines:
+    def pairs(self, artifact: str | None, offset: int, limit: int) -> PairLines:
         return pairs.pair_lines(self.artifacts, artifact, offset, limit)
 
-    def pair(self, artifact: str, pair_id: str) -> wire_compare.PairAnswer:
+    def pair(self, artifact: str, pair_id: str) -> PairAnswer:
         return pairs.pair_answer(self.artifacts, artifact, pair_id)
 
     def pair_tokens(self, artifact: str, pair_id: str, side: str) -> bytes:
@@ -224,31 +222,31 @@ class StoreReader:
         found, _ = self._text_of(numbers(pair[f"{side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
         return found.text if found else b""
 
-    def curation(self, at: str | None) -> wire_compare.Funnels:
+    def curation(self, at: str | None) -> Funnels:
         return curation.funnels(self.artifacts, self._snapshot_if_any(at))
 
     def map(self, question: "Filtered") -> bytes:
         """The points of the map as an Arrow stream. A lasso says which plane is asked for, and hides no point."""
-        from flows.viewer.points import lasso, point_table
+        from flows.viewer.pages.points import lasso, point_table
 
         snapshot = self.tables.at(question.at)
         found = self._points(lasso(question.lasso)[0] if question.lasso else None)
         whole = question.model_copy(update={"lasso": None})
         return stream(point_table(found, snapshot, self.mask(whole, snapshot)))
 
-    def map_prompts(self, question: "Filtered") -> wire_search.MapPrompts:
-        from flows.viewer.points import lasso, prompts
+    def map_prompts(self, question: "Filtered") -> MapPrompts:
+        from flows.viewer.pages.points import lasso, prompts
 
         snapshot = self.tables.at(question.at)
         found = self._points(lasso(question.lasso)[0] if question.lasso else None)
         mask = self.mask(question, snapshot)
         shown, total = prompts(found, snapshot, mask)
         rows = snapshot.total if mask is None else int(mask.sum())
-        return wire_search.MapPrompts(version=snapshot.version, total=total, rows=rows, prompts=shown)
+        return MapPrompts(version=snapshot.version, total=total, rows=rows, prompts=shown)
 
     # training, and what goes on now
 
-    def training(self) -> wire_training.TrainingStages:
+    def training(self) -> TrainingStages:
         return training.stages(self.catalog, self.artifacts, self._trained)
 
     def metrics(self, artifact: str) -> bytes:
@@ -258,10 +256,10 @@ class StoreReader:
         snapshot = self.tables.at(at)
         return stream(training.rows_of(self.artifacts, snapshot, artifact, step)), {"x-version": str(snapshot.version)}
 
-    def run(self, text: str) -> wire_training.RunAnswer:
+    def run(self, text: str) -> RunAnswer:
         return run_answer(self.catalog, self.artifacts, text)
 
-    def lines(self, run_id: str, stage: str, cursor: int) -> wire_training.LiveAnswer:
+    def lines(self, run_id: str, stage: str, cursor: int) -> LiveAnswer:
         return training.lines(self.catalog, run_id, stage, cursor)
 
     def events(self, ended: Callable[[], bool] = lambda: False) -> AsyncIterator[bytes]:
@@ -285,7 +283,7 @@ class StoreReader:
 
     def _points(self, frame: str | None) -> "Points":
         """The points of the map. Raises RefusedError if there is no index, or no such frame."""
-        from flows.viewer.points import frame_of, points
+        from flows.viewer.pages.points import frame_of, points
 
         index, state = self._index()
         key = (frame_of(state, frame), state.parts)
@@ -313,7 +311,7 @@ class StoreReader:
         return found
 
     def _in_lasso(self, text: str, snapshot: Snapshot) -> np.ndarray:
-        from flows.viewer.points import lasso
+        from flows.viewer.pages.points import lasso
 
         frame, corners = lasso(text)
         found = self._points(frame)

@@ -12,7 +12,7 @@ from viewer_store import DPO, EVAL, GRPO, IM_END, PAIRS, TOKENIZER, Browser, mak
 
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
-from flows.viewer.compare import common
+from flows.viewer.pages.compare import common
 from pipelines.handles import SELECTION_SCHEMA
 from schemas.manifest import Kind
 from schemas.pair import PAIR_SCHEMA

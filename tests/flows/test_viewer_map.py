@@ -18,7 +18,7 @@ from datastore.buffer import TrajectoryBuffer
 from datastore.retrieval.index import SearchIndex
 from datastore.retrieval.projection import PrincipalPlane
 from flows import cli
-from flows.viewer.points import Points, lasso
+from flows.viewer.pages.points import Points, lasso
 
 
 @dataclass

@@ -12,8 +12,8 @@ from viewer_store import EVAL, GRPO, WARM, Browser, make_store, record_run
 
 from datastore.catalog import Catalog
 from flows import cli
-from flows.viewer import graph, overview
-from flows.viewer.overview import log_tail
+from flows.viewer.pages import graph, overview
+from flows.viewer.pages.overview import log_tail
 
 RUN = "20260101-120000-abcd"
 

@@ -15,8 +15,8 @@ from datastore.catalog import Catalog
 from datastore.curation.curate import curate
 from datastore.curation.rules import Rules
 from flows.cli import app, call
-from flows.viewer import saving
 from flows.viewer.guard import Door
+from flows.viewer.pages import saving
 from flows.viewer.reader import StoreReader
 from pipelines import yaml_text
 from pipelines.execute import open_output

@@ -11,7 +11,7 @@ from viewer_store import Browser, make_store, publish, row
 
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
-from flows.viewer import nodes
+from flows.viewer.pages import nodes
 from pipelines.handles import SELECTION_SCHEMA
 from schemas.arrow import to_table
 from schemas.manifest import Kind

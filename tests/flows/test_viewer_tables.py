@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from viewer_store import Browser, make_store, row
 
 from datastore.buffer import TrajectoryBuffer
-from flows.viewer import filters, tables
-from flows.viewer.facets import FACETS, UNKNOWN, spread
+from flows.viewer.query import filters, tables
+from flows.viewer.query.facets import FACETS, UNKNOWN, spread
+from flows.viewer.query.tables import COLUMNS
 from flows.viewer.refused import RefusedError
-from flows.viewer.tables import COLUMNS
 
 
 def test_what_several_ask_for_at_once_is_made_once() -> None:

@@ -26,8 +26,8 @@ from viewer_store import (
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.tokenizers import UNKNOWN, TokenBytes, keep
-from flows.viewer.decoding import decoded
-from flows.viewer.tokens import TOKEN_SCHEMA
+from flows.viewer.pages.decoding import decoded
+from flows.viewer.pages.tokens import TOKEN_SCHEMA
 from schemas.manifest import Kind
 from schemas.training import TRAINING_SCHEMA
 

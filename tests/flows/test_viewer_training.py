@@ -20,11 +20,11 @@ from viewer_store import GRPO, Browser, make_store, publish, record_run, row, tr
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.live import LiveLog
-from flows.viewer import replays, training
-from flows.viewer.doctor import Doctor, diagnosed
+from flows.viewer.pages import replays, training
+from flows.viewer.pages.doctor import Doctor, diagnosed
 from flows.viewer.reader import StoreReader
 from flows.viewer.refused import RefusedError
-from flows.viewer.wire_training import Diagnosis
+from flows.viewer.wire.training import Diagnosis
 from pipelines.runs import this_process
 from schemas.manifest import Kind
 from schemas.training import TRAINING_SCHEMA
@@ -259,7 +259,7 @@ def test_a_heartbeat_does_not_call_the_doctor_again(tmp_path: Path, monkeypatch:
         self._known[key] = Diagnosis(run_id=key[0], working=False, problem=None, stages=[], findings=[])
         self._at_work.discard(key)
 
-    monkeypatch.setattr("flows.viewer.doctor.find_run", lambda catalog, name: run)
+    monkeypatch.setattr("flows.viewer.pages.doctor.find_run", lambda catalog, name: run)
     monkeypatch.setattr(Doctor, "_look", look)
     doctor = Doctor(Catalog(tmp_path), str(tmp_path))
     for beat in range(3):

@@ -25,8 +25,8 @@ from viewer_store import (
 
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
-from flows.viewer import trajectory
-from flows.viewer.artifacts import Artifacts
+from flows.viewer.pages import trajectory
+from flows.viewer.query.artifacts import Artifacts
 from schemas.arrow import to_table
 from schemas.manifest import Kind
 from schemas.training import TRAINING_SCHEMA

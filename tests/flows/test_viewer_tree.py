@@ -12,7 +12,7 @@ from viewer_store import Browser, make_store, publish, row
 
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
-from flows.viewer.tree import prefix_tree, rows_of_drawing
+from flows.viewer.pages.tree import prefix_tree, rows_of_drawing
 from pipelines.handles import SELECTION_SCHEMA
 from pipelines.stages.curate import DROPPED_SCHEMA, FUNNEL_SCHEMA
 from schemas.manifest import Kind

@@ -1,8 +1,9 @@
-"""Types of the server's answers for ``tsc``, from the models of ``flows/viewer/wire*.py``."""
+"""Types of the server's answers for ``tsc``, from the models of ``flows/viewer/wire/``."""
 
 import inspect
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
@@ -15,11 +16,10 @@ PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", NoneTyp
 
 def declarations() -> str:
     """The text of ``wire.d.ts``: one interface for each model, in the order of the modules."""
-    files = sorted(Path(str(wire.__file__)).parent.glob("wire*.py"))
-    modules = [import_module(f"flows.viewer.{file.stem}") for file in files]
+    modules = [wire, *(import_module(f"{wire.__name__}.{one.name}") for one in iter_modules(wire.__path__))]
     named = dict.fromkeys(one for module in modules for one in vars(module).values() if inspect.isclass(one))
     models = [one for one in named if issubclass(one, wire.Answer) and one is not wire.Answer]
-    lines = ["// Written by tests/viewer/wire_types.py from flows/viewer/wire*.py."]
+    lines = ["// Written by tests/viewer/wire_types.py from flows/viewer/wire/."]
     for model in models:
         fields = [f"  {name}: {typed(field.annotation)};" for name, field in model.model_fields.items()]
         lines += [f"export interface {model.__name__} {{", *fields, "}"]

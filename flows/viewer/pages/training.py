@@ -16,10 +16,10 @@ from agentrl.doctor.curves import ESS, KL
 from datastore.catalog import Catalog
 from datastore.errors import StoreError
 from datastore.live import length, lines_after, live_stages
-from flows.viewer.artifacts import Artifacts, label
+from flows.viewer.query.artifacts import Artifacts, label
+from flows.viewer.query.tables import Recent, Snapshot, Tables, plain
 from flows.viewer.refused import RefusedError
-from flows.viewer.tables import Recent, Snapshot, Tables, plain
-from flows.viewer.wire_training import LiveAnswer, Pulse, SickBand, TrainingStage, TrainingStages
+from flows.viewer.wire.training import LiveAnswer, Pulse, SickBand, TrainingStage, TrainingStages
 from pipelines.diagnose import bands_of
 from pipelines.learned import rows_of_step
 from pipelines.runs import Run, all_runs

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 
 from agentrl.statistics.intervals import wilson
 from datastore.errors import StoreError
-from flows.viewer.artifacts import Artifacts, label, numbers
+from flows.viewer.pages.tree import TOKENS, columns_of_drawing, rows_of_drawing
+from flows.viewer.query.artifacts import Artifacts, label, numbers
 from flows.viewer.refused import RefusedError
-from flows.viewer.tree import TOKENS, columns_of_drawing, rows_of_drawing
-from flows.viewer.wire_search import NodeBox, SearchedTask, SearchTrees
+from flows.viewer.wire.search import NodeBox, SearchedTask, SearchTrees
 from schemas.manifest import Kind, Manifest
 from schemas.node import NODE_SCHEMA
 

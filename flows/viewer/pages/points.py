@@ -11,9 +11,9 @@ import pyarrow as pa
 from agentrl.statistics.intervals import wilson
 from datastore.retrieval.index import SearchIndex, State
 from datastore.retrieval.projection import PrincipalPlane
+from flows.viewer.query.tables import Snapshot
 from flows.viewer.refused import RefusedError
-from flows.viewer.tables import Snapshot
-from flows.viewer.wire_search import MapPrompt
+from flows.viewer.wire.search import MapPrompt
 
 CORNERS = 200
 PROMPTS, PROMPT = 50, 300

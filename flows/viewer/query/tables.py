@@ -18,7 +18,7 @@ from datastore.buffer import TrajectoryBuffer
 from datastore.errors import NoBufferError, StoreError
 from datastore.scalars import SCHEMA
 from datastore.writer import SCALARS
-from flows.viewer import filters
+from flows.viewer.query import filters
 from flows.viewer.refused import RefusedError
 from pipelines.problems import did_you_mean
 

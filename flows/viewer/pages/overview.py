@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 from datastore.catalog import Catalog
 from datastore.errors import NoBufferError, StoreError
 from datastore.live import live_stages
-from flows.viewer import graph
-from flows.viewer.artifacts import Artifacts, label
+from flows.viewer.pages import graph
+from flows.viewer.query.artifacts import Artifacts, label
+from flows.viewer.query.tables import Tables
 from flows.viewer.refused import RefusedError
-from flows.viewer.tables import Tables
-from flows.viewer.wire import Measurement, Overview, PlanAnswer, RunLine
-from flows.viewer.wire_runs import KnownSettings, Setting
-from flows.viewer.wire_training import RunAnswer, RunStage
+from flows.viewer.wire.overview import Measurement, Overview, PlanAnswer, RunLine
+from flows.viewer.wire.runs import KnownSettings, Setting
+from flows.viewer.wire.training import RunAnswer, RunStage
 from pipelines.problems import did_you_mean
 from pipelines.runs import Run, all_runs, find_run
 from pipelines.secrets import redacted

@@ -6,9 +6,9 @@ import pyarrow.parquet as pq
 
 from agentrl.statistics.intervals import wilson
 from datastore.errors import StoreError
-from flows.viewer.artifacts import Artifacts, label
-from flows.viewer.tables import Snapshot
-from flows.viewer.wire_compare import Funnel, FunnelLevel, Funnels
+from flows.viewer.query.artifacts import Artifacts, label
+from flows.viewer.query.tables import Snapshot
+from flows.viewer.wire.compare import Funnel, FunnelLevel, Funnels
 from schemas.manifest import Manifest
 
 FUNNELS = 20

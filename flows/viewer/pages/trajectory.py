@@ -10,10 +10,10 @@ import polars as pl
 import pyarrow as pa
 
 from datastore.writer import SCALARS
-from flows.viewer.artifacts import Artifacts, label, numbers
+from flows.viewer.query.artifacts import Artifacts, label, numbers
+from flows.viewer.query.tables import Snapshot
 from flows.viewer.refused import RefusedError
-from flows.viewer.tables import Snapshot
-from flows.viewer.wire import (
+from flows.viewer.wire.trajectory import (
     Breach,
     Component,
     LearnedBy,

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pyarrow as pa
 
-from flows.viewer.artifacts import LearnedTokens, numbers
-from flows.viewer.decoding import Decoded
+from flows.viewer.pages.decoding import Decoded
+from flows.viewer.query.artifacts import LearnedTokens, numbers
 
 TOKEN_SCHEMA = pa.schema(
     [

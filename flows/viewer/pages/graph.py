@@ -13,7 +13,7 @@ from typing import Any
 from datastore.catalog import Catalog
 from datastore.places import LocalPlace
 from flows.viewer.processes import command_of
-from flows.viewer.wire import StageBox, StageInput
+from flows.viewer.wire.overview import StageBox, StageInput
 from pipelines.document import LIBRARY
 from pipelines.runs import Run
 

@@ -14,13 +14,15 @@ import pyarrow as pa
 
 from datastore.errors import StoreError
 from datastore.writer import SCALARS
-from flows.viewer import bundle, compare, facets, trajectory
+from flows.viewer.offline import bundle
+from flows.viewer.offline.redaction import Redactor
+from flows.viewer.pages import compare, trajectory
+from flows.viewer.query import facets
+from flows.viewer.query.tables import COLUMNS, Snapshot, plain, stream
 from flows.viewer.reader import StoreReader
-from flows.viewer.redaction import Redactor
 from flows.viewer.refused import RefusedError
-from flows.viewer.tables import COLUMNS, Snapshot, plain, stream
-from flows.viewer.wire import RowAnswer
-from flows.viewer.wire_export import Contents, ExportedColumn
+from flows.viewer.wire.export import Contents, ExportedColumn
+from flows.viewer.wire.trajectory import RowAnswer
 from pipelines.execute import open_output
 from pipelines.handles import Trajectories
 from pipelines.lineage import find_artifact

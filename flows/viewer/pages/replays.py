@@ -9,12 +9,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from flows.viewer.artifacts import Artifacts
+from flows.viewer.pages.training import trained
 from flows.viewer.processes import begun
+from flows.viewer.query.artifacts import Artifacts
+from flows.viewer.query.tables import Recent
 from flows.viewer.refused import RefusedError
-from flows.viewer.tables import Recent
-from flows.viewer.training import trained
-from flows.viewer.wire_training import ReplayAnswer, Replayings
+from flows.viewer.wire.training import ReplayAnswer, Replayings
 from schemas.manifest import Manifest
 
 KEPT = 64

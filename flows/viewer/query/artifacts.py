@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from datastore.catalog import Catalog
 from datastore.errors import StoreError
-from flows.viewer.tables import Recent
+from flows.viewer.query.tables import Recent
 from pipelines.learned import TrainedOn, learned_by
 from schemas.manifest import Manifest
 

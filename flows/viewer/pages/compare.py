@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 from agentrl.statistics.intervals import wilson
 from datastore.catalog import Catalog
 from datastore.errors import StoreError
-from flows.viewer.artifacts import Artifacts, label, numbers
-from flows.viewer.overview import EVALUATION
+from flows.viewer.pages.overview import EVALUATION
+from flows.viewer.query.artifacts import Artifacts, label, numbers
+from flows.viewer.query.tables import Snapshot
 from flows.viewer.refused import RefusedError
-from flows.viewer.tables import Snapshot
-from flows.viewer.wire_compare import (
+from flows.viewer.wire.compare import (
     Aligned,
     AttemptLine,
     ChangedTask,

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 
 from datastore.catalog import Catalog
 from datastore.errors import StoreError
-from flows.viewer.artifacts import label
+from flows.viewer.query.artifacts import label
+from flows.viewer.query.tables import Snapshot
 from flows.viewer.refused import RefusedError
-from flows.viewer.tables import Snapshot
-from flows.viewer.wire_runs import (
+from flows.viewer.wire.runs import (
     ChangedRows,
     RunName,
     RunsCompared,

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from datastore.errors import StoreError
-from flows.viewer.wire_export import Redactions
+from flows.viewer.wire.export import Redactions
 
 MARK = "[redacted]"
 CLOSED = 4

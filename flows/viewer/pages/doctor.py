@@ -7,7 +7,7 @@ import threading
 from datastore.catalog import Catalog
 from flows.viewer.processes import command_of
 from flows.viewer.refused import RefusedError
-from flows.viewer.wire_training import Diagnosis, Symptom
+from flows.viewer.wire.training import Diagnosis, Symptom
 from pipelines.runs import Run, find_run
 
 PATIENCE_S = 600.0

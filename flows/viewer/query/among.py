@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from datastore.errors import StoreError
-from flows.viewer.artifacts import Artifacts, label
+from flows.viewer.query.artifacts import Artifacts, label
+from flows.viewer.query.tables import Snapshot
 from flows.viewer.refused import RefusedError
-from flows.viewer.tables import Snapshot
 from schemas.manifest import Kind, Manifest
 
 NAMED = 20

@@ -7,8 +7,8 @@ from statistics import fmean
 import numpy as np
 
 from agentrl.statistics.intervals import wilson
-from flows.viewer.compare import common
-from flows.viewer.wire_compare import TreeBranch
+from flows.viewer.pages.compare import common
+from flows.viewer.wire.compare import TreeBranch
 
 ENDS = 20
 TOKENS, TEXT_BYTES = 60, 240

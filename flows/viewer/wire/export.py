@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from flows.viewer.wire import Answer, Facet
+from flows.viewer.wire import Answer
+from flows.viewer.wire.buffer import Facet
 
 
 class Redactions(Answer):

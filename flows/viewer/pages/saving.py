@@ -15,11 +15,11 @@ import polars as pl
 
 from datastore import sql
 from datastore.errors import StoreError
-from flows.viewer import filters
 from flows.viewer.processes import command_of
+from flows.viewer.query import filters
+from flows.viewer.query.tables import COLUMNS, Snapshot
 from flows.viewer.refused import RefusedError
-from flows.viewer.tables import COLUMNS, Snapshot
-from flows.viewer.wire_saving import RuleText, SavedSelection
+from flows.viewer.wire.saving import RuleText, SavedSelection
 
 if TYPE_CHECKING:
     from flows.viewer.questions import Filtered, SaveQuery

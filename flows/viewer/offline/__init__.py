@@ -1,0 +1,1 @@
+"""Rows as one HTML file that needs no server."""

@@ -1,0 +1,1 @@
+"""What each page shows, one module for each kind of thing that is shown."""

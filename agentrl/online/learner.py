@@ -92,7 +92,7 @@ class Learner:
             seen["observations_unplaced"] = float(self.observed.unplaced)
             self.observed.unplaced = 0
         if self.teacher:
-            seen["teacher_kl"] = self.teacher.divergence()
+            seen |= self.teacher.metrics()
         ages = [self.policy.version - row.policy_version for row in made]
         metrics = {
             "step": float(iteration),

@@ -1,6 +1,7 @@
 """A teacher, who says how likely it finds what a student sampled."""
 
 import asyncio
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
 Sees = Callable[[Trajectory], str]
 """What the teacher sees of a rollout's task beside what the student saw; nothing if it is empty."""
+_REMEDY = "lower max_tokens, show it less, or take a teacher with a longer context"
 
 
 class Teacher:
     """Log-probs of ``policy``, at temperature 1, of what ``student`` sampled: in this process in packed passes, or by
-    an ``engine`` that serves it. With ``sees``, the teacher reads that text after the opening of the student.
+    an ``engine`` that serves it. With ``sees``, the teacher reads that text after the opening of the student. Of
+    rollouts that are then too long for its context it says nothing; they are counted, and the first is warned of.
 
     Raises ValueError unless both have the same vocabulary.
     """
@@ -40,18 +43,24 @@ class Teacher:
         self.policy, self.student, self.engine, self.sees = policy, student, engine, sees
         self.micro_tokens = micro_tokens
         self._context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
-        self._gap, self._tokens = 0.0, 0
+        self._gap, self._tokens, self._unread, self._warned = 0.0, 0, 0, False
 
     def logprobs(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
-        """Of each rollout's tokens, [tokens] in float32; 0 for those that the student did not sample.
-
-        Raises ValueError that names a rollout that is too long for the teacher.
-        """
+        """Of each rollout's tokens, [tokens] in float32; 0 for those that the student did not sample. For a rollout
+        that is too long for the teacher they are the student's own: their difference, the advantage, is 0."""
         asked = [self._row(row) for row in rollouts]
-        scored = self._in_process(asked) if self.engine is None else blocking(self._by_engine(self.engine, asked))
+        readable = [row for row in asked if not self._context or len(row.input_ids) <= self._context]
+        scored = self._in_process(readable) if self.engine is None else blocking(self._by_engine(self.engine, readable))
+        by_row = dict(zip([row.row_id for row in readable], scored, strict=True))
         found = []
-        for row, theirs in zip(rollouts, scored, strict=True):
+        for row, reads in zip(rollouts, asked, strict=True):
             own = np.zeros(len(row.input_ids), np.float32)
+            if (theirs := by_row.get(row.trajectory_id)) is None:
+                mask = np.array(row.action_mask)
+                own[mask] = np.array(row.logprobs, np.float32)[mask]
+                self._say_unread(reads)
+                found.append(own)
+                continue
             tail = min(len(own), len(theirs))  # what the student sampled lies at the end of both
             own[len(own) - tail :] = theirs[len(theirs) - tail :]
             mask = np.array(row.action_mask)
@@ -61,12 +70,32 @@ class Teacher:
             found.append(own)
         return found
 
-    def divergence(self) -> float:
-        """The mean over action tokens of ``log p_behaviour - log p_teacher`` since this was last asked: an estimate of
-        the reverse KL from student to teacher."""
-        mean = self._gap / max(1, self._tokens)
-        self._gap, self._tokens = 0.0, 0
-        return mean
+    def metrics(self) -> dict[str, float]:
+        """Of all rollouts since this was last asked: ``teacher_kl``, the mean over action tokens of ``log p_behaviour -
+        log p_teacher``, which estimates the reverse KL from student to teacher, and ``teacher_unread``, how many were
+        too long for the teacher.
+
+        Raises ValueError if all were.
+        """
+        if self._unread and not self._tokens:
+            raise ValueError(
+                f"all {self._unread} rollouts are too long for the teacher {self.policy.name}, whose context has "
+                f"{self._context} tokens; {_REMEDY}"
+            )
+        found = {"teacher_kl": self._gap / max(1, self._tokens), "teacher_unread": float(self._unread)}
+        self._gap, self._tokens, self._unread = 0.0, 0, 0
+        return found
+
+    def _say_unread(self, row: TrainingRow) -> None:
+        self._unread += 1
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{row.row_id} has {len(row.input_ids)} tokens as the teacher {self.policy.name} reads it, whose "
+                f"context has {self._context}: the teacher says nothing of such rollouts (metric teacher_unread); "
+                f"{_REMEDY}",
+                stacklevel=2,
+            )
 
     def _row(self, row: Trajectory) -> TrainingRow:
         """The tokens that the teacher reads."""
@@ -76,11 +105,6 @@ class Teacher:
             opening = with_text(row.messages[:number], text)
             ids = self.student.codec.opening(opening, row.tools) + row.input_ids[start:]
             mask = [False] * (len(ids) - len(row.input_ids) + start) + row.action_mask[start:]
-        if self._context and len(ids) > self._context:
-            raise ValueError(
-                f"{row.trajectory_id} has {len(ids)} tokens as the teacher {self.policy.name} reads it, whose context "
-                f"has {self._context}; lower max_tokens, or take a teacher with a longer context"
-            )
         return TrainingRow(row_id=row.trajectory_id, input_ids=ids, mask=mask, weights=[0.0] * len(ids))
 
     def _in_process(self, asked: Sequence[TrainingRow]) -> list[np.ndarray]:

@@ -61,7 +61,7 @@ def credited_by_token(
     keep = keep & ~found.out_of_context
     metrics, lr_scale = {"degenerate_rows": float(degenerate.sum())}, 1.0
     if teacher:
-        metrics["teacher_kl"] = teacher.divergence()
+        metrics |= teacher.metrics()
     if algorithm.off_policy:
         versions = chosen.scalars["policy_version"].to_numpy()[found.positions]
         staleness = versions.max(initial=0) - versions

@@ -149,7 +149,28 @@ def test_an_engine_scores_as_passes_in_this_process_do() -> None:
     assert engine.asked == len(rows)
     gaps = [np.array(row.logprobs)[m] - one[m] for row, one in zip(rows, ours.logprobs(rows), strict=True)
             for m in [np.array(row.action_mask)]]  # fmt: skip
-    assert ours.divergence() == pytest.approx(np.concatenate(gaps).mean(), rel=1e-5)
+    assert ours.metrics() == {"teacher_kl": pytest.approx(np.concatenate(gaps).mean(), rel=1e-5), "teacher_unread": 0}
+
+
+def test_rollouts_that_are_too_long_for_the_teacher_are_counted_and_teach_nothing() -> None:
+    student, rows = taught("qwen2")
+    policy = small_policy("llama", seed=1)
+    policy.tokenizer = student.tokenizer
+    *others, longest = sorted(rows, key=lambda row: len(row.input_ids))
+    policy.model.config.max_position_embeddings = len(longest.input_ids) - 1
+    teacher = Teacher(policy, student)
+    with pytest.warns(
+        UserWarning, match=rf"{longest.trajectory_id} has {len(longest.input_ids)} tokens as the teacher"
+    ):
+        *scored, own = teacher.logprobs([*others, longest])
+    credit = assign(Distill(), [*others, longest], Extras(teacher=[*scored, own]))
+    assert credit.advantages[-1] == pytest.approx(0.0)
+    assert abs(np.array(credit.advantages[:-1])).min() > 0
+    assert teacher.metrics()["teacher_unread"] == 1
+    assert teacher.metrics()["teacher_unread"] == 0
+    teacher.logprobs([longest])
+    with pytest.raises(ValueError, match=r"all 1 rollouts are too long for the teacher .* lower max_tokens"):
+        teacher.metrics()
 
 
 def test_a_student_is_its_own_teacher_without_an_advantage() -> None:

@@ -15,7 +15,7 @@ segments; and what the first one learns by rejection sampling and GRPO.
 
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from branching import of_expert
 from methods import (
@@ -37,6 +37,9 @@ from methods import (
     table,
 )
 from methods import online as trained_online
+
+if TYPE_CHECKING:
+    from agentrl.models.policy import Policy
 
 LIMITS = {"max_steps": 4 if SMALL else 30}
 ROUNDS = ITERATIONS if SMALL else ITERATIONS // 2
@@ -99,10 +102,10 @@ def segment() -> bool:
         fitting = [row for row in shown.read() if row.trajectory_id in whole]
         copies = [row.model_copy(update={"trajectory_id": f"fits-{n}"}) for n, row in enumerate(fitting)]
         given = of_expert(start, shown)
-        window = sampling["max_tokens"]
-        setting = imitated("rows that fit", ENV, harness, tasks, [harness.trajectories(copies)], window)
+        blank = harness.model(_untrained(start).save)
+        setting = imitated("rows that fit", ENV, harness, tasks, [harness.trajectories(copies)], model=blank)
         arms["rows that fit"].add(_judged(setting, setting.warm, sampling), given)
-        other = imitated("segments", ENV, harness, tasks, [cut], window)
+        other = imitated("segments", ENV, harness, tasks, [cut], model=blank)
         arms["segments"].add(_judged(other, other.warm, sampling), given)
         some = harness.tasks(setting.tasks.read()[: TASKS * ROUNDS])
         made = _played(setting, setting.warm, some, sampling, SAMPLES)["trajectories"]
@@ -114,6 +117,15 @@ def segment() -> bool:
     print(f"\nsegment, rooms of up to 30 steps: walks of an expert in a window of {sampling['max_tokens']} tokens")
     table(arms)
     return gain("segment", arms["rows that fit"], arms["segments"], by="foreign")
+
+
+def _untrained(setting: Setting) -> "Policy":
+    """A policy of the setting's size, whose tokenizer is that of the setting too: segments have tokens."""
+    from agentrl.models.policy import Policy, load_tokenizer
+    from agentrl.models.tiny import TinySize, init_model
+
+    tokenizer, size = load_tokenizer(setting.warm.path), TinySize(context=COURSES[ENV].context)
+    return Policy(init_model(tokenizer, setting.harness.seed, size), tokenizer, name="untrained")
 
 
 def _played(setting: Setting, model: Any, tasks: Any, sampling: dict[str, Any], samples: int) -> Any:

@@ -160,10 +160,11 @@ def expert(env: str, seed: int, folder: Path, **config: Any) -> tuple[Any, Any, 
 
 
 def imitated(
-    name: str, env: str, harness: Any, tasks: Any, shown: list[Any], context: int = 0, kinds: int = 1
+    name: str, env: str, harness: Any, tasks: Any, shown: list[Any], context: int = 0, kinds: int = 1, **base: Any
 ) -> Setting:
     """A model that has imitated these rows, of the course's context, or of ``context`` tokens, with the course's steps
-    for each of so many ``kinds`` of rows. ``name`` says which rows, in :data:`KEEP`."""
+    for each of so many ``kinds`` of rows. ``model`` gives one to begin with. ``name`` says which rows, in :data:`KEEP`.
+    """
     from pipelines.stages.train import sft
 
     course, kept = COURSES[env], KEEP and KEEP / f"{name} {env} {harness.seed}"
@@ -171,9 +172,10 @@ def imitated(
         warm = harness.model(lambda to: shutil.copytree(kept, to, dirs_exist_ok=True))
     else:
         optimizer = {"lr": 5e-3, "schedule": "cosine", "warmup": min(20, course.warm_steps // 2)}
-        model = {"init": "tiny", "size": {"context": context or course.context}}
-        config = {"model": model, "steps": kinds * course.warm_steps, "batch": BATCH, "optimizer": optimizer}
-        warm = harness.run(sft, config, trajectories=shown)["model"]
+        config = {"steps": kinds * course.warm_steps, "batch": BATCH, "optimizer": optimizer}
+        if not base:
+            config["model"] = {"init": "tiny", "size": {"context": context or course.context}}
+        warm = harness.run(sft, config, trajectories=shown, **base)["model"]
         if kept:
             shutil.copytree(warm.path, kept)
     return Setting(env, harness, tasks["train"], tasks[SPLIT], [tasks["dev"], tasks["heldout"]], warm)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from datastore.buffer import TrajectoryBuffer
 from datastore.catalog import Catalog
 from datastore.errors import StoreError, UnknownTrajectoryError
+from datastore.prefixes import sampled
 from datastore.tokenizers import TokenBytes
 from datastore.writer import SCALARS
 from flows.viewer.pages import compare, curation, nodes, pairs, runs, tokens, training, trajectory, tree
@@ -108,7 +109,15 @@ class StoreReader:
 
     def row(self, trajectory_id: str, at: str | None) -> RowAnswer:
         row, snapshot = self._row(trajectory_id, at)
-        return trajectory.answer(row, snapshot, self.artifacts)
+        return trajectory.answer(row, snapshot, self.artifacts, self.sampled(row))
+
+    def sampled(self, row: pa.Table) -> np.ndarray:
+        """Which tokens of a row it or its parents sampled; it alone, if the store does not have a parent."""
+        try:
+            mask = sampled(self.tables.buffer, row)
+        except UnknownTrajectoryError:
+            mask = row["action_mask"].combine_chunks()
+        return numbers(mask[0], bool)
 
     def message(
         self, trajectory_id: str, number: int, at: str | None, start: int = 0, most: int | None = None

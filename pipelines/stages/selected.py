@@ -11,7 +11,11 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from agentrl.chat.codec import tokenize
+from agentrl.rollouts.corrections import SOURCE as CORRECTED
 from agentrl.rollouts.exploring import RESAMPLED
+from agentrl.rollouts.splice import SOURCE as SPLICED
+from datastore.errors import UnknownTrajectoryError
+from datastore.prefixes import sampled
 from pipelines.handles import Trajectories
 from pipelines.stages.common import warn_of_splits
 from schemas.training import TRAINING_SCHEMA
@@ -34,6 +38,9 @@ SCALARS = (
 )
 BATCH_TOKENS, BATCH_ROWS = 2**21, 8192
 """The most tokens and rows that a training stage holds at once, apart from the rows of a step."""
+
+CORRECTING = (CORRECTED, SPLICED)
+"""Sources of rows whose parents did, before ``fork_at``, what is not to be learned."""
 
 TEXT_ROWS = 256
 """Rows that are read whole at once, for their messages."""
@@ -95,6 +102,7 @@ class Selected:
         settings = scalars["sampling"].combine_chunks().dictionary_encode()
         plain = np.array([plainly_drawn(one) for one in settings.dictionary.to_pylist()], dtype=bool)
         self._plain = plain[settings.indices.to_numpy()] if len(scalars) else np.zeros(0, bool)
+        self._prefixes = False
         self._keep(kept)
 
     def __len__(self) -> int:
@@ -147,6 +155,23 @@ class Selected:
             "their log-probs mean nothing; set algorithm.off_policy, such as {truncate: 2.0}, leave the rows out "
             "(trajectories.select), or train on them with train.sft"
         )
+
+    def with_prefixes(self) -> "Selected":
+        """This selection, in which a continuation has the mask of its parents before ``fork_at``: what they sampled
+        there is trained on too.
+
+        Raises ValueError that names rows which correct what their parent did.
+        """
+        correcting = pc.is_in(self.scalars["source"], value_set=pa.array(CORRECTING)).to_numpy(zero_copy_only=False)
+        if correcting.any():
+            names = self.scalars["trajectory_id"].take(pa.array(np.flatnonzero(correcting)[:3])).to_pylist()
+            raise ValueError(
+                f"prefixes: trained, and {int(correcting.sum())} of {len(self)} rows have the source "
+                f"{' or '.join(map(repr, CORRECTING))}, such as {', '.join(names)}: they begin with what they correct. "
+                "Set prefixes: context, or leave these rows to a stage of their own"
+            )
+        self._prefixes = True
+        return self
 
     def trajectories(self, ids: pa.Array | None = None) -> Iterator[Trajectory]:
         """Whole rows in order (default: all), read as they are asked for."""
@@ -224,17 +249,30 @@ class Selected:
 
     def _read(self, positions: np.ndarray, policy: "Callable[[], Speaker]", logprobs: bool) -> Tokens:
         row_ids = self.scalars["trajectory_id"].combine_chunks().take(pa.array(positions))
-        table = self._buffer.read(row_ids, ["input_ids", "action_mask", *["logprobs"] * logprobs])
+        more = [*["logprobs"] * logprobs, *["parent_id", "fork_at"] * self._prefixes]
+        table = self._buffer.read(row_ids, ["input_ids", "action_mask", *more])
+        if self._prefixes:
+            place = table.schema.get_field_index("action_mask")
+            table = table.set_column(place, "action_mask", self._sampled(table))
         ids, mask = (_one(table[name], TRAINING_SCHEMA.field(of).type) for name, of in _TOKENS)
         missing = np.flatnonzero(pc.list_value_length(ids).to_numpy() == 0)
         if not len(missing):
-            sampled = _one(table["logprobs"], TRAINING_SCHEMA.field("logprobs").type) if logprobs else None
-            return Tokens(positions, row_ids, ids, mask, sampled)
+            theirs = _one(table["logprobs"], TRAINING_SCHEMA.field("logprobs").type) if logprobs else None
+            return Tokens(positions, row_ids, ids, mask, theirs)
         made = self._tokenised(row_ids.take(pa.array(missing)), policy())
         order = np.arange(len(positions))
         order[missing] = len(positions) + np.arange(len(missing))
         both = (pa.concat_arrays([old, new]).take(pa.array(order)) for old, new in zip((ids, mask), made, strict=True))
         return Tokens(positions, row_ids, *both)
+
+    def _sampled(self, table: pa.Table) -> pa.ListArray:
+        try:
+            return sampled(self._buffer, table)
+        except UnknownTrajectoryError as error:
+            raise ValueError(
+                f"prefixes: trained, and rows go on from {error.missing[0]!r}, which the store does not have: bring in "
+                "their parents too, or set prefixes: context"
+            ) from None
 
     def _tokenised(self, names: pa.Array, policy: "Speaker") -> tuple[pa.ListArray, pa.ListArray]:
         parts: list[list[pa.Array]] = [[], []]

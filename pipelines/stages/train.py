@@ -56,6 +56,11 @@ class SFTConfig(TrainConfig, ByScorer):
         "whole", description="values: turns that lost value, by inputs.steps, are not trained on"
     )
     other_prover: Annotated[bool, ADDED] = Field(False, description=OTHER_PROVER)
+    prefixes: Annotated[Literal["context", "trained"], ADDED] = Field(
+        "context",
+        description="what comes before a continuation's own turns; trained: the turns that its parents sampled there "
+        "are learned too, as often as rows that begin with them are selected",
+    )
 
 
 @stage("train.sft", version=2)
@@ -74,6 +79,8 @@ def sft(
         fresh = config.model is not None and config.model.init is not None
         loading = None if fresh else meanwhile(partial(_speaker, model, config, (), context.seed, start))
         chosen = Selected(under(trajectories, scores, config.scorer), ["policy"] if steps else [])
+        if config.prefixes == "trained":
+            chosen = chosen.with_prefixes()
         if loading is None:
             loading = meanwhile(partial(_speaker, None, config, chosen.conversations(), context.seed, start))
             loading.result()  # it reads the rows

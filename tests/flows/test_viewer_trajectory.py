@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from viewer_store import (
@@ -30,7 +31,7 @@ from flows.viewer.query.artifacts import Artifacts
 from schemas.arrow import to_table
 from schemas.manifest import Kind
 from schemas.training import TRAINING_SCHEMA
-from schemas.trajectory import TRAJECTORY_SCHEMA, Message
+from schemas.trajectory import TRAJECTORY_SCHEMA, Message, Span
 
 
 def test_a_row_with_all_that_leads_to_it_and_from_it(browser: Browser) -> None:
@@ -173,7 +174,8 @@ def broken(tmp_path: Path, **fields: Any) -> Any:
     """The page of a row that breaks a rule. The buffer refuses such rows, so it is written as other tools would."""
     one = row(1).model_copy(update=fields)
     table = to_table([one], TRAJECTORY_SCHEMA)
-    found = trajectory.breaches(table, table["messages"][0].as_py(), Artifacts(Catalog(tmp_path)))
+    sampled = np.array(one.action_mask)
+    found = trajectory.breaches(table, table["messages"][0].as_py(), Artifacts(Catalog(tmp_path)), sampled)
     return [(token, rule) for token, rule in found]
 
 
@@ -211,6 +213,26 @@ def test_training_on_a_tool_s_answer_is_found(tmp_path: Path) -> None:
     assert found["breaches"] == 1
     learned = found["lineage"]["learned_by"]
     assert learned[0] == {"stage": "sft", "fingerprint": "8" * 32, "steps": [0, 1], "models": []}, "newest first"
+
+
+def test_what_the_parents_of_a_continuation_sampled_may_be_trained_on(tmp_path: Path) -> None:
+    name = make_store(tmp_path, rows=4)
+    parent = row(0, name)
+    begin = parent.messages[3].token_start
+    assert begin is not None
+    own = [value and place >= begin for place, value in enumerate(parent.action_mask)]
+    known = [value if place >= begin else float("nan") for place, value in enumerate(parent.logprobs)]
+    changes = {"action_mask": own, "logprobs": known, "fork_at": begin, "n_action_tokens": sum(own), "n_steps": 1}
+    changes |= {"n_tool_calls": 0, "spans": [Span(version=0, start=begin, end=len(own))], "episode_id": "next"}
+    forked = parent.model_copy(update={**changes, "trajectory_id": "next-1", "parent_id": parent.trajectory_id})
+    orphan = forked.model_copy(update={"trajectory_id": "next-2", "parent_id": "gone", "episode_id": "other"})
+    TrajectoryBuffer(tmp_path).append([forked, orphan], stage="more", fingerprint="6" * 32)
+    rows = [training_row(one, mask=parent.action_mask) for one in (forked, orphan)]
+    table = pa.Table.from_pylist(rows, schema=TRAINING_SCHEMA)
+    publish(Catalog(tmp_path), "sft", "8" * 32, "train.sft", {"rows": (Kind.TABLE, table)}, minutes=9, config=ONCE)
+    browser = Browser(tmp_path)
+    assert browser.json("/api/rows/next-1")["proof"] == []
+    assert browser.json("/api/rows/next-2")["breaches"] == sum(parent.action_mask[:begin]) > 0
 
 
 def test_training_on_pairs_is_found_from_both_sides(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ class _Export:
         """What the server would answer about a row if the store had these rows alone, with all texts whole."""
         raw = trajectory.scalars_of(row)
         beside = trajectory.beside(cleaned, self._own)
-        content = trajectory.content(row, raw, self._reader.artifacts, whole=True)
+        content = trajectory.content(row, raw, self._reader.artifacts, self._reader.sampled(row), whole=True)
         answer = RowAnswer(**content, version=self._version, neighbours=beside)
         if not self._redactor:
             return answer.model_dump_json()

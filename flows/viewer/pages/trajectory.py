@@ -40,10 +40,13 @@ TOKENS = ("input_ids", "action_mask", "logprobs", "spans")
 CONTENT = (*SCALARS, "reward_components", "tags", "messages", "tools", "final_state", *TOKENS)
 
 
-def answer(row: pa.Table, snapshot: Snapshot, artifacts: Artifacts) -> RowAnswer:
-    """``row`` is one row with the columns :data:`CONTENT`."""
+def answer(row: pa.Table, snapshot: Snapshot, artifacts: Artifacts, sampled: np.ndarray) -> RowAnswer:
+    """``row`` is one row with the columns :data:`CONTENT`. ``sampled`` [tokens] is its mask, before ``fork_at`` that of
+    its parents."""
     scalars = scalars_of(row)
-    return RowAnswer(**content(row, scalars, artifacts), version=snapshot.version, neighbours=beside(scalars, snapshot))
+    return RowAnswer(
+        **content(row, scalars, artifacts, sampled), version=snapshot.version, neighbours=beside(scalars, snapshot)
+    )
 
 
 def scalars_of(row: pa.Table) -> dict[str, Any]:
@@ -58,10 +61,12 @@ def _cut(value: Any) -> Any:
     return f"{value[:CUT]} … (the first {CUT:,} of {len(value):,} characters)"
 
 
-def content(row: pa.Table, scalars: dict[str, Any], artifacts: Artifacts, *, whole: bool = False) -> dict[str, Any]:
+def content(
+    row: pa.Table, scalars: dict[str, Any], artifacts: Artifacts, sampled: np.ndarray, *, whole: bool = False
+) -> dict[str, Any]:
     """What a row says by itself. ``whole`` says that no text is cut."""
     messages = row["messages"][0].as_py()
-    found = list(breaches(row, messages, artifacts))
+    found = list(breaches(row, messages, artifacts, sampled))
     errors, cut = failed(messages, scalars["n_tool_errors"]), None if whole else CUT_JSON
     tools, state = row["tools"][0].as_py(), row["final_state"][0].as_py()
     turns = (turn(number, one, number in errors, None) for number, one in enumerate(messages))
@@ -153,7 +158,9 @@ SHARED = "sampled by the policy, but before fork_at: it belongs to the parent"
 NO_VERSION = "sampled by the policy, but by no known version of its weights"
 
 
-def breaches(row: pa.Table, messages: Sequence[dict[str, Any]], artifacts: Artifacts) -> Iterator[tuple[int, str]]:
+def breaches(
+    row: pa.Table, messages: Sequence[dict[str, Any]], artifacts: Artifacts, sampled: np.ndarray
+) -> Iterator[tuple[int, str]]:
     """Tokens that are trained on and that no policy sampled, with the rule that each breaks."""
     mask, ids = numbers(row["action_mask"][0], bool), numbers(row["input_ids"][0], np.int32)
     if not len(ids):
@@ -163,7 +170,7 @@ def breaches(row: pa.Table, messages: Sequence[dict[str, Any]], artifacts: Artif
     for one in artifacts.trained_on(row["trajectory_id"][0].as_py(), ids):
         if one.mask is not None:
             rule = f"{one.label} trained on it, and no policy sampled it"
-            yield from ((int(token), rule) for token in np.flatnonzero(one.mask & ~mask))
+            yield from ((int(token), rule) for token in np.flatnonzero(one.mask & ~sampled))
 
 
 def _rules(row: pa.Table, messages: Sequence[dict[str, Any]], mask: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

@@ -51,6 +51,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "full": {"max_turn_tokens": TURN, "max_tokens": 704},
 }
 ENV = "rooms, 30 steps"
+LONGER = 2
+"""Times the course's steps, from which on rows that fit gain nothing more on dev tasks."""
 
 
 def compress() -> bool:
@@ -103,9 +105,10 @@ def segment() -> bool:
         copies = [row.model_copy(update={"trajectory_id": f"fits-{n}"}) for n, row in enumerate(fitting)]
         given = of_expert(start, shown)
         blank = harness.model(_untrained(start).save)
-        setting = imitated("rows that fit", ENV, harness, tasks, [harness.trajectories(copies)], model=blank)
+        fits = [harness.trajectories(copies)]
+        setting = imitated("rows that fit", ENV, harness, tasks, fits, kinds=LONGER, model=blank)
         arms["rows that fit"].add(_judged(setting, setting.warm, sampling), given)
-        other = imitated("segments", ENV, harness, tasks, [cut], model=blank)
+        other = imitated("segments", ENV, harness, tasks, [cut], kinds=LONGER, model=blank)
         arms["segments"].add(_judged(other, other.warm, sampling), given)
         some = harness.tasks(setting.tasks.read()[: TASKS * ROUNDS])
         made = _played(setting, setting.warm, some, sampling, SAMPLES)["trajectories"]

@@ -239,13 +239,15 @@ def rejected(setting: Setting, tasks: Any, wanted: int) -> tuple[Any, Spent, flo
     return model, spent + more, spent.sampled / max(1, sum(len(one.ids()) for one in made))
 
 
-def curated(setting: Setting, selections: list[Any], steps: int = CURATED_STEPS, lr: float = LR["sft"]) -> Any:
+def curated(
+    setting: Setting, selections: list[Any], steps: int = CURATED_STEPS, lr: float = LR["sft"], **more: Any
+) -> Any:
     """The warm policy after supervised steps on these rows, and the tokens that it was trained on."""
     from pipelines.stages.train import sft
 
     if not any(one.ids() for one in selections):
         return setting.warm, Spent()
-    config = {"steps": steps, "batch": BATCH, "optimizer": {"lr": lr, "schedule": "linear"}}
+    config = {"steps": steps, "batch": BATCH, "optimizer": {"lr": lr, "schedule": "linear"}, **more}
     made = setting.harness.run(sft, config, trajectories=selections, model=setting.warm)
     return made["model"], Spent(trained=round(sum(row["tokens"] for row in made["metrics"].table().to_pylist())))
 

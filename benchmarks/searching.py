@@ -18,6 +18,9 @@ GUIDED = {
     "cut after 3 turns": {**JUDGED, "simulate": 3},
 }
 
+LEARNED = {"": "context", ", whole": "trained"}
+"""A success of a tree is learned from where it was forked, or whole, with what its parents sampled."""
+
 
 def search(env: str) -> bool:
     """What a search finds that as many tokens of plain rollouts do not, and what one learns from it."""
@@ -34,7 +37,8 @@ def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> boo
     from pipelines.stages.search import tree
     from pipelines.stages.trajectories import reject
 
-    arms = {name: Arm(name) for name in ("warm", "GRPO", "rollouts", *ways)}
+    learned = [name + how for name in ways for how in LEARNED]
+    arms = {name: Arm(name) for name in ("warm", "GRPO", "rollouts", *learned)}
     found = {name: Arm(name) for name in ("rollouts", *ways)}
     for setting, tasks in settings(f"{experiment} {env}", arms, found, env=env, levels=frozenset({4, 5, 6})):
         run, rows, budget = setting.harness.run, dict[str, tuple[list[Any], Spent]](), 0
@@ -50,15 +54,17 @@ def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> boo
         arms["GRPO"].add(judged(setting, model), more)
         for name, (selections, cost) in rows.items():
             found[name].add(solved(tasks, selections), cost)
-            model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=selections)["trajectories"]])
-            arms[name].add(judged(setting, model), cost + more)
+            good = [run(reject, {"keep": 2}, trajectories=selections)["trajectories"]]
+            for how, prefixes in LEARNED.items() if name in ways else {"": "context"}.items():
+                model, more = curated(setting, good, prefixes=prefixes)
+                arms[name + how].add(judged(setting, model), cost + more)
         by_difficulty(others, found)
     print(f"\n{experiment}, {env}, levels 4 to 6: train tasks solved, of {STATES} a seed")
     table(found)
     met = [gain(f"{name}, {env}, train tasks", found["rollouts"], found[name]) for name in ways]
     print(f"{experiment}, {env}, levels 4 to 6: held-out success after one supervised stage on what was solved")
     table(arms)
-    return all([gain(f"{name}, {env}", arms["rollouts"], arms[name]) for name in ways] + met)
+    return all([gain(f"{name}, {env}", arms["rollouts"], arms[name]) for name in learned] + met)
 
 
 def solved(tasks: Any, selections: list[Any]) -> dict[str, float]:

@@ -1,12 +1,40 @@
-"""The questions that a browser asks: what each takes, and how a reader of the store answers it."""
+"""How a reader of the store answers each question of a browser."""
 
 import gzip
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
+
+from flows.viewer.wire.queries import (
+    ArmsQuery,
+    ArtifactPage,
+    ArtifactQuery,
+    AtVersion,
+    Filtered,
+    LinesQuery,
+    MessageQuery,
+    NamedPipeline,
+    OfPipeline,
+    Page,
+    PairQuery,
+    Query,
+    ReplayedQuery,
+    ReplayQuery,
+    RunQuery,
+    SaveQuery,
+    SearchQuery,
+    SearchTreeQuery,
+    SideQuery,
+    SQLQuery,
+    StepQuery,
+    TaskQuery,
+    TwoRows,
+    TwoRuns,
+    WhatIf,
+)
 
 if TYPE_CHECKING:
     from flows.viewer.reader import StoreReader
@@ -14,136 +42,6 @@ if TYPE_CHECKING:
 ARROW = "application/vnd.apache.arrow.stream"
 SHORT = 1000
 """Bytes below which nothing is compressed."""
-
-
-class Query(BaseModel):
-    """The query of a request. What is not a field is refused by name."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class AtVersion(Query):
-    at: str | None = None
-
-
-class MessageQuery(AtVersion):
-    start: int = Field(0, ge=0, lt=2**40)
-    most: int | None = Field(None, ge=1)
-
-
-class OfPipeline(Query):
-    pipeline: str | None = None
-
-
-class NamedPipeline(Query):
-    pipeline: str = Field(min_length=1)
-
-
-class WhatIf(NamedPipeline):
-    set: list[str] = Field([], max_length=16)
-
-
-class Filtered(AtVersion):
-    """``among`` names an artifact, and ``rule`` one of its rules: see :mod:`flows.viewer.query.among`. ``lasso`` is an
-    area of the map: see :mod:`flows.viewer.pages.points`."""
-
-    filter: str = ""
-    among: str | None = None
-    rule: str | None = None
-    lasso: str | None = None
-
-
-class Page(Filtered):
-    sort: str = "created_at"
-    desc: bool = True
-    offset: int = Field(0, ge=0, lt=2**31)
-    limit: int = Field(100, ge=1, le=1000)
-    columns: str = Field("", max_length=1000)
-
-
-class SaveQuery(Filtered):
-    """``ids`` are those of the rows that are saved; without any, all that the rest of the question is about."""
-
-    name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=80)
-    ids: list[str] = Field([], max_length=5000)
-
-
-class SQLQuery(AtVersion):
-    query: str = Field(min_length=1)
-
-
-class SearchQuery(Query):
-    q: str = Field(min_length=1, max_length=4000)
-    k: int = Field(20, ge=1, le=200)
-
-
-class ArmsQuery(Query):
-    than: str = Field(min_length=1, max_length=300)
-    arm: str = Field(min_length=1, max_length=300)
-    greedy: bool = False
-
-
-class TaskQuery(AtVersion):
-    env: str
-    task_id: str
-
-
-class TwoRows(AtVersion):
-    a: str
-    b: str
-
-
-class ArtifactPage(Query):
-    artifact: str | None = None
-    offset: int = Field(0, ge=0, lt=2**31)
-    limit: int = Field(100, ge=1, le=1000)
-
-
-class PairQuery(Query):
-    artifact: str
-    pair_id: str
-
-
-class SearchTreeQuery(AtVersion):
-    artifact: str
-    task_id: str
-
-
-class SideQuery(PairQuery):
-    side: Literal["chosen", "rejected"]
-
-
-class ArtifactQuery(Query):
-    artifact: str
-
-
-class StepQuery(AtVersion):
-    artifact: str
-    step: int = Field(ge=0, lt=2**31)
-
-
-class LinesQuery(Query):
-    run_id: str
-    stage: str
-    cursor: int = Field(0, ge=0, lt=2**53)
-
-
-class TwoRuns(AtVersion):
-    a: str | None = None
-    b: str | None = None
-
-
-class ReplayedQuery(Query):
-    artifact: str
-    step: int = Field(ge=0, lt=2**31)
-
-
-class ReplayQuery(ReplayedQuery):
-    set: list[Annotated[str, Field(max_length=300)]] = Field([], max_length=16)
-
-
-class RunQuery(Query):
-    run: str = Field(min_length=1, max_length=300)
 
 
 Question = TypeVar("Question", bound=Query)
@@ -194,7 +92,7 @@ def _saved(reader: "StoreReader", request: Request, question: SaveQuery) -> Resp
 def _sql(reader: "StoreReader", request: Request, question: SQLQuery) -> Response:
     from flows.viewer.query.console import ask
 
-    body, headers = ask(reader, question)
+    body, headers = ask(reader.tables, question)
     return Response(body, headers=headers, media_type=ARROW)
 
 

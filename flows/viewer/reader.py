@@ -36,6 +36,7 @@ from flows.viewer.wire.compare import (
     TaskTree,
 )
 from flows.viewer.wire.overview import Overview, PlanAnswer
+from flows.viewer.wire.queries import Filtered, Page
 from flows.viewer.wire.runs import KnownSettings, RunsCompared
 from flows.viewer.wire.search import MapPrompts, SearchTree, SearchTrees
 from flows.viewer.wire.training import LiveAnswer, RunAnswer, TrainingStage, TrainingStages
@@ -45,7 +46,6 @@ from pipelines.tokenizers import token_bytes
 if TYPE_CHECKING:
     from datastore.retrieval.index import SearchIndex, State
     from flows.viewer.pages.points import Points
-    from flows.viewer.questions import Filtered, Page
 
 INDEX = "embedded"
 PLAN_S = 5.0
@@ -82,7 +82,7 @@ class StoreReader:
     def runs(self, a: str | None, b: str | None, at: str | None) -> RunsCompared:
         return runs.runs_compared(self.catalog, self._snapshot_if_any(at), a, b)
 
-    def rows(self, page: "Page") -> tuple[bytes, dict[str, str]]:
+    def rows(self, page: Page) -> tuple[bytes, dict[str, str]]:
         """A page as an Arrow stream, and the headers that go with it. Without ``columns`` it has all."""
         snapshot = self.tables.at(page.at)
         part = self.part(page, snapshot)
@@ -93,7 +93,7 @@ class StoreReader:
         counts = {"x-total": total, "x-version": snapshot.version, "x-absent": part.absent if part else 0}
         return stream(table), {name: str(count) for name, count in counts.items()} | {"x-columns": ",".join(SCALARS)}
 
-    def facets(self, question: "Filtered") -> Facets:
+    def facets(self, question: Filtered) -> Facets:
         snapshot = self.tables.at(question.at)
         part = self.part(question, snapshot)
         return facets.facets(snapshot, question.filter, part.mask if part else None)
@@ -234,7 +234,7 @@ class StoreReader:
     def curation(self, at: str | None) -> Funnels:
         return curation.funnels(self.artifacts, self._snapshot_if_any(at))
 
-    def map(self, question: "Filtered") -> bytes:
+    def map(self, question: Filtered) -> bytes:
         """The points of the map as an Arrow stream. A lasso says which plane is asked for, and hides no point."""
         from flows.viewer.pages.points import lasso, point_table
 
@@ -243,7 +243,7 @@ class StoreReader:
         whole = question.model_copy(update={"lasso": None})
         return stream(point_table(found, snapshot, self.mask(whole, snapshot)))
 
-    def map_prompts(self, question: "Filtered") -> MapPrompts:
+    def map_prompts(self, question: Filtered) -> MapPrompts:
         from flows.viewer.pages.points import lasso, prompts
 
         snapshot = self.tables.at(question.at)
@@ -298,7 +298,7 @@ class StoreReader:
         key = (frame_of(state, frame), state.parts)
         return replace(self._maps.get_or(key, lambda: points(index, state, key[0])), behind=state.stale)
 
-    def mask(self, question: "Filtered", snapshot: Snapshot) -> np.ndarray | None:
+    def mask(self, question: Filtered, snapshot: Snapshot) -> np.ndarray | None:
         """The rows that a question is about; None if it is about all."""
         part = self.part(question, snapshot)
         return both(snapshot.matching(question.filter), part.mask if part else None)
@@ -307,7 +307,7 @@ class StoreReader:
         """The rows at a version; None if nothing was ever appended."""
         return None if self.tables.buffer.version is None else self.tables.at(at)
 
-    def part(self, question: "Filtered", snapshot: Snapshot) -> among.Subset | None:
+    def part(self, question: Filtered, snapshot: Snapshot) -> among.Subset | None:
         """The part of the buffer that a question is about; None if it is about all of it."""
         found = None
         if question.among:

@@ -19,17 +19,17 @@ from flows.viewer.processes import command_of
 from flows.viewer.query import filters
 from flows.viewer.query.tables import COLUMNS, Snapshot
 from flows.viewer.refused import RefusedError
+from flows.viewer.wire.queries import Filtered, SaveQuery
 from flows.viewer.wire.saving import RuleText, SavedSelection
 
 if TYPE_CHECKING:
-    from flows.viewer.questions import Filtered, SaveQuery
     from flows.viewer.reader import StoreReader
 
 PATIENCE_S = 50.0
 """Seconds after which saving is given up."""
 
 
-def save(reader: "StoreReader", question: "SaveQuery") -> SavedSelection:
+def save(reader: "StoreReader", question: SaveQuery) -> SavedSelection:
     """Save the rows that a page shows, or those with ``ids`` among them. Raises RefusedError if there are none, if an
     id is unknown, or if the name stands for something else."""
     snapshot = reader.tables.at(question.at)
@@ -60,7 +60,7 @@ def save(reader: "StoreReader", question: "SaveQuery") -> SavedSelection:
     )
 
 
-def rule(reader: "StoreReader", question: "Filtered") -> RuleText:
+def rule(reader: "StoreReader", question: Filtered) -> RuleText:
     """A filter as a rule. Raises RefusedError if no rule chooses the same rows."""
     for name in ("among", "rule", "lasso"):
         if getattr(question, name):
@@ -77,7 +77,7 @@ def rule(reader: "StoreReader", question: "Filtered") -> RuleText:
     )
 
 
-def _chosen(reader: "StoreReader", question: "Filtered", snapshot: Snapshot) -> pl.DataFrame:
+def _chosen(reader: "StoreReader", question: Filtered, snapshot: Snapshot) -> pl.DataFrame:
     """Ids and splits of the rows that a question is about."""
     rows = snapshot.columns(["trajectory_id", "split"])
     mask = reader.mask(question, snapshot)

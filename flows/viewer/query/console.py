@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 import pyarrow as pa
@@ -25,13 +24,10 @@ from datastore import sql
 from datastore.errors import StoreError
 from flows.viewer.query import filters
 from flows.viewer.query.sql_child import TABLE
-from flows.viewer.query.tables import COLUMNS, TEXT, stream
+from flows.viewer.query.tables import COLUMNS, TEXT, Tables, stream
 from flows.viewer.refused import RefusedError
+from flows.viewer.wire.queries import SQLQuery
 from pipelines.problems import did_you_mean
-
-if TYPE_CHECKING:
-    from flows.viewer.questions import SQLQuery
-    from flows.viewer.reader import StoreReader
 
 ROWS = 1000
 """Rows of an answer."""
@@ -109,11 +105,11 @@ def _named_queries(found: list[tuple[str, str, int]]) -> list[str]:
     return [name[1].lower().strip('"') for name, word, mark in trios if word[1].lower() == "as" and mark[1] == "("]
 
 
-def ask(reader: "StoreReader", question: "SQLQuery") -> tuple[bytes, dict[str, str]]:
+def ask(tables: Tables, question: SQLQuery) -> tuple[bytes, dict[str, str]]:
     """The answer as an Arrow stream, and the headers that go with it. Raises RefusedError if the query is not allowed,
     fails, or takes too long or too much memory."""
     text = check(question.query)
-    snapshot = reader.tables.at(question.at)
+    snapshot = tables.at(question.at)
     began = time.monotonic()
     rows, body = answer(snapshot.columns(_named(text)), text)
     counts = {"x-rows": min(rows, ROWS), "x-cut": int(rows > ROWS), "x-version": snapshot.version}

@@ -4,13 +4,15 @@ No network, a read-only system, its own process tree, users, and memory file sys
 """
 
 import asyncio
+import fcntl
 import functools
 import os
 import shutil
+import signal
 import stat
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -36,10 +38,12 @@ echo 0 > /proc/sys/user/max_user_namespaces && tar -xf - -C {FOLDER} || exit 125
 ulimit -S -t "$1"; ulimit -H -t "$2"; ulimit -f "$3"; ulimit -c 0; ulimit -n 512; ulimit -v "$5"
 ulimit -u "$4" 2>/dev/null || ulimit -p "$4"
 shift 5
+flock -n 0 && exit 125
 exec setpriv --ambient-caps=-all --inh-caps=-all "$@" </dev/null
 """
-"""Closes namespaces, unpacks the files, and sets the limits of single processes. No namespaces inside, whose root could
-mount; closing them needs one right, which the program does not get. ``-u`` is what bash calls ``-p`` of dash."""
+"""Closes namespaces, unpacks the files, sets the limits of single processes, and ends if the owner is gone
+(:func:`_owned`). No namespaces inside, whose root could mount; closing them needs one right, which the program does not
+get. ``-u`` is what bash calls ``-p`` of dash."""
 
 OPEN = """
 for door in $1; do echo 0 > "$door" || exit 125; done
@@ -75,7 +79,7 @@ class Bubblewrap(LocalPrograms):
             return await self._run(command, files, limits or self.limits)
 
     async def _run(self, command: Sequence[str], files: Mapping[str, bytes], limits: ResourceLimits) -> Ran:
-        with await asyncio.to_thread(archive, files) as packed:
+        with await asyncio.to_thread(archive, files) as packed, _owned(packed):
             async with Cgroup(limits) as cgroup:
                 ran = await self._attended(command, packed, limits, cgroup)
                 if ran.stopped is None and cgroup.out_of_memory():
@@ -146,9 +150,22 @@ def _limited(limits: ResourceLimits, grouped: bool) -> list[str]:
     return [str(limits.cpu_s), str(limits.cpu_s + 1), str(limits.file_mb * 2048), str(limits.processes), memory]
 
 
+@contextmanager
+def _owned(packed: IO[bytes]) -> Iterator[None]:
+    """Hold a lock on this file while this process lives. What runs inside dies with its parents, but bwrap asks the
+    kernel for that late in its set-up: so the last thing before a program is to see whether the lock is still held."""
+    other = os.open(f"/proc/self/fd/{packed.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(other)
+
+
 async def _kill(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
-        process.kill()  # the process tree inside ends with bwrap
+        # the process tree inside ends with bwrap, and before it is set up, with bwrap's process group
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 @functools.cache
@@ -157,8 +174,9 @@ def check() -> str:
     do if bubblewrap is missing or may not work."""
     if not shutil.which("bwrap"):
         raise SandboxError(INSTALL)
-    if not shutil.which("setpriv"):
-        raise SandboxError("there is no `setpriv` on this machine; install the package util-linux")
+    for name in ("setpriv", "flock"):
+        if not shutil.which(name):
+            raise SandboxError(f"there is no `{name}` on this machine; install the package util-linux")
     tried = asyncio.run(Bubblewrap()._run(["/bin/true"], {}, ResourceLimits()))
     if tried.code:
         said = tried.stderr.decode(errors="replace").strip() or f"exit code {tried.code}"

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ import pytest
 from sandboxed import FORK_BOMB, FULL_DISK, HERE, SMALL, python
 
 from agentrl.engines.blocking import blocking
-from agentrl.sandbox import Ran, Unsafe, cgroups
+from agentrl.sandbox import Ran, Unsafe, bubblewrap, cgroups
 
 
 def running(mark: str) -> list[int]:
@@ -250,6 +251,25 @@ def test_a_cancelled_run_leaves_nothing(mark: str) -> None:
             await run
 
     blocking(cancelled())
+
+
+def test_a_run_that_is_cancelled_while_it_starts_leaves_nothing(mark: str) -> None:
+    async def cancelled(after: float) -> None:
+        run = asyncio.create_task(HERE.run([HERE.python, "-c", "import time; time.sleep(60)", mark], {}))
+        await asyncio.sleep(after)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+    for step in range(12):
+        blocking(cancelled(0.005 * step))
+
+
+def test_a_program_whose_owner_is_gone_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blocking(HERE.run(["/bin/echo", "here"], {})).stdout == b"here\n"
+    monkeypatch.setattr(bubblewrap, "_owned", nullcontext)
+    ran = blocking(HERE.run(["/bin/echo", "here"], {}))
+    assert (ran.code, ran.stdout) == (125, b"")
 
 
 def test_a_killed_owner_leaves_nothing(mark: str, tmp_path: Path) -> None:

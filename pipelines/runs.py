@@ -77,9 +77,14 @@ def _gone(run: Run, written: dict[str, datetime]) -> str:
 
 def _is_same_process(run: Run) -> bool | None:
     """Whether a run of this machine lives. None if the process with its pid started at another time: it is another
-    process, or the clock was set since. Then the heartbeat of the run decides."""
+    process, or the clock was set since. Then the heartbeat of the run decides.
+
+    A zombie is gone. In a container whose first process waits for nobody, every orphan that was killed stays one."""
     try:
-        started = psutil.Process(run["pid"]).create_time()
+        process = psutil.Process(run["pid"])
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        started = process.create_time()
     except psutil.NoSuchProcess:
         return False
     return True if abs(started - run.get("process_started", started)) < 1.0 else None

@@ -43,6 +43,18 @@ def test_a_process_of_this_machine_is_asked_itself(tmp_path: Path) -> None:
     assert killed["gone"] == f"process {gone.pid} of {socket.gethostname()} is gone"
 
 
+def test_a_killed_process_that_nobody_has_waited_for_is_gone(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    write(catalog, "1-zombie", pid=killed.pid, process_started=psutil.Process(killed.pid).create_time())
+    assert states(catalog) == {"1-zombie": "running"}
+    killed.kill()
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not waited for
+    assert psutil.Process(killed.pid).status() == psutil.STATUS_ZOMBIE
+    assert states(catalog) == {"1-zombie": "killed"}
+    killed.communicate()
+
+
 def test_a_pid_that_another_process_has_now_does_not_keep_a_run_alive(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     long_ago = psutil.Process().create_time() - 86400

@@ -48,12 +48,16 @@ def settings(
     tasks and what is judged are of these; the warm policy has learned all levels."""
     for seed, folder in seeds(experiment, *tables):
         setting = prepared(env, seed, folder)
-        if levels:
-            given = setting.harness.tasks
-            of = [[task for task in one.read() if task.level in levels] for one in (setting.tasks, setting.judged)]
-            setting = replace(setting, tasks=given(of[0]), judged=given(of[1]))
+        setting = of_levels(setting, levels) if levels else setting
         tables[0]["warm"].add(judged(setting, setting.warm), Spent())
         yield setting, setting.harness.tasks(setting.tasks.read()[:STATES])
+
+
+def of_levels(setting: Setting, levels: frozenset[int]) -> Setting:
+    """A setting whose tasks, and those that are judged, are of these levels."""
+    given = setting.harness.tasks
+    of = [[task for task in one.read() if task.level in levels] for one in (setting.tasks, setting.judged)]
+    return replace(setting, tasks=given(of[0]), judged=given(of[1]))
 
 
 def as_online(setting: Setting, rows: list[Any]) -> tuple[Any, Spent]:

@@ -7,7 +7,8 @@ tasks of all seeds; a gain is a paired difference over tasks and seeds, with a b
 
 - hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, also silent; `lookup`).
 - curriculum, distill, self_distill, echo, rwml, reflexion, resample, rank: see :mod:`methods_signals`.
-- slicing, pairs, eto, ipr, dagger, tree: see ``branching.py``; search, guided: see ``searching.py``.
+- slicing, pairs, eto, ipr, dagger, tree: see ``branching.py``.
+- search, guided, preferred, reflected: see ``searching.py``.
 - experience, guidance, star, splice: see ``memory.py``; teams: see ``teams.py``.
 - compress, segment: see ``compression.py``; replay, counterfactual: see ``stored.py``.
 
@@ -353,7 +354,7 @@ MODULES = {
     "methods": ("hindsight",),
     "methods_signals": ("curriculum", "distill", "self_distill", "echo", "rwml", "reflexion", "resample", "rank"),
     "branching": ("slicing", "pairs", "eto", "ipr", "dagger", "tree"),
-    "searching": ("search", "guided"),
+    "searching": ("search", "guided", "preferred", "reflected"),
     "memory": ("experience", "guidance", "star", "splice"),
     "teams": ("teams",),
     "compression": ("compress", "segment"),

@@ -247,7 +247,7 @@ def reflexion() -> bool:
         failed = first.table(["success", "n_action_tokens"]).to_pylist()
         budget = 4 * sum(row["n_action_tokens"] for row in failed if not row["success"])
         for name, arm in arms.items():
-            arm.add(*_retried(setting, first, budget, name))
+            arm.add(*retried(setting, first, budget, name))
     print("\nreflexion, rooms: tasks solved by retries of as many tokens, of those that one rollout failed")
     table(arms)
     return gain("reflexion, rooms", arms["plain retries"], arms["retries with notes"])
@@ -270,7 +270,7 @@ def noted(seed: int, folder: Any) -> Setting:
     return imitated("shown notes", "rooms", harness, tasks, [shown])
 
 
-def _retried(setting: Setting, first: Any, budget: int, name: str) -> tuple[dict[str, float], Spent]:
+def retried(setting: Setting, first: Any, budget: int, name: str) -> tuple[dict[str, float], Spent]:
     """What rounds of retries solved of the tasks that ``first`` failed, and what they cost. Each round is printed."""
     from pipelines.stages.notes import reflect
     from pipelines.stages.trajectories import sample
@@ -285,14 +285,14 @@ def _retried(setting: Setting, first: Any, budget: int, name: str) -> tuple[dict
             config = {"retries": 2, **(SHOWING if notes else {})}
             wired = {"model": setting.warm, "tasks": setting.tasks, "trajectories": [rows], **notes}
             rows = harness.run(sample, config, **wired)["trajectories"]
-        solved = {task: max(solved.get(task, 0.0), won) for task, won in {**solved, **_solved(rows)}.items()}
+        solved = {task: max(solved.get(task, 0.0), won) for task, won in {**solved, **solved_by(rows)}.items()}
         spent += of_rollouts(rows)
         curve.append(f"{sum(solved.values()) / len(solved):.3f} with {spent.sampled:,}")
     print(f"seed {harness.seed}, {name}, share solved with sampled tokens: {'; '.join(curve)}", flush=True)
     return solved, spent
 
 
-def _solved(rows: Any) -> dict[str, float]:
+def solved_by(rows: Any) -> dict[str, float]:
     """Task -> whether one of these rows solved it."""
     found: dict[str, float] = {}
     for row in rows.table(["task_id", "success"]).to_pylist():

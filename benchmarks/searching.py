@@ -1,14 +1,20 @@
-"""The experiments of ``methods.py`` about tree search, in `rooms` of levels 4 to 6: train tasks that trees or plain
-rollouts of as many tokens solve, and held-out success after one supervised stage on what was solved.
+"""The experiments of ``methods.py`` about tree search, in `rooms`.
 
-- search: trees that are guided by how many continuations end alike.
+- search: train tasks of levels 4 to 6 that trees or plain rollouts of as many tokens solve, and held-out success after
+  one supervised stage on what was solved. Trees are guided by how many continuations end alike.
 - guided: the same with a judge of known quality, as in LATS or Agent Q, or with continuations that are cut and judged.
+- preferred: DPO on pairs of steps, from such a tree as in Agent Q, or from whole rollouts of as many tokens.
+- reflected: train tasks of levels 4 to 6 that trees solve which may look at rewards, with notes of what failed and
+  without, or plain retries of as many tokens.
 """
 
+import sys
+from dataclasses import replace
 from typing import Any
 
-from branching import STATES, as_online, of_continuations, settings
-from methods import SMALL, Arm, Spent, curated, gain, judged, rollouts, table
+from branching import STATES, as_online, of_continuations, of_levels, settings, trained
+from methods import SMALL, Arm, Spent, curated, gain, judged, of_rollouts, rollouts, seeds, table
+from methods_signals import noted, retried, solved_by
 
 ROUNDS = 2 if SMALL else 8
 JUDGED = {"judge": {"engines": [{"type": "scripted_judge:Guide", "right": 0.8}]}}
@@ -65,6 +71,68 @@ def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> boo
     print(f"{experiment}, {env}, levels 4 to 6: held-out success after one supervised stage on what was solved")
     table(arms)
     return all([gain(f"{name}, {env}", arms["rollouts"], arms[name]) for name in learned] + met)
+
+
+def preferred() -> bool:
+    """The turns of a tree are worth the mean reward behind them, or what ReST-MCTS* makes of the ends behind them."""
+    from pipelines.stages.pairs import agentq
+    from pipelines.stages.search import tree
+    from pipelines.stages.train import dpo
+    from pipelines.stages.trajectories import reject
+
+    values = {"DPO, tree": "shepherd", "DPO, tree, ReST": "rest"}
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "DPO, whole rollouts", *values)}
+    grown = {"branch": 3, "depth": 10, "rounds": ROUNDS, **GUIDED["Agent Q"]}
+    preferring = {"margin": 0.25, "per_task": 8, "apart": False}
+    for setting, tasks in settings("preferred", arms):
+        run, cost = setting.harness.run, Spent()
+        for name, value in values.items():
+            made = run(tree, {**grown, "value": value}, model=setting.warm, tasks=tasks)
+            cost = of_continuations(made) + Spent(foreign=int(made.metrics["judged"]))
+            found = run(agentq, preferring, trajectories=[made["trajectories"]], values=[made["steps"]])
+            print(f"{name}: {found.metrics}", file=sys.stderr, flush=True)
+            model, more = trained(setting, dpo, {"beta": 0.1}, pairs=[found["pairs"]])
+            arms[name].add(judged(setting, model), cost + more)
+        others, spent = rollouts(setting, tasks, cost.sampled)
+        found = run(agentq, preferring, trajectories=others)
+        print(f"DPO, whole rollouts: {found.metrics}", file=sys.stderr, flush=True)
+        model, more = trained(setting, dpo, {"beta": 0.1}, pairs=[found["pairs"]])
+        arms["DPO, whole rollouts"].add(judged(setting, model), spent + more)
+        model, more = as_online(setting, others)
+        arms["GRPO"].add(judged(setting, model), more)
+        model, more = curated(setting, [run(reject, {"agree": 2}, trajectories=others)["trajectories"]])
+        arms["rejection"].add(judged(setting, model), spent + more)
+    print(f"\npreferred, rooms: trees of {STATES} tasks a seed")
+    table(arms)
+    met = [gain(f"preferred, rooms, {name}", arms["DPO, whole rollouts"], arms[name]) for name in values]
+    return all(met)
+
+
+def reflected() -> bool:
+    """The environment writes the notes, of rewards, so all three may look at them: each task ends with its first
+    success. The policy has imitated an expert who was shown notes."""
+    from pipelines.stages.search import tree
+    from pipelines.stages.trajectories import sample
+
+    ways = {"search": {}, "search with notes": {"reflect": "env"}}
+    arms = {name: Arm(name) for name in ("plain retries", *ways)}
+    grown = {"branch": 3, "depth": 10, "rounds": ROUNDS, "oracle": True}
+    for seed, folder in seeds("reflected", arms):
+        setting = of_levels(noted(seed, folder), frozenset({4, 5, 6}))
+        tasks = setting.harness.tasks(setting.tasks.read()[:STATES])
+        setting, run = replace(setting, tasks=tasks), setting.harness.run
+        for name, way in ways.items():
+            made = run(tree, {**grown, **way}, model=setting.warm, tasks=tasks)
+            arms[name].add(solved(tasks, [made["trajectories"]]), of_continuations(made))
+            print(f"reflected, seed {seed}, {name}: {made.metrics}", file=sys.stderr, flush=True)
+        first = run(sample, {"samples": 1}, model=setting.warm, tasks=tasks)["trajectories"]
+        spent = of_rollouts(first)
+        later, more = retried(setting, first, arms["search"].costs[-1].sampled - spent.sampled, "plain retries")
+        arms["plain retries"].add({**solved_by(first), **later}, spent + more)
+    print(f"\nreflected, rooms, levels 4 to 6: train tasks solved, of {STATES} a seed")
+    table(arms)
+    met = gain("reflected, rooms, search", arms["plain retries"], arms["search"])
+    return gain("reflected, rooms", arms["search"], arms["search with notes"]) and met
 
 
 def solved(tasks: Any, selections: list[Any]) -> dict[str, float]:

@@ -294,6 +294,10 @@ class Context:
         return Report(path, **self._origin(name))
 
 
+OF_ROWS = (Kind.TRAJECTORIES, Kind.PAIRS, Kind.STEPS, Kind.SCORES)
+"""What a stage has done nothing with if it is empty. Tables and tasks may be: there may be no compositional tasks."""
+
+
 @dataclass(frozen=True)
 class Input:
     """One declared input of a stage."""
@@ -316,7 +320,8 @@ class Stage:
     requires: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, context: Context, config: BaseModel, **inputs: Any) -> dict[str, Handle]:
-        """Run the function and return its outputs by name.
+        """Run the function and return its outputs by name. A warning says if all of its outputs that hold rows are
+        empty, with the counts in its metrics, which say why.
 
         Raises TypeError if the function returned something else than it declares.
         """
@@ -325,7 +330,18 @@ class Stage:
         for handle, (output, kind) in zip(handles, self.outputs.items(), strict=True):
             if handle.kind is not kind:
                 raise TypeError(f"stage {self.name} returned {handle.kind} for output {output!r}, declared as {kind}")
-        return dict(zip(self.outputs, handles, strict=True))
+        outputs = dict(zip(self.outputs, handles, strict=True))
+        if empty := _all_empty(outputs):
+            counts = [f"{name} {value}" for name, value in context.metrics.items() if isinstance(value, int) and value]
+            why = ", ".join(counts) or "all its counts are 0"
+            warnings.warn(f"made no {' and no '.join(empty)}: {why}", stacklevel=2)
+        return outputs
+
+
+def _all_empty(outputs: Mapping[str, Handle]) -> list[str]:
+    """The names of the outputs that hold rows, if none of them holds any."""
+    sizes = {name: pq.read_metadata(one.path).num_rows for name, one in outputs.items() if one.kind in OF_ROWS}
+    return [] if any(sizes.values()) else list(sizes)
 
 
 def _is_handle(annotation: Any) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from random import Random
@@ -233,5 +232,3 @@ def _tell(context: Context, drops: Counter[str], failed: int, solved: list[Solve
     count(context, {"failed": failed, "relabelled": len(solved), **dict(sorted(drops.items()))})
     said = ", ".join(f"{reason} {number}" for reason, number in sorted(drops.items()) if number) or "nothing"
     print(f"relabelled {len(solved)} of {failed} failed rows; left out: {said}")
-    if failed and not solved:
-        warnings.warn(f"none of {failed} failed rows solves another task: {said}", stacklevel=3)

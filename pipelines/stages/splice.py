@@ -1,7 +1,6 @@
 """The stage that joins failed rows with successes at the same task."""
 
 import asyncio
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from itertools import accumulate
@@ -179,5 +178,3 @@ def _tell(context: Context, splicer: Splicer, rows: list[Trajectory], drops: Cou
     warn_of_error(verifier.error)
     said = ", ".join(f"{reason} {number}" for reason, number in sorted(left.items())) or "nothing"
     print(f"spliced {len(rows)} of {failed} failed rows; left out: {said}")
-    if failed and not rows:
-        warnings.warn(f"none of {failed} failed rows could be spliced: {said}", stacklevel=3)

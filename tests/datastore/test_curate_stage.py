@@ -1,6 +1,8 @@
+import warnings
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from store_rows import build
 
 from datastore import TrajectoryBuffer
@@ -8,6 +10,7 @@ from pipelines.handles import Tasks
 from pipelines.harness import Harness
 from pipelines.stage import Context
 from pipelines.stages.curate import CurateConfig, curate
+from pipelines.stages.pairs import agentq
 from pipelines.stages.select import select
 from schemas.arrow import to_table
 from schemas.task import TASK_SCHEMA, Task
@@ -54,6 +57,21 @@ def test_the_stage_narrows_its_inputs_and_reports_the_funnel(tmp_path: Path) -> 
     assert dry["trajectories"].ids() == rows.ids()
     assert dry["funnel"].table().to_pylist() == funnel
     assert dry["dropped"].table() == outputs["dropped"].table()
+
+
+def test_what_keeps_no_row_says_so_with_its_counts(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    rows = harness.trajectories([build(number) for number in range(6)])
+    version = {"version": harness.buffer.version}
+    with pytest.warns(UserWarning, match=r"^made no trajectories: before 6$"):
+        harness.run(select, {**version, "rules": [{"rule": "filter", "where": "reward > 5"}]}, trajectories=[rows])
+    with pytest.warns(UserWarning, match=r"^made no trajectories: all its counts are 0$"):
+        nothing = harness.run(select, {**version, "where": "reward > 5"}, trajectories=[rows])["trajectories"]
+    with pytest.warns(UserWarning, match=r"^made no pairs: "):
+        harness.run(agentq, trajectories=[nothing])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        harness.run(select, version, trajectories=[rows])
 
 
 def test_rows_of_other_splits_are_left_out_and_counted(tmp_path: Path) -> None:

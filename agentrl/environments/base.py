@@ -32,7 +32,8 @@ class Observation:
 
 @dataclass(frozen=True)
 class Score:
-    """The outcome of an episode: weighted reward components, and whether it counts as solved.
+    """The outcome of an episode: weighted reward components, and whether it counts as solved. Without components, the
+    reward is 1 for a success and 0 for a failure.
 
     ``state`` is what a verifier needs to score the episode again without the environment; JSON-serialisable. If tasks
     have subgoals, ``subgoals`` in it lists for each of them, in order, the number (from 0) of the tool call that
@@ -40,8 +41,12 @@ class Score:
     """
 
     success: bool
-    components: tuple[RewardComponent, ...]
+    components: tuple[RewardComponent, ...] = ()
     state: Any = None
+
+    def __post_init__(self) -> None:
+        if not self.components:  # a sum of nothing would be 0 for successes too, and teach nothing
+            object.__setattr__(self, "components", (RewardComponent(name="success", value=float(self.success)),))
 
     @property
     def reward(self) -> float:

@@ -46,6 +46,16 @@ def test_the_example_runs_and_is_in_the_plan_and_the_fingerprint(folder: Path) -
     assert again.steps["tasks"].ingredients.choices == {"environment my_shop.shop:Shop": "1"}
 
 
+def test_a_success_without_reward_components_is_the_reward(folder: Path) -> None:
+    source = folder / "my_shop" / "shop.py"
+    source.write_text(source.read_text().replace("return Score(right, components)", "return Score(right)"))
+    plan = own_classes.planned(folder / "pipeline.yaml", "stages.tasks.with.train=8", "stages.expert.with.noise=0.5")
+    for name in ("tasks", "expert"):
+        perform(job_of(plan.steps[name], plan, "r"))
+    rows = TrajectoryBuffer(folder / "store").scan().select("success", "reward").unique().collect()
+    assert set(rows.rows()) == {(True, 1.0), (False, 0.0)}
+
+
 def chosen(folder: Path, env: str) -> Path:
     """The example's pipeline with another environment."""
     text = (EXAMPLE / "pipeline.yaml").read_text()

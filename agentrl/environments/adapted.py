@@ -107,7 +107,7 @@ class AdaptedEpisode:
             return Observation(f"{call.name} took longer than {limit:g} s and was stopped", error=True)
         except HostedError as error:
             info["tool_exceptions"] += 1
-            return Observation(f"{call.name} failed: {error.summary}", error=True)
+            return Observation(f"{call.name} failed: {error}", error=True)
         info["observations_cut"] += was_cut
         return observation
 
@@ -116,7 +116,7 @@ class AdaptedEpisode:
         try:
             outcome = await self.hosted.call(method, argument)
         except HostedError as error:
-            self._past.append((method, argument, error.summary))
+            self._past.append((method, argument, str(error)))
             await self._keep()
             raise
         self._past.append((method, argument, outcome))
@@ -138,7 +138,7 @@ class AdaptedEpisode:
             try:
                 now = await self.hosted.call(method, argument)
             except HostedError as error:
-                now = error.summary
+                now = str(error)
             if now != then:
                 what = f"{method} {getattr(argument, 'name', argument)}"
                 raise DivergedError(self.environment.name, self.task.task_id, what, then, now)
@@ -192,7 +192,11 @@ class Plain:
     def begin(self) -> Opening:
         """The tools are those of the task, unless it names none."""
         opening = getattr(self.episode, "opening", None)
-        messages = opening() if callable(opening) else [Message(role=Role.USER, content=self.task.prompt)]
+        messages = opening() if callable(opening) else self.task.prompt
+        if isinstance(messages, str):
+            messages = [Message(role=Role.USER, content=messages)]
+        if not isinstance(messages, list) or not all(isinstance(one, Message) for one in messages):
+            raise TypeError(self._returned("opening", messages, "a list of Message, or the text of a user's message"))
         offered = self.task.tools if json.loads(self.task.tools) else tools.schemas(self.episode)
         restorable = all(callable(getattr(self.episode, name, None)) for name in ("snapshot", "restore"))
         return Opening(messages, offered, callable(getattr(self.episode, "user", None)), restorable)
@@ -200,7 +204,10 @@ class Plain:
     def call(self, call: ToolCall) -> tuple[Observation, bool]:
         """The observation, and whether it was cut."""
         own = getattr(self.episode, "call", None)
-        seen = own(call) if callable(own) and not getattr(own, "is_tool", False) else tools.answer(self.episode, call)
+        if callable(own) and not getattr(own, "is_tool", False):
+            seen = tools.observed(own(call))
+        else:
+            seen = tools.answer(self.episode, call)
         text = cut(seen.content, self.longest)
         return Observation(text, seen.error, seen.reward, seen.done), text is not seen.content
 
@@ -221,9 +228,16 @@ class Plain:
         if found is None:
             return None
         if not isinstance(found, Score):
-            found = Score(float(found) > 0, (RewardComponent(name="score", value=float(found)),))
+            try:
+                value = float(found)
+            except (TypeError, ValueError):
+                raise TypeError(self._returned("score", found, "a Score, a number, or None")) from None
+            found = Score(value > 0, (RewardComponent(name="score", value=value),))
         state = getattr(self.episode, "state", None)
         return Score(found.success, found.components, state()) if callable(state) else found
+
+    def _returned(self, method: str, found: object, allowed: str) -> str:
+        return f"{method}() of {type(self.episode).__name__} returned {found!r:.80}; return {allowed}"
 
     def close(self) -> None:
         close = getattr(self.episode, "close", None)

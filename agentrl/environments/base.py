@@ -6,6 +6,7 @@ An environment of one's own may be a plain synchronous class instead (:mod:`agen
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from random import Random
 from typing import Any, Protocol
 
@@ -45,8 +46,14 @@ class Score:
     state: Any = None
 
     def __post_init__(self) -> None:
-        if not self.components:  # a sum of nothing would be 0 for successes too, and teach nothing
-            object.__setattr__(self, "components", (RewardComponent(name="success", value=float(self.success)),))
+        given = list(self.components)
+        if not all(isinstance(one, RewardComponent) for one in given):
+            raise TypeError(f"components are RewardComponent(name=..., value=..., weight=...), not {given!r:.80}")
+        if not given:  # a sum of nothing would be 0 for successes too, and teach nothing
+            given = [RewardComponent(name="success", value=float(self.success))]
+        object.__setattr__(self, "components", tuple(given))
+        if not isfinite(self.reward):
+            raise ValueError(f"the reward is {self.reward}; values and weights of components are finite numbers")
 
     @property
     def reward(self) -> float:

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 
 class HostedError(Exception):
-    """An episode's own code raised. ``summary`` is the exception in one line; the text is its traceback."""
+    """An episode's own code raised. The text is the exception in one line, and its traceback is a note."""
 
-    def __init__(self, summary: str, text: str) -> None:
-        super().__init__(text)
-        self.summary = summary
+    def __init__(self, summary: str, trace: str) -> None:
+        super().__init__(summary)
+        self.add_note(trace)
 
 
 class Hosted(Protocol):
@@ -174,7 +174,7 @@ class _InProcess:
         except HostedError as error:
             self.lost = True
             self.host.end(self.process)
-            raise RuntimeError(f"the process of an episode died: {error.summary}") from None
+            raise RuntimeError(f"the process of an episode died: {error}") from None
         if kind == "raised":
             raise HostedError(*value)
         return value

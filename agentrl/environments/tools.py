@@ -74,7 +74,7 @@ def answer(episode: object, call: ToolCall) -> Observation:
     if isinstance(arguments, Observation):
         return arguments
     try:
-        return _observed(getattr(episode, call.name)(**arguments))
+        return observed(getattr(episode, call.name)(**arguments))
     except ToolError as error:
         return Observation(str(error), error=True)
 
@@ -86,7 +86,7 @@ async def answer_async(episode: object, call: ToolCall) -> Observation:
         return arguments
     try:
         result = getattr(episode, call.name)(**arguments)
-        return _observed(await result if inspect.isawaitable(result) else result)
+        return observed(await result if inspect.isawaitable(result) else result)
     except ToolError as error:
         return Observation(str(error), error=True)
 
@@ -109,7 +109,8 @@ def _arguments(episode: object, call: ToolCall) -> dict[str, Any] | Observation:
         return Observation(f"{call.name}: the arguments are no JSON: {error}", error=True)
 
 
-def _observed(result: Any) -> Observation:
+def observed(result: Any) -> Observation:
+    """What a tool returned, as an observation: a text as it is, anything else as JSON."""
     if isinstance(result, Observation):
         return result
     return Observation(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))

@@ -1,8 +1,9 @@
 """Stages that make tasks."""
 
 import json
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
@@ -35,9 +36,11 @@ class Splits(NamedTuple):
 
 @stage("tasks.generate", version=2)
 def generate(context: Context, config: GenerateConfig) -> Splits:
-    """Draw tasks of one environment, in splits that share no question.
+    """Draw tasks of one environment, in splits that share no question; it warns of tasks that are in two, and of splits
+    with fewer tasks than were asked.
 
-    Raises ValueError if ``compositional`` tasks are asked of an environment that does not set ``compositional = True``.
+    Raises ValueError if ``compositional`` tasks are asked of an environment that does not set ``compositional = True``,
+    or if two tasks have one id, and TypeError if ``tasks()`` returns something else than it should.
     """
     env = str(config.env)
     environment = load_environment(env)
@@ -49,11 +52,45 @@ def generate(context: Context, config: GenerateConfig) -> Splits:
                 "that split tasks of kinds of their own and set compositional = True in the class"
             )
         sizes["compositional"] = config.compositional
-    splits = {"compositional": [], **environment.tasks(sizes, context.seed)}
-    named = {"env": env}  # stages after this one look the environment and its settings up by it
-    splits = {name: [task.model_copy(update=named) for task in rows] for name, rows in splits.items()}
+    found = environment.tasks(sizes, context.seed)
+    _check_splits(env, found, sizes)
+    # stages after this one look the environment and its settings up by its name
+    splits = {
+        name: [task.model_copy(update={"env": env, "split": name}) for task in found.get(name, [])]
+        for name in Splits._fields
+    }
     context.metrics.update({name: len(rows) for name, rows in splits.items()})
     return Splits(**{name: context.tasks(rows, name) for name, rows in splits.items()})
+
+
+def _check_splits(env: str, found: Any, sizes: Mapping[str, int]) -> None:
+    """Check what ``tasks()`` of an environment returned; see :func:`generate`."""
+    names = ", ".join(sizes)
+    if not isinstance(found, Mapping) or not set(found) <= set(Splits._fields):
+        what = f"the splits {', '.join(map(str, found))}" if isinstance(found, Mapping) else f"a {type(found).__name__}"
+        raise TypeError(f"tasks() of {env} returned {what}; return a dict of a list of Task for each of {names}")
+    every = [(name, task) for name, tasks in found.items() for task in tasks]
+    if wrong := [task for _, task in every if not isinstance(task, Task)]:
+        raise TypeError(f"tasks() of {env} returned {wrong[0]!r:.80} as a task; return lists of schemas.task.Task")
+    ids = Counter(task.task_id for _, task in every)
+    if doubled := [name for name, number in ids.items() if number > 1]:
+        raise ValueError(
+            f"{len(doubled)} ids of tasks of {env} are those of several tasks, such as {doubled[0]!r}: their rollouts "
+            "would be compared as those of one; give each its own in all splits, for instance with the split's name"
+        )
+    seen: set[tuple[str, ...]] = set()
+    for name, tasks in found.items():
+        asked = [(task.prompt, task.ground_truth, task.metadata, task.tools) for task in tasks]
+        if again := sum(one in seen for one in asked):
+            warnings.warn(
+                f"{again} of {len(asked)} {name} tasks of {env} are tasks of another split too: what is measured on "
+                "these splits is not measured on unseen tasks; draw each task once, and then split them",
+                stacklevel=3,
+            )
+        seen.update(asked)
+    for name, size in sizes.items():
+        if len(found.get(name, [])) < size:
+            warnings.warn(f"{env} has {len(found.get(name, []))} {name} tasks; {size} were asked for", stacklevel=3)
 
 
 class TaskImportConfig(StageConfig):

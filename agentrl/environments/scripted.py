@@ -3,6 +3,7 @@ policy, which calls tools with arguments that fit their types. A task that the r
 
 import json
 import re
+from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -26,10 +27,10 @@ class NoExpertError(ValueError):
 
 @dataclass
 class Played:
-    """What was said after the opening, how many calls were refused, and why the episode ended."""
+    """What was said after the opening, the numbers in the ``info`` of its steps, and why the episode ended."""
 
     messages: list[Message] = field(default_factory=list)
-    errors: int = 0
+    info: Counter[str] = field(default_factory=Counter)
     termination: Termination = Termination.MAX_STEPS
 
 
@@ -43,7 +44,7 @@ async def play(episode: Episode, turns: Turns, max_steps: int) -> Played:
             break
         step = await episode.step(message)
         played.messages += [message.model_copy(update={"reward": step.reward}), *step.messages]
-        played.errors += step.info.get("tool_errors", 0)
+        played.info.update({name: value for name, value in step.info.items() if isinstance(value, int)})
         if step.done or not step.messages:
             played.termination = Termination.ANSWERED
             break

@@ -10,6 +10,7 @@ from agentrl.environments.adapted import protocol
 from agentrl.environments.base import MAX_STEPS, Environment
 from agentrl.environments.hosts import Threads
 from agentrl.environments.scripted import expert, play
+from agentrl.rollouts.outcomes import tags_of
 from agentrl.rollouts.rationalize import with_hint
 from schemas.task import Task
 from schemas.trajectory import Role, Trajectory
@@ -74,14 +75,14 @@ async def _demonstrated(
         prompt=task.prompt,
         policy="expert",
         sampling=json.dumps({"noise": noise}),
-        tags=["hinted"] if hint else [],
+        tags=[*["hinted"] * bool(hint), *tags_of(played.info)],
         reward=score.reward if score else None,
         success=score.success if score else None,
         termination=played.termination,
         reward_components=list(score.components) if score else [],
         n_steps=sum(message.role is Role.ASSISTANT for message in said),
         n_tool_calls=sum(len(message.tool_calls) for message in said),
-        n_tool_errors=played.errors,
+        n_tool_errors=played.info["tool_errors"],
         messages=opening + said,
         tools=episode.tools,
         final_state=json.dumps(score.state if score else None),

@@ -29,15 +29,10 @@ from agentrl.rollouts.acting import Act
 from agentrl.rollouts.attempts import Attempt
 from agentrl.rollouts.compression import window
 from agentrl.rollouts.exploring import RESAMPLED, uncertainty
+from agentrl.rollouts.outcomes import tags_of
 from agentrl.rollouts.rationalize import with_hint
 from agentrl.rollouts.segments import SUMMARY, Segment
 from schemas.trajectory import Message, Role, Termination
-
-COUNTED = (
-    *("tool_timeouts", "tool_exceptions", "observations_cut", "faults", "format_errors", "empty_summaries"),
-    *(RESAMPLED, "resampled_tokens", "random_calls"),
-)
-"""What an episode's tags and a stage's metrics count, of the numbers that steps give."""
 
 DIVERGED = "diverged"
 """Tag of an episode that could not be continued: its environment answered otherwise than before."""
@@ -394,6 +389,5 @@ class EpisodeRun:
 
     @property
     def tags(self) -> list[str]:
-        counted = [f"{name}:{self.info[name]}" for name in COUNTED if self.info[name]]
-        counted += [DIVERGED] * self.diverged
+        counted = [*tags_of(self.info), *[DIVERGED] * self.diverged]
         return counted + ([f"{self.termination}: {self.error}"] if self.error else [])

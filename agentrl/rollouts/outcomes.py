@@ -1,8 +1,9 @@
-"""How rollouts ended."""
+"""How rollouts ended, and what went wrong in them."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from agentrl.rollouts.exploring import RESAMPLED
 from schemas.trajectory import Termination
 
 LIMITS = (Termination.MAX_TOKENS, Termination.MAX_STEPS, Termination.MAX_CONTEXT, Termination.TIME_LIMIT)
@@ -17,3 +18,15 @@ def shares_of_ends(ends: Iterable[str]) -> dict[str, float]:
         "limited": sum(found[end] for end in LIMITS) / total,
         "format_errors": found[Termination.FORMAT_ERROR] / total,
     }
+
+
+COUNTED = (
+    *("tool_timeouts", "tool_exceptions", "observations_cut", "faults", "format_errors", "empty_summaries"),
+    *(RESAMPLED, "resampled_tokens", "random_calls"),
+)
+"""What an episode's tags and a stage's metrics count, of the numbers that steps give."""
+
+
+def tags_of(info: Mapping[str, int]) -> list[str]:
+    """What an episode's tags say of the numbers that its steps gave."""
+    return [f"{name}:{info[name]}" for name in COUNTED if info.get(name)]

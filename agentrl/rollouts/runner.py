@@ -25,11 +25,12 @@ from agentrl.rollouts.acting import Act
 from agentrl.rollouts.attempts import Attempt, tickets
 from agentrl.rollouts.continuations import held_back
 from agentrl.rollouts.corrections import advised_alone
-from agentrl.rollouts.episodes import COUNTED, DIVERGED, EpisodeRun
+from agentrl.rollouts.episodes import DIVERGED, EpisodeRun
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.flow import Flow, NumberedAttempt, OnRows
 from agentrl.rollouts.garbage import rare_collections
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
+from agentrl.rollouts.outcomes import COUNTED
 from agentrl.rollouts.segments import Segment, by_episode, firsts, name_of
 from schemas.task import Task
 from schemas.trajectory import Message, Role, Termination, Trajectory
@@ -47,7 +48,8 @@ class RolloutRunner:
     """Makes trajectories of one policy with one engine, in one environment or in those that tasks name by ``env``.
 
     ``rewards`` are added to the environments'. ``counts`` says what went wrong so far: environments that failed, tools
-    that took too long or raised, observations that were cut, rows that a reward could not grade (``ungraded``). An
+    that took too long or raised, observations that were cut, rows that a reward could not grade (``ungraded``);
+    ``first`` is an episode for each of what went wrong in episodes, with the last line of its error if it has one. An
     engine without token ids needs no ``policy``. ``explore`` says how rollouts explore; ``teacher`` is the engine of
     whom attempts have ``advised`` turns, in place of the environment.
 
@@ -82,6 +84,7 @@ class RolloutRunner:
         self.explore = explore
         self.teacher = teacher
         self.counts: Counter[str] = Counter()
+        self.first: dict[str, str] = {}
         self._replayed: set[str] = set()
         self._loop: Background | None = None
 
@@ -241,11 +244,13 @@ class RolloutRunner:
             await run.run()
         finally:
             run.session.end()
-        self.counts.update({name: run.info[name] for name in COUNTED if run.info[name]})
-        if run.diverged:
-            self.counts[DIVERGED] += 1
-        elif run.error:
-            self.counts[f"{run.termination}s"] += 1
+        wrong = {name: run.info[name] for name in COUNTED if run.info[name]}
+        if run.diverged or run.error:
+            wrong[DIVERGED if run.diverged else f"{run.termination}s"] = 1
+        self.counts.update(wrong)
+        said = ": ".join([job.name, *run.error.strip().splitlines()[-1:]])
+        for name in wrong:
+            self.first.setdefault(name, said)
         await self._check_replay(run)
         rows = [self._trajectory(job.name, run, place, one, source) for place, one in enumerate(run.segments)]
         rows = rows if run.replaced is None else [held_back(row, *run.replaced) for row in rows]

@@ -22,6 +22,7 @@ from pipelines.handles import Tasks, Trajectories
 from pipelines.stage import Context, StageConfig
 from pipelines.stages.budget import SamplingConfig
 from pipelines.stages.common import REWARDS, count, refuse_measured, tagged_as_not_trained
+from pipelines.stages.outcomes import record_failures
 from pipelines.stages.shards import Shards
 from pipelines.stages.stored_tasks import KnownTasks
 from schemas.task import Task
@@ -170,7 +171,7 @@ class Continuations:
     def finish(self) -> None:
         """Append what waits, and put what was spent into the metrics."""
         self._shards.finish(self._shard)
-        count(self._context, self._runner.counts)
+        record_failures(self._context, self._runner)
         self._context.metrics.update(states=len(self._rows), sampled_tokens=self.sampled, environment_calls=self.calls)
 
     def _sample(self, wanted: "dict[str, Attempt]", tags: Mapping[str, Sequence[str]] = NO_TAGS) -> None:

@@ -18,6 +18,7 @@ from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig
 from pipelines.stages.common import count, environment, load_policy, record_dialect, rollout_runner, warn_of_error
 from pipelines.stages.continuing import TaskRow, rows_to_continue
+from pipelines.stages.outcomes import record_failures
 from pipelines.stages.shards import Shards
 from schemas.annotations import ADDED
 from schemas.trajectory import Trajectory
@@ -155,7 +156,8 @@ def _taught(
             )
             shards.append([kept for one in made if (kept := taught(one, teacher.name, label))], shard)
             context.progress(start + len(part), len(attempts))
-    count(context, {"diverged": 0, **runner.counts})
+    count(context, {"diverged": 0})
+    record_failures(context, runner)
     context.metrics.update(environment_calls=calls)
 
 
@@ -286,4 +288,4 @@ def _mixed(
     by = teacher.name if teacher else ADVISER
     shards.append([row.model_copy(update={"policy": f"{by} and {policy.name}"}) for row in made], 0)
     shards.finish(1)
-    count(context, runner.counts)
+    record_failures(context, runner)

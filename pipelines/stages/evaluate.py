@@ -21,7 +21,7 @@ from pipelines.stage import Context, StageConfig, reveal, stage
 from pipelines.stages.budget import Compressing, check_room
 from pipelines.stages.common import count, environment, load_policy, rollout_runner, secrets_of
 from pipelines.stages.measures import EVERY, Attempted, Optimum, attempted, choices, parts, summary
-from pipelines.stages.outcomes import out_of_context, warn_of_ends
+from pipelines.stages.outcomes import out_of_context, record_failures, warn_of_ends
 from pipelines.stages.searched import PICKED, WITH_FEEDBACK, searched
 from pipelines.stages.shards import Shards
 from pipelines.stages.trees import TreeSearchConfig
@@ -118,7 +118,7 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
         for (env, level), part in parts(measured).items():
             more = found.of(env, level) if found and temperature else {}
             results.append({**which, "env": env, "level": level, **summary(part), **more})
-    count(context, runner.counts)
+    record_failures(context, runner)
     context.metrics.update(policy=model.stage, n_tasks=len(rows), split=split, **_metrics(results))
     ids = [name for ours in attempts.values() for name in ours] if found else None
     return Evaluation(context.table(_table(results), "results"), context.select(ids))

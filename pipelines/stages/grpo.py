@@ -32,10 +32,10 @@ from pipelines.handles import Folder, Model, NoteTable, Table, Tasks, Trajectori
 from pipelines.stage import Context, stage
 from pipelines.stages.budget import Compressing, check_room
 from pipelines.stages.checkpoints import BATCHES, Checkpoints, Keeper, number_of
-from pipelines.stages.common import REWARDS, count, load_policy, rollout_runner, warn_of_splits
+from pipelines.stages.common import REWARDS, load_policy, rollout_runner, warn_of_splits
 from pipelines.stages.observed import Observe, weighing
 from pipelines.stages.online_log import OnlineLog
-from pipelines.stages.outcomes import ENDS, MOST, warn_of_shares
+from pipelines.stages.outcomes import ENDS, MOST, record_failures, warn_of_shares
 from pipelines.stages.teaching import TeacherConfig, Teaching, teaching
 from schemas.annotations import ADDED
 
@@ -335,7 +335,7 @@ def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", keeper:
         dropped_groups=int(sum(row["dropped_groups"] for row in state.metrics)),
         groups=loop.tickets.next,
     )
-    count(context, loop.runner.counts)
+    record_failures(context, loop.runner)
     tables = [with_tokens(path) for path in sorted(keeper.batches.glob("*.parquet"))]
     # an earlier run may not have recorded tokens, and an iteration without rows lacks a second stream
     batches = pa.concat_tables(tables, promote_options="default")

@@ -2,12 +2,18 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from agentrl.rollouts.outcomes import LIMITS, shares_of_ends
-from schemas.trajectory import Termination
+from pipelines.stage import Context
+from pipelines.stages.common import count
+from schemas.trajectory import Termination, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.rollouts.runner import RolloutRunner
 
 MOST = 0.5
 """Share of the rollouts from which on a stage warns."""
@@ -17,6 +23,41 @@ FEW = 8
 
 ENDS = ("limited", "format_errors")
 """Names of the shares of :func:`shares_of_ends`."""
+
+
+FAILURES = {
+    "env_errors": "the environment raised, which ended the episode without a score",
+    "infra_errors": "a server, a sandbox or the network failed, which ended the episode without a score",
+    "tool_exceptions": "a tool raised, and the policy read that as an error of the tool",
+    "tool_timeouts": "a tool took longer than limits.tool_s",
+}
+"""What is no doing of the policy, by its name among the counts of a runner."""
+
+
+def record_failures(context: Context, *runners: "RolloutRunner") -> None:
+    """Put what went wrong in episodes into the metrics, and warn of what is no doing of the policy."""
+    for runner in runners:
+        count(context, runner.counts)
+        for name, what in FAILURES.items():
+            if runner.counts[name]:
+                warnings.warn(f"{name} {runner.counts[name]}: {what}; the first is {runner.first[name]}", stacklevel=3)
+
+
+def warn_of_demonstrations(rows: Sequence[Trajectory], successes: int) -> None:
+    """Warn if no demonstration succeeded, or tools raised in some."""
+    raised = [row.trajectory_id for row in rows if any(tag.startswith("tool_exceptions:") for tag in row.tags)]
+    if raised:
+        warnings.warn(
+            f"tools raised in {len(raised)} of {len(rows)} demonstrations, and the expert read that as errors of the "
+            f"tools; the first: {raised[0]} (`agentrl buffer show {raised[0]}`)",
+            stacklevel=3,
+        )
+    if rows and not successes:
+        warnings.warn(
+            f"none of {len(rows)} demonstrations succeeded: check demonstrate() of the environment, and its score on a "
+            "known good answer",
+            stacklevel=3,
+        )
 
 
 def out_of_context(rows: pa.Table) -> int:

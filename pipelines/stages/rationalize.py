@@ -17,7 +17,7 @@ from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig, check_room
 from pipelines.stages.common import count, load_policy, record_dialect, rollout_runner
 from pipelines.stages.in_context import InContext, Showing
-from pipelines.stages.outcomes import warn_of_ends
+from pipelines.stages.outcomes import record_failures, warn_of_ends
 from pipelines.stages.retries import check_trained_on
 from pipelines.stages.shards import Shards
 from schemas.trajectory import NOT_TRAINED, Trajectory
@@ -91,7 +91,7 @@ def rationalize(
         count(context, showing.counts)
         shards.append(made, 0)
         shards.finish(2)
-        count(context, runner.counts)
+        record_failures(context, runner)
     retried = context.select(sorted(_of_source(context, "hinted")))
     warn_of_ends(retried.table(["termination", "success"]), "retries")
     hinted = retried.read()

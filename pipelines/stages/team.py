@@ -13,7 +13,8 @@ from agentrl.rollouts.limits import Limits
 from pipelines.handles import Model, Tasks, Trajectories
 from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import SamplingConfig, check_room
-from pipelines.stages.common import REWARDS, count, load_policy, rollout_runner
+from pipelines.stages.common import REWARDS, load_policy, rollout_runner
+from pipelines.stages.outcomes import record_failures
 from schemas.task import Task
 from schemas.trajectory import Trajectory
 
@@ -96,7 +97,7 @@ def team(
                     part = rows[start : start + TASKS_AT_ONCE]
                     context.append(_episodes(context, config, part, start, acting, talking, places), shard)
                 context.progress(min(start + TASKS_AT_ONCE, len(rows)), len(rows))
-            count(context, acting.counts + talking.counts)
+            record_failures(context, acting, talking)
     _measure(context, config)
     return context.select()
 

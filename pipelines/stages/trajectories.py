@@ -28,7 +28,7 @@ from pipelines.stage import Context, StageConfig, stage
 from pipelines.stages.budget import CompressingSampling, check_room
 from pipelines.stages.common import REWARDS, count, environment, load_policy, refuse_measured, rollout_runner
 from pipelines.stages.in_context import InContext, Showing
-from pipelines.stages.outcomes import FEW, out_of_context, warn_of_ends
+from pipelines.stages.outcomes import FEW, out_of_context, record_failures, warn_of_demonstrations, warn_of_ends
 from pipelines.stages.retries import Tried, retried, to_retry, tried
 from pipelines.stages.scores import ByScorer, under
 from pipelines.stages.shards import Shards
@@ -73,10 +73,12 @@ def synthesize(
         name, shown = context.trajectory_id(number), showing(task)
         both = " ".join(filter(None, [hint, shown.template]))
         row = demonstrate(environment(context, task.env), task, config.noise, context.seed, name, both)
-        rows.append(row.model_copy(update={"tags": [*["hinted"] * bool(hint), *shown.tags]}) if shown.tags else row)
+        rows.append(row.model_copy(update={"tags": [*row.tags, *shown.tags]}))
     context.append(rows)
     count(context, showing.counts)
-    context.metrics.update(rows=len(rows), success=sum(row.scored_success() for row in rows) / max(1, len(rows)))
+    successes = sum(row.scored_success() for row in rows)
+    context.metrics.update(rows=len(rows), success=successes / max(1, len(rows)))
+    warn_of_demonstrations(rows, successes)
     return context.select()
 
 
@@ -152,7 +154,7 @@ def sample(
             runner.wait(_sample(context, runner, round_, shards, finish))
     count(context, showing.counts)
     shards.finish(len(range(0, len(rows), config.shard_tasks)))
-    count(context, runner.counts)
+    record_failures(context, runner)
     chosen = context.select()
     made = chosen.table(["task_id", "success", "termination", "segment"])
     outcome = made.filter(pc.equal(made["segment"], 0))

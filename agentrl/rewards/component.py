@@ -42,8 +42,19 @@ class Reward(BaseModel):
     async def grades(self, group: Sequence[Trajectory], task: Task) -> list[Grade]:
         """A grade for each rollout of a group, in their order: by default what :meth:`value` gives, called in a thread.
         A component that compares the rollouts of a group, or asks a model, overrides it."""
-        given = await asyncio.to_thread(lambda: [self.value(rollout, task) for rollout in group])
-        return [one if isinstance(one, Grade) else Grade(float(one)) for one in given]
+        return await asyncio.to_thread(lambda: [self._grade(rollout, task) for rollout in group])
+
+    def _grade(self, rollout: Trajectory, task: Task) -> Grade:
+        given = self.value(rollout, task)
+        if isinstance(given, Grade):
+            return given
+        try:
+            return Grade(float(given))
+        except (TypeError, ValueError):
+            name = f"reward {self.component} of {rollout.trajectory_id}"
+            raise TypeError(
+                f"{name} is {given!r:.80}; give a number, or Grade(None, why=...) if there is none"
+            ) from None
 
     def review(self, graded: Sequence[tuple[float, bool | None]]) -> dict[str, float]:
         """Metrics of all values of a stage, each with the success of its rollout (None: unknown). It raises if the

@@ -233,6 +233,16 @@ def test_a_value_that_no_weight_can_bound_is_refused() -> None:
         asyncio.run(graded([row()], TASK, [Loud(type="m:Loud", said=float("nan"))]))
 
 
+class Forgetful(Reward):
+    def value(self, rollout: Trajectory, task: Task) -> float:
+        return None  # type: ignore[return-value]
+
+
+def test_a_value_that_is_no_number_is_refused_with_the_name_of_the_component() -> None:
+    with pytest.raises(TypeError, match=r"reward Forgetful of r is None; give a number, or Grade\(None, why="):
+        asyncio.run(graded([row()], TASK, [Forgetful(type="m:Forgetful")]))
+
+
 def test_components_and_details_are_recorded_and_add_up() -> None:
     rewards = [reward("tool_use", weight=0.5), Loud(type="Loud", weight=-0.25)]
     found = asyncio.run(graded([row("x", call("find"), call("find"))], TASK, rewards))

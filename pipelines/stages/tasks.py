@@ -144,6 +144,7 @@ def _of_files(config: TaskImportConfig) -> tuple[list[Task], Counter[str]]:
 
     rows: list[Task] = []
     ignored: Counter[str] = Counter()
+    lacking: Counter[str] = Counter()
     for path in config.paths:
         source = Source(Path(path))
         for record in source.records():
@@ -151,6 +152,7 @@ def _of_files(config: TaskImportConfig) -> tuple[list[Task], Counter[str]]:
                 raise ValueError(f"{source.place} is no object with the fields of a task")
             values, rest = _fields(record, config)
             ignored.update(rest)
+            lacking.update(key for key in config.columns.values() if record.get(key) is None)
             try:
                 rows.append(Task.model_validate(values))
             except ValidationError as error:
@@ -162,6 +164,14 @@ def _of_files(config: TaskImportConfig) -> tuple[list[Task], Counter[str]]:
                 ) from None
     if not rows:
         raise ValueError(f"{', '.join(config.paths)} hold no task")
+    for key, number in lacking.items():
+        field = next(name for name, one in config.columns.items() if one == key)
+        if number == len(rows):
+            raise ValueError(
+                f"columns takes {field} from the key {key!r}, which no record of {', '.join(config.paths)} has; the "
+                f"last has {', '.join(map(str, record))}"
+            )
+        warnings.warn(f"{number} of {len(rows)} records have no {key!r}, so their tasks have no {field}", stacklevel=3)
     return rows, ignored
 
 
@@ -179,6 +189,8 @@ def _fields(record: dict[str, Any], config: TaskImportConfig) -> tuple[dict[str,
     for name in ("tools", "metadata"):
         if name in values and not isinstance(values[name], str):
             values[name] = json.dumps(values[name], ensure_ascii=False)
+    if isinstance(values.get("task_id"), int):  # files number their records
+        values["task_id"] = str(values["task_id"])
     values.setdefault("env", str(config.env or "imported"))
     values.setdefault("split", config.split or "train")
     content = {name: values.get(name) for name in ("env", "prompt", "ground_truth", "metadata")}

@@ -155,6 +155,20 @@ def test_tasks_come_from_files_of_questions(tmp_path: Path) -> None:
         harness.run(import_tasks, config | {"columns": {"question": "prompt"}})
 
 
+def test_files_number_their_records_and_keys_of_columns_that_are_missing_are_said(tmp_path: Path) -> None:
+    harness, path = Harness(tmp_path), tmp_path / "math.jsonl"
+    records = [{"id": number, **question} for number, question in enumerate([*QUESTIONS, {"question": "3 + 3?"}])]
+    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    columns = {"prompt": "question", "task_id": "id", "ground_truth": "answer"}
+    with pytest.warns(UserWarning, match="1 of 3 records have no 'answer', so their tasks have no ground_truth"):
+        tasks = harness.run(import_tasks, {"paths": [str(path)], "columns": columns})["tasks"].read()
+    assert [(task.task_id, task.ground_truth) for task in tasks] == [("0", '"2"'), ("1", '"4"'), ("2", "null")]
+    with pytest.raises(
+        ValueError, match=r"takes ground_truth from the key 'anwser', which no record of .* the last has"
+    ):
+        harness.run(import_tasks, {"paths": [str(path)], "columns": columns | {"ground_truth": "anwser"}})
+
+
 def test_our_own_tasks_come_back_as_they_were(tmp_path: Path) -> None:
     harness = Harness(tmp_path)
     made = harness.run(generate, {"env": "lookup", "train": 4, "dev": 1, "heldout": 1})["train"]

@@ -197,6 +197,11 @@ def test_a_run_is_told_stage_by_stage(tmp_path: Path) -> None:
     told = {one["stage"]: (one["status"], one["uses"], one["cause"], one["live"]) for one in ended["stages"]}
     assert told["grpo"] == ("ran", "train.grpo", "", False)
     assert told["eval"] == ("failed", "", "ValueError: no", False)
+    assert {one["stage"]: one["warnings"] for one in ended["stages"]} == {
+        "warm": [],
+        "grpo": ["env_errors 2"],
+        "eval": [],
+    }
     assert browser.json("/api/run", 404, run="none")["field"] == "run"
 
 

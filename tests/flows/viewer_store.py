@@ -265,7 +265,7 @@ def record_run(store: Path | str, run_id: str = "20260101-120000-abcd", **change
     """The record of a run of pipeline ``sums``."""
     stages = {
         "warm": {"status": "ran", "fingerprint": WARM, "reasons": ["never ran"]},
-        "grpo": {"status": "ran", "fingerprint": GRPO, "reasons": ["never ran"]},
+        "grpo": {"status": "ran", "fingerprint": GRPO, "reasons": ["never ran"], "warnings": ["env_errors 2"]},
         "eval": {"status": "failed", "fingerprint": "", "reasons": ["never ran"], "cause": "ValueError: no"},
     }
     record = {

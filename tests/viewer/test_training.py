@@ -279,7 +279,14 @@ def test_payloads_in_answers_about_training_runs_and_the_doctor_are_text(seen: W
         live = {f"{payload}/{payload}": 50}
         words |= {"version": None, "runs": {payload: payload}, "stages": {}, "live": live}
         stage = {"stage": payload, "uses": payload, "status": "failed", "artifact": payload, "reasons": [payload]}
-        stage |= {"cause": payload, "started": "", "seconds": 1.0, "live": False, "log_tail": payload}
+        stage |= {
+            "cause": payload,
+            "warnings": [payload],
+            "started": "",
+            "seconds": 1.0,
+            "live": False,
+            "log_tail": payload,
+        }
         run: dict[str, Any] = dict.fromkeys(
             ("run_id", "pipeline", "state", "command", "host", "started", "gone"), payload
         )

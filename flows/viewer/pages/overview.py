@@ -134,6 +134,7 @@ def run_answer(catalog: Catalog, artifacts: Artifacts, text: str) -> RunAnswer:
             artifact=label(one) if one else None,
             reasons=[redacted(str(one)) for one in stage.get("reasons", [])],
             cause=redacted(str(stage.get("cause", ""))),
+            warnings=[redacted(str(one)) for one in stage.get("warnings", [])],
             started=str(stage.get("started_at", "")),
             seconds=stage.get("duration_s"),
             live=name in live and stage["status"] == "running",

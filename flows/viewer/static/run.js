@@ -50,7 +50,7 @@ export function RunPage({ id }) {
 
 /** @param {{run: string, stage: Stage}} props */
 function Line({ run, stage }) {
-  const { status, artifact, reasons, cause, live, log_tail: log } = stage;
+  const { status, artifact, reasons, cause, warnings, live, log_tail: log } = stage;
   const colour = status === "failed" || status === "killed" || status === "blocked" ? "blocked" : status === "running" ? "running" : "cached";
   const since = status === "running" && stage.started ? (Date.now() - new Date(stage.started.replace(" ", "T")).getTime()) / 1000 : null;
   return html`<tr>
@@ -60,6 +60,7 @@ function Line({ run, stage }) {
       <td class="number">${stage.seconds === null ? (since !== null && since >= 0 ? `${seconds(since)} so far` : "") : seconds(stage.seconds)}</td>
       <td>${live ? html`<${Progress} run=${run} stage=${stage.stage} />` : pieces(cause || reasons.join("; "))}</td>
     </tr>
+    ${warnings.map((warning) => html`<tr><td></td><td colspan="4" class="warning">warning: ${pieces(warning)}</td></tr>`)}
     ${log && html`<tr><td colspan="5"><details open=${status === "running"}><summary>last lines of the log of ${pieces(stage.stage)}</summary><pre class="log">${pieces(log)}</pre></details></td></tr>`}`;
 }
 

@@ -99,8 +99,8 @@ class LiveAnswer(Answer):
 
 class RunStage(Answer):
     """A stage of a run. ``artifact`` is STAGE/FINGERPRINT and ``uses`` what made it, if it is there; ``cause`` says why
-    it failed. ``live`` is true if its metrics are written now. ``log_tail`` is there for stages that failed or are at
-    work."""
+    it failed, and ``warnings`` what it warned of. ``live`` is true if its metrics are written now. ``log_tail`` is
+    there for stages that failed or are at work."""
 
     stage: str
     uses: str
@@ -108,6 +108,7 @@ class RunStage(Answer):
     artifact: str | None
     reasons: list[str]
     cause: str
+    warnings: list[str]
     started: str
     seconds: float | None
     live: bool

@@ -89,9 +89,9 @@ def trained(setting: Setting, stage: Any, config: dict[str, Any], **inputs: Any)
 
 def slicing() -> bool:
     """What one learns from stored rows of long walks if forks say which turn lost."""
-    from pipelines.stages.steps import value
-    from pipelines.stages.train import offline
-    from pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.steps import value
+    from agentrl.pipelines.stages.train import offline
+    from agentrl.pipelines.stages.trajectories import reject, sample
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO, whole rows", "GRPO, values")}
     for setting, tasks in settings("slicing", arms, levels=frozenset(range(4, 9))):
@@ -129,11 +129,11 @@ def pairs() -> bool:
     """Pairs of steps from four continuations of the least certain turn, or from whole rollouts, each step worth the
     mean reward through it; or of steps that are worth what four continuations before and after each of the two least
     certain turns say. These are so many that fewer tasks have as many tokens."""
-    from pipelines.stages.fork import fork
-    from pipelines.stages.pairs import agentq
-    from pipelines.stages.steps import value
-    from pipelines.stages.train import dpo
-    from pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.fork import fork
+    from agentrl.pipelines.stages.pairs import agentq
+    from agentrl.pipelines.stages.steps import value
+    from agentrl.pipelines.stages.train import dpo
+    from agentrl.pipelines.stages.trajectories import reject, sample
 
     names = ("warm", "rejection", "GRPO", "DPO, whole rollouts", "DPO, continuations", "DPO, values")
     arms = {name: Arm(name) for name in names}
@@ -180,9 +180,9 @@ def of_expert(setting: Setting, rows: Any) -> Spent:
 def eto() -> bool:
     """Three rounds of preferences, the expert's walks over the policy's failures, against what these walks and as many
     rollouts give otherwise."""
-    from pipelines.stages.pairs import outcome
-    from pipelines.stages.train import dpo
-    from pipelines.stages.trajectories import reject, sample, synthesize
+    from agentrl.pipelines.stages.pairs import outcome
+    from agentrl.pipelines.stages.train import dpo
+    from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
 
     arms = {name: Arm(name) for name in ("warm", "expert", "rejection", "GRPO", "ETO, one round", "ETO")}
     for setting, tasks in settings("eto", arms):
@@ -212,11 +212,11 @@ def eto() -> bool:
 def ipr() -> bool:
     """Preferences of the expert's turns over the policy's, by continuations, and of its walks, against what these walks
     and as many tokens of rollouts give otherwise."""
-    from pipelines.stages.fork import fork
-    from pipelines.stages.pairs import agentq, outcome
-    from pipelines.stages.steps import value
-    from pipelines.stages.train import dpo
-    from pipelines.stages.trajectories import reject, synthesize
+    from agentrl.pipelines.stages.fork import fork
+    from agentrl.pipelines.stages.pairs import agentq, outcome
+    from agentrl.pipelines.stages.steps import value
+    from agentrl.pipelines.stages.train import dpo
+    from agentrl.pipelines.stages.trajectories import reject, synthesize
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "IPR")}
     for setting, tasks in settings("ipr", arms):
@@ -251,8 +251,8 @@ def dagger() -> bool:
     All learn from the demonstrations of the warm policy and what is new (D and D_i), in as many steps: on labels of
     lost states alone, a policy forgets the ways that it knew.
     """
-    from pipelines.stages.correct import correct
-    from pipelines.stages.trajectories import reject, sample, synthesize
+    from agentrl.pipelines.stages.correct import correct
+    from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
 
     names = ("warm", "rejection", "GRPO", "expert's states", "student's states")
     arms, recovered = ({name: Arm(name) for name in names} for _ in range(2))
@@ -297,8 +297,8 @@ def dagger() -> bool:
 
 def recovery(setting: Setting, model: Any) -> dict[str, float]:
     """Task -> success after a planted wrong turn: the first door leads away from the goal, then the policy acts."""
+    from agentrl.pipelines.stages.fork import fork
     from agentrl.rollouts.demonstrations import demonstrate
-    from pipelines.stages.fork import fork
 
     house, tasks = _astray(), setting.judged.read()
     walks = [demonstrate(house, task, 0.0, 0, f"astray-{model.name}-{task.task_id}") for task in tasks]
@@ -313,7 +313,7 @@ def _astray() -> Any:
     """`rooms` with an expert who goes through a door that leads as far from the goal as any, and gives up."""
     from agentrl.environments.rooms.environment import Rooms, RoomsConfig
     from agentrl.environments.rooms.house import DOORS
-    from schemas.trajectory import Message, Role, ToolCall
+    from agentrl.schemas.trajectory import Message, Role, ToolCall
 
     class Astray(Rooms):
         def demonstrate(self, task: Any, noise: float, random: Random) -> Iterator[Message]:

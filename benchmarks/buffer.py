@@ -31,10 +31,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from scale_training import peak_memory
 
-from datastore import TrajectoryBuffer
-from datastore.copies import warm
-from datastore.retrieval.exact import nearest
-from datastore.scalar_copies import ScalarCopies
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.copies import warm
+from agentrl.datastore.retrieval.exact import nearest
+from agentrl.datastore.scalar_copies import ScalarCopies
 
 SMALL = os.environ.get("SCALE") == "small"
 ROWS = 5_000 if SMALL else 200_000

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from schemas.trajectory import TRAJECTORY_SCHEMA
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
 STEPS = 4
 ENVS = ["lookup", "shop", "airline", "code"]

@@ -57,7 +57,7 @@ LONGER = 2
 
 def compress() -> bool:
     """Ways to keep an episode in a context, at as many sampled tokens."""
-    from pipelines.stages.trajectories import reject
+    from agentrl.pipelines.stages.trajectories import reject
 
     names = ("warm", "rejection", "GRPO")
     arms = {f"{way}, {name}": Arm(f"{way}, {name}") for way in WAYS for name in names}
@@ -91,7 +91,7 @@ def compress() -> bool:
 
 def segment() -> bool:
     """Both policies are given the same walks, and learn in as many steps."""
-    from pipelines.stages.trajectories import reject
+    from agentrl.pipelines.stages.trajectories import reject
 
     arms = {name: Arm(name) for name in ("rows that fit", "segments", "rejection", "GRPO")}
     sampling = WAYS["window"]
@@ -132,7 +132,7 @@ def _untrained(setting: Setting) -> "Policy":
 
 
 def _played(setting: Setting, model: Any, tasks: Any, sampling: dict[str, Any], samples: int) -> Any:
-    from pipelines.stages.trajectories import sample
+    from agentrl.pipelines.stages.trajectories import sample
 
     config = {"samples": samples, "sampling": sampling, "limits": LIMITS}
     return setting.harness.run(sample, config, model=model, tasks=tasks)
@@ -140,7 +140,7 @@ def _played(setting: Setting, model: Any, tasks: Any, sampling: dict[str, Any], 
 
 def _formed(setting: Setting, shown: Any, sampling: dict[str, Any]) -> Setting:
     """The policy of whole walks, after half as many steps on them in the form in which its own are rolled out."""
-    from pipelines.stages.train import sft
+    from agentrl.pipelines.stages.train import sft
 
     rows = _cut(setting, shown, sampling) if "compress" in sampling else shown
     steps = COURSES[ENV].warm_steps // 2
@@ -152,7 +152,7 @@ def _formed(setting: Setting, shown: Any, sampling: dict[str, Any]) -> Setting:
 
 def _cut(setting: Setting, shown: Any, sampling: dict[str, Any]) -> Any:
     """The expert's walks in the form in which they are rolled out: rows of one window."""
-    from pipelines.stages.segment import segment
+    from agentrl.pipelines.stages.segment import segment
 
     given = sampling["compress"]
     # a segment of rollouts ends with the turn after the limit, and with the summary

@@ -27,7 +27,7 @@ from agentrl.environments import load_environment
 from agentrl.environments.scripted import at_random, expert, play
 from agentrl.sandbox import Bubblewrap
 from agentrl.sandbox.bubblewrap import check
-from schemas.task import Task
+from agentrl.schemas.task import Task
 
 SMALL = os.environ.get("SCALE") == "small"
 TASKS = 5_000 if SMALL else 100_000

@@ -33,6 +33,7 @@ from transformers.utils import logging
 from agentrl.algorithms.sft import SFT
 from agentrl.chat.codec import tokenize
 from agentrl.chat.dialects import find_dialect
+from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.engines.base import Engine, Sampling, Session, Turn
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import EmbeddedConfig, OpenAIConfig, VLLMConfig
@@ -41,15 +42,14 @@ from agentrl.models.policy import Policy
 from agentrl.models.tiny import TinySize, init_model
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
+from agentrl.schemas.task import Task
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Role, Trajectory
 from agentrl.training.loop import fit
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
 from agentrl.training.step import Trainer
-from datastore.buffer import TrajectoryBuffer
-from schemas.task import Task
-from schemas.training import TrainingRow
-from schemas.trajectory import Role, Trajectory
 
 SMALL = os.environ.get("SCALE") == "small"
 EPISODES = 48 if SMALL else 2000

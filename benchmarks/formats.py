@@ -37,11 +37,11 @@ from pathlib import Path
 import psutil
 from formats_data import write
 
-from datastore.formats import FORMATS, detect, workers
-from datastore.formats.columns import batches
-from datastore.formats.notes import Notes
-from datastore.formats.source import Source
-from datastore.formats.workers import File, read_files
+from agentrl.datastore.formats import FORMATS, detect, workers
+from agentrl.datastore.formats.columns import batches
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.source import Source
+from agentrl.datastore.formats.workers import File, read_files
 
 SMALL = os.environ.get("SCALE") == "small"
 ROWS = 2_000 if SMALL else 100_000
@@ -94,8 +94,8 @@ def work(task: str, name: str, paths: list[Path], folder: Path) -> int:
         notes = Notes()
         files = [File(Source(path, notes), FORMATS[name]) for path in paths]
         return sum(batch.table.num_rows for batch in read_files(files))
-    from datastore import TrajectoryBuffer
-    from datastore.formats.imports import import_paths
+    from agentrl.datastore import TrajectoryBuffer
+    from agentrl.datastore.formats.imports import import_paths
 
     with tempfile.TemporaryDirectory(dir=folder) as store:
         return import_paths(TrajectoryBuffer(Path(store) / "store"), paths).rows

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from datastore.formats import FORMATS
-from datastore.formats.messages import to_chat
-from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
+from agentrl.datastore.formats import FORMATS
+from agentrl.datastore.formats.messages import to_chat
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 WORDS = [
     "the",

@@ -26,7 +26,7 @@ from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
-from schemas.trajectory import Trajectory
+from agentrl.schemas.trajectory import Trajectory
 
 SMALL = os.environ.get("SCALE") == "small"
 TASKS, GROUP, SHOWN, STEPS = (16, 4, 256, 40) if SMALL else (512, 8, 2048, 200)

@@ -115,7 +115,7 @@ def with_logprobs(policy: Any, rows: list[Any]) -> list[Any]:
 
 
 def training_rows(trajectories: list[Any]) -> list[Any]:
-    from schemas.training import TrainingRow
+    from agentrl.schemas.training import TrainingRow
 
     return [
         TrainingRow(
@@ -180,10 +180,10 @@ def imitate(setting: Setting, policy: Any, star: bool, masked: bool) -> None:
 
 def prefer(setting: Setting, policy: Any, step_level: bool, masked: bool) -> None:
     from agentrl.algorithms.dpo import DPO
+    from agentrl.schemas.training import TrainingRow
     from agentrl.search.agentq import by_task, step_pairs, trajectory_pairs
     from agentrl.training.rows import TrainingRows
     from agentrl.training.scoring import reference_logprobs
-    from schemas.training import TrainingRow
 
     make = step_pairs if step_level else trajectory_pairs
     pairs = [pair for rows in by_task(setting.rollouts).values() for pair in make(rows, 0.25, 4)]

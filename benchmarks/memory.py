@@ -43,8 +43,8 @@ MANY = TASKS * ITERATIONS
 
 
 def experience() -> bool:
-    from pipelines.stages.reopen import reopen
-    from pipelines.stages.trajectories import reject, sample, synthesize
+    from agentrl.pipelines.stages.reopen import reopen
+    from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
 
     shown = {f"{kind}, k {k}": Arm(f"{kind}, k {k}") for kind in ("not shown", "shown") for k in (0, 1, 3)}
     arms = {name: Arm(name) for name in ("warm", "rejection", "rejection, k 3", "GRPO")}
@@ -96,11 +96,11 @@ def seeing(k: int) -> dict[str, Any]:
 
 def guidance() -> bool:
     """The notes come from the environment, so they cost no tokens but those that are read."""
-    from pipelines.stages.notes import reflect
-    from pipelines.stages.pairs import outcome
-    from pipelines.stages.rationalize import rationalize
-    from pipelines.stages.train import dpo
-    from pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.notes import reflect
+    from agentrl.pipelines.stages.pairs import outcome
+    from agentrl.pipelines.stages.rationalize import rationalize
+    from agentrl.pipelines.stages.train import dpo
+    from agentrl.pipelines.stages.trajectories import reject, sample
 
     names = ("warm", "rejection", "guidance", "DPO", "DPO, guided", "GRPO")
     arms = {name: Arm(name) for name in names}
@@ -135,8 +135,8 @@ def guidance() -> bool:
 
 def star(env: str) -> bool:
     """Tasks that no rollout solved tried again with the answer as a hint, or as often without."""
-    from pipelines.stages.rationalize import rationalize
-    from pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.rationalize import rationalize
+    from agentrl.pipelines.stages.trajectories import reject, sample
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "STaR", "GRPO")}
     for seed, folder in seeds(f"star {env}", arms):
@@ -195,8 +195,8 @@ def unsolved(tasks: Any, rows: Any) -> list[Any]:
 
 def splice(env: str) -> bool:
     """The replays that prove splices are calls; another baseline gets as many, as further rollouts."""
-    from pipelines.stages.splice import splice as stage
-    from pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.splice import splice as stage
+    from agentrl.pipelines.stages.trajectories import reject, sample
 
     more_calls = "rejection, as many calls"
     arms, recovered = (

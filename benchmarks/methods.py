@@ -146,9 +146,9 @@ if SMALL:
 def expert(env: str, seed: int, folder: Path, **config: Any) -> tuple[Any, Any, Any]:
     """A store, tasks, and demonstrations of an expert."""
     from agentrl.environments.rooms.environment import Rooms
-    from pipelines.harness import Harness
-    from pipelines.stages.tasks import generate
-    from pipelines.stages.trajectories import synthesize
+    from agentrl.pipelines.harness import Harness
+    from agentrl.pipelines.stages.tasks import generate
+    from agentrl.pipelines.stages.trajectories import synthesize
 
     if SMALL:
         Rooms.max_steps = 2  # a policy that has learned nothing talks until its last step
@@ -166,7 +166,7 @@ def imitated(
     """A model that has imitated these rows, of the course's context, or of ``context`` tokens, with the course's steps
     for each of so many ``kinds`` of rows. ``model`` gives one to begin with. ``name`` says which rows, in :data:`KEEP`.
     """
-    from pipelines.stages.train import sft
+    from agentrl.pipelines.stages.train import sft
 
     course, kept = COURSES[env], KEEP and KEEP / f"{name} {env} {harness.seed}"
     if kept and kept.exists():
@@ -190,7 +190,7 @@ def prepared(env: str, seed: int, folder: Path) -> Setting:
 
 def judged(setting: Setting, model: Any) -> dict[str, float]:
     """Task -> success of one rollout at temperature 1."""
-    from pipelines.stages.trajectories import sample
+    from agentrl.pipelines.stages.trajectories import sample
 
     made = setting.harness.run(sample, {"samples": 1}, model=model, tasks=setting.judged)
     rows = made["trajectories"].table(["task_id", "success"]).to_pylist()
@@ -207,7 +207,7 @@ def of_rollouts(rows: Any) -> Spent:
 def rollouts(setting: Setting, tasks: Any, wanted: int, by: str = "sampled") -> tuple[Any, Spent]:
     """Selections of whole rollouts of the warm policy, one more of each task until so many tokens are ``sampled``, or
     ``calls`` made."""
-    from pipelines.stages.trajectories import sample
+    from agentrl.pipelines.stages.trajectories import sample
 
     found, spent = [], Spent()
     while getattr(spent, by) < wanted and not (SMALL and len(found) == ROUNDS):
@@ -232,7 +232,7 @@ def other_draws(harness: Any, number: int) -> Iterator[None]:
 def rejected(setting: Setting, tasks: Any, wanted: int) -> tuple[Any, Spent, float]:
     """The warm policy after rejection sampling on so many sampled tokens, what it spent, and the tokens of a rollout on
     average."""
-    from pipelines.stages.trajectories import reject
+    from agentrl.pipelines.stages.trajectories import reject
 
     made, spent = rollouts(setting, tasks, wanted)
     good = setting.harness.run(reject, {"keep": 2}, trajectories=made)["trajectories"]
@@ -244,7 +244,7 @@ def curated(
     setting: Setting, selections: list[Any], steps: int = CURATED_STEPS, lr: float = LR["sft"], **more: Any
 ) -> Any:
     """The warm policy after supervised steps on these rows, and the tokens that it was trained on."""
-    from pipelines.stages.train import sft
+    from agentrl.pipelines.stages.train import sft
 
     if not any(one.ids() for one in selections):
         return setting.warm, Spent()
@@ -255,7 +255,7 @@ def curated(
 
 def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:
     """The warm policy after GRPO, what it spent, and the level of each iteration that had one."""
-    from pipelines.stages.grpo import online as stage
+    from agentrl.pipelines.stages.grpo import online as stage
 
     warmup = min(4, settings.get("iterations", ITERATIONS) // 2)
     config = {
@@ -274,8 +274,8 @@ def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:
 def hindsight(env: str) -> bool:
     """The same rollouts with and without what failed ones did achieve, against GRPO with as many. New tasks are
     verified by making the calls of rows again; another baseline gets as many calls, as further rollouts."""
-    from pipelines.stages.relabel import relabel
-    from pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.relabel import relabel
+    from agentrl.pipelines.stages.trajectories import reject, sample
 
     more_calls = "rejection, as many calls"
     arms = {name: Arm(name) for name in ("warm", "rejection", more_calls, "rejection + hindsight", "GRPO")}

@@ -110,7 +110,7 @@ def rank() -> bool:
 
 
 def distill() -> bool:
-    from pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.trajectories import reject, sample
 
     names = ("warm", "teacher", "rejection", "SFT on its samples", "GRPO", "distilled")
     arms = {name: Arm(name) for name in names}
@@ -139,7 +139,7 @@ def distill() -> bool:
 
 def distilled(setting: Setting, config: dict[str, Any] | None = None, **inputs: Any) -> tuple[dict[str, float], Spent]:
     """What the warm policy solves after on-policy distillation, and what that cost."""
-    from pipelines.stages.grpo import online as stage
+    from agentrl.pipelines.stages.grpo import online as stage
 
     config = (config or {}) | {
         "iterations": FEW, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0},
@@ -155,8 +155,8 @@ def distilled(setting: Setting, config: dict[str, Any] | None = None, **inputs: 
 def self_distill(env: str) -> bool:
     """The policy teaches what it would do with the answer (`lookup`), or notes on an earlier attempt (`rooms`).
     It saw such openings in its demonstrations."""
-    from pipelines.stages.notes import reflect
-    from pipelines.stages.trajectories import sample
+    from agentrl.pipelines.stages.notes import reflect
+    from agentrl.pipelines.stages.trajectories import sample
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "taught by itself")}
     for seed, folder in seeds(f"self_distill {env}", arms):
@@ -203,8 +203,8 @@ def echo(env: str) -> bool:
 def rwml(env: str) -> bool:
     """As many sampled tokens: of rollouts, or first of predictions and then of rollouts. A prediction is a few tokens,
     so most of them are of rollouts either way. All policies have seen some predictions demonstrated."""
-    from pipelines.stages.predict import predict
-    from pipelines.stages.trajectories import synthesize
+    from agentrl.pipelines.stages.predict import predict
+    from agentrl.pipelines.stages.trajectories import synthesize
 
     names = ("warm", "rejection", "GRPO", "GRPO + observations", "world model, then GRPO")
     arms, worlds = ({name: Arm(name) for name in names} for _ in range(2))
@@ -238,7 +238,7 @@ def reflexion() -> bool:
     """Rounds of two retries of what is not solved yet, until both have sampled as many tokens as four attempts at each
     task that one rollout failed would. The notes come from the environment, so they cost no tokens but those that are
     read."""
-    from pipelines.stages.trajectories import sample
+    from agentrl.pipelines.stages.trajectories import sample
 
     arms = {name: Arm(name) for name in ("plain retries", "retries with notes")}
     for seed, folder in seeds("reflexion", arms):
@@ -256,8 +256,8 @@ def reflexion() -> bool:
 def noted(seed: int, folder: Any) -> Setting:
     """A model that has imitated an expert who was shown notes of up to three other attempts: as many as rollouts are
     shown later. Two notes were noise to a policy that had never seen more than one."""
-    from pipelines.stages.notes import reflect
-    from pipelines.stages.trajectories import synthesize
+    from agentrl.pipelines.stages.notes import reflect
+    from agentrl.pipelines.stages.trajectories import synthesize
 
     errs = {"noise": 0.6, "coverage": 0.4}
     harness, tasks, slips = expert("rooms", seed, folder, **errs)
@@ -272,8 +272,8 @@ def noted(seed: int, folder: Any) -> Setting:
 
 def retried(setting: Setting, first: Any, budget: int, name: str) -> tuple[dict[str, float], Spent]:
     """What rounds of retries solved of the tasks that ``first`` failed, and what they cost. Each round is printed."""
-    from pipelines.stages.notes import reflect
-    from pipelines.stages.trajectories import sample
+    from agentrl.pipelines.stages.notes import reflect
+    from agentrl.pipelines.stages.trajectories import sample
 
     harness, solved, spent, rows, notes = setting.harness, dict[str, float](), Spent(), first, dict[str, Any]()
     curve = []

@@ -53,9 +53,9 @@ class Found(NamedTuple):
 
 def prepared(harness: Any) -> tuple[Any, Any, Any]:
     """A model that has imitated an imperfect expert, its training tasks with slow tools, and held-out tasks."""
-    from pipelines.stages.tasks import generate
-    from pipelines.stages.train import sft
-    from pipelines.stages.trajectories import synthesize
+    from agentrl.pipelines.stages.tasks import generate
+    from agentrl.pipelines.stages.train import sft
+    from agentrl.pipelines.stages.trajectories import synthesize
 
     made = harness.run(generate, {"env": "lookup", "train": TASKS, "dev": 1, "heldout": HELDOUT})
     expert = harness.run(synthesize, {"noise": 0.35, "coverage": 0.9}, tasks=made["train"])["trajectories"]
@@ -69,8 +69,8 @@ def prepared(harness: Any) -> tuple[Any, Any, Any]:
 def trained(harness: Any, way: str, model: Any, tasks: Any, heldout: Any) -> Found:
     import pyarrow.compute as pc
 
-    from pipelines.stages.evaluate import evaluate
-    from pipelines.stages.grpo import online
+    from agentrl.pipelines.stages.evaluate import evaluate
+    from agentrl.pipelines.stages.grpo import online
 
     config = {
         "iterations": ITERATIONS, "tasks": 8, "samples": 8, "optimizer": {"lr": 1e-3}, "checkpoint_every": 1000,
@@ -150,7 +150,7 @@ async def loaded_while_sampling(engine: Any, model: Any, number: int) -> list[fl
 
 
 def main() -> None:
-    from pipelines.harness import Harness
+    from agentrl.pipelines.harness import Harness
 
     loads = timed_loads()
     found: dict[str, list[Found]] = {way: [] for way in WAYS}

@@ -45,10 +45,10 @@ def _job(folder: Path, width: int, layers: int, processes: int) -> Path:
     from agentrl.algorithms.sft import SFT
     from agentrl.models.policy import Policy
     from agentrl.models.tiny import train_tokenizer
+    from agentrl.schemas.training import TrainingRow
     from agentrl.training.job import DeepSpeed, TrainingJob
     from agentrl.training.optimizer import OptimizerConfig
     from agentrl.training.rows import TrainingRows, write_rows
-    from schemas.training import TrainingRow
 
     folder.mkdir(parents=True)
     config = Qwen2Config(

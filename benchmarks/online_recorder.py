@@ -47,7 +47,7 @@ def overhead(turns: int) -> float:
     from agentrl.recorder.recorder import Recorder
     from agentrl.recorder.sampler import Sampler
     from agentrl.recorder.server import recording, server_of, settle
-    from schemas.trajectory import Message, Role, ToolCall
+    from agentrl.schemas.trajectory import Message, Role, ToolCall
 
     call = ToolCall(id="call_0", name="find", arguments=json.dumps({"who": "Ann", "rel": "boss"}))
     said = Message(role=Role.ASSISTANT, content="I look it up.", tool_calls=[call])
@@ -98,7 +98,7 @@ class _AtOnce:
 
     async def turn(self, session: Any, sampling: Any, **_: Any) -> Any:
         from agentrl.engines.base import Turn
-        from schemas.trajectory import Span
+        from agentrl.schemas.trajectory import Span
 
         spans = [Span(version=0, start=0, end=len(self.ids))]
         return Turn(list(self.ids), [-0.5] * len(self.ids), spans, "stop")

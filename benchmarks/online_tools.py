@@ -7,8 +7,8 @@ import random
 
 from agentrl.environments import load_environment
 from agentrl.environments.base import Episode, Score, Step
-from schemas.task import Task
-from schemas.trajectory import Message
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message
 
 MEDIAN_S = float(os.environ.get("TOOL_MEDIAN_S", "1.0"))
 SIGMA = math.log(7) / 2.326  # the slowest hundredth takes seven times as long as the median

@@ -29,8 +29,8 @@ DVC_VERSION = "3.67.1"
 STAGE_SOURCE = """
 import pyarrow as pa
 
-from pipelines.handles import Table
-from pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.handles import Table
+from agentrl.pipelines.stage import Context, StageConfig, stage
 
 
 class Config(StageConfig):
@@ -81,7 +81,7 @@ def agentrl(*arguments: str, env: dict[str, str] | None = None) -> float:
     """Seconds of the whole process. Raises if it fails."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     environment |= {"PYTHONPATH": str(ROOT), **(env or {})}
-    return timed([sys.executable, "-m", "flows.cli", *arguments], environment)
+    return timed([sys.executable, "-m", "agentrl.flows.cli", *arguments], environment)
 
 
 def timed(command: list[str], env: dict[str, str]) -> float:

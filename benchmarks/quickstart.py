@@ -61,7 +61,7 @@ def cpu_of_children() -> float:
 
 def run(seed: int, store: str, pipeline: str = "quickstart", policies: Sequence[str] = (*POLICIES, LAST)) -> Run:
     """One run of a pipeline file, and the metrics of the evaluation of each of its ``policies``."""
-    command = [sys.executable, "-m", "flows.cli", "run", pipeline, "--jobs", "2", "--store", store, "--set"]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", pipeline, "--jobs", "2", "--store", store, "--set"]
     started, before, peak = time.monotonic(), cpu_of_children(), 0.0
     child = psutil.Popen([*command, f"seed={seed}"], cwd=ROOT)
     while child.poll() is None:
@@ -72,7 +72,7 @@ def run(seed: int, store: str, pipeline: str = "quickstart", policies: Sequence[
         raise SystemExit(f"{pipeline}, seed {seed}: the run failed")
     metrics = {}
     for policy in policies:
-        show = [sys.executable, "-m", "flows.cli", "show", f"eval_{policy}", "--store", store, "--json"]
+        show = [sys.executable, "-m", "agentrl.flows.cli", "show", f"eval_{policy}", "--store", store, "--json"]
         shown = subprocess.run(show, cwd=ROOT, check=True, capture_output=True, text=True)
         metrics[policy] = json.loads(shown.stdout)["metrics"]
     return Run(metrics, wall, cpu, peak)

@@ -46,8 +46,8 @@ from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Span, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Span, ToolCall, Trajectory
 
 SMALL = os.environ.get("SCALE") == "small"
 IN_FLIGHT = 64

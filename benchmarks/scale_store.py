@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from datastore import TrajectoryBuffer
-from schemas.arrow import to_table
-from schemas.trajectory import TRAJECTORY_SCHEMA, Message, Termination, Trajectory
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Message, Termination, Trajectory
 
 ROWS = {"small": 20_000, "large": 10_000_000}.get(os.environ.get("SCALE", ""), 200_000)
 SHARD = ROWS // 50
@@ -146,7 +146,7 @@ def folder_mib(folder: Path) -> float:
 def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="bench-scale-store-"))
     store, pipeline = str(folder / "store"), folder / "scale-store.yaml"
-    command = ("-m", "flows.cli")
+    command = ("-m", "agentrl.flows.cli")
     try:
         print(f"{ROWS:,} rows; load average at the start {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores", flush=True)
         measured(f"append {ROWS:,} rows in 50 commits", __file__, "fill", store)

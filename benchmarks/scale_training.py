@@ -52,9 +52,9 @@ def fill(folder: Path, rows: int, chunk: int) -> tuple[int, int]:
     """Make a tiny model, and a buffer of rows that it can be trained on. Returns tokens, and bytes on disk."""
     import buffer_data
 
+    from agentrl.datastore import TrajectoryBuffer
     from agentrl.models.policy import Policy
     from agentrl.models.tiny import TinySize, init_model, train_tokenizer
-    from datastore import TrajectoryBuffer
 
     tokenizer = train_tokenizer([" ".join(buffer_data.WORDS)], VOCABULARY)
     policy = Policy(init_model(tokenizer, SEED, TinySize(context=2048)), tokenizer, "tiny")
@@ -113,10 +113,10 @@ def run(folder: Path, rows: int, ranks: int) -> dict[str, Any]:
 
 def train(folder: Path, rows: int, ranks: int) -> None:
     """What the process does."""
-    from datastore import TrajectoryBuffer
-    from pipelines.handles import Model, Trajectories
-    from pipelines.stage import Context
-    from pipelines.stages.train import SFTConfig, sft
+    from agentrl.datastore import TrajectoryBuffer
+    from agentrl.pipelines.handles import Model, Trajectories
+    from agentrl.pipelines.stage import Context
+    from agentrl.pipelines.stages.train import SFTConfig, sft
 
     config: dict[str, Any] = {"steps": STEPS, "batch": BATCH, "optimizer": {"lr": 1e-4, "micro_tokens": 4096}}
     if ranks:

@@ -14,8 +14,8 @@ from agentrl.engines.configs import EngineConfig
 from agentrl.environments.rooms.house import NAMES, House
 from agentrl.rewards.component import Grade
 from agentrl.rewards.judge import Ranking
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.engines.base import Engine

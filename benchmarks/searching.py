@@ -40,8 +40,8 @@ def guided(env: str) -> bool:
 
 def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> bool:
     """The first of the ways has :data:`ROUNDS` rounds, and the others sample as many tokens of each task."""
-    from pipelines.stages.search import tree
-    from pipelines.stages.trajectories import reject
+    from agentrl.pipelines.stages.search import tree
+    from agentrl.pipelines.stages.trajectories import reject
 
     learned = [name + how for name in ways for how in LEARNED]
     arms = {name: Arm(name) for name in ("warm", "GRPO", "rollouts", *learned)}
@@ -75,10 +75,10 @@ def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> boo
 
 def preferred() -> bool:
     """The turns of a tree are worth the mean reward behind them, or what ReST-MCTS* makes of the ends behind them."""
-    from pipelines.stages.pairs import agentq
-    from pipelines.stages.search import tree
-    from pipelines.stages.train import dpo
-    from pipelines.stages.trajectories import reject
+    from agentrl.pipelines.stages.pairs import agentq
+    from agentrl.pipelines.stages.search import tree
+    from agentrl.pipelines.stages.train import dpo
+    from agentrl.pipelines.stages.trajectories import reject
 
     values = {"DPO, tree": "shepherd", "DPO, tree, ReST": "rest"}
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "DPO, whole rollouts", *values)}
@@ -111,8 +111,8 @@ def preferred() -> bool:
 def reflected() -> bool:
     """The environment writes the notes, of rewards, so all three may look at them: each task ends with its first
     success. The policy has imitated an expert who was shown notes."""
-    from pipelines.stages.search import tree
-    from pipelines.stages.trajectories import sample
+    from agentrl.pipelines.stages.search import tree
+    from agentrl.pipelines.stages.trajectories import sample
 
     ways = {"search": {}, "search with notes": {"reflect": "env"}}
     arms = {name: Arm(name) for name in ("plain retries", *ways)}

@@ -40,8 +40,8 @@ REJECTIONS = {"rejection": {"keep": 2}, "rejection, keep 1": {"keep": 1}, "rejec
 
 def replay(env: str) -> bool:
     """Four fifths of the stored groups are not drawn: offline training has fewer steps than there are rows."""
-    from pipelines.stages.train import offline
-    from pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.train import offline
+    from agentrl.pipelines.stages.trajectories import reject, sample
 
     draws = {"GRPO, groups alike": {"alpha": 0.0}, "GRPO, by surprise": {"priority": "surprise"}}
     arms = {name: Arm(name) for name in ("warm", *REJECTIONS, "success first", "GRPO", *draws)}
@@ -73,16 +73,16 @@ def replay(env: str) -> bool:
 
 def drawn(setting: Setting, rows: Any, draw: dict[str, Any]) -> Any:
     """A selection of these rows."""
-    from pipelines.stages.select import select
+    from agentrl.pipelines.stages.select import select
 
     config = {"version": setting.harness.buffer.version, "draw": draw}
     return setting.harness.run(select, config, trajectories=[rows])["trajectories"]
 
 
 def counterfactual() -> bool:
-    from pipelines.stages.fork import fork
-    from pipelines.stages.train import offline
-    from pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.fork import fork
+    from agentrl.pipelines.stages.train import offline
+    from agentrl.pipelines.stages.trajectories import reject, sample
 
     ways = {"RLOO, first turns": {"credit": "fork_turn"}, "RLOO, new turns": {}}
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "RLOO, whole rollouts", *ways)}

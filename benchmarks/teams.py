@@ -15,7 +15,7 @@ PLANS, WALKS = (2, 2) if SMALL else (4, 2)
 
 
 def teams() -> bool:
-    from pipelines.stages.train import offline
+    from agentrl.pipelines.stages.train import offline
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO, alone", "GRPO, joint", "GRPO, marginal")}
     for seed, folder in seeds("teams", arms):
@@ -50,7 +50,7 @@ def shown_both(seed: int, folder: Any) -> Setting:
     from agentrl.rollouts.demonstrations import demonstrate
     from agentrl.rollouts.rationalize import literal
     from agentrl.rollouts.teams import shown
-    from schemas.trajectory import Message, Role
+    from agentrl.schemas.trajectory import Message, Role
 
     harness, tasks, walks = expert("rooms", seed, folder)
     rows = []
@@ -72,7 +72,7 @@ def shown_both(seed: int, folder: Any) -> Setting:
 
 def acted(setting: Setting, tasks: Any, model: Any = None, **config: int) -> tuple[Any, Spent]:
     """Rollouts of both agents, and what they cost."""
-    from pipelines.stages.team import team
+    from agentrl.pipelines.stages.team import team
 
     made = setting.harness.run(team, {"speakers": [PLAN], **config}, model=model or setting.warm, tasks=tasks)
     return made["trajectories"], Spent(int(made.metrics["sampled_tokens"]), 0, int(made.metrics["environment_calls"]))

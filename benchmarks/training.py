@@ -65,7 +65,7 @@ def policy_and_texts(large: bool = False) -> tuple[Any, list[list[Any]]]:
 
 
 def training_rows(rows: list[Any], **fields: Any) -> list[Any]:
-    from schemas.training import TrainingRow
+    from agentrl.schemas.training import TrainingRow
 
     return [
         TrainingRow(

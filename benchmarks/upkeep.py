@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pyarrow as pa
 from buffer_data import make
 
-from datastore import TrajectoryBuffer
-from datastore.upkeep import check, compact, vacuum
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.upkeep import check, compact, vacuum
 
 ROWS = 4
 

@@ -28,8 +28,8 @@ from viewer_browser import PATIENCE_MS, Tab, Times, chromium, traced
 from viewer_pages import OURS
 from viewer_sides import ROOT, Server, Side, serving
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.places import place
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.places import place
 
 SMALL = os.environ.get("SCALE") == "small"
 ROWS = 5_000 if SMALL else 200_000

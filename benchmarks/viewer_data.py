@@ -24,15 +24,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.live import LiveLog
-from datastore.retrieval.index import SearchIndex
-from datastore.tokenizers import TokenBytes, keep
-from schemas.arrow import to_table
-from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
-from schemas.node import NODE_SCHEMA, SearchNode
-from schemas.trajectory import TRAJECTORY_SCHEMA
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.live import LiveLog
+from agentrl.datastore.retrieval.index import SearchIndex
+from agentrl.datastore.tokenizers import TokenBytes, keep
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
+from agentrl.schemas.node import NODE_SCHEMA, SearchNode
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
 ROOT = Path(__file__).parents[1]
 SEED = 7
@@ -77,7 +77,7 @@ def make_store(folder: Path, rows: int, lengths: tuple[int, ...], attempts: int)
     """A store with so many rows, long trajectories of these ``lengths`` in tokens, and a task with so many attempts."""
     store = folder.resolve() / "store"
     (folder / "bench.yaml").write_text(PIPELINE)
-    command = [sys.executable, "-m", "flows.cli", "run", "bench.yaml", "--store", str(store), "--jobs", "1"]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "bench.yaml", "--store", str(store), "--jobs", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -40,7 +40,7 @@ class Side:
 
 
 def ours(folder: Path) -> Side:
-    command = [sys.executable, "-m", "flows.cli", "view", "--store", "store", "--port", "{port}"]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "view", "--store", "store", "--port", "{port}"]
     return Side("agentrl", command)
 
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from datastore.commit import commit
-from datastore.content import with_content
-from datastore.errors import InvalidRowsError, StoreError
-from datastore.ingest import MAX_PROBLEMS, Ingest, OnError, Rows
-from datastore.places import LocalPlace, S3Place
-from datastore.table import BufferTable
-from datastore.uniqueness import KnownIds
-from datastore.writer import Action, FileWriter
+from agentrl.datastore.commit import commit
+from agentrl.datastore.content import with_content
+from agentrl.datastore.errors import InvalidRowsError, StoreError
+from agentrl.datastore.ingest import MAX_PROBLEMS, Ingest, OnError, Rows
+from agentrl.datastore.places import LocalPlace, S3Place
+from agentrl.datastore.table import BufferTable
+from agentrl.datastore.uniqueness import KnownIds
+from agentrl.datastore.writer import Action, FileWriter
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

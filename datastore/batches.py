@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 TOKEN_COLUMNS = ("trajectory_id", "input_ids", "action_mask", "logprobs")
 

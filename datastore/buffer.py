@@ -16,30 +16,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datastore import log
-from datastore.append import AppendResult, append, is_appended, transaction
-from datastore.content import CONTENT, STORED_SCHEMA, combined, contents
-from datastore.delta_paths import data_files, scan_table
-from datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError
-from datastore.ingest import BATCH_ROWS, OnError, Rows
-from datastore.lookup import Ids, Lookup, id_array
-from datastore.places import place
-from datastore.table import BufferTable, schema_version
-from datastore.tasks import find, keep
-from datastore.tokenizers import text_of
-from datastore.uniqueness import KnownIds
-from datastore.writer import FOLDER
-from schemas import notebook
-from schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
+from agentrl.datastore import log
+from agentrl.datastore.append import AppendResult, append, is_appended, transaction
+from agentrl.datastore.content import CONTENT, STORED_SCHEMA, combined, contents
+from agentrl.datastore.delta_paths import data_files, scan_table
+from agentrl.datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError
+from agentrl.datastore.ingest import BATCH_ROWS, OnError, Rows
+from agentrl.datastore.lookup import Ids, Lookup, id_array
+from agentrl.datastore.places import place
+from agentrl.datastore.table import BufferTable, schema_version
+from agentrl.datastore.tasks import find, keep
+from agentrl.datastore.tokenizers import text_of
+from agentrl.datastore.uniqueness import KnownIds
+from agentrl.datastore.writer import FOLDER
+from agentrl.schemas import notebook
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
 if TYPE_CHECKING:
     import polars as pl
     from deltalake import DeltaTable
 
-    from datastore.batches import BufferBatches
-    from datastore.retrieval.experience import Demonstration
-    from datastore.retrieval.index import SearchIndex
-    from datastore.scalars import ScalarColumns
+    from agentrl.datastore.batches import BufferBatches
+    from agentrl.datastore.retrieval.experience import Demonstration
+    from agentrl.datastore.retrieval.index import SearchIndex
+    from agentrl.datastore.scalars import ScalarColumns
 
 Answer = TypeVar("Answer")
 DIGEST_ROWS = 2**20
@@ -142,8 +142,8 @@ class TrajectoryBuffer:
         """All rows, lazily and in no promised order; only the columns that are asked for are read. Whole scalar columns
         stay in memory, up to half a gigabyte, for the next query."""
 
-        from datastore import older
-        from datastore.scalars import ScalarColumns, scan
+        from agentrl.datastore import older
+        from agentrl.datastore.scalars import ScalarColumns, scan
 
         with self._table.following() if version is None else nullcontext(self.table(version)) as table:
             files, number, known = data_files(self.place, FOLDER, table), table.version(), schema_version(table)
@@ -162,10 +162,10 @@ class TrajectoryBuffer:
         scores: pa.Table | None = None,
     ) -> "pl.DataFrame":
         """Answer a query over the views ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect.
-        ``unsafe`` allows table functions, which read files; see :mod:`datastore.sql`. ``scores`` of one scorer take the
-        place of the rows' rewards."""
-        from datastore import sql, views
-        from datastore.scores import rescored
+        ``unsafe`` allows table functions, which read files; see :mod:`agentrl.datastore.sql`. ``scores`` of one scorer
+        take the place of the rows' rewards."""
+        from agentrl.datastore import sql, views
+        from agentrl.datastore.scores import rescored
 
         def ask() -> "pl.DataFrame":
             return sql.collect(views.views(rescored(self.scan(version), scores)), query, unsafe=unsafe)
@@ -198,8 +198,8 @@ class TrajectoryBuffer:
 
     def batches(self, ids: Sequence[str], batch_rows: int, **options: Any) -> "BufferBatches":
         """Training batches of a selection, in a seeded order that can be resumed; for options see
-        :class:`datastore.batches.BufferBatches`."""
-        from datastore.batches import BufferBatches
+        :class:`agentrl.datastore.batches.BufferBatches`."""
+        from agentrl.datastore.batches import BufferBatches
 
         return BufferBatches(self, ids, batch_rows, **options)
 
@@ -210,12 +210,12 @@ class TrajectoryBuffer:
 
     def experience(self, prompt: str, *, embedder: str = "embedded", **options: Any) -> "list[Demonstration]":
         """Successful runs of tasks like this one, as demonstrations; see :func:`experience` for the options."""
-        from datastore.retrieval.experience import experience
+        from agentrl.datastore.retrieval.experience import experience
 
         return experience(self._index(embedder), prompt, **options)
 
     def _index(self, embedder: str) -> "SearchIndex":
-        from datastore.retrieval.index import SearchIndex
+        from agentrl.datastore.retrieval.index import SearchIndex
 
         if embedder not in self._indexes:
             self._indexes[embedder] = SearchIndex(self, embedder)

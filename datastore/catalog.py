@@ -17,12 +17,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from datastore import owners
-from datastore.errors import LeaseLostError, StoreError
-from datastore.lease import Check, hold
-from datastore.places import LocalPlace, make_folder, place, sync, sync_tree
-from schemas.manifest import Manifest
-from schemas.records import RunRecord, TagRecord
+from agentrl.datastore import owners
+from agentrl.datastore.errors import LeaseLostError, StoreError
+from agentrl.datastore.lease import Check, hold
+from agentrl.datastore.places import LocalPlace, make_folder, place, sync, sync_tree
+from agentrl.schemas.manifest import Manifest
+from agentrl.schemas.records import RunRecord, TagRecord
 
 _NAME = re.compile(r"[^/\\\0.][^/\\\0]*")
 
@@ -126,8 +126,9 @@ class Catalog:
         """Publish what is in ``folder``, which :meth:`staging` gave, as the manifest's artifact.
 
         Returns the manifest as published. If that artifact exists already, it is kept and returned, and ``folder`` is
-        thrown away; only the one that ``instead_of`` names is replaced, whose files stay until :mod:`pipelines.gc`.
-        ``check`` is called right before the manifest is written. Raises StoreError if an output is missing.
+        thrown away; only the one that ``instead_of`` names is replaced, whose files stay until
+        :mod:`agentrl.pipelines.gc`. ``check`` is called right before the manifest is written. Raises StoreError if an
+        output is missing.
         """
         stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
         for name, output in manifest.outputs.items():

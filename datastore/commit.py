@@ -14,12 +14,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from datastore.errors import CorruptError, StoreError
-from datastore.log import LOG, commit_key
-from datastore.marks import death
-from datastore.places import LocalPlace, S3Place, sync
-from datastore.table import BufferTable
-from datastore.writer import Action, FileWriter
+from agentrl.datastore.errors import CorruptError, StoreError
+from agentrl.datastore.log import LOG, commit_key
+from agentrl.datastore.marks import death
+from agentrl.datastore.places import LocalPlace, S3Place, sync
+from agentrl.datastore.table import BufferTable
+from agentrl.datastore.writer import Action, FileWriter
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

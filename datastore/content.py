@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_128_digest
 
-from datastore.digest import is_list, is_text, plain, type_name, without_fingerprints
-from schemas.trajectory import TRAJECTORY_SCHEMA
+from agentrl.datastore.digest import is_list, is_text, plain, type_name, without_fingerprints
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
 CONTENT = "content_digest"
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datastore.owners import mark
-from datastore.places import LocalPlace, S3Place
+from agentrl.datastore.owners import mark
+from agentrl.datastore.places import LocalPlace, S3Place
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 COLUMNS = ("trajectory_id", "input_ids", "action_mask", "logprobs")
 
@@ -60,8 +60,8 @@ class Copies:
 def warm(buffer: "TrajectoryBuffer") -> dict[str, int]:
     """Make the copies of all data files of the newest version, and remove those of other files. Gives the number of
     files, how many were copied and removed, and the bytes that the copies take."""
-    from datastore.uniqueness import open_file
-    from datastore.upkeep.common import live_files
+    from agentrl.datastore.uniqueness import open_file
+    from agentrl.datastore.upkeep.common import live_files
 
     copies = Copies(buffer.place)
     copies.folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from datastore.places import LocalPlace, S3Place
+from agentrl.datastore.places import LocalPlace, S3Place
 
 if TYPE_CHECKING:
     import polars as pl

@@ -1,6 +1,6 @@
 """What every column of the buffer's views means, for people who write queries. A test compares it with the views."""
 
-from schemas.trajectory import Termination
+from agentrl.schemas.trajectory import Termination
 
 _SHARED = {
     "trajectory_id": "id of the row: stage, fingerprint, number; the same on every re-run",
@@ -78,8 +78,8 @@ def described() -> list[dict[str, str]]:
     """A row per column: view, column, type, meaning. A column without a description has an empty meaning."""
     import polars as pl
 
-    from datastore.views import views
-    from schemas.trajectory import TRAJECTORY_SCHEMA
+    from agentrl.datastore.views import views
+    from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
     empty = pl.DataFrame(pl.from_arrow(TRAJECTORY_SCHEMA.empty_table())).lazy()
     return [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.trajectory import FINGERPRINT_IN_ID
+from agentrl.schemas.trajectory import FINGERPRINT_IN_ID
 
 BATCH_ROWS = 4096
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datastore.errors import InvalidRowsError, StoreError
-from datastore.owners import mark
-from datastore.places import Place
-from datastore.uniqueness import KnownIds
-from datastore.validation import LENIENT_SCHEMA, BadField, conform, strict, validate
-from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
+from agentrl.datastore.errors import InvalidRowsError, StoreError
+from agentrl.datastore.owners import mark
+from agentrl.datastore.places import Place
+from agentrl.datastore.uniqueness import KnownIds
+from agentrl.datastore.validation import LENIENT_SCHEMA, BadField, conform, strict, validate
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 16 * 2**20

@@ -4,7 +4,7 @@ On S3 it is a lease: an object that its holder rewrites every few seconds. A wai
 after the object stayed the same for ``LEASE_SECONDS`` of the waiter's own monotonic clock, so no two clocks are
 compared. If a holder was stopped for so long, the check that :func:`hold` yields tells it, because its own conditional
 put is refused. If a holder died on this machine, it is replaced at once, because its file lock
-(:mod:`datastore.owners`) is free.
+(:mod:`agentrl.datastore.owners`) is free.
 """
 
 import json
@@ -19,9 +19,9 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from datastore import owners
-from datastore.errors import LeaseLostError, LockTimeoutError
-from datastore.places import LocalPlace, S3Place, make_folder
+from agentrl.datastore import owners
+from agentrl.datastore.errors import LeaseLostError, LockTimeoutError
+from agentrl.datastore.places import LocalPlace, S3Place, make_folder
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

@@ -1,7 +1,7 @@
 """What dead processes left behind: temporary files, half-moved folders, half-built and replaced artifacts.
 
-Names carry their owner (:mod:`datastore.owners`), which tells whether somebody still works on something. If a name has
-no owner of this machine (on S3, or written by an older version), its age decides, by the place's clock.
+Names carry their owner (:mod:`agentrl.datastore.owners`), which tells whether somebody still works on something. If a
+name has no owner of this machine (on S3, or written by an older version), its age decides, by the place's clock.
 """
 
 import os
@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from datastore import owners
-from datastore.catalog import Catalog
-from datastore.owners import Owner
-from datastore.places import TRASH, LocalPlace, S3Place
-from schemas.manifest import Manifest
+from agentrl.datastore import owners
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.owners import Owner
+from agentrl.datastore.places import TRASH, LocalPlace, S3Place
+from agentrl.schemas.manifest import Manifest
 
 GRACE = timedelta(days=1)
 """A leftover of an unknown owner is removed once it is older than this."""

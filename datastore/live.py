@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 
-from datastore.catalog import checked_name
-from datastore.owners import mark
-from datastore.places import LocalPlace, S3Place, make_folder
+from agentrl.datastore.catalog import checked_name
+from agentrl.datastore.owners import mark
+from agentrl.datastore.places import LocalPlace, S3Place, make_folder
 
 PART = 1 << 16
 """Bytes from which on a part on S3 is not put again."""

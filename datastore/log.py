@@ -15,10 +15,10 @@ from io import BytesIO
 from typing import Any
 from urllib.parse import unquote
 
-from datastore.errors import CorruptError
-from datastore.lease import hold
-from datastore.places import LocalPlace, S3Place
-from datastore.writer import FOLDER
+from agentrl.datastore.errors import CorruptError
+from agentrl.datastore.lease import hold
+from agentrl.datastore.places import LocalPlace, S3Place
+from agentrl.datastore.writer import FOLDER
 
 LOG = f"{FOLDER}/_delta_log"
 ASIDE = "aside"

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datastore.copies import Copies
-from datastore.errors import CorruptError
-from datastore.older import to_read, upgrade
-from datastore.places import LocalPlace, S3Place
+from agentrl.datastore.copies import Copies
+from agentrl.datastore.errors import CorruptError
+from agentrl.datastore.older import to_read, upgrade
+from agentrl.datastore.places import LocalPlace, S3Place
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

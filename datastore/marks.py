@@ -1,9 +1,9 @@
 """Marks of writers: a small object that exists as long as a writer's files are in the table's folder and in no commit.
 
 A file's name carries its writer's id, so that ``vacuum`` leaves the files of a living writer alone, however old they
-are. A writer of this machine is dead if its process is (:mod:`datastore.owners`). A writer of another machine renews
-its mark, and counts as dead if it has not for :data:`STALE`, by the clock of the store. That is a guess, which must not
-cost a row: ``vacuum`` first commits that the writer is dead, and a later commit of that writer is refused.
+are. A writer of this machine is dead if its process is (:mod:`agentrl.datastore.owners`). A writer of another machine
+renews its mark, and counts as dead if it has not for :data:`STALE`, by the clock of the store. That is a guess, which
+must not cost a row: ``vacuum`` first commits that the writer is dead, and a later commit of that writer is refused.
 """
 
 import json
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from datastore import owners
-from datastore.places import LocalPlace, S3Place
+from agentrl.datastore import owners
+from agentrl.datastore.places import LocalPlace, S3Place
 
 FOLDER = "writers"
 RENEW_SECONDS = 60.0

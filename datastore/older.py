@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datastore.errors import StoreError
-from datastore.validation import LENIENT_SCHEMA
-from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.validation import LENIENT_SCHEMA
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
 if TYPE_CHECKING:
     import polars as pl

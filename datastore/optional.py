@@ -3,8 +3,8 @@
 from importlib import import_module
 from typing import Any
 
-from datastore.errors import StoreError
-from schemas.installation import install_hint
+from agentrl.datastore.errors import StoreError
+from agentrl.schemas.installation import install_hint
 
 
 def optional(module: str, extra: str) -> Any:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from datastore.credentials import missing_credentials
-from datastore.errors import StoreError
-from datastore.owners import mark
+from agentrl.datastore.credentials import missing_credentials
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.owners import mark
 
 TRASH = ".trash-"
 

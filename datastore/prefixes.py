@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.buffer import TrajectoryBuffer
 
 COLUMNS = ("parent_id", "fork_at", "action_mask")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from datastore.errors import StoreError
+from agentrl.datastore.errors import StoreError
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import polars as pl
 import pyarrow as pa
 from xxhash import xxh3_128_digest
 
-from datastore.owners import mark
-from datastore.places import LocalPlace, S3Place
+from agentrl.datastore.owners import mark
+from agentrl.datastore.places import LocalPlace, S3Place
 
 FOLDER = "scalars"
 _DIGEST_BYTES = 16

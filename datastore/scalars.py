@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import polars as pl
 from polars.io.plugins import register_io_source
 
-from datastore.places import LocalPlace, S3Place
-from datastore.scalar_copies import ScalarCopies
-from datastore.writer import SCALARS
-from schemas.trajectory import TRAJECTORY_SCHEMA
+from agentrl.datastore.places import LocalPlace, S3Place
+from agentrl.datastore.scalar_copies import ScalarCopies
+from agentrl.datastore.writer import SCALARS
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
 LIMIT_BYTES = 2**29
 """Bytes. Columns stay in memory up to this total. If less than an eighth of it is left, queries over other columns

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 def rescored(rows: pl.LazyFrame, scores: pa.Table | None) -> pl.LazyFrame:
     """Rows with the ``reward``, ``success`` and ``reward_components`` that ``scores`` (of one scorer, see
-    :mod:`schemas.score`) give them, in place of their own. A row without a score is unscored."""
+    :mod:`agentrl.schemas.score`) give them, in place of their own. A row without a score is unscored."""
     if scores is None:
         return rows
     names = rows.collect_schema().names()

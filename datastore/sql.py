@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import polars as pl
 from polars.exceptions import ColumnNotFoundError, PanicException, PolarsError
 
-from datastore.errors import StoreError
+from agentrl.datastore.errors import StoreError
 
 MAX_CHARACTERS = 100_000
 MAX_NESTING = 100

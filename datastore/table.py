@@ -9,13 +9,13 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from datastore.content import STORED_SCHEMA
-from datastore.delta_paths import opened_as
-from datastore.errors import CorruptError, NewerSchemaError, NoBufferError, OlderSchemaError, StoreError
-from datastore.log import commit_key, is_torn, mend
-from datastore.places import LocalPlace, S3Place, storage_options
-from datastore.writer import FOLDER, SCALARS, Action
-from schemas.trajectory import TRAJECTORY_VERSION
+from agentrl.datastore.content import STORED_SCHEMA
+from agentrl.datastore.delta_paths import opened_as
+from agentrl.datastore.errors import CorruptError, NewerSchemaError, NoBufferError, OlderSchemaError, StoreError
+from agentrl.datastore.log import commit_key, is_torn, mend
+from agentrl.datastore.places import LocalPlace, S3Place, storage_options
+from agentrl.datastore.writer import FOLDER, SCALARS, Action
+from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datastore.digest import table_digest
-from schemas.task import TASK_SCHEMA
+from agentrl.datastore.digest import table_digest
+from agentrl.schemas.task import TASK_SCHEMA
 
 if TYPE_CHECKING:
-    from datastore.places import Place
+    from agentrl.datastore.places import Place
 
 FOLDER = "tasks"
 

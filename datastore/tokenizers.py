@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from datastore.catalog import checked_name
-from datastore.errors import StoreError
-from datastore.places import LocalPlace, S3Place
+from agentrl.datastore.catalog import checked_name
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.places import LocalPlace, S3Place
 
 FOLDER = "tokenizers"
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datastore.errors import CorruptError
-from datastore.log import read
-from datastore.places import LocalPlace, S3Place
-from datastore.table import BufferTable
-from datastore.writer import FOLDER
+from agentrl.datastore.errors import CorruptError
+from agentrl.datastore.log import read
+from agentrl.datastore.places import LocalPlace, S3Place
+from agentrl.datastore.table import BufferTable
+from agentrl.datastore.writer import FOLDER
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datastore.errors import StoreError
-from schemas.arrow import json_columns
-from schemas.json_text import is_json
-from schemas.trajectory import TRAJECTORY_SCHEMA, Role, Termination, Trajectory
+from agentrl.datastore.errors import StoreError
+from agentrl.schemas.arrow import json_columns
+from agentrl.schemas.json_text import is_json
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Role, Termination, Trajectory
 
 Mask = np.ndarray
 """One boolean per row."""

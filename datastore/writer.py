@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datastore.content import STORED_SCHEMA
-from datastore.errors import StoreError
-from datastore.marks import Marked, new_writer
-from datastore.places import LocalPlace, S3Place
-from schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA
+from agentrl.datastore.content import STORED_SCHEMA
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.marks import Marked, new_writer
+from agentrl.datastore.places import LocalPlace, S3Place
+from agentrl.schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA
 
 Action: TypeAlias = dict[str, Any]
 """One line of a Delta commit, such as ``{"add": {...}}``."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from flows.commands import (
+from agentrl.flows.commands import (
     artifacts,
     buffer,
     buffer_choose,
@@ -26,9 +26,9 @@ from flows.commands import (
     serve,
     view,
 )
-from flows.commands._common import BAD_INPUT, CANCELLED, FAILED
-from flows.terminal import protect, say
-from pipelines.secrets import redacted
+from agentrl.flows.commands._common import BAD_INPUT, CANCELLED, FAILED
+from agentrl.flows.terminal import protect, say
+from agentrl.pipelines.secrets import redacted
 
 app = typer.Typer(
     name="agentrl",
@@ -57,7 +57,7 @@ _FULL, _FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO), (errno
 
 
 def call(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code; see :mod:`flows.commands._common` for what the codes mean."""
+    """Run one command. Returns its exit code; see :mod:`agentrl.flows.commands._common` for what the codes mean."""
     try:
         return int(
             app(args=None if arguments is None else list(arguments), prog_name="agentrl", standalone_mode=False) or 0
@@ -76,8 +76,8 @@ def call(arguments: Sequence[str] | None = None) -> int:
 
 def _explained(error: Exception) -> tuple[int, str]:
     """The exit code of an error, and what to say."""
-    from datastore.errors import StoreError
-    from pipelines.problems import SpecError
+    from agentrl.datastore.errors import StoreError
+    from agentrl.pipelines.problems import SpecError
 
     if hasattr(error, "format_message"):  # an option or argument that the command does not take
         context, message = getattr(error, "ctx", None), error.format_message()

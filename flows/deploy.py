@@ -21,18 +21,18 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.states import Cancelling
 
-from datastore.catalog import Catalog
-from datastore.places import is_remote
-from flows.display import Lines
-from flows.flow import run_stages
-from flows.session import RunSession
-from flows.slots import Slots
-from pipelines.execute import Outcome, same_content
-from pipelines.load import load
-from pipelines.plan import Plan, PlannedStage, Selection, Status, make_plan
-from pipelines.problems import did_you_mean
-from pipelines.secrets import shown_setting
-from pipelines.worker import StageError
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.places import is_remote
+from agentrl.flows.display import Lines
+from agentrl.flows.flow import run_stages
+from agentrl.flows.session import RunSession
+from agentrl.flows.slots import Slots
+from agentrl.pipelines.execute import Outcome, same_content
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import Plan, PlannedStage, Selection, Status, make_plan
+from agentrl.pipelines.problems import did_you_mean
+from agentrl.pipelines.secrets import shown_setting
+from agentrl.pipelines.worker import StageError
 
 DEFAULT_POOL = "agentrl"
 TAG = "agentrl"
@@ -102,7 +102,7 @@ def deploy(plan: Plan, name: str, pool: str, cron: str | None = None, timezone: 
 
 def _process(folder: Path) -> dict[str, str]:
     """How a process pool on this machine starts a flow run."""
-    return {"working_dir": str(folder), "command": shlex.join([sys.executable, "-P", "-m", "flows.flow_run"])}
+    return {"working_dir": str(folder), "command": shlex.join([sys.executable, "-P", "-m", "agentrl.flows.flow_run"])}
 
 
 def _parameters(plan: Plan, pool: str, local: bool) -> dict[str, Any]:

@@ -29,14 +29,14 @@ from prefect.states import State
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.tasks import Task, exponential_backoff
 
-from flows.order import start_in_order
-from flows.server import PrefectServerError, unreachable
-from flows.session import RunSession, Stopped
-from flows.slots import Slots
-from pipelines.execute import Outcome
-from pipelines.plan import PlannedStage
-from pipelines.worker import StageError
-from schemas.manifest import Kind
+from agentrl.flows.order import start_in_order
+from agentrl.flows.server import PrefectServerError, unreachable
+from agentrl.flows.session import RunSession, Stopped
+from agentrl.flows.slots import Slots
+from agentrl.pipelines.execute import Outcome
+from agentrl.pipelines.plan import PlannedStage
+from agentrl.pipelines.worker import StageError
+from agentrl.schemas.manifest import Kind
 
 Elsewhere = Callable[[RunSession, PlannedStage], Outcome]
 """Runs a stage in the work pool that its ``execution`` names, and waits for it."""

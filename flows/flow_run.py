@@ -1,4 +1,4 @@
-"""``python -P -m flows.flow_run``: Prefect's engine for one flow run in a process pool.
+"""``python -P -m agentrl.flows.flow_run``: Prefect's engine for one flow run in a process pool.
 
 Prefect looks for the flow's module in the working directory first, where a module of the user's may have the name of
 one of our packages. So ours are imported before.
@@ -6,7 +6,7 @@ one of our packages. So ours are imported before.
 
 import runpy
 
-from pipelines.library import search_in
+from agentrl.pipelines.library import search_in
 
 if __name__ == "__main__":
     search_in(())

@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from flows.session import RunSession, Stopped
-from pipelines.plan import PlannedStage
-from pipelines.worker import StageError
+from agentrl.flows.session import RunSession, Stopped
+from agentrl.pipelines.plan import PlannedStage
+from agentrl.pipelines.worker import StageError
 
 
 class Started(Protocol):

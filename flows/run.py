@@ -15,23 +15,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.errors import StoreError
-from datastore.places import LocalPlace
-from flows.display import display_for
-from flows.gpus import shortage
-from flows.order import run_here
-from flows.server import PrefectServerError, serving, users_server
-from flows.session import RunSession
-from flows.terminal import console
-from pipelines.execute import Outcome
-from pipelines.fields import dotted
-from pipelines.machines import gpus_here
-from pipelines.plan import Plan, PlannedStage, Status
-from pipelines.readiness import missing_variables
-from schemas.installation import missing
-from schemas.manifest import Kind, Manifest
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.places import LocalPlace
+from agentrl.flows.display import display_for
+from agentrl.flows.gpus import shortage
+from agentrl.flows.order import run_here
+from agentrl.flows.server import PrefectServerError, serving, users_server
+from agentrl.flows.session import RunSession
+from agentrl.flows.terminal import console
+from agentrl.pipelines.execute import Outcome
+from agentrl.pipelines.fields import dotted
+from agentrl.pipelines.machines import gpus_here
+from agentrl.pipelines.plan import Plan, PlannedStage, Status
+from agentrl.pipelines.readiness import missing_variables
+from agentrl.schemas.installation import missing
+from agentrl.schemas.manifest import Kind, Manifest
 
 OK, FAILED, BLOCKED, CANCELLED = 0, 1, 2, 130
 
@@ -175,7 +175,7 @@ def _run(session: RunSession, jobs: int, prefect: bool) -> None:
     if not (execution.concurrency or execution.pool or execution.gpus):
         session.begin(first.name)  # it works while Prefect starts
     with serving(prefect_home(session.catalog), session.log("_prefect")) as server:
-        from flows.flow import run_with_prefect
+        from agentrl.flows.flow import run_with_prefect
 
         if server:
             server.wait(session.display.note)
@@ -183,7 +183,7 @@ def _run(session: RunSession, jobs: int, prefect: bool) -> None:
 
 
 def _in_pool(session: RunSession, step: PlannedStage) -> Outcome:
-    from flows.deploy import run_in_pool
+    from agentrl.flows.deploy import run_in_pool
 
     return run_in_pool(session, step)
 
@@ -269,7 +269,7 @@ def _results(out: Console, plan: Plan, catalog: Catalog, manifests: dict[str, Ma
 
 def _warn_of_worse(out: Console, catalog: Catalog, manifests: dict[str, Manifest]) -> None:
     """Print what training made worse, unless a report has warned of it."""
-    from pipelines.compare import regressions
+    from agentrl.pipelines.compare import regressions
 
     warned = {said for manifest in manifests.values() for said in manifest.warnings}
     for said in regressions(catalog, manifests.values()):

@@ -4,10 +4,10 @@ from typing import Any
 
 from rich.table import Table
 
-from flows.server import unreachable, users_server
-from flows.terminal import console, say, say_json
-from pipelines.plan import Plan
-from schemas.installation import missing
+from agentrl.flows.server import unreachable, users_server
+from agentrl.flows.terminal import console, say, say_json
+from agentrl.pipelines.plan import Plan
+from agentrl.schemas.installation import missing
 
 VERBS = ("list", "pause", "resume", "delete")
 
@@ -48,7 +48,7 @@ def create(plan: Plan, name: str, cron: str, timezone: str | None, pool: str | N
     """Create or update a schedule. Returns the exit code."""
     if problem := _reachable() or check_cron(cron):
         return _refuse(problem)
-    from flows.deploy import DEFAULT_POOL, deploy
+    from agentrl.flows.deploy import DEFAULT_POOL, deploy
 
     pool = pool or DEFAULT_POOL
     try:
@@ -67,7 +67,7 @@ def manage(verb: str, name: str | None, as_json: bool) -> int:
     """List, pause, resume or delete. Returns the exit code."""
     if problem := _reachable():
         return _refuse(problem)
-    from flows import deploy
+    from agentrl.flows import deploy
 
     if verb == "list":
         _print_list(deploy.deployments(), as_json)

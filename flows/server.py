@@ -14,11 +14,12 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from agentrl.schemas.installation import PACKAGE_ROOT
+
 START_TIMEOUT_S = 120.0
 
 LOCK = "start.lock"
 
-OURS = str(Path(__file__).resolve().parent.parent)
 """The folder of our packages. It comes first when the server starts, so that no module of the user's shadows ours."""
 
 WAITS, STARTS = "waits for another run that starts Prefect", "starts"
@@ -80,13 +81,13 @@ class PrefectServer:
         alive_read, self._alive = os.pipe()
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "flows.server", str(self.port), str(alive_read), str(self.home)],
+                [sys.executable, "-P", "-m", "agentrl.flows.server", str(self.port), str(alive_read), str(self.home)],
                 pass_fds=[alive_read],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [OURS, *sys.path]))},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE_ROOT), *sys.path]))},
             )
         os.close(alive_read)
 

@@ -12,19 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.places import LocalPlace
+from agentrl.flows.display import Display, seconds
+from agentrl.flows.gpus import reserved
+from agentrl.pipelines.execute import Outcome, StageJob, job_of
+from agentrl.pipelines.machines import gpus_here
+from agentrl.pipelines.plan import Plan, PlannedStage, Status
+from agentrl.pipelines.runs import HEARTBEAT_S, this_process
+from agentrl.pipelines.secrets import redacted
+from agentrl.pipelines.worker import StageError, Workers
 from agentrl.placement.base import LaunchError
-from datastore.catalog import Catalog
-from datastore.errors import StoreError
-from datastore.places import LocalPlace
-from flows.display import Display, seconds
-from flows.gpus import reserved
-from pipelines.execute import Outcome, StageJob, job_of
-from pipelines.machines import gpus_here
-from pipelines.plan import Plan, PlannedStage, Status
-from pipelines.runs import HEARTBEAT_S, this_process
-from pipelines.secrets import redacted
-from pipelines.worker import StageError, Workers
-from schemas.manifest import Manifest
+from agentrl.schemas.manifest import Manifest
 
 
 class Stopped(RuntimeError):  # noqa: N818

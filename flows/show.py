@@ -7,15 +7,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from datastore.catalog import Catalog
-from flows.display import metrics_text, seconds
-from pipelines.coverage import COLUMNS, covered
-from pipelines.gc import Garbage
-from pipelines.lineage import Lineage
-from pipelines.placement import Placed, Placement
-from pipelines.plan import Plan, Status
-from pipelines.runs import Run, local_time, summary
-from schemas.manifest import Manifest
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows.display import metrics_text, seconds
+from agentrl.pipelines.coverage import COLUMNS, covered
+from agentrl.pipelines.gc import Garbage
+from agentrl.pipelines.lineage import Lineage
+from agentrl.pipelines.placement import Placed, Placement
+from agentrl.pipelines.plan import Plan, Status
+from agentrl.pipelines.runs import Run, local_time, summary
+from agentrl.schemas.manifest import Manifest
 
 COLOURS = {Status.CACHED: "green", Status.RUN: "yellow", Status.BLOCKED: "red", Status.SKIPPED: "dim"}
 
@@ -188,12 +188,12 @@ def print_garbage(console: Console, garbage: Garbage, dry_run: bool) -> None:
 
 def json_schema(what: str) -> dict[str, Any]:
     """Of the pipeline file, a table's row, the manifest, or the config of a stage. Raises LookupError."""
-    from pipelines import library
-    from schemas.manifest import Manifest
-    from schemas.pair import Pair
-    from schemas.pipeline import PipelineSpec
-    from schemas.task import Task
-    from schemas.trajectory import Trajectory
+    from agentrl.pipelines import library
+    from agentrl.schemas.manifest import Manifest
+    from agentrl.schemas.pair import Pair
+    from agentrl.schemas.pipeline import PipelineSpec
+    from agentrl.schemas.task import Task
+    from agentrl.schemas.trajectory import Trajectory
 
     models: dict[str, type[BaseModel]] = {
         "pipeline": PipelineSpec,

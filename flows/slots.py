@@ -13,11 +13,11 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.sync import concurrency
 
-from datastore.errors import LockTimeoutError
-from datastore.lease import hold
-from flows.session import RunSession, Stopped
-from pipelines.plan import PlannedStage
-from pipelines.runs import all_runs, whom
+from agentrl.datastore.errors import LockTimeoutError
+from agentrl.datastore.lease import hold
+from agentrl.flows.session import RunSession, Stopped
+from agentrl.pipelines.plan import PlannedStage
+from agentrl.pipelines.runs import all_runs, whom
 
 LEASE_S = 60.0
 POLL_S = 0.3

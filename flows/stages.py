@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipelines import library
-from pipelines.document import LIBRARY, library_names, parse
-from pipelines.problems import SpecError
-from pipelines.stage import Stage
+from agentrl.pipelines import library
+from agentrl.pipelines.document import LIBRARY, library_names, parse
+from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.stage import Stage
 
 
 def listed() -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from pipelines.printable import printable
+from agentrl.pipelines.printable import printable
 
 PIPED_WIDTH = 160
 """Columns of tables that go to a file or another program."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipelines.fields import Key, leaves, models
-from pipelines.stage import Choice
-from schemas.choice import Settings, plain
+from agentrl.pipelines.fields import Key, leaves, models
+from agentrl.pipelines.stage import Choice
+from agentrl.schemas.choice import Settings, plain
 
 KINDS: Mapping[str, str] = {"environment": "agentrl.environments:ENVIRONMENT"}
 """Kind of choice -> the ``OneOf`` that looks its names up."""

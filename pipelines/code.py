@@ -5,8 +5,8 @@ its module. Comments, docstrings and formatting do not count. If a string in tha
 data files (templates, prompts) beside the module or one folder up, their content counts too.
 
 The walk starts at the stage's function, at the class of every model in its config, and at what the config chooses by
-name (:mod:`pipelines.choices`). It ends at explicit boundaries: the two tables below, and type positions
-(:mod:`pipelines.source`). What cannot be seen is listed in :mod:`pipelines.fingerprint`.
+name (:mod:`agentrl.pipelines.choices`). It ends at explicit boundaries: the two tables below, and type positions
+(:mod:`agentrl.pipelines.source`). What cannot be seen is listed in :mod:`agentrl.pipelines.fingerprint`.
 """
 
 import hashlib
@@ -16,31 +16,33 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipelines.external import external_digest
-from pipelines.source import Statement, Target
-from pipelines.source_file import SourceFile, stamp_of
-
-OUR_PACKAGES = ("schemas", "datastore", "agentrl", "pipelines", "flows")
+from agentrl.pipelines.external import external_digest
+from agentrl.pipelines.source import Statement, Target
+from agentrl.pipelines.source_file import SourceFile, stamp_of
+from agentrl.schemas.declared import OURS
+from agentrl.schemas.installation import PACKAGE_ROOT
 
 CARRIERS = frozenset(
     {
-        "pipelines.stage",  # hands data to stages
-        "pipelines.handles",
+        "agentrl.pipelines.stage",  # hands data to stages
+        "agentrl.pipelines.handles",
+        "agentrl",  # names of the Python interface
         "agentrl.algorithms",  # tables of names; what a config chooses from them is followed separately
         "agentrl.engines",
         "agentrl.environments",
         "agentrl.placement.base",  # where processes run
         "agentrl.placement.launcher",
         "agentrl.training.trackers",  # shows metrics
-        "schemas.annotations",
-        "schemas.choice",  # looks up what a config chooses, which is followed separately
-        "schemas.declared",
-        "schemas.hints",
-        "schemas.notebook",  # shows rows
+        "agentrl.schemas.annotations",
+        "agentrl.schemas.choice",  # looks up what a config chooses, which is followed separately
+        "agentrl.schemas.declared",
+        "agentrl.schemas.hints",
+        "agentrl.schemas.notebook",  # shows rows
     }
 )
 """Modules that hand data on, look names up or show things, and compute no result: an edit there re-runs nothing, and
-what they import is not followed. A change of theirs that changes results raises ``pipelines.fingerprint.SCHEME``."""
+what they import is not followed. A change of theirs that changes results raises
+``agentrl.pipelines.fingerprint.SCHEME``."""
 
 USED_IF_SET: Mapping[str, str] = {
     "agentrl.training.launch": "deepspeed",
@@ -52,7 +54,7 @@ USED_IF_SET: Mapping[str, str] = {
     "peft": "optimizer.lora",
     "agentrl.online.critic": "algorithm.critic",
     "agentrl.online.off_policy": "algorithm.off_policy",
-    "pipelines.stages.retrieved": "context",
+    "agentrl.pipelines.stages.retrieved": "context",
     "agentrl.online.observed": "observe",
     "agentrl.online.teacher": "algorithm.outcome",  # that of distill
 }
@@ -61,7 +63,7 @@ or another version of them changes nothing."""
 
 LOADERS: Mapping[Target, str] = {Target("agentrl.environments", "load_environment"): "environment"}
 """Functions that look up a name which stands in the *data*: tasks name their environment. A stage that reaches such a
-function uses what was chosen for its inputs; see ``pipelines.choices``."""
+function uses what was chosen for its inputs; see ``agentrl.pipelines.choices``."""
 
 WHOLE = "*"
 
@@ -104,9 +106,9 @@ class CodeGraph:
     """Sources below ``folders`` (the user's) and of our own packages, each read once."""
 
     def __init__(self, folders: Iterable[Path] = ()) -> None:
-        self._ours = Path(__file__).resolve().parent.parent
+        self._ours = PACKAGE_ROOT
         self._folders = list(dict.fromkeys(folder.resolve() for folder in folders))
-        self._roots: dict[str, Path | None] = dict.fromkeys(OUR_PACKAGES, self._ours)
+        self._roots: dict[str, Path | None] = {OURS: self._ours}
         self._sources: dict[str, SourceFile | None] = {}
         self._listed: dict[Path, set[str]] = {}
         self._folders_of_data: dict[Path, list[Path]] = {}

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.execute import open_output
+from agentrl.pipelines.handles import Trajectories
+from agentrl.pipelines.lineage import Lineage, find_artifact, lineage
+from agentrl.pipelines.problems import did_you_mean
+from agentrl.schemas import notebook
+from agentrl.schemas.manifest import InputRecord, Kind, Manifest
 from agentrl.statistics.intervals import wilson
 from agentrl.statistics.paired import Difference, Estimate, difference, pooled
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from pipelines.execute import open_output
-from pipelines.handles import Trajectories
-from pipelines.lineage import Lineage, find_artifact, lineage
-from pipelines.problems import did_you_mean
-from schemas import notebook
-from schemas.manifest import InputRecord, Kind, Manifest
 
 Task = tuple[str, str, str]
 """(environment, task id, prompt): the seeds of two arms may have drawn different tasks under one id."""

@@ -2,9 +2,9 @@
 
 import pyarrow.parquet as pq
 
+from agentrl.datastore.catalog import Catalog
 from agentrl.online import coverage
-from datastore.catalog import Catalog
-from schemas.manifest import Manifest
+from agentrl.schemas.manifest import Manifest
 
 COLUMNS = ("versions old", "tickets", "rollouts", "without a reward", "turns")
 

@@ -4,15 +4,15 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.places import LocalPlace
 from agentrl.doctor import examine
 from agentrl.doctor.bands import Band, bands
 from agentrl.doctor.case import HEAVY, LIGHT, Case, Finding
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.places import LocalPlace
-from pipelines.stages.selected import plainly_drawn
-from schemas.manifest import Kind, Manifest
-from schemas.training import TrainingRow
+from agentrl.pipelines.stages.selected import plainly_drawn
+from agentrl.schemas.manifest import Kind, Manifest
+from agentrl.schemas.training import TrainingRow
 
 SAMPLE = 512
 """Rollouts of a stage whose messages and tokens are read, evenly spread over all."""

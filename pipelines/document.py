@@ -1,6 +1,6 @@
 """A pipeline file as text: YAML with the place of every key, files that extend others, profiles and ``--set``.
 
-Everything here works on plain values; :mod:`pipelines.load` gives them their meaning.
+Everything here works on plain values; :mod:`agentrl.pipelines.load` gives them their meaning.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines import yaml_text
-from pipelines.problems import Origin, Problem, SpecError, did_you_mean
-from pipelines.yaml_text import Key, YamlError
+from agentrl.pipelines import yaml_text
+from agentrl.pipelines.problems import Origin, Problem, SpecError, did_you_mean
+from agentrl.pipelines.yaml_text import Key, YamlError
 
 LIBRARY = Path(__file__).parent / "specs"
 

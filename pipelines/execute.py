@@ -1,6 +1,6 @@
 """Run one planned stage: inputs from the catalog, the function, outputs into the catalog, the manifest last.
 
-It needs no Prefect. :mod:`pipelines.worker` calls it in another process; tests call it directly.
+It needs no Prefect. :mod:`agentrl.pipelines.worker` calls it in another process; tests call it directly.
 """
 
 import hashlib
@@ -22,25 +22,25 @@ from typing import Any
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.digest import digest, parquet_digest
+from agentrl.datastore.errors import LeaseLostError, LockTimeoutError
+from agentrl.datastore.lease import Check
+from agentrl.datastore.leftovers import abandoned_attempts
+from agentrl.pipelines import library
+from agentrl.pipelines.code import Sources, changed_code
+from agentrl.pipelines.external import PATH_OF, pinned
+from agentrl.pipelines.fingerprint import outside_fields
+from agentrl.pipelines.handles import HANDLES, Handle, Trajectories
+from agentrl.pipelines.plan import Plan, PlannedStage, differences, settle
+from agentrl.pipelines.runs import all_runs, at_work_on, whom
+from agentrl.pipelines.secrets import redacted
+from agentrl.pipelines.stage import Context, Earlier, Progress, Stage, no_earlier, no_progress
 from agentrl.placement.launcher import placed
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.digest import digest, parquet_digest
-from datastore.errors import LeaseLostError, LockTimeoutError
-from datastore.lease import Check
-from datastore.leftovers import abandoned_attempts
-from pipelines import library
-from pipelines.code import Sources, changed_code
-from pipelines.external import PATH_OF, pinned
-from pipelines.fingerprint import outside_fields
-from pipelines.handles import HANDLES, Handle, Trajectories
-from pipelines.plan import Plan, PlannedStage, differences, settle
-from pipelines.runs import all_runs, at_work_on, whom
-from pipelines.secrets import redacted
-from pipelines.stage import Context, Earlier, Progress, Stage, no_earlier, no_progress
-from schemas.installation import DISTRIBUTION
-from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
-from schemas.pipeline import Execution
+from agentrl.schemas.installation import DISTRIBUTION
+from agentrl.schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
+from agentrl.schemas.pipeline import Execution
 
 QUIET_S, LOOK_AGAIN_S = 1.0, 10.0
 """Seconds to wait for another run before a message says so, and seconds between two looks at which run it is."""

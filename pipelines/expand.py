@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipelines.document import Key, merge
-from pipelines.problems import did_you_mean
-from pipelines.yaml_text import MAX_DEPTH
-from schemas.pipeline import Carry, GroupSpec, PipelineSpec, StageSpec
+from agentrl.pipelines.document import Key, merge
+from agentrl.pipelines.problems import did_you_mean
+from agentrl.pipelines.yaml_text import MAX_DEPTH
+from agentrl.schemas.pipeline import Carry, GroupSpec, PipelineSpec, StageSpec
 
 MAX_STAGES = 5_000
 """Stages of a pipeline once groups are unrolled and matrices are multiplied out."""

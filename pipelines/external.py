@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from datastore.digest import digest
-from pipelines.fields import Key, dotted, leaves, replaced
-from pipelines.problems import did_you_mean
-from pipelines.stage import External
+from agentrl.datastore.digest import digest
+from agentrl.pipelines.fields import Key, dotted, leaves, replaced
+from agentrl.pipelines.problems import did_you_mean
+from agentrl.pipelines.stage import External
 
 C = TypeVar("C", bound=BaseModel)
 

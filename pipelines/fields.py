@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from schemas.annotations import markers
+from agentrl.schemas.annotations import markers
 
 Key = tuple[str | int, ...]
 Swap = Callable[[Key, tuple[Any, ...], Any], Any]

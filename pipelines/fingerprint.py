@@ -2,8 +2,8 @@
 
 It covers the stage's name in the pipeline (which enters trajectory ids), the declared name and version, the config, the
 seed, the content of the inputs, the content of models, tokenizers and files outside the store, the code that the
-stage can reach with this config in our packages and the user's (:mod:`pipelines.code`), what it chooses by name or acts
-in (:mod:`pipelines.choices`), and the versions of packages of others which that code uses.
+stage can reach with this config in our packages and the user's (:mod:`agentrl.pipelines.code`), what it chooses by name
+or acts in (:mod:`agentrl.pipelines.choices`), and the versions of packages of others which that code uses.
 
 It cannot see: values that a closure holds at run time, names that are looked up by computed strings, objects reached
 only through an argument (the buffer that a stage is handed), data files that code opens by itself, C extensions and
@@ -25,14 +25,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipelines.choices import Chosen
-from pipelines.code import OUR_PACKAGES, USED_IF_SET, CodeGraph, Reached, Sources, Start
-from pipelines.external import external_digest, outside
-from pipelines.fields import Key, dotted, models
-from pipelines.load import Node
-from pipelines.stage import External
-from schemas.annotations import ADDED, markers
-from schemas.manifest import Ingredients, InputRecord
+from agentrl.pipelines.choices import Chosen
+from agentrl.pipelines.code import USED_IF_SET, CodeGraph, Reached, Sources, Start
+from agentrl.pipelines.external import external_digest, outside
+from agentrl.pipelines.fields import Key, dotted, models
+from agentrl.pipelines.load import Node
+from agentrl.pipelines.stage import External
+from agentrl.schemas.annotations import ADDED, markers
+from agentrl.schemas.declared import OURS
+from agentrl.schemas.manifest import Ingredients, InputRecord
 
 SCHEME = 2
 """Increase it if this module, or the code that carries data to stages, changes what a fingerprint means."""
@@ -100,7 +101,7 @@ CARRYING_PACKAGES = frozenset(
 """Packages that carry data, print or check, and compute no result: their versions do not enter the fingerprint."""
 
 COMPUTING: Mapping[str, tuple[str, ...]] = {
-    "polars": ("datastore.curation", "datastore.sampling", "datastore.retrieval"),
+    "polars": ("agentrl.datastore.curation", "agentrl.datastore.sampling", "agentrl.datastore.retrieval"),
 }
 """Packages that carry data in most places and compute in some: their versions enter the fingerprint of what reaches
 these modules of ours, or a module of the user's that uses them."""
@@ -280,7 +281,7 @@ def _counts(package: str, reached: Reached) -> bool:
     if package not in COMPUTING:
         return False
     users = reached.packages[package]
-    ours = {user for user in users if user.partition(".")[0] in OUR_PACKAGES}
+    ours = {user for user in users if user.partition(".")[0] == OURS}
     return bool(users - ours) or any(user.startswith(COMPUTING[package]) for user in ours)
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datastore import leftovers, owners
-from datastore.catalog import Catalog
-from datastore.errors import LockTimeoutError
-from pipelines.lineage import Artifact
-from pipelines.runs import Run, all_runs
-from schemas.manifest import Manifest
+from agentrl.datastore import leftovers, owners
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.errors import LockTimeoutError
+from agentrl.pipelines.lineage import Artifact
+from agentrl.pipelines.runs import Run, all_runs
+from agentrl.schemas.manifest import Manifest
 
 BY_COMMAND = "command"
 """``run_id`` of artifacts that a command such as `agentrl buffer curate` published. No run says that it needs them."""

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datastore.catalog import Catalog
-from pipelines.lineage import find_artifact, lineage
-from pipelines.problems import did_you_mean
-from schemas.manifest import Kind, Manifest
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.lineage import find_artifact, lineage
+from agentrl.pipelines.problems import did_you_mean
+from agentrl.schemas.manifest import Kind, Manifest
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.environments.conversation import Ask
     from agentrl.models.policy import Policy
-    from pipelines.stages.budget import SamplingConfig
+    from agentrl.pipelines.stages.budget import SamplingConfig
 
 
 def policy_of(catalog: Catalog, model: str) -> "tuple[Policy, Manifest | None]":
@@ -67,8 +67,8 @@ def generate(
     from agentrl.environments import load_environment
     from agentrl.environments.base import Environment
     from agentrl.environments.conversation import Conversation
+    from agentrl.pipelines.stages.budget import check_room
     from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
-    from pipelines.stages.budget import check_room
 
     talk = task.env == Conversation.name
     environment: Environment = Conversation(ask) if talk else load_environment(task.env)

@@ -10,17 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schemas import notebook
-from schemas.arrow import from_table
-from schemas.manifest import Kind
-from schemas.note import Note
-from schemas.pair import Pair
-from schemas.step import StepValue
-from schemas.task import Task
-from schemas.trajectory import NOT_TRAINED, RewardComponent, Trajectory
+from agentrl.schemas import notebook
+from agentrl.schemas.arrow import from_table
+from agentrl.schemas.manifest import Kind
+from agentrl.schemas.note import Note
+from agentrl.schemas.pair import Pair
+from agentrl.schemas.step import StepValue
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import NOT_TRAINED, RewardComponent, Trajectory
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 NOTEBOOK_ROWS = 20
 """Rows of a selection that a notebook shows."""
@@ -73,7 +73,7 @@ class Pairs(Handle):
 
 @dataclass(frozen=True)
 class Scores(Handle):
-    """A Parquet file of scores that scorers gave to trajectories, see :mod:`schemas.score`."""
+    """A Parquet file of scores that scorers gave to trajectories, see :mod:`agentrl.schemas.score`."""
 
     kind: ClassVar[Kind] = Kind.SCORES
 
@@ -83,7 +83,7 @@ class Scores(Handle):
 
 @dataclass(frozen=True)
 class Steps(Handle):
-    """A Parquet file of what the turns of trajectories are worth, see :mod:`schemas.step`."""
+    """A Parquet file of what the turns of trajectories are worth, see :mod:`agentrl.schemas.step`."""
 
     kind: ClassVar[Kind] = Kind.STEPS
 

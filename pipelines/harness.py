@@ -7,16 +7,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from datastore.buffer import TrajectoryBuffer
-from pipelines.handles import Handle, Model, NoteTable, Pairs, Scores, Steps, Table, Tasks, Trajectories
-from pipelines.stage import Context, Stage
-from schemas.arrow import to_table
-from schemas.note import Note
-from schemas.pair import Pair
-from schemas.score import SCORE_SCHEMA, TrajectoryScore
-from schemas.step import StepValue
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.pipelines.handles import Handle, Model, NoteTable, Pairs, Scores, Steps, Table, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, Stage
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.note import Note
+from agentrl.schemas.pair import Pair
+from agentrl.schemas.score import SCORE_SCHEMA, TrajectoryScore
+from agentrl.schemas.step import StepValue
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

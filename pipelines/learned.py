@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from agentrl.datastore.catalog import Catalog
+from agentrl.schemas.manifest import InputRecord, Kind, Manifest
 from agentrl.training.epochs import shuffled, starts_of
-from datastore.catalog import Catalog
-from schemas.manifest import InputRecord, Kind, Manifest
 
 STEP_SCHEMA = pa.schema(
     [

@@ -8,32 +8,30 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from pipelines.code import OUR_PACKAGES
-from pipelines.problems import did_you_mean
-from pipelines.stage import Stage
-from schemas.declared import declared, is_stage
+from agentrl.pipelines.problems import did_you_mean
+from agentrl.pipelines.stage import Stage
+from agentrl.schemas.declared import OURS, declared, is_stage
+from agentrl.schemas.installation import PACKAGE_ROOT
 
 
 @cache
 def builtin_stages() -> dict[str, Stage]:
-    """Every stage declared in ``pipelines.stages``, by name. Those modules import nothing heavy at their top."""
-    if importlib.util.find_spec("pipelines.stages") is None:
+    """Every stage declared in ``agentrl.pipelines.stages``, by name. Those modules import nothing heavy at their
+    top."""
+    if importlib.util.find_spec("agentrl.pipelines.stages") is None:
         return {}
-    package = importlib.import_module("pipelines.stages")
+    package = importlib.import_module("agentrl.pipelines.stages")
     stages: dict[str, Stage] = {}
     for info in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"pipelines.stages.{info.name}")
+        module = importlib.import_module(f"agentrl.pipelines.stages.{info.name}")
         own = (value for value in vars(module).values() if isinstance(value, Stage))
         stages.update((stage.name, stage) for stage in own if stage.function.__module__ == module.__name__)
     return stages
 
 
 def search_in(folders: Iterable[Path]) -> None:
-    """Let the user's modules be found in these folders, before anything that is installed. Our own packages are
-    imported first, so that a module of the same name cannot replace them."""
-    for name in OUR_PACKAGES:
-        if name not in sys.modules and importlib.util.find_spec(name):
-            importlib.import_module(name)
+    """Let the user's modules be found in these folders, before anything that is installed. ``agentrl`` itself is
+    imported by now, so that a module of the same name cannot replace it."""
     for folder in reversed([str(folder.resolve()) for folder in folders]):
         if folder in sys.path:
             sys.path.remove(folder)
@@ -52,8 +50,8 @@ def resolve(uses: str) -> Stage:
         hint = did_you_mean(uses, stages) or f"; the library has: {', '.join(sorted(stages)) or 'none'}"
         raise LookupError(f"there is no stage {uses!r} in the library{hint} (write your own as module:function)")
     top = uses.partition(":")[0].partition(".")[0]
-    if top in OUR_PACKAGES and (shadow := _beside(top)):
-        raise LookupError(f"{shadow} has the name of a package of agentrl's, and is never imported; rename it")
+    if top == OURS and (shadow := _beside(top)):
+        raise LookupError(f"{shadow} has the name of agentrl itself, and is never imported; rename it")
     found = declared(uses, "stage", is_stage, "@stage(name, version=1)")
     if not isinstance(found, Stage):
         raise LookupError(f"{uses!r} is not a stage; declare the function with @stage(name, version=1)")
@@ -61,8 +59,8 @@ def resolve(uses: str) -> Stage:
 
 
 def _beside(package: str) -> Path | None:
-    """A module of the user's that has the name of one of our packages, and comes before ours on the module path."""
-    ours = Path(__file__).resolve().parent.parent
+    """A module of the user's that has our name, and comes before ours on the module path."""
+    ours = PACKAGE_ROOT
     for folder in map(Path, sys.path):
         if folder.resolve() == ours:
             return None

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from datastore.catalog import Catalog
-from pipelines.problems import did_you_mean
-from pipelines.runs import all_runs
-from schemas.manifest import Manifest
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.problems import did_you_mean
+from agentrl.pipelines.runs import all_runs
+from agentrl.schemas.manifest import Manifest
 
 Artifact = tuple[str, str]
 """(stage, fingerprint)."""

@@ -1,6 +1,6 @@
 """From a pipeline file to a pipeline that can be planned: every name resolved, every edge typed, every config checked.
 
-Loading does not stop at the first problem: :class:`pipelines.problems.SpecError` holds all that were found.
+Loading does not stop at the first problem: :class:`agentrl.pipelines.problems.SpecError` holds all that were found.
 """
 
 import graphlib
@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
+from agentrl.pipelines import library
+from agentrl.pipelines.choices import Chosen, choices, chosen, named
+from agentrl.pipelines.document import Document, Key, find, read, with_profile, with_settings
+from agentrl.pipelines.expand import Expanded, StageDraft, expand
+from agentrl.pipelines.external import missing, outside
+from agentrl.pipelines.machines import unsplittable, wrong
+from agentrl.pipelines.problems import Problem, SpecError, did_you_mean
+from agentrl.pipelines.readiness import missing_packages
+from agentrl.pipelines.secrets import is_reference, names_a_secret
+from agentrl.pipelines.stage import Stage
 from agentrl.placement.base import LaunchError
-from pipelines import library
-from pipelines.choices import Chosen, choices, chosen, named
-from pipelines.document import Document, Key, find, read, with_profile, with_settings
-from pipelines.expand import Expanded, StageDraft, expand
-from pipelines.external import missing, outside
-from pipelines.machines import unsplittable, wrong
-from pipelines.problems import Problem, SpecError, did_you_mean
-from pipelines.readiness import missing_packages
-from pipelines.secrets import is_reference, names_a_secret
-from pipelines.stage import Stage
-from schemas.annotations import is_secret, markers, unknown_key
-from schemas.manifest import Kind
-from schemas.pipeline import Execution, PipelineSpec
+from agentrl.schemas.annotations import is_secret, markers, unknown_key
+from agentrl.schemas.manifest import Kind
+from agentrl.schemas.pipeline import Execution, PipelineSpec
 
 _STORED = re.compile(r"([A-Za-z][^/\\]*/[0-9a-f]{8,32})(?:\.(\w+))?")
 

@@ -8,8 +8,8 @@ from typing import Any
 from agentrl.placement.base import LaunchError
 from agentrl.placement.devices import memory_gib, visible
 from agentrl.placement.hostfile import read_hosts
-from schemas.installation import missing
-from schemas.pipeline import Execution
+from agentrl.schemas.installation import missing
+from agentrl.schemas.pipeline import Execution
 
 GIB = 2**30
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import psutil
 
+from agentrl.pipelines.load import Node, Pipeline
+from agentrl.pipelines.machines import gpu_bytes, machines
 from agentrl.placement import memory
 from agentrl.placement.base import LaunchError
 from agentrl.placement.memory import FLOAT32, GIB, ModelShape, Need, TrainingPlan
-from pipelines.load import Node, Pipeline
-from pipelines.machines import gpu_bytes, machines
 
 FORWARD_TOKENS = 8192
 """Tokens of a pass that computes log-probs of stored rows."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from datastore.catalog import Catalog
-from pipelines.code import CodeGraph, Sources
-from pipelines.fingerprint import Fingerprinter, UnhashableError, fingerprint
-from pipelines.load import Edge, Node, Pipeline
-from pipelines.problems import Origin, Problem, SpecError, did_you_mean
-from pipelines.readiness import store_problem
-from pipelines.secrets import shown_setting
-from schemas.manifest import Ingredients, InputRecord, Kind, Manifest
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.code import CodeGraph, Sources
+from agentrl.pipelines.fingerprint import Fingerprinter, UnhashableError, fingerprint
+from agentrl.pipelines.load import Edge, Node, Pipeline
+from agentrl.pipelines.problems import Origin, Problem, SpecError, did_you_mean
+from agentrl.pipelines.readiness import store_problem
+from agentrl.pipelines.secrets import shown_setting
+from agentrl.schemas.manifest import Ingredients, InputRecord, Kind, Manifest
 
 
 class Status(StrEnum):

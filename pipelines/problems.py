@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.hints import did_you_mean as did_you_mean
+from agentrl.schemas.hints import did_you_mean as did_you_mean
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from datastore.errors import NoBufferError, StoreError
-from datastore.places import LocalPlace, S3Place, place
-from datastore.table import BufferTable
-from pipelines.fields import Key, leaves
-from pipelines.problems import Origin, Problem
-from pipelines.secrets import is_reference
-from schemas.installation import install_hint, is_installed
+from agentrl.datastore.errors import NoBufferError, StoreError
+from agentrl.datastore.places import LocalPlace, S3Place, place
+from agentrl.datastore.table import BufferTable
+from agentrl.pipelines.fields import Key, leaves
+from agentrl.pipelines.problems import Origin, Problem
+from agentrl.pipelines.secrets import is_reference
+from agentrl.schemas.installation import install_hint, is_installed
 
 EXTRAS: Mapping[str, tuple[str, str]] = {"optimizer.lora": ("peft", "lora"), "deepspeed": ("deepspeed", "deepspeed")}
 """Config field -> the package that it needs if it is set, and the extra that installs it."""

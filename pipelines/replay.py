@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow.compute as pc
 from pydantic import BaseModel, ValidationError
 
-from datastore.catalog import Catalog
-from pipelines import yaml_text
-from pipelines.external import pinned, with_paths
-from pipelines.library import resolve
-from pipelines.problems import did_you_mean
-from pipelines.stages.common import ModelConfig, outside_policy
-from pipelines.stages.grpo import OnlineConfig
-from pipelines.stages.train import DPOConfig, KTOConfig, OfflineConfig, PreferenceConfig, SFTConfig, TrainConfig
-from schemas.manifest import Manifest
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines import yaml_text
+from agentrl.pipelines.external import pinned, with_paths
+from agentrl.pipelines.library import resolve
+from agentrl.pipelines.problems import did_you_mean
+from agentrl.pipelines.stages.common import ModelConfig, outside_policy
+from agentrl.pipelines.stages.grpo import OnlineConfig
+from agentrl.pipelines.stages.train import DPOConfig, KTOConfig, OfflineConfig, PreferenceConfig, SFTConfig, TrainConfig
+from agentrl.schemas.manifest import Manifest
 
 if TYPE_CHECKING:
     from agentrl.algorithms.base import Objective

@@ -8,10 +8,10 @@ from typing import Any
 
 import psutil
 
-from datastore.catalog import Catalog
-from pipelines.plan import differences
-from pipelines.problems import did_you_mean
-from schemas.manifest import Manifest
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.plan import differences
+from agentrl.pipelines.problems import did_you_mean
+from agentrl.schemas.manifest import Manifest
 
 Run = dict[str, Any]
 

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.places import LocalPlace
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import EmbeddedConfig, EngineConfig
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.places import LocalPlace
-from pipelines.generate import policy_of
-from pipelines.stages.budget import SamplingConfig
-from pipelines.tokenizers import keep_tokenizer
-from schemas.trajectory import Trajectory
+from agentrl.pipelines.generate import policy_of
+from agentrl.pipelines.stages.budget import SamplingConfig
+from agentrl.pipelines.tokenizers import keep_tokenizer
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.recorder.recorder import Recorder, RecorderSettings

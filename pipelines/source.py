@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from schemas.syntax import expression_tree, module_tree
+from agentrl.schemas.syntax import expression_tree, module_tree
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{1,80}")
 _PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")

@@ -2,8 +2,8 @@
 
 Reading the sources that one pipeline reaches takes longer than all the rest of planning. What :class:`ModuleSource`
 holds of a file is therefore kept in ``$XDG_CACHE_HOME/agentrl/sources``, one entry for each file, and read anew if the
-file's content is another or if Python or :mod:`pipelines.source` changed. Like ``__pycache__``, the folder may be
-deleted.
+file's content is another or if Python or :mod:`agentrl.pipelines.source` changed. Like ``__pycache__``, the folder may
+be deleted.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import pipelines.source
-from pipelines.source import ModuleSource, Statement, class_without
+import agentrl.pipelines.source
+from agentrl.pipelines.source import ModuleSource, Statement, class_without
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _folder() -> Path:
 @cache
 def _reader() -> bytes:
     """A digest of what reads: another version of it may see other things in the same file."""
-    return _digest(sys.version.encode() + Path(pipelines.source.__file__).read_bytes())
+    return _digest(sys.version.encode() + Path(agentrl.pipelines.source.__file__).read_bytes())
 
 
 def _digest(content: bytes) -> bytes:

@@ -9,8 +9,8 @@
         ...
 
 The first two parameters are the context and the config (a pydantic model with ``extra="forbid"``). Every further one is
-an input: its annotation is a handle of :mod:`pipelines.handles`, ``Handle | None = None`` if it may be left out, or
-``list[Handle]`` if it takes several. The return annotation names the outputs: a NamedTuple of handles, or one
+an input: its annotation is a handle of :mod:`agentrl.pipelines.handles`, ``Handle | None = None`` if it may be left
+out, or ``list[Handle]`` if it takes several. The return annotation names the outputs: a NamedTuple of handles, or one
 handle, whose output is then called by its kind.
 """
 
@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from pipelines.handles import (
+from agentrl.pipelines.handles import (
     SELECTION_SCHEMA,
     Folder,
     Handle,
@@ -44,21 +44,21 @@ from pipelines.handles import (
     Tasks,
     Trajectories,
 )
-from pipelines.secrets import revealed
-from schemas.annotations import External as External
-from schemas.arrow import to_table
-from schemas.manifest import Kind
-from schemas.note import NOTE_SCHEMA, Note
-from schemas.pair import PAIR_SCHEMA, Pair
-from schemas.step import STEP_SCHEMA, StepValue
-from schemas.task import TASK_SCHEMA, Task
-from schemas.trajectory import Trajectory, row_fingerprint, trajectory_id
+from agentrl.pipelines.secrets import revealed
+from agentrl.schemas.annotations import External as External
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.manifest import Kind
+from agentrl.schemas.note import NOTE_SCHEMA, Note
+from agentrl.schemas.pair import PAIR_SCHEMA, Pair
+from agentrl.schemas.step import STEP_SCHEMA, StepValue
+from agentrl.schemas.task import TASK_SCHEMA, Task
+from agentrl.schemas.trajectory import Trajectory, row_fingerprint, trajectory_id
 
 if TYPE_CHECKING:
+    from agentrl.datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.ingest import OnError
+    from agentrl.datastore.lookup import Ids
     from agentrl.models.policy import Speaker
-    from datastore.buffer import TrajectoryBuffer
-    from datastore.ingest import OnError
-    from datastore.lookup import Ids
 
 
 class StageConfig(BaseModel):
@@ -167,8 +167,9 @@ class Context:
     @contextmanager
     def live(self) -> Iterator[Callable[[Mapping[str, float]], None]]:
         """Yield a function that adds the metrics of a step, by their ``step``, to the live log of the run, from which
-        others read them at once; see :mod:`datastore.live`. A step that a killed run added is not added again."""
-        from datastore.live import LiveLog
+        others read them at once; see :mod:`agentrl.datastore.live`. A step that a killed run added is not added
+        again."""
+        from agentrl.datastore.live import LiveLog
 
         with LiveLog(self.buffer.place, self.run_id, self.stage, self.scratch / "live.jsonl") as log:
             yield log.write
@@ -176,7 +177,7 @@ class Context:
     def keep_tokenizer(self, speaker: "Speaker") -> None:
         """Keep the tokenizer of a policy in the store, under its fingerprint, so that the ids of rows become text
         without the model."""
-        from pipelines.tokenizers import keep_tokenizer
+        from agentrl.pipelines.tokenizers import keep_tokenizer
 
         if not keep_tokenizer(self.buffer.place, speaker):
             warnings.warn(
@@ -355,7 +356,9 @@ def _input(name: str, annotation: Any, default: Any) -> Input:
     if many:
         [annotation] = get_args(annotation)
     if not _is_handle(annotation):
-        raise TypeError(f"input {name!r} is annotated {annotation!r}; allowed are the handles of pipelines.handles")
+        raise TypeError(
+            f"input {name!r} is annotated {annotation!r}; allowed are the handles of agentrl.pipelines.handles"
+        )
     return Input(annotation.kind, required=default is inspect.Parameter.empty, many=many)
 
 

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from datastore.catalog import Catalog
-from datastore.errors import StoreError
-from datastore.tokenizers import TokenBytes, keep, kept
-from schemas.manifest import Kind
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.tokenizers import TokenBytes, keep, kept
+from agentrl.schemas.manifest import Kind
 
 if TYPE_CHECKING:
+    from agentrl.datastore.places import LocalPlace, S3Place
     from agentrl.models.policy import Speaker
-    from datastore.places import LocalPlace, S3Place
 
 FILE = "tokenizer.json"
 

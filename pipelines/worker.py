@@ -2,7 +2,8 @@
 be ended without ending the run. torch and the like are imported once for all stages of a run.
 
 The worker has a session of its own. So Ctrl-C reaches only the run, which then ends the worker with all it started.
-Above each worker stands a guard (:mod:`pipelines.processes`), a process that ends all of it when the run is killed.
+Above each worker stands a guard (:mod:`agentrl.pipelines.processes`), a process that ends all of it when the run is
+killed.
 """
 
 import contextlib
@@ -21,11 +22,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.processes import descendants, end, split_off_guard
-from pipelines.secrets import RedactedStream, redacted
+from agentrl.pipelines.processes import descendants, end, split_off_guard
+from agentrl.pipelines.secrets import RedactedStream, redacted
+from agentrl.schemas.installation import PACKAGE_ROOT
 
 if TYPE_CHECKING:
-    from pipelines.execute import Outcome, StageJob
+    from agentrl.pipelines.execute import Outcome, StageJob
 
 OnProgress = Callable[[str, int, int | None, Mapping[str, float | int | str]], None]
 """Called with the stage's name, what is done, the total or None, and metrics."""
@@ -33,7 +35,6 @@ OnProgress = Callable[[str, int, int | None, Mapping[str, float | int | str]], N
 OnWait = Callable[[str, str], None]
 """Called with the stage's name and a text that names the run it waits for; the text is empty once the wait is over."""
 
-OURS = str(Path(__file__).resolve().parent.parent)
 """The folder of our packages. It comes first on a worker's path, so that no module of the user's replaces one of
 ours."""
 
@@ -79,13 +80,13 @@ def _start(env: Mapping[str, str], log: Path) -> _Process:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipelines.worker", *map(str, inherited)],
+            [sys.executable, "-P", "-m", "agentrl.pipelines.worker", *map(str, inherited)],
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [OURS, *sys.path])), **env},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE_ROOT), *sys.path])), **env},
         )
     for descriptor in inherited:
         os.close(descriptor)
@@ -241,7 +242,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` blocks run
     sys.stdout, sys.stderr = RedactedStream(1), RedactedStream(2)
     connection = _TwoPipes(jobs, replies)
-    from pipelines import execute, library
+    from agentrl.pipelines import execute, library
 
     last = 0.0
 

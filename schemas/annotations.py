@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from schemas.hints import did_you_mean
+from agentrl.schemas.hints import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import pyarrow as pa
 from pydantic import AfterValidator, BaseModel
 
-from schemas.json_text import is_json, loads
+from agentrl.schemas.json_text import is_json, loads
 
 Row = TypeVar("Row", bound=BaseModel)
 

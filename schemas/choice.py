@@ -23,9 +23,9 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema, to_jsonable_python
 
-from schemas.annotations import is_secret, unknown_key
-from schemas.declared import Declares, declared, is_class
-from schemas.hints import did_you_mean
+from agentrl.schemas.annotations import is_secret, unknown_key
+from agentrl.schemas.declared import Declares, declared, is_class
+from agentrl.schemas.hints import did_you_mean
 
 RULE = "one of your own: module:Class, beside the pipeline file or installed"
 

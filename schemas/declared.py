@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from schemas.hints import did_you_mean
-from schemas.syntax import module_tree
+from agentrl.schemas.hints import did_you_mean
+from agentrl.schemas.syntax import module_tree
 
-OUR_PACKAGES = ("schemas", "datastore", "agentrl", "pipelines", "flows")
+OURS = "agentrl"
+"""The one name that an installation puts on the module path."""
 
 HOPS = 8
 """How many imports from module to module are followed."""
@@ -117,7 +118,7 @@ def _source(module: str) -> Path | None:
 
 
 def _spec(name: str, search: Any) -> Any:
-    if name in OUR_PACKAGES and name in sys.modules:  # whatever lies beside the pipeline file
+    if name == OURS and name in sys.modules:  # whatever lies beside the pipeline file
         return sys.modules[name].__spec__
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)

@@ -6,10 +6,13 @@ import shlex
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
+import agentrl
+
 DISTRIBUTION = "agentrl-engine"
 """What this is called among installed packages; ``agentrl`` on the package index is another project."""
 
-_ROOT = Path(__file__).resolve().parent.parent
+PACKAGE_ROOT = Path(agentrl.__file__).resolve().parents[1]
+"""The folder that holds ``agentrl``: a checkout, or where packages are installed."""
 
 
 def is_installed(package: str) -> bool:
@@ -26,9 +29,9 @@ def install_hint(extra: str) -> str:
     In a checkout it is the command of the README, with our pins. Elsewhere it lists the requirements of the extra,
     because this distribution is on no package index.
     """
-    if (_ROOT / "pyproject.toml").is_file() and (_ROOT / "constraints.txt").is_file():
-        here = Path.cwd() == _ROOT
-        pins, source = ("constraints.txt", ".") if here else (str(_ROOT / "constraints.txt"), str(_ROOT))
+    if (PACKAGE_ROOT / "pyproject.toml").is_file() and (PACKAGE_ROOT / "constraints.txt").is_file():
+        here = Path.cwd() == PACKAGE_ROOT
+        pins, source = ("constraints.txt", ".") if here else (str(PACKAGE_ROOT / "constraints.txt"), str(PACKAGE_ROOT))
         return shlex.join(["pip", "install", "-c", pins, "-e", f"{source}[{extra}]"])
     try:
         lines = requires(DISTRIBUTION) or []

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from schemas.trajectory import row_fingerprint
+from agentrl.schemas.trajectory import row_fingerprint
 
 MANIFEST_VERSION = 2
 
@@ -15,13 +15,13 @@ MANIFEST_VERSION = 2
 class Kind(StrEnum):
     """What an output is, and what an input accepts. Edges are checked by it when a pipeline file is read."""
 
-    TASKS = "tasks"  # Parquet of schemas.task.Task
+    TASKS = "tasks"  # Parquet of agentrl.schemas.task.Task
     TRAJECTORIES = "trajectories"  # Parquet (trajectory_id, weight): a selection of rows of the buffer, in order
-    PAIRS = "pairs"  # Parquet of schemas.pair.Pair
+    PAIRS = "pairs"  # Parquet of agentrl.schemas.pair.Pair
     MODEL = "model"  # folder: config.json, safetensors, tokenizer files
-    SCORES = "scores"  # Parquet of schemas.score.TrajectoryScore
-    STEPS = "steps"  # Parquet of schemas.step.StepValue
-    NOTES = "notes"  # Parquet of schemas.note.Note
+    SCORES = "scores"  # Parquet of agentrl.schemas.score.TrajectoryScore
+    STEPS = "steps"  # Parquet of agentrl.schemas.step.StepValue
+    NOTES = "notes"  # Parquet of agentrl.schemas.note.Note
     TABLE = "table"  # Parquet of any schema (metrics, evaluations)
     REPORT = "report"  # folder: report.md, report.html
     FOLDER = "folder"  # anything else

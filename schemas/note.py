@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
-from schemas.arrow import Int32, arrow_schema
+from agentrl.schemas.arrow import Int32, arrow_schema
 
 NOTE_VERSION = 1
 

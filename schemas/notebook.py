@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from schemas.pair import Pair
-    from schemas.trajectory import Message, Trajectory
+    from agentrl.schemas.pair import Pair
+    from agentrl.schemas.trajectory import Message, Trajectory
 
 LIMIT = 200_000
 _LAST = 1_000

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
-from schemas.arrow import Int32, arrow_schema
+from agentrl.schemas.arrow import Int32, arrow_schema
 
 PAIR_VERSION = 2
 
@@ -41,7 +41,7 @@ class Pair(BaseModel):
     rejected_mask: list[bool]
 
     def _repr_html_(self) -> str:
-        from schemas import notebook
+        from agentrl.schemas import notebook
 
         return notebook.pair(self)
 

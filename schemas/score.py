@@ -2,8 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from schemas.arrow import arrow_schema
-from schemas.trajectory import RewardComponent
+from agentrl.schemas.arrow import arrow_schema
+from agentrl.schemas.trajectory import RewardComponent
 
 SCORE_VERSION = 1
 

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from schemas.arrow import Int32, arrow_schema
+from agentrl.schemas.arrow import Int32, arrow_schema
 
 STEP_VERSION = 1
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from schemas.arrow import VERSION_KEY, Float32, Int32, arrow_schema
+from agentrl.schemas.arrow import VERSION_KEY, Float32, Int32, arrow_schema
 
 
 class TrainingRow(BaseModel):

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.arrow import Float32, Int32, Json, arrow_schema
-from schemas.json_text import loads
+from agentrl.schemas.arrow import Float32, Int32, Json, arrow_schema
+from agentrl.schemas.json_text import loads
 
 TRAJECTORY_VERSION = 4
 
@@ -155,7 +155,7 @@ class Trajectory(BaseModel):
     spans: list[Span] = []
 
     def _repr_html_(self) -> str:
-        from schemas import notebook
+        from agentrl.schemas import notebook
 
         return notebook.trajectory(self)
 

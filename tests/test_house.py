@@ -49,10 +49,16 @@ def test_the_name_of_an_environment_is_its_own(name: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("agentrl.training.launch", ("prefect", "datastore", "pipelines", "flows", "polars", "deltalake")),
-        ("agentrl.online.loop", ("prefect", "datastore", "pipelines", "flows", "polars", "deltalake")),
-        ("agentrl.algorithms", ("torch", "transformers", "prefect", "datastore")),
-        ("pipelines.library", ("torch", "transformers", "prefect")),
+        (
+            "agentrl.training.launch",
+            ("prefect", "agentrl.datastore", "agentrl.pipelines", "agentrl.flows", "polars", "deltalake"),
+        ),
+        (
+            "agentrl.online.loop",
+            ("prefect", "agentrl.datastore", "agentrl.pipelines", "agentrl.flows", "polars", "deltalake"),
+        ),
+        ("agentrl.algorithms", ("torch", "transformers", "prefect", "agentrl.datastore")),
+        ("agentrl.pipelines.library", ("torch", "transformers", "prefect")),
     ],
 )
 def test_an_import_brings_nothing_that_it_does_not_need(module: str, absent: tuple[str, ...]) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from datastore.catalog import Catalog
-from pipelines.execute import Outcome, job_of, perform
-from pipelines.load import Pipeline, load
-from pipelines.plan import Plan, Selection, make_plan
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.execute import Outcome, job_of, perform
+from agentrl.pipelines.load import Pipeline, load
+from agentrl.pipelines.plan import Plan, Selection, make_plan
 
 STAGES = '''
 """Stages that count, add and fail."""
@@ -26,8 +26,8 @@ from typing import Annotated, Any, NamedTuple
 import pyarrow as pa
 
 from {package}.maths import total
-from pipelines.handles import Model, Table, Trajectories
-from pipelines.stage import Context, External, Secret, StageConfig, stage
+from agentrl.pipelines.handles import Model, Table, Trajectories
+from agentrl.pipelines.stage import Context, External, Secret, StageConfig, stage
 
 
 class Numbers(StageConfig):

@@ -5,8 +5,8 @@ from itertools import groupby
 
 import numpy as np
 
-from schemas.step import StepValue
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.step import StepValue
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 Span = tuple[int, int]
 """Position of the first token, and of the one after the last."""

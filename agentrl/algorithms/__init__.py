@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from agentrl.algorithms.base import Minimised, Objective
 from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.algorithms.preference import Preference
-from schemas.choice import OneOf
+from agentrl.schemas.choice import OneOf
 
 POLICY_GRADIENTS = {
     "reinforce": "agentrl.algorithms.reinforce:Reinforce",

@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 
 from agentrl.algorithms.base import Config, Minimised
 from agentrl.rewards.length import over_limit
-from schemas.choice import OneOf
-from schemas.training import TrainingRow
-from schemas.trajectory import Trajectory
+from agentrl.schemas.choice import OneOf
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor

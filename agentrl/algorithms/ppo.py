@@ -11,8 +11,8 @@ from agentrl.advantages.turns import Span, spread, turn_rewards, turn_spans
 from agentrl.advantages.vtrace import vtrace
 from agentrl.algorithms.base import Config
 from agentrl.algorithms.policy_gradient import Advantages, Aggregate, ByToken, ClippedPolicyGradient, Experience
-from schemas.training import TrainingRow
-from schemas.trajectory import Trajectory
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Trajectory
 
 
 class Critic(Config):

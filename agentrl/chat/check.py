@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from schemas.trajectory import Role, Trajectory
+from agentrl.schemas.trajectory import Role, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,7 +11,7 @@ from typing import Protocol
 from agentrl.chat.hermes import Parsed, with_thoughts
 from agentrl.chat.tags import Tagged
 from agentrl.chat.template import REMEMBERED, Template
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 
 class Reader(Protocol):

@@ -4,7 +4,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from schemas.trajectory import Message
+from agentrl.schemas.trajectory import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ from agentrl.chat.hermes import Parsed
 from agentrl.chat.probes import NEXT_QUESTION, PROBES, Probe
 from agentrl.chat.readers import as_text, broken
 from agentrl.chat.template import Template, native
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 NEEDS = {"gpt-oss": "<|channel|>"}
 """Tokens without which a family is not tried: its renderer would look for its vocabulary on the internet."""

@@ -4,8 +4,8 @@ import json
 import re
 from dataclasses import dataclass
 
-from schemas.json_text import loads
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.json_text import loads
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 _THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from agentrl.chat.codec import ChatCodec, encode
 from agentrl.chat.template import TemplateError
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 _TOOLS = json.dumps(
     [

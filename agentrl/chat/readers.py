@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.chat.hermes import Parsed, parse_assistant
 from agentrl.chat.template import THOUGHT, Template
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agentrl.chat.hermes import Parsed
 from agentrl.chat.template import Template
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 _THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _ANSWER = ("<answer>", "</answer>")

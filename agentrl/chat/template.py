@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.chat.control import ControlTokens
 from agentrl.chat.hermes import format_assistant
-from schemas.json_text import loads
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.json_text import loads
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator
 
 from agentrl.engines.configs import EngineConfig
-from schemas.choice import OneOf
+from agentrl.schemas.choice import OneOf
 
 ENGINES = {
     "transformers": "agentrl.engines.configs:EmbeddedConfig",

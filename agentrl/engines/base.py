@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from schemas.trajectory import Span
+from agentrl.schemas.trajectory import Span
 
 if TYPE_CHECKING:
-    from schemas.trajectory import Message
+    from agentrl.schemas.trajectory import Message
 
 
 class Compress(BaseModel):

@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrl.engines.base import Sampling, Session
 from agentrl.engines.blocking import blocking
 from agentrl.engines.transformers import TransformersEngine
-from schemas.training import TrainingRow
+from agentrl.schemas.training import TrainingRow
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy

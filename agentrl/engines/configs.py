@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from schemas.installation import install_hint
+from agentrl.schemas.installation import install_hint
 
 if TYPE_CHECKING:
     from agentrl.engines.base import Engine

@@ -9,7 +9,7 @@ import torch
 
 from agentrl.engines.base import Sampling, Session, Turn
 from agentrl.engines.drawing import draw, uniforms
-from schemas.trajectory import Span
+from agentrl.schemas.trajectory import Span
 
 if TYPE_CHECKING:
     from agentrl.engines.slab import Slab

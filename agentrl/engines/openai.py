@@ -21,7 +21,7 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, OpenAIError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from agentrl.engines.base import EngineError, Sampling, Session, Turn, TurnError, Weights
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 if TYPE_CHECKING:
     from agentrl.engines.configs import OpenAIConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from agentrl.engines.base import EngineError, Turn
-from schemas.trajectory import Span
+from agentrl.schemas.trajectory import Span
 
 State = Literal["starting", "stale", "serving", "suspect", "dead"]
 """``serving`` needs health, the version of the engine, and a probe that the weights passed. ``stale`` answers, with

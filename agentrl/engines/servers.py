@@ -18,7 +18,7 @@ from agentrl.engines.replicas import START_S, Adapter, Receiver, ReplicaError, R
 from agentrl.engines.transfer import transfer_option
 from agentrl.placement.base import LaunchError, Process
 from agentrl.placement.launcher import here
-from schemas.trajectory import Span
+from agentrl.schemas.trajectory import Span
 
 PAUSE_S = 2.0
 KEPT_S = 2.0

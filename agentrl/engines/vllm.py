@@ -22,7 +22,7 @@ from agentrl.engines.sync import Adapters, Folders, Sync
 from agentrl.engines.transfer import Transfer
 from agentrl.engines.weights import adapter_rank, expected, probe_ids
 from agentrl.placement.launcher import temporary
-from schemas.trajectory import Span
+from agentrl.schemas.trajectory import Span
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from pydantic import ValidationError
 
 from agentrl.environments.base import Environment, PlainEnvironment
-from schemas.choice import OneOf, Settings
-from schemas.declared import is_environment
+from agentrl.schemas.choice import OneOf, Settings
+from agentrl.schemas.declared import is_environment
 
 ENVIRONMENTS = {
     "code": "agentrl.environments.code.environment:Code",

@@ -19,8 +19,8 @@ from agentrl.environments import tools
 from agentrl.environments.base import Environment, Episode, Observation, Score, Step, answered, cut
 from agentrl.environments.forks import DivergedError
 from agentrl.environments.hosts import Host, HostedError
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall
 
 
 def is_plain(environment: object) -> bool:

@@ -23,9 +23,9 @@ from typing import Any
 from agentrl.environments.base import Episode, Score, Step
 from agentrl.recorder.tree import canonical
 from agentrl.recorder.wire import Answered, ApiError, Reply, TurnRequest, check_model
-from schemas.installation import missing
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role
+from agentrl.schemas.installation import missing
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role
 
 _AT_ONCE = 4096  # programs that are no coroutines, each in a thread
 _ENDS_S = 10.0  # what a program may take to end after it was told that the episode is over

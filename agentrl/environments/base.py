@@ -10,8 +10,8 @@ from math import isfinite
 from random import Random
 from typing import Any, Protocol
 
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
 
 FORMAT_ERROR = "format_error"
 """``name`` of the user turn that answers a turn whose calls cannot be read. No environment has seen that turn."""

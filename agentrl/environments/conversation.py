@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from agentrl.environments.base import Score, Step
-from schemas.task import Task
-from schemas.trajectory import Message, Role
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role
 
 Ask = Callable[[Message], str | None]
 """Shows what the policy said, and returns what the user says next; None ends the conversation."""

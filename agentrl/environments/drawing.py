@@ -7,7 +7,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
-from schemas.task import Task
+from agentrl.schemas.task import Task
 
 SAME_IN_A_ROW = 10_000
 """If so many candidates in a row were all drawn before, there are no others."""

@@ -22,8 +22,8 @@ from agentrl.environments.drawing import Draft, digest, draw
 from agentrl.environments.faults import Faults
 from agentrl.environments.scripted import random_turn
 from agentrl.environments.tools import answer_async, schemas
-from schemas.task import Task
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 
 class FamilyConfig(BaseModel):

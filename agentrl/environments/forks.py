@@ -5,8 +5,8 @@ from itertools import zip_longest
 from typing import Any
 
 from agentrl.environments.base import FORMAT_ERROR, Environment, Episode, Step, cut
-from schemas.task import Task
-from schemas.trajectory import Message, Role
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role
 
 
 class DivergedError(RuntimeError):

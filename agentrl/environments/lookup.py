@@ -17,8 +17,8 @@ from pydantic import Field
 from agentrl.environments.base import Observation, Score, Step, answer_calls
 from agentrl.environments.drawing import digest
 from agentrl.rewards.answers import exact_match
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
 
 # fmt: off
 NAMES = [

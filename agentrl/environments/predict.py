@@ -13,9 +13,9 @@ from pydantic import Field
 from agentrl.environments.base import Score, Step
 from agentrl.rewards.answers import truths
 from agentrl.rewards.similarity import Embedding, rouge_l
-from schemas.annotations import External
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role
+from agentrl.schemas.annotations import External
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role
 
 
 class PredictEpisode:

@@ -10,8 +10,8 @@ from random import Random
 from typing import Any, Protocol, cast
 
 from agentrl.environments.base import Advised, Demonstrator, Environment, Episode
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Termination, ToolCall
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall
 
 ANSWERS = 0.2
 """How often it answers in place of a call."""

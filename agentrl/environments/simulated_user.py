@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from agentrl.engines import EngineChoice
 from agentrl.engines.base import Engine, Sampling
 from agentrl.models.policy import Policy
-from schemas.annotations import External
-from schemas.trajectory import Message, Role
+from agentrl.schemas.annotations import External
+from agentrl.schemas.trajectory import Message, Role
 
 GREETING = "Hello. How can I help you?"
 """What the user's model reads first if the user begins, since chat templates expect another one to begin."""

@@ -25,8 +25,8 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from agentrl.environments.base import Observation
-from schemas.json_text import loads
-from schemas.trajectory import ToolCall
+from agentrl.schemas.json_text import loads
+from agentrl.schemas.trajectory import ToolCall
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.chat.hermes import format_assistant
 from agentrl.models.policy import Policy, to_device
-from schemas.trajectory import Message, Role
+from agentrl.schemas.trajectory import Message, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3Config

@@ -15,9 +15,9 @@ from agentrl.algorithms.policy_gradient import KL, Advantages, ByToken, Experien
 from agentrl.online.forest import ForestConfig, forest_advantages
 from agentrl.online.off_policy import as_tensors, guarded, importance_weights, ratio_sums
 from agentrl.rollouts.segments import numbered
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Termination, Trajectory, UnscoredError
 from agentrl.training.batch import TrainingError
-from schemas.training import TrainingRow
-from schemas.trajectory import Termination, Trajectory, UnscoredError
 
 
 @dataclass(frozen=True)

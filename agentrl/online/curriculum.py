@@ -13,8 +13,8 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from agentrl.schemas.annotations import ADDED
 from agentrl.statistics.intervals import wilson
-from schemas.annotations import ADDED
 
 RESTS = 2
 """Turns that a task sits out if nothing else is set."""

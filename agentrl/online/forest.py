@@ -20,8 +20,8 @@ from agentrl.algorithms.policy_gradient import Advantages, Experience, PolicyGra
 from agentrl.rollouts.attempts import Prefix
 from agentrl.rollouts.continuations import check_continuation, node
 from agentrl.rollouts.episodes import DIVERGED
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 
 class ForestConfig(BaseModel):

@@ -19,11 +19,11 @@ from agentrl.online.off_policy import divergence
 from agentrl.online.recorded import Recorded
 from agentrl.rollouts.outcomes import shares_of_ends
 from agentrl.rollouts.segments import firsts
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Trajectory
 from agentrl.training.batch import check_rows, units
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
-from schemas.training import TrainingRow
-from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.online.ranks import ModelsOnRanks

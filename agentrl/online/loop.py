@@ -20,8 +20,8 @@ from agentrl.rollouts.attempts import Prefix
 from agentrl.rollouts.flow import Flow, NumberedAttempt
 from agentrl.rollouts.runner import Attempt, RolloutRunner, nothing_sampled
 from agentrl.rollouts.segments import firsts
-from schemas.task import Task
-from schemas.trajectory import Termination, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Termination, Trajectory
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -9,8 +9,8 @@ import numpy as np
 
 from agentrl.online.credit import group_of
 from agentrl.rollouts.segments import numbered
-from schemas.training import TrainingRow
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 Decode = Callable[[list[int]], str]
 

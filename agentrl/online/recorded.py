@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.schemas.trajectory import Trajectory
 from agentrl.training.rows import TrainingRows, step_table
-from schemas.trajectory import Trajectory
 
 _KEY = b"agentrl.iteration"
 

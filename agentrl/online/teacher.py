@@ -10,10 +10,10 @@ import numpy as np
 from agentrl.engines.blocking import blocking
 from agentrl.models.policy import Policy, Speaker
 from agentrl.rollouts.rationalize import with_text
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Role, Trajectory
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
-from schemas.training import TrainingRow
-from schemas.trajectory import Role, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.engines.base import Engine

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from agentrl.schemas.installation import PACKAGE_ROOT
+
 STOP_S = 10.0
 """Seconds between asking a process to end and killing it."""
 
-OURS = str(Path(__file__).resolve().parents[2])
 """The folder of our packages, which is the same on all machines."""
 
 
@@ -80,4 +81,4 @@ def changed(environment: Mapping[str, str], env: Mapping[str, str | None]) -> di
 
 def python_path() -> str:
     """``PYTHONPATH`` of a process that runs our code, and classes of the user's."""
-    return os.pathsep.join(filter(None, [OURS, *sys.path]))
+    return os.pathsep.join(filter(None, [str(PACKAGE_ROOT), *sys.path]))

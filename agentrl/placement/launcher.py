@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.placement.base import Launcher, LaunchError, Process
-from schemas.pipeline import Execution
+from agentrl.schemas.pipeline import Execution
 
 
 def launcher_of(execution: Execution) -> Launcher:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.placement.base import LaunchError, python_path
 from agentrl.placement.devices import Devices
-from schemas.installation import install_hint
+from agentrl.schemas.installation import install_hint
 
 WAIT_S = 600.0
 """Seconds that a stage waits for machines that others use."""

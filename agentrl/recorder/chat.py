@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.recorder.wire import Answered, ApiError, ApiRequest, Reply, TurnRequest
-from schemas.json_text import loads
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.json_text import loads
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 ROLES = {
     "system": Role.SYSTEM,

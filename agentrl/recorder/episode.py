@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from agentrl.engines.base import Session, Turn
 from agentrl.recorder.tree import SampledTurn, Tree, lines, received
-from schemas.json_text import writer
-from schemas.trajectory import Message, RewardComponent, Role, Span, Termination, Trajectory, trajectory_id
+from agentrl.schemas.json_text import writer
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, Span, Termination, Trajectory, trajectory_id
 
 STAGE = "recorded"
 """``stage`` and ``source`` of recorded rows, and the beginning of their ids."""

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from agentrl.recorder.episode import About, PostedReward, RecordedEpisode
 from agentrl.recorder.tree import SampledTurn, Tree
-from schemas.trajectory import Trajectory
+from agentrl.schemas.trajectory import Trajectory
 
 REMEMBERED = 4096
 """Closed episodes that are known, so that a client is told what became of its own."""

@@ -18,7 +18,7 @@ from agentrl.recorder.episodes import KEY, REMEMBERED, Episodes
 from agentrl.recorder.sampler import Sampler
 from agentrl.recorder.tree import SampledTurn, beginning, digests, heard_ids, match, with_own_ids
 from agentrl.recorder.wire import Answered, ApiError, Reply, TurnRequest, check_model
-from schemas.trajectory import Message, Role
+from agentrl.schemas.trajectory import Message, Role
 
 History = Literal["keep", "template"]
 """What the policy reads of its earlier turns: their sampled tokens, or what its chat template makes of them."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.recorder.chat import ROLES, FunctionTool, TextFormat, TextPart, as_json, choice_of, text_of, tools_of
 from agentrl.recorder.wire import Answered, ApiError, ApiRequest, Reply, TurnRequest
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 
 class Said(BaseModel):

@@ -13,8 +13,8 @@ from itertools import groupby, takewhile
 
 from agentrl.chat.codec import ChatCodec
 from agentrl.engines.base import Session, Turn
-from schemas.json_text import loads, writer
-from schemas.trajectory import Message, Role
+from agentrl.schemas.json_text import loads, writer
+from agentrl.schemas.trajectory import Message, Role
 
 
 def canonical(message: Message) -> str:

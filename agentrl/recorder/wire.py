@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from schemas.json_text import loads
-from schemas.trajectory import Message, Role
+from agentrl.schemas.json_text import loads
+from agentrl.schemas.trajectory import Message, Role
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator
 
 from agentrl.rewards.component import Reward, check_names, check_shares
-from schemas.choice import OneOf
+from agentrl.schemas.choice import OneOf
 
 REWARDS = {
     "environment": "agentrl.rewards.component:EnvironmentReward",

@@ -6,8 +6,8 @@ import string
 from collections import Counter
 from typing import Literal
 
-from schemas.task import Task
-from schemas.trajectory import Role, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Role, Trajectory
 
 Declared = Literal["message", "tag", "boxed"]
 """Where the answer stands: the last message is the answer, or it says ``<answer>...</answer>`` or ``\\boxed{...}``."""

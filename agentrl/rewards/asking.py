@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from agentrl.engines import EngineChoice
 from agentrl.engines.base import Sampling
 from agentrl.engines.configs import EngineConfig
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.engines.base import Engine

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from agentrl.rewards.answers import Declared, final_answer
 from agentrl.rewards.component import Grade, Reward
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 
 def calls_of(rollout: Trajectory) -> list[ToolCall]:

@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.task import Task
-from schemas.trajectory import RewardComponent, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import RewardComponent, Trajectory
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from agentrl.rewards.answers import Declared, final_answer, normalized
 from agentrl.rewards.component import Grade, Reward
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 
 class SelfConsistency(Reward):

@@ -18,9 +18,9 @@ from pydantic import Field, PrivateAttr, model_validator
 from agentrl.engines.blocking import blocking
 from agentrl.rewards.asking import Asking, transcript
 from agentrl.rewards.component import Grade, Reward
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 from agentrl.statistics.agreement import kappa
-from schemas.task import Task
-from schemas.trajectory import Trajectory
 
 RUBRIC = "Did the assistant do what the user asked, correctly and completely, without making anything up?"
 KAPPA_ROWS = 200

@@ -9,8 +9,8 @@ from typing import Literal
 from pydantic import Field
 
 from agentrl.rewards.component import Grade, Reward
-from schemas.task import Task
-from schemas.trajectory import Role, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Role, Trajectory
 
 
 def spoken(rollout: Trajectory) -> int:

@@ -17,9 +17,9 @@ from pydantic import Field, model_validator
 
 from agentrl.rewards.answers import final_answer, truths
 from agentrl.rewards.component import Grade, Verifier
-from schemas.installation import install_hint, is_installed
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.installation import install_hint, is_installed
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 START_S = 120.0
 """Seconds that the process has for its imports."""

@@ -43,7 +43,7 @@ class Embedding:
 
 
 def _loaded(name: str) -> Any:
-    from schemas.installation import install_hint
+    from agentrl.schemas.installation import install_hint
 
     try:
         from sentence_transformers import SentenceTransformer

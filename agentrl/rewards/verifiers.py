@@ -8,8 +8,8 @@ from pydantic import Field
 
 from agentrl.rewards.answers import Declared, exact_match, f1, final_answer, normalized, truths
 from agentrl.rewards.component import Grade, Verifier
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 
 class ExactAnswer(Verifier):

@@ -10,7 +10,7 @@ from agentrl.engines.base import Engine, Sampling, Session, Turn
 from agentrl.environments.base import cut
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.limits import Limits
-from schemas.trajectory import Message
+from agentrl.schemas.trajectory import Message
 
 _REMEMBERED = 4096  # openings; groups of samples follow each other
 

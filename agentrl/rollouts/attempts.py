@@ -7,8 +7,8 @@ from typing import Literal
 from agentrl.advantages.turns import acting
 from agentrl.environments.base import FORMAT_ERROR
 from agentrl.rollouts.rationalize import without_hint
-from schemas.task import Task
-from schemas.trajectory import Message, Role
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from agentrl.chat.codec import ChatCodec, spanned, tokenize
 from agentrl.engines.base import Compress
 from agentrl.rollouts.reopen import moved, opening_of
 from agentrl.rollouts.segments import SUMMARY
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 By = Literal["drop", "schema", "summary"]
 """What stands for turns that are left out: nothing, a line for each of their calls, or a summary."""

@@ -15,8 +15,8 @@ import numpy as np
 from agentrl.advantages.turns import acting, turn_spans
 from agentrl.environments.base import Environment
 from agentrl.rollouts.attempts import Attempt, Prefix
-from schemas.task import Task
-from schemas.trajectory import REPLACED, Role, Termination, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import REPLACED, Role, Termination, Trajectory
 
 
 @dataclass(frozen=True)

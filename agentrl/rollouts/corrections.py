@@ -15,8 +15,8 @@ from agentrl.environments.forks import rebuild
 from agentrl.environments.scripted import adviser
 from agentrl.rollouts.continuations import ForkPoint, node
 from agentrl.rollouts.episodes import DIVERGED
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
 SOURCE = "corrected"
 ADVISER = "expert"

@@ -12,8 +12,8 @@ from agentrl.environments.hosts import Threads
 from agentrl.environments.scripted import expert, play
 from agentrl.rollouts.outcomes import tags_of
 from agentrl.rollouts.rationalize import with_hint
-from schemas.task import Task
-from schemas.trajectory import Role, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Role, Trajectory
 
 
 def demonstrate(

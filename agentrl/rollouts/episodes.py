@@ -32,7 +32,7 @@ from agentrl.rollouts.exploring import RESAMPLED, uncertainty
 from agentrl.rollouts.outcomes import tags_of
 from agentrl.rollouts.rationalize import with_hint
 from agentrl.rollouts.segments import SUMMARY, Segment
-from schemas.trajectory import Message, Role, Termination
+from agentrl.schemas.trajectory import Message, Role, Termination
 
 DIVERGED = "diverged"
 """Tag of an episode that could not be continued: its environment answered otherwise than before."""

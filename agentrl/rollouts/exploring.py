@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from agentrl.engines.base import Sampling
 from agentrl.environments.base import Episode
 from agentrl.environments.scripted import random_call
-from schemas.trajectory import Message
+from agentrl.schemas.trajectory import Message
 
 RESAMPLED = "resampled"
 """How a row's tags begin that count turns that were sampled again. Its log-probs are not those of its tokens: a turn

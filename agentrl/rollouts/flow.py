@@ -12,7 +12,7 @@ from agentrl.environments.hosts import Host
 from agentrl.rewards.component import Reward, with_rewards
 from agentrl.rollouts.attempts import Attempt
 from agentrl.rollouts.segments import shared, whole
-from schemas.trajectory import Trajectory
+from agentrl.schemas.trajectory import Trajectory
 
 OnRows = Callable[[Sequence[Trajectory]], None]
 """Told of the rows of one episode: one, or its segments."""

@@ -19,8 +19,8 @@ from agentrl.rewards.asking import Asking, transcript
 from agentrl.rewards.judge import Judge
 from agentrl.rollouts.reopen import opening_of
 from agentrl.rollouts.verification import ReplayVerifier, Solved
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, Trajectory
 
 Which = Literal["final", "future"]
 

@@ -5,7 +5,7 @@ They are text, tokenised by the stage that trains on them, with a chat template 
 their own, in an environment of their own, so that no refusal counts as a solution of the task that it was made of.
 """
 
-from schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
 REFUSAL = "I have no tool that could find this out."
 SOURCE = ENV = "negative"

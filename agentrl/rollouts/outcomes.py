@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from agentrl.rollouts.exploring import RESAMPLED
-from schemas.trajectory import Termination
+from agentrl.schemas.trajectory import Termination
 
 LIMITS = (Termination.MAX_TOKENS, Termination.MAX_STEPS, Termination.MAX_CONTEXT, Termination.TIME_LIMIT)
 """Ends that a limit brought about, not the policy."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from agentrl.chat.codec import ChatCodec
 from agentrl.rollouts.reopen import opening_of, reopened
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 HINT = "({answer})"
 

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from agentrl.environments.base import Score, Step
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 ASKED = (
     "You failed this task. Say in one or two sentences what to do otherwise in the next attempt. Name what went wrong, "

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.chat.codec import ChatCodec, spanned
-from schemas.trajectory import Message, Role, Span, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Span, Trajectory
 
 
 def opening_of(row: Trajectory) -> list[Message]:

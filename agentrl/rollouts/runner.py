@@ -32,8 +32,8 @@ from agentrl.rollouts.garbage import rare_collections
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from agentrl.rollouts.outcomes import COUNTED
 from agentrl.rollouts.segments import Segment, by_episode, firsts, name_of
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
 __all__ = ["Attempt", "Limits", "RolloutRunner", "tickets"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.engines.base import Session
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 SUMMARY = "summary"
 """Name of the message that asks a policy to sum up what it knows."""

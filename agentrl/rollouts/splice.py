@@ -22,8 +22,8 @@ from agentrl.environments.base import MAX_STEPS
 from agentrl.rollouts.continuations import node
 from agentrl.rollouts.reopen import moved
 from agentrl.rollouts.verification import ReplayVerifier
-from schemas.task import Task
-from schemas.trajectory import Role, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Role, Trajectory
 
 SOURCE, SUCCESS = "spliced", "success:"
 """The ``source`` of spliced rows, and how the tag begins that names the success."""

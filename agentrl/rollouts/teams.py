@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from agentrl.environments.base import Episode, Score, Step
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 SOURCE = "team"
 

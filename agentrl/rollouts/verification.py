@@ -12,8 +12,8 @@ from agentrl.environments.base import Environment, Score
 from agentrl.environments.forks import DivergedError, rebuild
 from agentrl.environments.hosts import Threads
 from agentrl.rollouts.reopen import opening_of
-from schemas.task import Task
-from schemas.trajectory import Message, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Trajectory
 
 _TRACEBACK_CHARS = 2000
 

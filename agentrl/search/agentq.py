@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.advantages.turns import Span, turn_spans
-from schemas.pair import Pair, PairKind
-from schemas.step import StepValue
-from schemas.trajectory import Trajectory
+from agentrl.schemas.pair import Pair, PairKind
+from agentrl.schemas.step import StepValue
+from agentrl.schemas.trajectory import Trajectory
 
 Values = Mapping[tuple[str, int], StepValue]
 """Id of a trajectory, number of a turn -> what the turn is worth."""

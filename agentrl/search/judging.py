@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import Field
 
 from agentrl.rewards.asking import Asking, transcript
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 
 class StateJudge(Asking):

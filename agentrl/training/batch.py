@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.schemas.training import CE_WEIGHTS
 from agentrl.training.epochs import starts_of
 from agentrl.training.packing import Packing, pack
 from agentrl.training.rows import TrainingRows, flat, holds_true
-from schemas.training import CE_WEIGHTS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,8 +4,8 @@ import torch
 
 from agentrl.engines.streams import stream
 from agentrl.models.policy import Policy
+from agentrl.schemas.installation import install_hint
 from agentrl.training.optimizer import LoRA
-from schemas.installation import install_hint
 
 
 def add_lora(policy: Policy, config: LoRA, seed: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.schemas.installation import PACKAGE_ROOT
 from agentrl.training.job import TrainingJob
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def begin(job: TrainingJob) -> None:
     if os.environ.get("LOCAL_RANK") == "0":
         for said in clear_stale_locks(shared=os.environ["WORLD_SIZE"] != os.environ["LOCAL_WORLD_SIZE"]):
             tell(NOTE, said)
-    plain, ours = warnings.showwarning, str(Path(__file__).resolve().parents[1])
+    plain, ours = warnings.showwarning, str(PACKAGE_ROOT / "agentrl")
 
     def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:
         if not filename.startswith(ours):

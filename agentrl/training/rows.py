@@ -9,14 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.training import TRAINING_SCHEMA, TWO_STREAMS, TrainingRow, training_schema
+from agentrl.schemas.training import TRAINING_SCHEMA, TWO_STREAMS, TrainingRow, training_schema
 
 Positions = Sequence[int] | np.ndarray
 
 
 class TrainingRows:
-    """Rows of :data:`schemas.training.TRAINING_SCHEMA` or ``TWO_STREAMS``, by position. Memory holds the unit and the
-    place of each position. The tokens stay in Arrow; those of a file are read from the disk when they are used."""
+    """Rows of :data:`agentrl.schemas.training.TRAINING_SCHEMA` or ``TWO_STREAMS``, by position. Memory holds the unit
+    and the place of each position. The tokens stay in Arrow; those of a file are read from the disk when they are
+    used."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], order: np.ndarray | None = None) -> None:
         """``order`` gives for each position the place of its row in ``batches``; without it they are the same."""

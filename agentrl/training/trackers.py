@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
-from schemas.installation import install_hint
+from agentrl.schemas.installation import install_hint
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 Send = Callable[[dict[str, float]], None]

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from agentrl.advantages.group import centred_advantages
 from agentrl.advantages.turns import action_runs
-from schemas.step import StepValue
-from schemas.trajectory import UnscoredError
+from agentrl.schemas.step import StepValue
+from agentrl.schemas.trajectory import UnscoredError
 
 Decode = Callable[[list[int]], str]
 

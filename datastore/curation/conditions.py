@@ -5,11 +5,11 @@ import difflib
 
 import polars as pl
 
-from datastore import sql
-from datastore.errors import StoreError
-from datastore.scalars import SCHEMA
-from datastore.views import views
-from datastore.writer import SCALARS
+from agentrl.datastore import sql
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.scalars import SCHEMA
+from agentrl.datastore.views import views
+from agentrl.datastore.writer import SCALARS
 
 
 def tasks_of(rows: pl.LazyFrame) -> pl.LazyFrame:

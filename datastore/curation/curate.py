@@ -12,19 +12,19 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from datastore import sql
-from datastore.curation import rules as r
-from datastore.curation.conditions import tasks_of
-from datastore.curation.text import action_texts, contaminated, near_duplicates, tool_vectors
-from datastore.errors import StoreError
-from datastore.lookup import Ids, id_array
-from datastore.ranking import RANK
-from datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
-from datastore.scores import rescored
-from datastore.writer import SCALARS
+from agentrl.datastore import sql
+from agentrl.datastore.curation import rules as r
+from agentrl.datastore.curation.conditions import tasks_of
+from agentrl.datastore.curation.text import action_texts, contaminated, near_duplicates, tool_vectors
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.lookup import Ids, id_array
+from agentrl.datastore.ranking import RANK
+from agentrl.datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
+from agentrl.datastore.scores import rescored
+from agentrl.datastore.writer import SCALARS
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 EXAMPLES = 3
 TEXTS = 1024
@@ -219,7 +219,7 @@ def _decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: Work) -> pl.
 
 
 def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: Work) -> pl.DataFrame:
-    from datastore.curation.diversity import cluster_balanced, k_center
+    from agentrl.datastore.curation.diversity import cluster_balanced, k_center
 
     if rows.height <= rule.n:
         return rows

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from datastore.optional import optional
+from agentrl.datastore.optional import optional
 
 
 def k_center(vectors: np.ndarray, n: int) -> list[int]:

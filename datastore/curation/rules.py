@@ -6,28 +6,28 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from schemas.choice import OneOf
+from agentrl.schemas.choice import OneOf
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from datastore.curation.curate import Work
+    from agentrl.datastore.curation.curate import Work
 
 
 def _rows(where: str) -> str:
-    from datastore.curation.conditions import check_rows
+    from agentrl.datastore.curation.conditions import check_rows
 
     return check_rows(where)
 
 
 def _tasks(where: str) -> str:
-    from datastore.curation.conditions import check_tasks
+    from agentrl.datastore.curation.conditions import check_tasks
 
     return check_tasks(where)
 
 
 def _column(name: str) -> str:
-    from datastore.curation.conditions import check_column
+    from agentrl.datastore.curation.conditions import check_column
 
     return check_column(name)
 

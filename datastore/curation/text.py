@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from datastore.optional import optional
+from agentrl.datastore.optional import optional
 
 CALL = "\x1f"
 """Stands before each tool call in an action text, so that calls can be told from prose."""

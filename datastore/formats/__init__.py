@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ValidationError
 
-from datastore.errors import StoreError
-from datastore.formats import (
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats import (
     alpaca,
     anthropic,
     atif,
@@ -31,14 +31,14 @@ from datastore.formats import (
     verifiers_v1,
     verl,
 )
-from datastore.formats.columns import batches
-from datastore.formats.own import OWN_FORMAT, OwnFormat
-from datastore.formats.parts import Cut, by_record
-from datastore.formats.source import Row, Source
-from schemas.arrow import from_table
-from schemas.choice import RULE
-from schemas.hints import did_you_mean
-from schemas.trajectory import Trajectory
+from agentrl.datastore.formats.columns import batches
+from agentrl.datastore.formats.own import OWN_FORMAT, OwnFormat
+from agentrl.datastore.formats.parts import Cut, by_record
+from agentrl.datastore.formats.source import Row, Source
+from agentrl.schemas.arrow import from_table
+from agentrl.schemas.choice import RULE
+from agentrl.schemas.hints import did_you_mean
+from agentrl.schemas.trajectory import Trajectory
 
 Fits = Callable[[Source], int]
 Rows = Callable[[Source], Iterator[Row]]

@@ -9,9 +9,9 @@ calls, tokens.
 from collections.abc import Iterator
 from typing import Any
 
-from datastore.formats.messages import text_of
-from datastore.formats.rows import canonical, make_row
-from datastore.formats.source import Row, Source, each
+from agentrl.datastore.formats.messages import text_of
+from agentrl.datastore.formats.rows import canonical, make_row
+from agentrl.datastore.formats.source import Row, Source, each
 
 _KNOWN = frozenset({"instruction", "input", "output", "system", "history", "chosen", "rejected", "kto_tag"})
 _KNOWN_PAIR, _KNOWN_ONE = _KNOWN - {"output", "kto_tag"}, _KNOWN - {"rejected"}

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.files import write_lines
-from datastore.formats.messages import json_text, text_of, tools_text
-from datastore.formats.notes import Notes
-from datastore.formats.rows import make_row, termination
-from datastore.formats.source import Row, Source, each
-from schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.datastore.formats.files import write_lines
+from agentrl.datastore.formats.messages import json_text, text_of, tools_text
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.rows import make_row, termination
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
 _KNOWN = frozenset({"system", "messages", "tools", "model", "response", "request", "stop_reason"})
 _KNOWN_MESSAGE = frozenset({"role", "content"})

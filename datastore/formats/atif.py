@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.files import file_name, is_lines, write_lines
-from datastore.formats.messages import json_text, text_of, tools_text
-from datastore.formats.notes import Notes
-from datastore.formats.rows import carried, finite, make_row, spoken
-from datastore.formats.source import Row, Source, each
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.datastore.formats.files import file_name, is_lines, write_lines
+from agentrl.datastore.formats.messages import json_text, text_of, tools_text
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.rows import carried, finite, make_row, spoken
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 VERSION = "ATIF-v1.7"
 _SOURCES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "agent", Role.TOOL: "user"}

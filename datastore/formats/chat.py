@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.files import write_lines
-from datastore.formats.messages import from_chat, to_chat, tools_text
-from datastore.formats.rows import make_row
-from datastore.formats.source import Row, Source, each
-from schemas.trajectory import Trajectory
+from agentrl.datastore.formats.files import write_lines
+from agentrl.datastore.formats.messages import from_chat, to_chat, tools_text
+from agentrl.datastore.formats.rows import make_row
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.schemas.trajectory import Trajectory
 
 _KNOWN = frozenset({"messages", "tools", "functions", "model", "label"})
 

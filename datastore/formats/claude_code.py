@@ -16,11 +16,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from datastore.formats.anthropic import STOPS, from_blocks
-from datastore.formats.parts import between, in_parts
-from datastore.formats.rows import make_row, termination
-from datastore.formats.source import Row, Source, Stretch, each
-from schemas.trajectory import Termination
+from agentrl.datastore.formats.anthropic import STOPS, from_blocks
+from agentrl.datastore.formats.parts import between, in_parts
+from agentrl.datastore.formats.rows import make_row, termination
+from agentrl.datastore.formats.source import Row, Source, Stretch, each
+from agentrl.schemas.trajectory import Termination
 
 _SESSION = re.compile(rb'"sessionId"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}]+)')
 _KNOWN = frozenset({"type", "message", "sessionId", "isSidechain", "agentId", "isApiErrorMessage", "subtype"})

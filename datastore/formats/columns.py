@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datastore.errors import StoreError
-from datastore.formats.notes import excerpt
-from datastore.formats.rows import ROW_DEFAULTS
-from datastore.formats.source import BROKEN, Row, Source
-from datastore.ingest import as_table
-from datastore.validation import LENIENT_SCHEMA, validate
-from schemas.trajectory import Message, RewardComponent, Role, Span, ToolCall, Trajectory
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats.notes import excerpt
+from agentrl.datastore.formats.rows import ROW_DEFAULTS
+from agentrl.datastore.formats.source import BROKEN, Row, Source
+from agentrl.datastore.ingest import as_table
+from agentrl.datastore.validation import LENIENT_SCHEMA, validate
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, Span, ToolCall, Trajectory
 
 BATCH_ROWS = 4096
 BATCH_SIZE = 2**23

@@ -6,16 +6,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datastore.errors import StoreError
-from datastore.formats import FORMATS, Format, named
-from datastore.formats.files import replaced
-from datastore.formats.losses import present
-from datastore.formats.own import OwnFormat
-from datastore.lookup import Ids, id_array
-from schemas.trajectory import Trajectory
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats import FORMATS, Format, named
+from agentrl.datastore.formats.files import replaced
+from agentrl.datastore.formats.losses import present
+from agentrl.datastore.formats.own import OwnFormat
+from agentrl.datastore.lookup import Ids, id_array
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 BATCH_ROWS = 256
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from datastore.errors import StoreError
+from agentrl.datastore.errors import StoreError
 
 
 @contextmanager

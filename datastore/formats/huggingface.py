@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from datastore.errors import StoreError
-from datastore.formats import parts
-from datastore.formats.rows import batched
-from datastore.formats.source import Row, Source, Stretch
-from datastore.ingest import as_table
-from datastore.older import upgrade
-from datastore.optional import optional
-from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats import parts
+from agentrl.datastore.formats.rows import batched
+from agentrl.datastore.formats.source import Row, Source, Stretch
+from agentrl.datastore.ingest import as_table
+from agentrl.datastore.older import upgrade
+from agentrl.datastore.optional import optional
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -14,22 +14,22 @@ from typing import IO, TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datastore.errors import InvalidRowsError, NoBufferError, StoreError
-from datastore.formats import detect, named
-from datastore.formats.columns import RowBatch, with_column
-from datastore.formats.labels import AS_SOURCE, Labels, labelled, named_reward
-from datastore.formats.notes import Notes
-from datastore.formats.own import OwnFormat
-from datastore.formats.recognise import format_of
-from datastore.formats.rows import NAMELESS
-from datastore.formats.source import Source
-from datastore.formats.workers import File, read_files
-from schemas.arrow import from_table
-from schemas.trajectory import Trajectory
+from agentrl.datastore.errors import InvalidRowsError, NoBufferError, StoreError
+from agentrl.datastore.formats import detect, named
+from agentrl.datastore.formats.columns import RowBatch, with_column
+from agentrl.datastore.formats.labels import AS_SOURCE, Labels, labelled, named_reward
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.own import OwnFormat
+from agentrl.datastore.formats.recognise import format_of
+from agentrl.datastore.formats.rows import NAMELESS
+from agentrl.datastore.formats.source import Source
+from agentrl.datastore.formats.workers import File, read_files
+from agentrl.schemas.arrow import from_table
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
-    from datastore.ingest import OnError
+    from agentrl.datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.ingest import OnError
 
 LOCK = "locks/import.lock"
 
@@ -121,8 +121,8 @@ def import_paths(
     if no row comes out; with ``on_error="quarantine"`` records that cannot be read are set aside instead. On any
     error the table stays as it was.
     """
-    from datastore.lease import hold
-    from datastore.upkeep.forgetting import IMPORT_RUN
+    from agentrl.datastore.lease import hold
+    from agentrl.datastore.upkeep.forgetting import IMPORT_RUN
 
     with reading(paths, format, stage=stage, labels=labels, on_error=on_error, check_tokens=check_tokens) as found:
         found.result.dry_run = dry_run
@@ -287,7 +287,7 @@ class Reading:
 
     def check(self) -> None:
         """Read and check every row as an append would, and keep none."""
-        from datastore.validation import validate
+        from agentrl.datastore.validation import validate
 
         seen: set[str] = set()
         for table in self.tables("dry-run"):

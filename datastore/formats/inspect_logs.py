@@ -25,13 +25,13 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from datastore.errors import StoreError
-from datastore.formats.messages import from_chat
-from datastore.formats.notes import Notes
-from datastore.formats.parts import grouped
-from datastore.formats.rows import components, make_row, number, termination
-from datastore.formats.source import Row, Source, Stretch, each
-from schemas.trajectory import Termination
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats.messages import from_chat
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.parts import grouped
+from agentrl.datastore.formats.rows import components, make_row, number, termination
+from agentrl.datastore.formats.source import Row, Source, Stretch, each
+from agentrl.schemas.trajectory import Termination
 
 _KNOWN_LOG = frozenset({"version", "eval", "samples"})
 _KNOWN_EVAL = frozenset({"task", "model"})

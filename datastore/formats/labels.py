@@ -8,9 +8,9 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from datastore.errors import StoreError
-from datastore.formats.columns import with_column
-from datastore.formats.rows import number
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats.columns import with_column
+from agentrl.datastore.formats.rows import number
 
 SCALARS = (
     *("reward", "env", "split", "policy", "agent", "termination", "n_steps", "n_tokens", "n_tool_calls"),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from schemas.trajectory import Role, Trajectory
+from agentrl.schemas.trajectory import Role, Trajectory
 
 _IDENTITY = ("task_id", "env", "env_version", "split", "level", "sample_index", "source")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from datastore.formats.notes import Notes
-from schemas.json_text import is_json, writer
-from schemas.trajectory import Message, Role
+from agentrl.datastore.formats.notes import Notes
+from agentrl.schemas.json_text import is_json, writer
+from agentrl.schemas.trajectory import Message, Role
 
 ROLES = {
     "system": "system",

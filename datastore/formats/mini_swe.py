@@ -14,13 +14,13 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from datastore.formats.chat import is_chat
-from datastore.formats.messages import from_chat
-from datastore.formats.notes import Notes
-from datastore.formats.responses import from_items
-from datastore.formats.rows import make_row
-from datastore.formats.source import Row, Source, each
-from schemas.trajectory import Termination
+from agentrl.datastore.formats.chat import is_chat
+from agentrl.datastore.formats.messages import from_chat
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.responses import from_items
+from agentrl.datastore.formats.rows import make_row
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.schemas.trajectory import Termination
 
 _EXITS = {
     "Submitted": Termination.ANSWERED,

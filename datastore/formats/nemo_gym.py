@@ -11,9 +11,9 @@ A response whose output is a list of transitions (Aviary) gives its last one, wh
 from collections.abc import Iterator
 from typing import Any
 
-from datastore.formats.responses import KNOWN, response_row
-from datastore.formats.rows import components, number
-from datastore.formats.source import Row, Source, each
+from agentrl.datastore.formats.responses import KNOWN, response_row
+from agentrl.datastore.formats.rows import components, number
+from agentrl.datastore.formats.source import Row, Source, each
 
 _KNOWN = frozenset(
     {"responses_create_params", "response", "reward", "agent_ref", "id", "_ng_task_index", "_ng_rollout_index"}

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from datastore.errors import StoreError
+from agentrl.datastore.errors import StoreError
 
 EXCERPT = 4096
 """Characters that are kept of a record that cannot be read."""

@@ -15,11 +15,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from datastore.formats.messages import from_chat, text_of, tools_text
-from datastore.formats.parts import by_record
-from datastore.formats.rows import make_row
-from datastore.formats.source import Row, Source, Stretch, each
-from schemas.trajectory import Termination
+from agentrl.datastore.formats.messages import from_chat, text_of, tools_text
+from agentrl.datastore.formats.parts import by_record
+from agentrl.datastore.formats.rows import make_row
+from agentrl.datastore.formats.source import Row, Source, Stretch, each
+from agentrl.schemas.trajectory import Termination
 
 _KNOWN = {
     "": frozenset({"instance_id", "history", "metadata", "test_result", "report", "success", "resolved", "git_patch"}),

@@ -22,13 +22,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from datastore.formats.messages import from_chat, tools_text
-from datastore.formats.notes import Notes
-from datastore.formats.parts import between, in_parts
-from datastore.formats.rows import components, make_row
-from datastore.formats.source import Row, Source, Stretch, each
-from datastore.formats.span_messages import FLAT, MESSAGES, json_of, loaded, loose, messages_of, tools_beside
-from schemas.trajectory import Termination
+from agentrl.datastore.formats.messages import from_chat, tools_text
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.parts import between, in_parts
+from agentrl.datastore.formats.rows import components, make_row
+from agentrl.datastore.formats.source import Row, Source, Stretch, each
+from agentrl.datastore.formats.span_messages import FLAT, MESSAGES, json_of, loaded, loose, messages_of, tools_beside
+from agentrl.schemas.trajectory import Termination
 
 _TOOL = re.compile(r"llm\.tools\.(\d+)\.(?:tool\.)?json_schema")
 _MODEL = (

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from datastore.errors import StoreError
-from datastore.formats.source import Row, Source
-from schemas.choice import OneOf
-from schemas.trajectory import Trajectory
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats.source import Row, Source
+from agentrl.schemas.choice import OneOf
+from agentrl.schemas.trajectory import Trajectory
 
 
 class OwnFormat(BaseModel):
@@ -35,7 +35,7 @@ class OwnFormat(BaseModel):
 
     @abstractmethod
     def rows(self, source: Source) -> Iterator[Row]:
-        """The rows of a file; :func:`datastore.formats.rows.make_row` makes one of messages."""
+        """The rows of a file; :func:`agentrl.datastore.formats.rows.make_row` makes one of messages."""
 
     def write(self, rows: Iterable[Trajectory], path: Path) -> int:
         """Write rows to a file or folder that is not there yet. Returns the number of records."""

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from datastore.formats.scan import ends
-from datastore.formats.source import BUFFER, Row, Source, Stretch
+from agentrl.datastore.formats.scan import ends
+from agentrl.datastore.formats.source import BUFFER, Row, Source, Stretch
 
 if TYPE_CHECKING:
-    from datastore.formats.workers import File
+    from agentrl.datastore.formats.workers import File
 
 PART_SIZE = 2**23
 """Bytes of files in a part, about."""

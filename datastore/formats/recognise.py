@@ -1,9 +1,9 @@
 """Which format a file is read by, and what a file that fits none looks like."""
 
-from datastore.errors import StoreError
-from datastore.formats import detect, named
-from datastore.formats.own import OwnFormat
-from datastore.formats.source import Source
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats import detect, named
+from agentrl.datastore.formats.own import OwnFormat
+from agentrl.datastore.formats.source import Source
 
 SUFFIXES = frozenset({".json", ".jsonl", ".ndjson", ".traj", ".parquet", ".eval", ".csv", ".tsv", ".gz"})
 """Files of a folder that are looked at."""

@@ -15,11 +15,11 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from datastore.formats.messages import ROLES, json_text, text_of, tools_text
-from datastore.formats.notes import Notes
-from datastore.formats.rows import make_row, termination
-from datastore.formats.source import Row, Source, each
-from schemas.trajectory import Termination
+from agentrl.datastore.formats.messages import ROLES, json_text, text_of, tools_text
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.rows import make_row, termination
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.schemas.trajectory import Termination
 
 _SETTINGS = frozenset({"temperature", "top_p", "max_output_tokens", "seed"})
 KNOWN = _SETTINGS | {"input", "output", "tools", "instructions", "model", "status", "request", "response", "object"}

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from datastore.formats.notes import Notes
-from datastore.formats.source import Row
-from schemas.json_text import writer
-from schemas.trajectory import NOT_TRAINED, Termination, Trajectory
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.source import Row
+from agentrl.schemas.json_text import writer
+from agentrl.schemas.trajectory import NOT_TRAINED, Termination, Trajectory
 
 CARRIED = (
     *("trajectory_id", "episode_id", "segment", "agent", "task_id", "group_id", "sample_index", "parent_id", "source"),

@@ -17,14 +17,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.chat import is_chat
-from datastore.formats.files import write_lines
-from datastore.formats.messages import ROLES, call, from_chat, tools_text
-from datastore.formats.rows import canonical, make_row
-from datastore.formats.source import Row, Source, each
-from datastore.formats.trl import preference_rows
-from schemas.json_text import loads
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.datastore.formats.chat import is_chat
+from agentrl.datastore.formats.files import write_lines
+from agentrl.datastore.formats.messages import ROLES, call, from_chat, tools_text
+from agentrl.datastore.formats.rows import canonical, make_row
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.datastore.formats.trl import preference_rows
+from agentrl.schemas.json_text import loads
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 _SIDES = ("chosen_messages", "rejected_messages")
 _KNOWN = frozenset({"conversations", "system", "tools", "chosen", "rejected", "kto_tag"} | {*_SIDES})

@@ -19,9 +19,9 @@ from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic_core import from_json
 
-from datastore.errors import StoreError
-from datastore.formats.notes import Notes, excerpt
-from datastore.formats.stream import (
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats.notes import Notes, excerpt
+from agentrl.datastore.formats.stream import (
     CHUNK,
     Chars,
     Utf8Text,
@@ -159,7 +159,7 @@ class Source:
 
     def digest(self) -> str:
         """Digest of the content: of text whatever its compression, of Parquet its rows, of a folder its files."""
-        from datastore.digest import digest
+        from agentrl.datastore.digest import digest
 
         if self.kind in ("parquet", "folder", "zip"):
             return digest(self.path)

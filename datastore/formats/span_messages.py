@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from datastore.formats.messages import text_of
-from datastore.formats.notes import Notes
+from agentrl.datastore.formats.messages import text_of
+from agentrl.datastore.formats.notes import Notes
 
 FLAT = re.compile(r"(?:llm\.(input|output)_messages|gen_ai\.(prompt|completion))\.(\d+)\.(?:message\.)?(.+)")
 _CALL = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-from datastore.errors import StoreError
+from agentrl.datastore.errors import StoreError
 
 CHUNK = 2**20
 HEAD = 2**24

@@ -19,12 +19,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.files import file_name
-from datastore.formats.messages import from_chat, split_prompt, text_of, to_chat, tools_text
-from datastore.formats.rows import carried, make_row, termination
-from datastore.formats.source import Row, Source, each
-from schemas.json_text import loads
-from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
+from agentrl.datastore.formats.files import file_name
+from agentrl.datastore.formats.messages import from_chat, split_prompt, text_of, to_chat, tools_text
+from agentrl.datastore.formats.rows import carried, make_row, termination
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.schemas.json_text import loads
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 _EXITS = {
     "submitted": Termination.ANSWERED,

@@ -23,13 +23,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from datastore.formats.files import line, text_file, write_list
-from datastore.formats.messages import from_chat, tools_text
-from datastore.formats.notes import Notes
-from datastore.formats.parts import of_list
-from datastore.formats.rows import carried, components, make_row, number, spoken, termination
-from datastore.formats.source import Row, Source, Stretch, each
-from schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.datastore.formats.files import line, text_file, write_list
+from agentrl.datastore.formats.messages import from_chat, tools_text
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.parts import of_list
+from agentrl.datastore.formats.rows import carried, components, make_row, number, spoken, termination
+from agentrl.datastore.formats.source import Row, Source, Stretch, each
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
 _REASONS = {
     "agent_stop": Termination.ANSWERED,

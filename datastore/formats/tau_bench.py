@@ -11,11 +11,11 @@ asks for, ``info.error``, ``info.source``, ``user_cost``.
 from collections.abc import Iterator
 from typing import Any
 
-from datastore.formats.chat import is_chat
-from datastore.formats.messages import from_chat
-from datastore.formats.rows import components, make_row, number
-from datastore.formats.source import Row, Source, each
-from schemas.trajectory import Termination
+from agentrl.datastore.formats.chat import is_chat
+from agentrl.datastore.formats.messages import from_chat
+from agentrl.datastore.formats.rows import components, make_row, number
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.schemas.trajectory import Termination
 
 _KNOWN = frozenset({"task_id", "reward", "info", "traj", "trial"})
 _KNOWN_INFO = frozenset({"reward_info"})

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.chat import is_chat
-from datastore.formats.files import write_lines
-from datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
-from datastore.formats.rows import canonical, make_row
-from datastore.formats.source import Row, Source, each
-from schemas.trajectory import Message, Trajectory
+from agentrl.datastore.formats.chat import is_chat
+from agentrl.datastore.formats.files import write_lines
+from agentrl.datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
+from agentrl.datastore.formats.rows import canonical, make_row
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.schemas.trajectory import Message, Trajectory
 
 _TOKENS = frozenset({"input_ids", "assistant_masks", "completion_mask", "labels", "attention_mask"})
 _KNOWN_SFT = frozenset({"messages", "tools"}) | _TOKENS

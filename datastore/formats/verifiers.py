@@ -18,12 +18,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.files import write_lines
-from datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
-from datastore.formats.rows import carried, components, finite, make_row, number, termination
-from datastore.formats.source import Row, Source, each
-from schemas.json_text import loads
-from schemas.trajectory import Role, Termination, Trajectory
+from agentrl.datastore.formats.files import write_lines
+from agentrl.datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
+from agentrl.datastore.formats.rows import carried, components, finite, make_row, number, termination
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.schemas.json_text import loads
+from agentrl.schemas.trajectory import Role, Termination, Trajectory
 
 STOPS = {
     "max_turns_reached": Termination.MAX_STEPS,

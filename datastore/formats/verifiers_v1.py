@@ -20,12 +20,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from datastore.formats.files import write_lines
-from datastore.formats.messages import from_chat, to_chat, tools_text
-from datastore.formats.rows import carried, component, components, finite, make_row, termination, untrained
-from datastore.formats.source import Row, Source, each
-from datastore.formats.verifiers import STOPS
-from schemas.trajectory import Role, Termination, Trajectory
+from agentrl.datastore.formats.files import write_lines
+from agentrl.datastore.formats.messages import from_chat, to_chat, tools_text
+from agentrl.datastore.formats.rows import carried, component, components, finite, make_row, termination, untrained
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.datastore.formats.verifiers import STOPS
+from agentrl.schemas.trajectory import Role, Termination, Trajectory
 
 _TASK = frozenset({"type", "key", "hash"})
 _KNOWN = {

@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datastore.formats.chat import is_chat
-from datastore.formats.messages import from_chat, json_text, to_chat, tools_text
-from datastore.formats.rows import batched, make_row
-from datastore.formats.source import Row, Source, each
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.datastore.formats.chat import is_chat
+from agentrl.datastore.formats.messages import from_chat, json_text, to_chat, tools_text
+from agentrl.datastore.formats.rows import batched, make_row
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 _TEXT = pa.string()
 _FUNCTION = pa.struct([("name", _TEXT), ("arguments", _TEXT)])

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from datastore.errors import StoreError
-from datastore.formats.columns import RowBatch, batches
-from datastore.formats.notes import Notes
-from datastore.formats.parts import Part, in_parts, parts
-from datastore.formats.source import Row, Source
-from datastore.validation import LENIENT_SCHEMA
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats.columns import RowBatch, batches
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.parts import Part, in_parts, parts
+from agentrl.datastore.formats.source import Row, Source
+from agentrl.datastore.validation import LENIENT_SCHEMA
 
 if TYPE_CHECKING:
-    from datastore.formats import Format
+    from agentrl.datastore.formats import Format
 
 WORTH_IT = 4
 """Parts from which on workers read them."""

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from datastore.digest import digest as content_digest
-from datastore.errors import StoreError
-from datastore.optional import optional
+from agentrl.datastore.digest import digest as content_digest
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.optional import optional
 
 EMBEDDED = "embedded"
 DIMENSIONS = 128

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 if TYPE_CHECKING:
-    from datastore.retrieval.index import Method, SearchIndex
+    from agentrl.datastore.retrieval.index import Method, SearchIndex
 
 HELD_OUT = ("dev", "heldout", "test", "validation")
 

@@ -19,17 +19,17 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datastore import sql
-from datastore.errors import StoreError
-from datastore.lease import hold
-from datastore.owners import mark
-from datastore.ranking import RANK
-from datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
-from datastore.retrieval.exact import mmr, nearest, top
-from datastore.retrieval.lexical import Lexical
+from agentrl.datastore import sql
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.lease import hold
+from agentrl.datastore.owners import mark
+from agentrl.datastore.ranking import RANK
+from agentrl.datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
+from agentrl.datastore.retrieval.exact import mmr, nearest, top
+from agentrl.datastore.retrieval.lexical import Lexical
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 Method = Literal["dense", "lexical", "hybrid"]
 Where = pl.Expr | str | None

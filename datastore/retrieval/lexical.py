@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from datastore.optional import optional
+from agentrl.datastore.optional import optional
 
 WORD = r"(?u)\b\w+\b"
 """Words of one letter count too, since tasks often differ only in numbers and names."""

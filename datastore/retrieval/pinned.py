@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from datastore.errors import StoreError
-from datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
-from datastore.retrieval.index import COLUMNS, SearchIndex, State, Where
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
+from agentrl.datastore.retrieval.index import COLUMNS, SearchIndex, State, Where
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
-    from datastore.lookup import Ids
+    from agentrl.datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.lookup import Ids
 
 
 class PinnedIndex(SearchIndex):

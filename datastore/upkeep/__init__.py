@@ -1,12 +1,12 @@
 """Upkeep of the buffer's table, one at a time: compaction, removal of dead files, checks and repairs, migration."""
 
-from datastore.upkeep.checks import Fault, check
-from datastore.upkeep.compaction import compact
-from datastore.upkeep.forgetting import Forgotten, forget
-from datastore.upkeep.losses import accept_losses, losses
-from datastore.upkeep.migration import migrate
-from datastore.upkeep.repair import Repaired, repair
-from datastore.upkeep.retention import vacuum
+from agentrl.datastore.upkeep.checks import Fault, check
+from agentrl.datastore.upkeep.compaction import compact
+from agentrl.datastore.upkeep.forgetting import Forgotten, forget
+from agentrl.datastore.upkeep.losses import accept_losses, losses
+from agentrl.datastore.upkeep.migration import migrate
+from agentrl.datastore.upkeep.repair import Repaired, repair
+from agentrl.datastore.upkeep.retention import vacuum
 
 __all__ = [
     "Fault",

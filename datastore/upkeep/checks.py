@@ -10,21 +10,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datastore import log
-from datastore.catalog import Catalog
-from datastore.content import CONTENT, contents
-from datastore.errors import CorruptError, StoreError
-from datastore.marks import marks, writer_of
-from datastore.table import schema_version
-from datastore.uniqueness import hashes, ids_of
-from datastore.upkeep.common import live_files, read_parts
-from datastore.upkeep.losses import losses
-from datastore.upkeep.retention import stored_files
-from datastore.validation import conform, validate
-from schemas.trajectory import TRAJECTORY_VERSION
+from agentrl.datastore import log
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.content import CONTENT, contents
+from agentrl.datastore.errors import CorruptError, StoreError
+from agentrl.datastore.marks import marks, writer_of
+from agentrl.datastore.table import schema_version
+from agentrl.datastore.uniqueness import hashes, ids_of
+from agentrl.datastore.upkeep.common import live_files, read_parts
+from agentrl.datastore.upkeep.losses import losses
+from agentrl.datastore.upkeep.retention import stored_files
+from agentrl.datastore.validation import conform, validate
+from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 _REPAIR = (
     "restore it from a backup; else `agentrl buffer check --repair` looks for its rows in old files, and "

@@ -8,14 +8,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from datastore.errors import LockTimeoutError
-from datastore.lease import hold
-from datastore.uniqueness import open_file
+from agentrl.datastore.errors import LockTimeoutError
+from agentrl.datastore.lease import hold
+from agentrl.datastore.uniqueness import open_file
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 LOCK = "locks/upkeep-trajectories.lock"
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from datastore.commit import commit
-from datastore.content import STORED_SCHEMA
-from datastore.errors import StoreError
-from datastore.table import schema_version
-from datastore.uniqueness import bounds
-from datastore.upkeep.common import alone, live_files, read_parts
-from datastore.writer import FILE_BYTES, FILE_ROWS, Action, FileWriter, removal
-from schemas.trajectory import TRAJECTORY_VERSION
+from agentrl.datastore.commit import commit
+from agentrl.datastore.content import STORED_SCHEMA
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.table import schema_version
+from agentrl.datastore.uniqueness import bounds
+from agentrl.datastore.upkeep.common import alone, live_files, read_parts
+from agentrl.datastore.writer import FILE_BYTES, FILE_ROWS, Action, FileWriter, removal
+from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 GOAL_BYTES = 32 * 2**20
 """A group is complete with so many stored bytes, or :data:`FILE_ROWS`; a file with less than half of both is small."""

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from datastore import log
-from datastore.content import CONTENT, STORED_SCHEMA
-from datastore.ingest import Quarantine
-from datastore.uniqueness import hashes, ids_of
-from datastore.upkeep.checks import doubled_ids
-from datastore.upkeep.common import live_files, read_parts
-from datastore.upkeep.compaction import replace
-from datastore.validation import BadField
-from datastore.writer import FileWriter
+from agentrl.datastore import log
+from agentrl.datastore.content import CONTENT, STORED_SCHEMA
+from agentrl.datastore.ingest import Quarantine
+from agentrl.datastore.uniqueness import hashes, ids_of
+from agentrl.datastore.upkeep.checks import doubled_ids
+from agentrl.datastore.upkeep.common import live_files, read_parts
+from agentrl.datastore.upkeep.compaction import replace
+from agentrl.datastore.validation import BadField
+from agentrl.datastore.writer import FileWriter
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 
 def keep_once(buffer: "TrajectoryBuffer") -> tuple[int, int]:

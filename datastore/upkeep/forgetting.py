@@ -9,16 +9,16 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datastore.catalog import Catalog
-from datastore.content import STORED_SCHEMA
-from datastore.errors import StoreError
-from datastore.uniqueness import ids_of
-from datastore.upkeep.common import alone, live_files, read_parts
-from datastore.upkeep.compaction import replace
-from datastore.writer import FileWriter
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.content import STORED_SCHEMA
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.uniqueness import ids_of
+from agentrl.datastore.upkeep.common import alone, live_files, read_parts
+from agentrl.datastore.upkeep.compaction import replace
+from agentrl.datastore.writer import FileWriter
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 IMPORT_RUN = "import-"
 """Prefix of the ``run_id`` of imported rows; the first half of the import's fingerprint follows."""

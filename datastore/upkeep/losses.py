@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from datastore.append import is_appended
-from datastore.log import ASIDE, Commit, read
+from agentrl.datastore.append import is_appended
+from agentrl.datastore.log import ASIDE, Commit, read
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 FOLDER = "losses"
 _TORN = re.compile(rf"{ASIDE}/(\d{{20}})\.json\..*")

@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from datastore.content import with_content
-from datastore.older import upgrade
-from datastore.table import metadata, schema_version
-from datastore.upkeep.common import alone, live_files, read_parts
-from datastore.upkeep.compaction import replace
-from datastore.writer import FileWriter
-from schemas.trajectory import TRAJECTORY_VERSION
+from agentrl.datastore.content import with_content
+from agentrl.datastore.older import upgrade
+from agentrl.datastore.table import metadata, schema_version
+from agentrl.datastore.upkeep.common import alone, live_files, read_parts
+from agentrl.datastore.upkeep.compaction import replace
+from agentrl.datastore.writer import FileWriter
+from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 
 def migrate(buffer: "TrajectoryBuffer") -> dict[str, int]:
     """Bring a table of an older schema to this one: columns that are new take the values that
-    :func:`datastore.older.upgrade` gives.
+    :func:`agentrl.datastore.older.upgrade` gives.
 
     Files and schema change in one commit; the old version stays readable by number until ``vacuum``.
     """

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from datastore import log
-from datastore.content import STORED_SCHEMA, with_content
-from datastore.errors import OlderSchemaError, StoreError
-from datastore.older import upgrade
-from datastore.table import schema_version
-from datastore.uniqueness import hashes, ids_of
-from datastore.upkeep.common import alone, live_files, read_parts
-from datastore.upkeep.compaction import replace
-from datastore.upkeep.doubles import keep_once
-from datastore.writer import Action, FileWriter
-from schemas.trajectory import TRAJECTORY_VERSION
+from agentrl.datastore import log
+from agentrl.datastore.content import STORED_SCHEMA, with_content
+from agentrl.datastore.errors import OlderSchemaError, StoreError
+from agentrl.datastore.older import upgrade
+from agentrl.datastore.table import schema_version
+from agentrl.datastore.uniqueness import hashes, ids_of
+from agentrl.datastore.upkeep.common import alone, live_files, read_parts
+from agentrl.datastore.upkeep.compaction import replace
+from agentrl.datastore.upkeep.doubles import keep_once
+from agentrl.datastore.writer import Action, FileWriter
+from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 
 @dataclass

@@ -10,19 +10,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from datastore import log
-from datastore.catalog import Catalog
-from datastore.commit import commit
-from datastore.errors import StoreError
-from datastore.leftovers import leftovers, remove
-from datastore.marks import FOLDER as MARKS
-from datastore.marks import Mark, clock, death, key_of, marks, writer_of
-from datastore.scalar_copies import ScalarCopies
-from datastore.upkeep.common import alone
-from datastore.writer import FOLDER
+from agentrl.datastore import log
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.commit import commit
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.leftovers import leftovers, remove
+from agentrl.datastore.marks import FOLDER as MARKS
+from agentrl.datastore.marks import Mark, clock, death, key_of, marks, writer_of
+from agentrl.datastore.scalar_copies import ScalarCopies
+from agentrl.datastore.upkeep.common import alone
+from agentrl.datastore.writer import FOLDER
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
 DEFAULT_RETENTION_HOURS = 168
 MAX_RETENTION_HOURS = 24 * 36500

@@ -4,8 +4,8 @@ import torch
 from my_algorithms.soft_gate import MedianBaseline, SoftGate
 
 from agentrl.algorithms.policy_gradient import Experience
+from agentrl.schemas.trajectory import Trajectory
 from agentrl.training.batch import Batch
-from schemas.trajectory import Trajectory
 
 
 def row(name: str, tokens: int) -> Trajectory:

@@ -2,9 +2,9 @@ from pathlib import Path
 
 from my_rules.tools import NoRepeats
 
-from datastore import TrajectoryBuffer
-from datastore.curation.curate import curate
-from schemas.trajectory import Message, Role, ToolCall, Trajectory
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.curation.curate import curate
+from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
 
 
 def row(name: str, *asked: str) -> Trajectory:

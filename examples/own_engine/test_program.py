@@ -3,7 +3,7 @@ import asyncio
 from my_engines.program import Program
 
 from agentrl.engines.base import Sampling
-from schemas.trajectory import Message, Role
+from agentrl.schemas.trajectory import Message, Role
 
 
 def test_it_asks_for_the_innermost_relation_first_and_answers_with_what_it_found() -> None:

@@ -2,10 +2,10 @@ from pathlib import Path
 
 from my_formats.csv_turns import CsvTurns
 
-from datastore import TrajectoryBuffer
-from datastore.formats.exports import export_rows
-from datastore.formats.imports import import_paths
-from schemas.trajectory import Trajectory
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.formats.exports import export_rows
+from agentrl.datastore.formats.imports import import_paths
+from agentrl.schemas.trajectory import Trajectory
 
 CHATS = Path(__file__).parent / "chats.csv"
 

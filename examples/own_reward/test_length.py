@@ -1,8 +1,8 @@
 import pytest
 from my_rewards.length import Brevity
 
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 TASK = Task(task_id="t", env="lookup", split="train", prompt="?")
 

@@ -4,8 +4,8 @@ import pytest
 from my_project.stages import score
 from pydantic import ValidationError
 
-from pipelines.harness import Harness
-from schemas.trajectory import Trajectory
+from agentrl.pipelines.harness import Harness
+from agentrl.schemas.trajectory import Trajectory
 
 
 def row(name: str, reward: float, calls: int) -> Trajectory:

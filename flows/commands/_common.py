@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from flows.options import PipelineOptions, PlanOptions
-from flows.terminal import say, say_json
+from agentrl.flows.options import PipelineOptions, PlanOptions
+from agentrl.flows.terminal import say, say_json
 
 if TYPE_CHECKING:
-    from datastore.buffer import TrajectoryBuffer
-    from datastore.catalog import Catalog
-    from pipelines.load import Pipeline
-    from pipelines.plan import Plan
-    from pipelines.problems import SpecError
+    from agentrl.datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.catalog import Catalog
+    from agentrl.pipelines.load import Pipeline
+    from agentrl.pipelines.plan import Plan
+    from agentrl.pipelines.problems import SpecError
 
 FAILED = 1
 BAD_INPUT = 2
@@ -30,9 +30,9 @@ def fail(message: str, code: int = BAD_INPUT) -> typer.Exit:
 
 def load_pipeline(source: PipelineOptions, as_json: bool = False, store: str | None = None) -> "Pipeline":
     """The pipeline, or exit code 2 with all its problems, and those of ``store`` if one is given."""
-    from pipelines.load import load
-    from pipelines.problems import SpecError
-    from pipelines.readiness import unusable
+    from agentrl.pipelines.load import load
+    from agentrl.pipelines.problems import SpecError
+    from agentrl.pipelines.readiness import unusable
 
     problems = unusable(store) if store is not None else []
     try:
@@ -56,9 +56,9 @@ def bad_pipeline(error: "SpecError", as_json: bool) -> typer.Exit:
 
 def planned(source: PipelineOptions, store: str, choice: PlanOptions, as_json: bool) -> "tuple[Plan, Catalog]":
     """The plan of a pipeline and the catalog of the store, or exit code 2 with all problems."""
-    from pipelines.plan import Selection as Stages
-    from pipelines.plan import make_plan
-    from pipelines.problems import SpecError
+    from agentrl.pipelines.plan import Selection as Stages
+    from agentrl.pipelines.plan import make_plan
+    from agentrl.pipelines.problems import SpecError
 
     pipeline = load_pipeline(source, as_json)
     catalog = open_catalog(store)
@@ -70,13 +70,13 @@ def planned(source: PipelineOptions, store: str, choice: PlanOptions, as_json: b
 
 
 def open_catalog(store: str) -> "Catalog":
-    from datastore.catalog import Catalog
+    from agentrl.datastore.catalog import Catalog
 
     return Catalog(store)
 
 
 def open_buffer(store: str) -> "TrajectoryBuffer":
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
     return TrajectoryBuffer(store)
 
@@ -86,7 +86,7 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         say_json(rows)
         return
-    from flows.commands import _render
-    from flows.terminal import console
+    from agentrl.flows.commands import _render
+    from agentrl.flows.terminal import console
 
     _render.print_rows(console(), rows)

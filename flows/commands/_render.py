@@ -9,8 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.printable import one_line
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.pipelines.printable import one_line
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 if TYPE_CHECKING:
     import polars as pl

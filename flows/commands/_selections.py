@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.options import Rows
+from agentrl.flows.options import Rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from datastore.buffer import TrajectoryBuffer
-    from datastore.catalog import Catalog
-    from datastore.curation.rules import Rules
-    from pipelines.execute import Outcome
-    from schemas.manifest import InputRecord, Manifest
+    from agentrl.datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.catalog import Catalog
+    from agentrl.datastore.curation.rules import Rules
+    from agentrl.pipelines.execute import Outcome
+    from agentrl.schemas.manifest import InputRecord, Manifest
 
 SELECT = "trajectories.select"
 """The stage that commands publish selections by."""
@@ -27,7 +27,7 @@ def selected(
 ) -> "pa.Array":
     """Ids of the rows of a selection in its order, or of all rows sorted, that fulfil ``where``, are of a split (None:
     of any), and stand in the file ``ids`` if there is one."""
-    from pipelines.stages.select import in_split, matching, named
+    from agentrl.pipelines.stages.select import in_split, matching, named
 
     given = _given(buffer, rows)
     if ids is not None:
@@ -37,17 +37,17 @@ def selected(
 
 def left_out(buffer: "TrajectoryBuffer", rows: Rows, split: str | None) -> int:
     """How many rows :func:`selected` leaves out because they are of other splits."""
-    from pipelines.stages.select import not_in_split
+    from agentrl.pipelines.stages.select import not_in_split
 
     return 0 if split is None else len(not_in_split(buffer, rows.where, split, ids=_given(buffer, rows)))
 
 
 def _given(buffer: "TrajectoryBuffer", rows: Rows) -> "pa.Array | None":
     """Ids of the selection that was named; None if there is none."""
-    from datastore.catalog import Catalog
-    from datastore.lookup import id_array
-    from pipelines.execute import open_output
-    from pipelines.handles import Trajectories
+    from agentrl.datastore.catalog import Catalog
+    from agentrl.datastore.lookup import id_array
+    from agentrl.pipelines.execute import open_output
+    from agentrl.pipelines.handles import Trajectories
 
     if rows.selection is None:
         return None
@@ -59,9 +59,9 @@ def _given(buffer: "TrajectoryBuffer", rows: Rows) -> "pa.Array | None":
 
 def record_of(catalog: "Catalog", text: str) -> "InputRecord":
     """The selection that a tag, a stage's name or STAGE/FINGERPRINT stands for. Raises StoreError if it is none."""
-    from datastore.errors import StoreError
-    from pipelines.lineage import find_artifact
-    from schemas.manifest import InputRecord, Kind
+    from agentrl.datastore.errors import StoreError
+    from agentrl.pipelines.lineage import find_artifact
+    from agentrl.schemas.manifest import InputRecord, Kind
 
     try:
         manifest = find_artifact(catalog, text)
@@ -77,9 +77,9 @@ def record_of(catalog: "Catalog", text: str) -> "InputRecord":
 def saved_before(store: str, name: str) -> "list[Manifest]":
     """What commands saved as selections of this name, newest first. Raises StoreError if the name stands for something
     else, which it would hide, or cannot be one."""
-    from datastore.catalog import Catalog
-    from datastore.errors import StoreError
-    from pipelines.gc import BY_COMMAND
+    from agentrl.datastore.catalog import Catalog
+    from agentrl.datastore.errors import StoreError
+    from agentrl.pipelines.gc import BY_COMMAND
 
     if said := _misnamed(name, "NAME"):
         raise StoreError(said)
@@ -96,7 +96,7 @@ def _misnamed(name: str, option: str) -> str:
     """What is wrong with the name of a selection; empty if nothing is."""
     from pydantic import TypeAdapter, ValidationError
 
-    from schemas.pipeline import Name as StageName
+    from agentrl.schemas.pipeline import Name as StageName
 
     try:
         TypeAdapter(StageName).validate_python(name)
@@ -113,16 +113,16 @@ def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Pa
     """
     from pydantic import ValidationError
 
-    from datastore.catalog import Catalog
-    from datastore.errors import StoreError
-    from pipelines import library
-    from pipelines.code import CodeGraph
-    from pipelines.execute import job_of, perform
-    from pipelines.fingerprint import Fingerprinter, fingerprint
-    from pipelines.gc import BY_COMMAND
-    from pipelines.load import Node, Pipeline
-    from pipelines.plan import Plan, PlannedStage, Selection, Status
-    from schemas.pipeline import Execution
+    from agentrl.datastore.catalog import Catalog
+    from agentrl.datastore.errors import StoreError
+    from agentrl.pipelines import library
+    from agentrl.pipelines.code import CodeGraph
+    from agentrl.pipelines.execute import job_of, perform
+    from agentrl.pipelines.fingerprint import Fingerprinter, fingerprint
+    from agentrl.pipelines.gc import BY_COMMAND
+    from agentrl.pipelines.load import Node, Pipeline
+    from agentrl.pipelines.plan import Plan, PlannedStage, Selection, Status
+    from agentrl.schemas.pipeline import Execution
 
     if said := _misnamed(name, "--name"):
         raise StoreError(said)
@@ -155,10 +155,10 @@ def selection_of(manifest: "Manifest", rows: Rows) -> dict[str, list[Any]]:
 def _output(manifest: "Manifest", rows: Rows, output: str) -> "pa.Table":
     import pyarrow.parquet as pq
 
-    from datastore.buffer import TrajectoryBuffer
-    from datastore.catalog import Catalog
-    from pipelines.execute import open_output
-    from schemas.manifest import InputRecord
+    from agentrl.datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.catalog import Catalog
+    from agentrl.pipelines.execute import open_output
+    from agentrl.schemas.manifest import InputRecord
 
     record = InputRecord(stage=manifest.ingredients.stage, output=output, fingerprint=manifest.fingerprint)
     return pq.read_table(open_output(record, Catalog(rows.store), TrajectoryBuffer(rows.store)).path)
@@ -168,9 +168,9 @@ def rules(path: Path) -> "Rules":
     """The rules of a YAML file. Raises StoreError with all that is wrong with it."""
     from pydantic import ValidationError
 
-    from datastore.curation.rules import Rules
-    from datastore.errors import StoreError
-    from pipelines import library, yaml_text
+    from agentrl.datastore.curation.rules import Rules
+    from agentrl.datastore.errors import StoreError
+    from agentrl.pipelines import library, yaml_text
 
     library.search_in([path.parent, Path.cwd()])  # rules of the user's own
     try:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from flows.commands._common import fail, open_catalog
-from flows.options import Artifact, DryRun, Json, Limit, Run, Store, command
-from flows.terminal import console, say, say_json
+from agentrl.flows.commands._common import fail, open_catalog
+from agentrl.flows.options import Artifact, DryRun, Json, Limit, Run, Store, command
+from agentrl.flows.terminal import console, say, say_json
 
 app = typer.Typer()
 
@@ -25,8 +25,8 @@ def looked_up() -> Iterator[None]:
 @command(app)
 def runs(store: Store = "store", limit: Limit = 20, as_json: Json = False) -> None:
     """List runs, newest first."""
-    from flows.show import print_runs
-    from pipelines.runs import all_runs, summary
+    from agentrl.flows.show import print_runs
+    from agentrl.pipelines.runs import all_runs, summary
 
     found = all_runs(open_catalog(store))[:limit]
     if as_json:
@@ -42,9 +42,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one run with durations, cache hits and failures, or one artifact."""
-    from flows.show import print_artifact, print_run
-    from pipelines.lineage import find_artifact
-    from pipelines.runs import find_run
+    from agentrl.flows.show import print_artifact, print_run
+    from agentrl.pipelines.lineage import find_artifact
+    from agentrl.pipelines.runs import find_run
 
     catalog = open_catalog(store)
     with looked_up():
@@ -59,8 +59,8 @@ def show(
 @command(app)
 def diff(run_a: Run, run_b: Run, store: Store = "store", as_json: Json = False) -> None:
     """Say what differs between two runs: config, code, inputs, metrics, row counts."""
-    from flows.show import print_diff
-    from pipelines.runs import diff_runs, find_run
+    from agentrl.flows.show import print_diff
+    from agentrl.pipelines.runs import diff_runs, find_run
 
     catalog = open_catalog(store)
     with looked_up():
@@ -80,8 +80,8 @@ def lineage(
     as_json: Json = False,
 ) -> None:
     """Show what an artifact was made from."""
-    from flows.show import print_lineage
-    from pipelines import lineage as lineages
+    from agentrl.flows.show import print_lineage
+    from agentrl.pipelines import lineage as lineages
 
     catalog = open_catalog(store)
     with looked_up():
@@ -105,8 +105,8 @@ def tag(
     """Give an artifact a name. gc never frees an artifact that has one."""
     from pydantic import TypeAdapter, ValidationError
 
-    from pipelines.lineage import find_artifact
-    from schemas.pipeline import Name
+    from agentrl.pipelines.lineage import find_artifact
+    from agentrl.schemas.pipeline import Name
 
     try:
         TypeAdapter(Name).validate_python(name)
@@ -131,8 +131,8 @@ def gc(
     as_json: Json = False,
 ) -> None:
     """Free artifacts that no kept run, tag or lineage needs. Rows of the buffer always stay."""
-    from flows.show import print_garbage
-    from pipelines.gc import collect, find_garbage
+    from agentrl.flows.show import print_garbage
+    from agentrl.pipelines.gc import collect, find_garbage
 
     garbage = (find_garbage if dry_run else collect)(open_catalog(store), keep_runs)
     if as_json:

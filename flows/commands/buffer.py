@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from flows.commands._common import open_buffer, print_rows
-from flows.options import Json, Store, command
-from flows.terminal import say, say_json
+from agentrl.flows.commands._common import open_buffer, print_rows
+from agentrl.flows.options import Json, Store, command
+from agentrl.flows.terminal import say, say_json
 
 app = typer.Typer()
 
@@ -14,7 +14,7 @@ app = typer.Typer()
 @command(app)
 def compact(store: Store = "store", as_json: Json = False) -> None:
     """Merge small files. No row changes, and old versions stay readable."""
-    from datastore.upkeep import compact as run
+    from agentrl.datastore.upkeep import compact as run
 
     print_rows([dict(run(open_buffer(store)))], as_json)
 
@@ -23,7 +23,7 @@ def compact(store: Store = "store", as_json: Json = False) -> None:
 def warm(store: Store = "store", as_json: Json = False) -> None:
     """Copy the token columns to this machine, uncompressed, so that random rows are read fast. Run it again after
     appends and compactions."""
-    from datastore.copies import warm as run
+    from agentrl.datastore.copies import warm as run
 
     print_rows([dict(run(open_buffer(store)))], as_json)
 
@@ -38,7 +38,7 @@ def vacuum(
     as_json: Json = False,
 ) -> None:
     """Remove files that no artifact and no recent version needs."""
-    from datastore.upkeep import vacuum as run
+    from agentrl.datastore.upkeep import vacuum as run
 
     dead = run(open_buffer(store), retention_hours=retention_hours, dry_run=not yes)
     if as_json:
@@ -62,7 +62,7 @@ def check(
     """Find what is wrong with files, rows, log and artifacts, and say what to do. Exit code 1 if anything is."""
     from dataclasses import asdict
 
-    from datastore import upkeep
+    from agentrl.datastore import upkeep
 
     buffer = open_buffer(store)
     if repair or drop:
@@ -94,6 +94,6 @@ def check(
 @command(app)
 def migrate(store: Store = "store", as_json: Json = False) -> None:
     """Bring a table of an older schema to this one."""
-    from datastore.upkeep import migrate as run
+    from agentrl.datastore.upkeep import migrate as run
 
     print_rows([dict(run(open_buffer(store)))], as_json)

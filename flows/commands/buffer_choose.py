@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.commands._common import fail, open_buffer, print_rows
-from flows.commands.buffer_read import version
-from flows.options import At, Best, DryRun, Embedder, Json, Name, Rows, Seed, Store, Where, command
-from flows.terminal import say, say_json
+from agentrl.flows.commands._common import fail, open_buffer, print_rows
+from agentrl.flows.commands.buffer_read import version
+from agentrl.flows.options import At, Best, DryRun, Embedder, Json, Name, Rows, Seed, Store, Where, command
+from agentrl.flows.terminal import say, say_json
 
 if TYPE_CHECKING:
-    from datastore.curation.rules import Rules
+    from agentrl.datastore.curation.rules import Rules
 
 app = typer.Typer()
 
@@ -53,7 +53,7 @@ def index(
     """Bring the search index up to date: only prompts that are new are embedded."""
     from dataclasses import asdict
 
-    from datastore.retrieval.index import SearchIndex
+    from agentrl.datastore.retrieval.index import SearchIndex
 
     state = asdict(SearchIndex(open_buffer(store), embedder).refresh(rebuild))
     del state["parts"]  # names of files
@@ -90,7 +90,7 @@ def curate(
 ) -> None:
     """Narrow trajectories by rules to a selection, and print the funnel. Rows are of the train split unless --split
     says otherwise."""
-    from flows.commands._selections import funnel_of, publish, rules
+    from agentrl.flows.commands._selections import funnel_of, publish, rules
 
     chosen = rules(file)
     fingerprint = None
@@ -133,7 +133,7 @@ def select(
 ) -> None:
     """Save rows as a selection with a name, which pipelines and other commands take. Rows are of the train split unless
     --split says otherwise. What was saved under this name before stays."""
-    from flows.commands._selections import publish, saved_before, selected
+    from agentrl.flows.commands._selections import publish, saved_before, selected
 
     before, split = saved_before(rows.store, name), rows.split_or("train")
     buffer = open_buffer(rows.store)
@@ -163,10 +163,10 @@ def newest(store: str) -> int:
 
 def _tried(rows: Rows, chosen: "Rules") -> tuple[int, list[dict[str, Any]]]:
     """How many rows rules would leave, and the funnel."""
-    from datastore.curation.curate import curate as apply
-    from flows.commands._selections import left_out, selected
-    from pipelines.stages.curate import funnel_table
-    from pipelines.stages.select import first_level
+    from agentrl.datastore.curation.curate import curate as apply
+    from agentrl.flows.commands._selections import left_out, selected
+    from agentrl.pipelines.stages.curate import funnel_table
+    from agentrl.pipelines.stages.select import first_level
 
     buffer, split = open_buffer(rows.store), rows.split_or("train")
     ids = selected(buffer, rows, split)
@@ -197,7 +197,7 @@ def sample(
     as_json: Json = False,
 ) -> None:
     """Draw training rows into a selection, of the train split unless --split says otherwise."""
-    from flows.commands._selections import publish, selection_of
+    from agentrl.flows.commands._selections import publish, selection_of
 
     draw = {"strategy": strategy, "n": n}
     config = {"version": newest(rows.store), "where": rows.where, "split": rows.split_or("train"), "draw": draw}

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.commands._common import fail, open_buffer, print_rows
-from flows.options import AnyFormat, DryRun, Force, Format, Json, Location, Rows, Split, Store, command
-from flows.terminal import say, say_json
+from agentrl.flows.commands._common import fail, open_buffer, print_rows
+from agentrl.flows.options import AnyFormat, DryRun, Force, Format, Json, Location, Rows, Split, Store, command
+from agentrl.flows.terminal import say, say_json
 
 if TYPE_CHECKING:
-    from datastore.formats.imports import Imported
+    from agentrl.datastore.formats.imports import Imported
 
 app = typer.Typer()
 
@@ -39,10 +39,10 @@ def import_(
 ) -> None:
     """Append files of other formats. Files that are in the buffer already are left out. Keys that are not carried are
     printed."""
-    from datastore.formats.imports import Labels, import_paths
-    from pipelines.library import search_in
-    from pipelines.stages.imports import tokenizer_check
-    from pipelines.tokenizers import keep_tokenizer
+    from agentrl.datastore.formats.imports import Labels, import_paths
+    from agentrl.pipelines.library import search_in
+    from agentrl.pipelines.stages.imports import tokenizer_check
+    from agentrl.pipelines.tokenizers import keep_tokenizer
 
     search_in([Path.cwd()])  # a format of the user's own
     buffer = open_buffer(store)
@@ -69,7 +69,7 @@ def tokenizer(
     """Keep a model's tokenizer in the store, so that the token ids of its rows become text. Stages do this by
     themselves; rows of older stores and of other programs need it."""
     from agentrl.models.policy import Tokenizing
-    from pipelines.tokenizers import keep_tokenizer
+    from agentrl.pipelines.tokenizers import keep_tokenizer
 
     place = open_buffer(store).place
     speaker = Tokenizing(model)
@@ -123,7 +123,7 @@ def forget(
     """Undo an import: remove its rows from the buffer, unless an artifact reads them. It can be imported again."""
     from dataclasses import asdict
 
-    from datastore.upkeep import forget as run
+    from agentrl.datastore.upkeep import forget as run
 
     done = run(open_buffer(store), fingerprint, dry_run=dry_run)
     if as_json:
@@ -143,10 +143,10 @@ def export(
 ) -> None:
     """Say what trajectories lose in another format, then write them in it. Formats of training sets take the train
     split unless --split says otherwise; the others take all rows."""
-    from datastore.formats import named
-    from datastore.formats.exports import export_rows, losses
-    from flows.commands._selections import left_out, selected
-    from pipelines.library import search_in
+    from agentrl.datastore.formats import named
+    from agentrl.datastore.formats.exports import export_rows, losses
+    from agentrl.flows.commands._selections import left_out, selected
+    from agentrl.pipelines.library import search_in
 
     search_in([Path.cwd()])  # a format of the user's own
     buffer = open_buffer(rows.store)

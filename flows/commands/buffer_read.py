@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from flows.commands._common import fail, open_buffer, print_rows
-from flows.options import At, Json, Limit, Store, command
-from flows.terminal import console, say_json
+from agentrl.flows.commands._common import fail, open_buffer, print_rows
+from agentrl.flows.options import At, Json, Limit, Store, command
+from agentrl.flows.terminal import console, say_json
 
 app = typer.Typer()
 
@@ -47,7 +47,7 @@ def query(
     if as_json:
         say_json(json.loads(frame.write_json()))
         return
-    from flows.commands._render import print_frame
+    from agentrl.flows.commands._render import print_frame
 
     print_frame(console(), frame, limit)
 
@@ -64,7 +64,7 @@ def show(
     if as_json:
         say_json(json.loads(row.model_dump_json()))
         return
-    from flows.commands._render import print_trajectory
+    from agentrl.flows.commands._render import print_trajectory
 
     print_trajectory(console(), row, tokens)
 
@@ -76,7 +76,7 @@ def stats(store: Store = "store", at: At = None, as_json: Json = False) -> None:
     if as_json:
         say_json(found)
         return
-    from flows.commands._render import print_rows
+    from agentrl.flows.commands._render import print_rows
 
     out = console()
     print_rows(out, found.pop("stages"))
@@ -90,7 +90,7 @@ def history(store: Store = "store", limit: Limit = 20, as_json: Json = False) ->
     if as_json:
         say_json(commits)
         return
-    from flows.commands._render import print_rows
+    from agentrl.flows.commands._render import print_rows
 
     print_rows(console(), [commit | {"fingerprint": (commit["fingerprint"] or "-")[:8]} for commit in commits])
 
@@ -127,7 +127,7 @@ def schema(
     as_json: Json = False,
 ) -> None:
     """Describe every column of the views that queries see."""
-    from datastore.describe import VIEWS, described
+    from agentrl.datastore.describe import VIEWS, described
 
     if view is not None and view not in VIEWS:
         raise fail(f"error: there is no view {view!r}; there are: {', '.join(VIEWS)}")

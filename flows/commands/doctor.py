@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from flows.commands._common import FAILED, open_catalog
-from flows.commands.artifacts import looked_up
-from flows.options import Json, Run, Store, command
-from flows.terminal import console, say_json
+from agentrl.flows.commands._common import FAILED, open_catalog
+from agentrl.flows.commands.artifacts import looked_up
+from agentrl.flows.options import Json, Run, Store, command
+from agentrl.flows.terminal import console, say_json
 
 app = typer.Typer()
 
@@ -23,8 +23,8 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Say what is wrong with a run's rollouts and training. Exit code 1 if something is."""
-    from pipelines.diagnose import diagnose
-    from pipelines.runs import find_run
+    from agentrl.pipelines.diagnose import diagnose
+    from agentrl.pipelines.runs import find_run
 
     with looked_up():
         record = find_run(open_catalog(store), run)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands._common import fail, open_catalog
-from flows.commands.artifacts import looked_up
-from flows.options import Json, ModelName, Seed, Store, TurnTokens, command
-from flows.terminal import console, say, say_json
+from agentrl.flows.commands._common import fail, open_catalog
+from agentrl.flows.commands.artifacts import looked_up
+from agentrl.flows.options import Json, ModelName, Seed, Store, TurnTokens, command
+from agentrl.flows.terminal import console, say, say_json
 
 if TYPE_CHECKING:
-    from schemas.trajectory import Message
+    from agentrl.schemas.trajectory import Message
 
 app = typer.Typer()
 
@@ -33,12 +33,12 @@ def generate(
     """Roll out one episode, and print it with its tokens. With --task it acts in the task's environment and is scored;
     with --prompt it answers once; with neither, it talks until the end of input. Nothing is written."""
     from agentrl.environments.conversation import Conversation
-    from flows.commands._render import print_trajectory
-    from pipelines.generate import find_task, policy_of
-    from pipelines.generate import generate as rolled_out
-    from pipelines.library import search_in
-    from pipelines.stages.budget import SamplingConfig
-    from schemas.task import Task
+    from agentrl.flows.commands._render import print_trajectory
+    from agentrl.pipelines.generate import find_task, policy_of
+    from agentrl.pipelines.generate import generate as rolled_out
+    from agentrl.pipelines.library import search_in
+    from agentrl.pipelines.stages.budget import SamplingConfig
+    from agentrl.schemas.task import Task
 
     if task is not None and prompt is not None:
         raise fail("error: --task and --prompt: give one of the two")

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands._common import BAD_INPUT, fail, load_pipeline, planned
-from flows.options import Json, PipelineOptions, PlanOptions, Profile, Settings, Store, command
-from flows.terminal import console, say, say_json
+from agentrl.flows.commands._common import BAD_INPUT, fail, load_pipeline, planned
+from agentrl.flows.options import Json, PipelineOptions, PlanOptions, Profile, Settings, Store, command
+from agentrl.flows.terminal import console, say, say_json
 
 if TYPE_CHECKING:
-    from pipelines.plan import Plan
+    from agentrl.pipelines.plan import Plan
 
 app = typer.Typer()
 
@@ -28,7 +28,7 @@ def run(
 ) -> None:
     """Run what is not cached. If there is nothing to do, say so and start nothing."""
     plan, catalog = planned(source, store, choice, as_json)
-    from flows.run import run_plan
+    from agentrl.flows.run import run_plan
 
     raise typer.Exit(run_plan(plan, catalog, jobs=jobs, prefect=prefect, as_json=as_json))
 
@@ -45,13 +45,13 @@ def plan(
     made, _ = planned(source, store, choice, as_json)
     if placement:
         raise typer.Exit(_place(made, as_json))
-    from flows.run import choose_engine
+    from agentrl.flows.run import choose_engine
 
     engine = choose_engine(made, None)
     if as_json:
         say_json({**made.to_json(), "engine": "prefect" if engine.prefect else "none"})
         return
-    from flows.show import print_plan
+    from agentrl.flows.show import print_plan
 
     print_plan(console(), made)
     if engine.prefect and made.to_run:
@@ -60,8 +60,8 @@ def plan(
 
 def _place(made: "Plan", as_json: bool) -> int:
     """Print what runs where, and whether it fits. Returns the exit code."""
-    from flows.show import print_placement
-    from pipelines.placement import place
+    from agentrl.flows.show import print_placement
+    from agentrl.pipelines.placement import place
 
     found = place(made.pipeline)
     if as_json:
@@ -86,8 +86,8 @@ def validate(source: PipelineOptions, store: Store = "store", as_json: Json = Fa
 def status(source: PipelineOptions, store: Store = "store", as_json: Json = False) -> None:
     """Show the state of a pipeline: what is cached since when, what is at work now, how its last run ended."""
     made, catalog = planned(source, store, PlanOptions(), as_json)
-    from flows.show import print_status
-    from pipelines.runs import all_runs
+    from agentrl.flows.show import print_status
+    from agentrl.pipelines.runs import all_runs
 
     runs = [run for run in all_runs(catalog) if run["pipeline"] == made.pipeline.name]
     if as_json:
@@ -109,7 +109,7 @@ def schedule(
     as_json: Json = False,
 ) -> None:
     """Run a pipeline on a schedule: FILE --cron "0 2 * * *"; or list, pause, resume, delete NAME."""
-    from flows import schedules
+    from agentrl.flows import schedules
 
     if file in schedules.VERBS:
         raise typer.Exit(schedules.manage(file, name, as_json))
@@ -125,7 +125,7 @@ def schema(
     as_json: Json = False,
 ) -> None:
     """Print a JSON Schema, for editors and other programs; it is JSON with and without --json."""
-    from flows.show import json_schema
+    from agentrl.flows.show import json_schema
 
     try:
         say_json(json_schema(what))
@@ -139,7 +139,7 @@ def stages(
     as_json: Json = False,
 ) -> None:
     """List the stages of the library; with a name: its inputs, outputs, config and an example."""
-    from flows.stages import described, listed, print_described, print_listed
+    from agentrl.flows.stages import described, listed, print_described, print_listed
 
     if name is None:
         found = listed()

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from flows.commands._common import fail, open_catalog
-from flows.commands.artifacts import looked_up
-from flows.options import Artifact, Json, Settings, Store, command
-from flows.terminal import console, say_json
+from agentrl.flows.commands._common import fail, open_catalog
+from agentrl.flows.commands.artifacts import looked_up
+from agentrl.flows.options import Artifact, Json, Settings, Store, command
+from agentrl.flows.terminal import console, say_json
 
 app = typer.Typer()
 
@@ -23,10 +23,10 @@ def replay(
 ) -> None:
     """Compute one training step again from Parquet, and compare it with what was recorded. ``--set beta=0.3`` or
     ``--set algorithm.clip_high=0.3`` changes a setting of that step only."""
-    from pipelines.library import search_in
-    from pipelines.lineage import find_artifact
-    from pipelines.replay import ReplayError
-    from pipelines.replay import replay as compute
+    from agentrl.pipelines.library import search_in
+    from agentrl.pipelines.lineage import find_artifact
+    from agentrl.pipelines.replay import ReplayError
+    from agentrl.pipelines.replay import replay as compute
 
     search_in([Path.cwd()])  # a class of the user's own
     catalog = open_catalog(store)

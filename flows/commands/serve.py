@@ -7,10 +7,10 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from flows.commands._common import FAILED, fail, open_catalog
-from flows.commands.artifacts import looked_up
-from flows.options import Host, Json, ModelName, Port, Seed, TurnTokens, command
-from flows.terminal import say, say_json
+from agentrl.flows.commands._common import FAILED, fail, open_catalog
+from agentrl.flows.commands.artifacts import looked_up
+from agentrl.flows.options import Host, Json, ModelName, Port, Seed, TurnTokens, command
+from agentrl.flows.terminal import say, say_json
 
 app = typer.Typer()
 
@@ -44,16 +44,16 @@ def serve(
 ) -> None:
     """Answer OpenAI's chat completions and Responses with a model, and record every conversation as rows of the buffer,
     with the tokens that were sampled. Ends at Ctrl-C."""
-    from schemas.installation import missing
+    from agentrl.schemas.installation import missing
 
     if said := missing("uvicorn", "serve") or missing("starlette", "serve"):
         raise fail(f"error: {said}")
+    from agentrl.pipelines.library import search_in
+    from agentrl.pipelines.serve import engine_config, recorder_of
+    from agentrl.pipelines.stages.budget import SamplingConfig
     from agentrl.recorder.app import LOOPBACK
     from agentrl.recorder.recorder import HISTORIES, History, RecorderSettings
     from agentrl.recorder.server import serve as serving
-    from pipelines.library import search_in
-    from pipelines.serve import engine_config, recorder_of
-    from pipelines.stages.budget import SamplingConfig
 
     if history not in HISTORIES:
         raise fail(f"error: --history {history}: allowed are {', '.join(HISTORIES)}")

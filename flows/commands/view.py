@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentrl.flows.commands._common import FAILED, fail, open_buffer, open_catalog
+from agentrl.flows.options import At, Force, Host, Json, Port, Store, command
+from agentrl.flows.terminal import say, say_json
 from agentrl.recorder.listening import bound
-from flows.commands._common import FAILED, fail, open_buffer, open_catalog
-from flows.options import At, Force, Host, Json, Port, Store, command
-from flows.terminal import say, say_json
 
 if TYPE_CHECKING:
-    from flows.viewer.guard import Door
+    from agentrl.flows.viewer.guard import Door
 
 app = typer.Typer()
 
@@ -51,11 +51,11 @@ def view(
     if atlas is not None:
         _write_atlas(store, atlas, as_json)
         return
-    from schemas.installation import missing
+    from agentrl.schemas.installation import missing
 
     if said := missing("uvicorn", "view") or missing("starlette", "view"):
         raise fail(f"error: {said}")
-    from flows.viewer.guard import Door, is_loopback
+    from agentrl.flows.viewer.guard import Door, is_loopback
 
     if write and unsafe_open:
         raise fail("error: --write and --unsafe-open do not go together: who may change something needs the token")
@@ -97,9 +97,9 @@ class _WithoutPandas:
 
 def _write_atlas(store: str, path: Path, as_json: bool) -> None:
     """The scalar columns of the rows with ``projection_x`` and ``projection_y``, as Parquet."""
-    from datastore.retrieval.index import SearchIndex
-    from datastore.writer import SCALARS
-    from flows.viewer.pages.points import placed
+    from agentrl.datastore.retrieval.index import SearchIndex
+    from agentrl.datastore.writer import SCALARS
+    from agentrl.flows.viewer.pages.points import placed
 
     if path.exists():
         raise fail(f"error: --atlas {path} exists; choose another name, or remove it")
@@ -143,11 +143,11 @@ def export(
         raise fail(f"error: there is no folder {file.parent}")
     if "://" not in store and not Path(store).is_dir():
         raise fail(f"error: there is no store at {store}; check --store")
-    from flows.viewer.offline.export import choose
-    from flows.viewer.offline.export import export as written
-    from flows.viewer.offline.redaction import Redactor
-    from flows.viewer.reader import StoreReader
-    from flows.viewer.refused import RefusedError
+    from agentrl.flows.viewer.offline.export import choose
+    from agentrl.flows.viewer.offline.export import export as written
+    from agentrl.flows.viewer.offline.redaction import Redactor
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.refused import RefusedError
 
     redactor, reader = Redactor(redact or ()), StoreReader(store)
     try:
@@ -180,7 +180,7 @@ def _serve(store: str, door: "Door", listening: socket.socket) -> None:
 
     sys.meta_path.insert(0, _WithoutPandas)
 
-    from flows.viewer.app import application, opening
+    from agentrl.flows.viewer.app import application, opening
 
     app_ = application(opening(store), door, lambda: server.should_exit)
     config = uvicorn.Config(app_, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)

@@ -18,16 +18,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from datastore.errors import NoBufferError, StoreError
-from flows.viewer.files import FrontEnd, asked_first
-from flows.viewer.guard import SESSION, Door, Guard
-from flows.viewer.questions import ACTIONS, QUESTIONS, Answering, Question
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire import Refusal, Writing
-from pipelines.secrets import redacted
+from agentrl.datastore.errors import NoBufferError, StoreError
+from agentrl.flows.viewer.files import FrontEnd, asked_first
+from agentrl.flows.viewer.guard import SESSION, Door, Guard
+from agentrl.flows.viewer.questions import ACTIONS, QUESTIONS, Answering, Question
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire import Refusal, Writing
+from agentrl.pipelines.secrets import redacted
 
 if TYPE_CHECKING:
-    from flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.reader import StoreReader
 
 STATIC = Path(__file__).parent / "static"
 AT_ONCE = 4
@@ -46,7 +46,7 @@ def opening(store: str) -> "Future[StoreReader]":
 
     def open_store() -> None:
         try:
-            from flows.viewer.reader import StoreReader
+            from agentrl.flows.viewer.reader import StoreReader
 
             future.set_result(StoreReader(store))
         except BaseException as error:  # raised again by each question

@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
+
+from agentrl.schemas.installation import PACKAGE_ROOT
 
 
 def command_of(*arguments: str, patience: float) -> "subprocess.CompletedProcess[str]":
     """Run a command of `agentrl` in a process of its own, with this code."""
     return subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments],
+        [sys.executable, "-m", "agentrl.flows.cli", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -22,7 +23,7 @@ def command_of(*arguments: str, patience: float) -> "subprocess.CompletedProcess
 def begun(*arguments: str) -> "subprocess.Popen[str]":
     """Begin a command of `agentrl` in a process of its own, with this code; the caller waits for it."""
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *arguments],
+        [sys.executable, "-m", "agentrl.flows.cli", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -33,4 +34,4 @@ def begun(*arguments: str) -> "subprocess.Popen[str]":
 
 def _with_this_code() -> str:
     there = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    return os.pathsep.join([str(Path(__file__).parents[2]), *there])
+    return os.pathsep.join([str(PACKAGE_ROOT), *there])

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from flows.viewer.wire.queries import (
+from agentrl.flows.viewer.wire.queries import (
     ArmsQuery,
     ArtifactPage,
     ArtifactQuery,
@@ -37,7 +37,7 @@ from flows.viewer.wire.queries import (
 )
 
 if TYPE_CHECKING:
-    from flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.reader import StoreReader
 
 ARROW = "application/vnd.apache.arrow.stream"
 SHORT = 1000
@@ -78,19 +78,19 @@ def _facets(reader: "StoreReader", request: Request, question: Filtered) -> Resp
 
 
 def _rule(reader: "StoreReader", request: Request, question: Filtered) -> Response:
-    from flows.viewer.pages.saving import rule
+    from agentrl.flows.viewer.pages.saving import rule
 
     return _json(rule(reader, question))
 
 
 def _saved(reader: "StoreReader", request: Request, question: SaveQuery) -> Response:
-    from flows.viewer.pages.saving import save
+    from agentrl.flows.viewer.pages.saving import save
 
     return _json(save(reader, question))
 
 
 def _sql(reader: "StoreReader", request: Request, question: SQLQuery) -> Response:
-    from flows.viewer.query.console import ask
+    from agentrl.flows.viewer.query.console import ask
 
     body, headers = ask(reader.tables, question)
     return Response(body, headers=headers, media_type=ARROW)

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.errors import StoreError, UnknownTrajectoryError
-from datastore.prefixes import sampled
-from datastore.tokenizers import TokenBytes
-from datastore.writer import SCALARS
-from flows.viewer.pages import compare, curation, nodes, pairs, runs, tokens, training, trajectory, tree
-from flows.viewer.pages.decoding import Decoded, decoded
-from flows.viewer.pages.doctor import Doctor
-from flows.viewer.pages.graph import Plans
-from flows.viewer.pages.overview import known_settings, overview, run_answer, what_if
-from flows.viewer.pages.replays import Replays
-from flows.viewer.query import among, facets
-from flows.viewer.query.artifacts import Artifacts, numbers
-from flows.viewer.query.tables import Recent, Snapshot, Tables, both, column_of, stream
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.buffer import Facets, Hit, Hits
-from flows.viewer.wire.compare import (
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.errors import StoreError, UnknownTrajectoryError
+from agentrl.datastore.prefixes import sampled
+from agentrl.datastore.tokenizers import TokenBytes
+from agentrl.datastore.writer import SCALARS
+from agentrl.flows.viewer.pages import compare, curation, nodes, pairs, runs, tokens, training, trajectory, tree
+from agentrl.flows.viewer.pages.decoding import Decoded, decoded
+from agentrl.flows.viewer.pages.doctor import Doctor
+from agentrl.flows.viewer.pages.graph import Plans
+from agentrl.flows.viewer.pages.overview import known_settings, overview, run_answer, what_if
+from agentrl.flows.viewer.pages.replays import Replays
+from agentrl.flows.viewer.query import among, facets
+from agentrl.flows.viewer.query.artifacts import Artifacts, numbers
+from agentrl.flows.viewer.query.tables import Recent, Snapshot, Tables, both, column_of, stream
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.buffer import Facets, Hit, Hits
+from agentrl.flows.viewer.wire.compare import (
     Aligned,
     Evaluations,
     Funnels,
@@ -35,17 +35,17 @@ from flows.viewer.wire.compare import (
     TaskAttempts,
     TaskTree,
 )
-from flows.viewer.wire.overview import Overview, PlanAnswer
-from flows.viewer.wire.queries import Filtered, Page
-from flows.viewer.wire.runs import KnownSettings, RunsCompared
-from flows.viewer.wire.search import MapPrompts, SearchTree, SearchTrees
-from flows.viewer.wire.training import LiveAnswer, RunAnswer, TrainingStage, TrainingStages
-from flows.viewer.wire.trajectory import RowAnswer, ShownMessage
-from pipelines.tokenizers import token_bytes
+from agentrl.flows.viewer.wire.overview import Overview, PlanAnswer
+from agentrl.flows.viewer.wire.queries import Filtered, Page
+from agentrl.flows.viewer.wire.runs import KnownSettings, RunsCompared
+from agentrl.flows.viewer.wire.search import MapPrompts, SearchTree, SearchTrees
+from agentrl.flows.viewer.wire.training import LiveAnswer, RunAnswer, TrainingStage, TrainingStages
+from agentrl.flows.viewer.wire.trajectory import RowAnswer, ShownMessage
+from agentrl.pipelines.tokenizers import token_bytes
 
 if TYPE_CHECKING:
-    from datastore.retrieval.index import SearchIndex, State
-    from flows.viewer.pages.points import Points
+    from agentrl.datastore.retrieval.index import SearchIndex, State
+    from agentrl.flows.viewer.pages.points import Points
 
 INDEX = "embedded"
 PLAN_S = 5.0
@@ -236,7 +236,7 @@ class StoreReader:
 
     def map(self, question: Filtered) -> bytes:
         """The points of the map as an Arrow stream. A lasso says which plane is asked for, and hides no point."""
-        from flows.viewer.pages.points import lasso, point_table
+        from agentrl.flows.viewer.pages.points import lasso, point_table
 
         snapshot = self.tables.at(question.at)
         found = self._points(lasso(question.lasso)[0] if question.lasso else None)
@@ -244,7 +244,7 @@ class StoreReader:
         return stream(point_table(found, snapshot, self.mask(whole, snapshot)))
 
     def map_prompts(self, question: Filtered) -> MapPrompts:
-        from flows.viewer.pages.points import lasso, prompts
+        from agentrl.flows.viewer.pages.points import lasso, prompts
 
         snapshot = self.tables.at(question.at)
         found = self._points(lasso(question.lasso)[0] if question.lasso else None)
@@ -278,7 +278,7 @@ class StoreReader:
 
     def _index(self) -> "tuple[SearchIndex, State]":
         """The search index and its state. Raises RefusedError if there is none."""
-        from datastore.retrieval.index import SearchIndex
+        from agentrl.datastore.retrieval.index import SearchIndex
 
         index = SearchIndex(self.tables.buffer, INDEX)
         state = index.state()
@@ -292,7 +292,7 @@ class StoreReader:
 
     def _points(self, frame: str | None) -> "Points":
         """The points of the map. Raises RefusedError if there is no index, or no such frame."""
-        from flows.viewer.pages.points import frame_of, points
+        from agentrl.flows.viewer.pages.points import frame_of, points
 
         index, state = self._index()
         key = (frame_of(state, frame), state.parts)
@@ -320,7 +320,7 @@ class StoreReader:
         return found
 
     def _in_lasso(self, text: str, snapshot: Snapshot) -> np.ndarray:
-        from flows.viewer.pages.points import lasso
+        from agentrl.flows.viewer.pages.points import lasso
 
         frame, corners = lasso(text)
         found = self._points(frame)

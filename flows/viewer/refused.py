@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from flows.viewer.wire import Refusal
+from agentrl.flows.viewer.wire import Refusal
 
 
 class RefusedError(Exception):
-    """What was asked cannot be answered, and why. The client gets it as :class:`flows.viewer.wire.Refusal`."""
+    """What was asked cannot be answered, and why. The client gets it as :class:`agentrl.flows.viewer.wire.Refusal`."""
 
     def __init__(
         self,

@@ -9,15 +9,15 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from agentrl.engines.base import Compress, Sampling
+from agentrl.pipelines.stage import StageConfig
 from agentrl.rollouts.rationalize import with_hint
-from pipelines.stage import StageConfig
-from schemas.annotations import ADDED
+from agentrl.schemas.annotations import ADDED
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
     from agentrl.rollouts.runner import RolloutRunner
+    from agentrl.schemas.task import Task
     from agentrl.training.rows import TrainingRows
-    from schemas.task import Task
 
 ROOM = 16
 """Tokens after the prompt without which a rollout says nothing: about those of a short tool call."""

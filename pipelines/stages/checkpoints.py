@@ -13,16 +13,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from agentrl.datastore.places import sync_tree
 from agentrl.engines.streams import stream
+from agentrl.pipelines.handles import Folder, Model
+from agentrl.pipelines.stage import Context, Earlier, StageConfig
 from agentrl.rollouts.segments import episode_of, firsts
-from datastore.places import sync_tree
-from pipelines.handles import Folder, Model
-from pipelines.stage import Context, Earlier, StageConfig
 
 if TYPE_CHECKING:
     from agentrl.online.learner import OnlineState
     from agentrl.online.loop import OnlineLoop
-    from schemas.task import Task
+    from agentrl.schemas.task import Task
 
 DEV = 1_000_000_000
 """Shards and rollouts from this number on are those on the tasks of ``dev``."""

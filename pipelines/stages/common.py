@@ -11,14 +11,14 @@ from agentrl.engines.base import Sampling
 from agentrl.engines.configs import EngineConfig
 from agentrl.environments import load_environment
 from agentrl.models.tiny import DEFAULT_SIZE, TinySize
+from agentrl.pipelines.fields import leaves
+from agentrl.pipelines.handles import Model, Trajectories
+from agentrl.pipelines.readiness import lacks_template
+from agentrl.pipelines.stage import Context, External, StageConfig, reveal
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
-from pipelines.fields import leaves
-from pipelines.handles import Model, Trajectories
-from pipelines.readiness import lacks_template
-from pipelines.stage import Context, External, StageConfig, reveal
-from schemas.choice import plain
-from schemas.trajectory import NOT_TRAINED
+from agentrl.schemas.choice import plain
+from agentrl.schemas.trajectory import NOT_TRAINED
 
 if TYPE_CHECKING:
     from agentrl.engines.base import Engine
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from agentrl.models.policy import Policy, Speaker
     from agentrl.rewards.component import Reward
     from agentrl.rollouts.runner import RolloutRunner
-    from schemas.task import Task
-    from schemas.trajectory import Message
+    from agentrl.schemas.task import Task
+    from agentrl.schemas.trajectory import Message
 
 
 REWARDS = "components, {type: format, weight: 0.1} or {type: module:Class, ...}, added to the environment's reward"

@@ -15,18 +15,18 @@ from agentrl.chat.codec import tokenize
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
+from agentrl.pipelines.handles import Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig
+from agentrl.pipelines.stages.budget import SamplingConfig
+from agentrl.pipelines.stages.common import REWARDS, count, refuse_measured, tagged_as_not_trained
+from agentrl.pipelines.stages.outcomes import record_failures
+from agentrl.pipelines.stages.shards import Shards
+from agentrl.pipelines.stages.stored_tasks import KnownTasks
 from agentrl.rewards import Rewards
 from agentrl.rollouts.compression import SOURCE as SEGMENTED
 from agentrl.rollouts.limits import Limits
-from pipelines.handles import Tasks, Trajectories
-from pipelines.stage import Context, StageConfig
-from pipelines.stages.budget import SamplingConfig
-from pipelines.stages.common import REWARDS, count, refuse_measured, tagged_as_not_trained
-from pipelines.stages.outcomes import record_failures
-from pipelines.stages.shards import Shards
-from pipelines.stages.stored_tasks import KnownTasks
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy

@@ -12,16 +12,23 @@ from agentrl.advantages.turns import own_turns
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.stages.budget import SamplingConfig
+from agentrl.pipelines.stages.common import (
+    count,
+    environment,
+    load_policy,
+    record_dialect,
+    rollout_runner,
+    warn_of_error,
+)
+from agentrl.pipelines.stages.continuing import TaskRow, rows_to_continue
+from agentrl.pipelines.stages.outcomes import record_failures
+from agentrl.pipelines.stages.shards import Shards
 from agentrl.rollouts.limits import Limits
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.budget import SamplingConfig
-from pipelines.stages.common import count, environment, load_policy, record_dialect, rollout_runner, warn_of_error
-from pipelines.stages.continuing import TaskRow, rows_to_continue
-from pipelines.stages.outcomes import record_failures
-from pipelines.stages.shards import Shards
-from schemas.annotations import ADDED
-from schemas.trajectory import Trajectory
+from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy

@@ -6,13 +6,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from datastore.curation.rules import Rule
-from pipelines.handles import Scores, Table, Tasks, Trajectories
-from pipelines.stage import Context, stage
-from pipelines.stages.scores import ByScorer, scores_of
+from agentrl.datastore.curation.rules import Rule
+from agentrl.pipelines.handles import Scores, Table, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, stage
+from agentrl.pipelines.stages.scores import ByScorer, scores_of
 
 if TYPE_CHECKING:
-    from datastore.curation.curate import Level
+    from agentrl.datastore.curation.curate import Level
 
 EXAMPLES = 3
 FUNNEL_SCHEMA = pa.schema(
@@ -76,8 +76,8 @@ def curate(
     """Narrow trajectories by rules to a selection of ids. The funnel has a row per rule: rows before and after, and the
     ids of some rows that it dropped. The table ``dropped`` has all of them, each with the rule. Rows of other splits
     are left out by default, as the funnel says. ``heldout`` tasks are what the rule ``decontaminate`` compares with."""
-    from datastore.curation.curate import Level
-    from datastore.curation.curate import curate as apply
+    from agentrl.datastore.curation.curate import Level
+    from agentrl.datastore.curation.curate import curate as apply
 
     given = distinct(trajectories)
     kept, funnel = given, list[Level]()

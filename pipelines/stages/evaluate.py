@@ -13,24 +13,24 @@ from agentrl.engines import TokenEngineChoice
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
+from agentrl.pipelines.handles import Model, Table, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
+from agentrl.pipelines.stages.budget import Compressing, check_room
+from agentrl.pipelines.stages.common import count, environment, load_policy, rollout_runner, secrets_of
+from agentrl.pipelines.stages.measures import EVERY, Attempted, Optimum, attempted, choices, parts, summary
+from agentrl.pipelines.stages.outcomes import out_of_context, record_failures, warn_of_ends
+from agentrl.pipelines.stages.searched import PICKED, WITH_FEEDBACK, searched
+from agentrl.pipelines.stages.shards import Shards
+from agentrl.pipelines.stages.trees import TreeSearchConfig
 from agentrl.rewards import Components
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.segments import by_episode, episode_of, whole
-from pipelines.handles import Model, Table, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, reveal, stage
-from pipelines.stages.budget import Compressing, check_room
-from pipelines.stages.common import count, environment, load_policy, rollout_runner, secrets_of
-from pipelines.stages.measures import EVERY, Attempted, Optimum, attempted, choices, parts, summary
-from pipelines.stages.outcomes import out_of_context, record_failures, warn_of_ends
-from pipelines.stages.searched import PICKED, WITH_FEEDBACK, searched
-from pipelines.stages.shards import Shards
-from pipelines.stages.trees import TreeSearchConfig
-from schemas.annotations import ADDED
-from schemas.task import Task
-from schemas.trajectory import Trajectory as Row
+from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory as Row
 
 if TYPE_CHECKING:
-    from pipelines.compare import Arm
+    from agentrl.pipelines.compare import Arm
 
 
 class EvaluateConfig(Compressing):
@@ -218,8 +218,8 @@ def compare(context: Context, config: CompareConfig, attempts: list[Trajectories
     tasks), p (McNemar's exact test, if all outcomes are 0 or 1), tasks, gained, lost, unshared, verdict in
     words. ``tasks`` lists each task of both: env, task_id, prompt, before, after, and whether it was gained or lost.
     """
-    from datastore.catalog import Catalog
-    from pipelines.compare import compared, measure, verdict
+    from agentrl.datastore.catalog import Catalog
+    from agentrl.pipelines.compare import compared, measure, verdict
 
     catalog = Catalog(context.buffer.store)
     found = compared([measure(catalog, one, greedy=config.greedy) for one in attempts])

@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from agentrl.advantages.turns import own_turns, turn_spans
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.stage import Context, stage
-from pipelines.stages.budget import check_room
-from pipelines.stages.common import load_policy, rollout_runner
-from pipelines.stages.continuing import (
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, stage
+from agentrl.pipelines.stages.budget import check_room
+from agentrl.pipelines.stages.common import load_policy, rollout_runner
+from agentrl.pipelines.stages.continuing import (
     Continuations,
     ContinuingConfig,
     chosen_turns,
     rows_to_continue,
 )
-from schemas.annotations import ADDED
-from schemas.trajectory import NOT_TRAINED, Trajectory
+from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.engines.base import Engine

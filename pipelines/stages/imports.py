@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import pyarrow as pa
 from pydantic import Field, PlainValidator, field_validator
 
-from pipelines.handles import Table, Trajectories
-from pipelines.stage import Context, External, StageConfig, stage
+from agentrl.pipelines.handles import Table, Trajectories
+from agentrl.pipelines.stage import Context, External, StageConfig, stage
 
 if TYPE_CHECKING:
+    from agentrl.datastore.formats.imports import CheckTokens, Imported, Labels
+    from agentrl.datastore.formats.own import OwnFormat
+    from agentrl.datastore.ingest import OnError
     from agentrl.models.policy import Tokenizing
-    from datastore.formats.imports import CheckTokens, Imported, Labels
-    from datastore.formats.own import OwnFormat
-    from datastore.ingest import OnError
 
 FILES_SCHEMA = pa.schema(
     [
@@ -30,9 +30,9 @@ def known_format(format: Any) -> Any:
     format."""
     if format is None:
         return None
-    from datastore.errors import StoreError
-    from datastore.formats import named
-    from datastore.formats.own import OWN_FORMAT
+    from agentrl.datastore.errors import StoreError
+    from agentrl.datastore.formats import named
+    from agentrl.datastore.formats.own import OWN_FORMAT
 
     if not isinstance(format, str) or ":" in format:
         return OWN_FORMAT.read(format)
@@ -81,7 +81,7 @@ class ImportConfig(StageConfig):
 
     def labels(self, tokenizer: str | None) -> "Labels":
         """The values for all rows, of which ``tokenizer``, by its fingerprint, made the ids."""
-        from datastore.formats.labels import Labels
+        from agentrl.datastore.formats.labels import Labels
 
         return Labels(self.env, self.split, self.policy, self.task_prefix, self.reward, self.success, tokenizer)
 
@@ -106,7 +106,7 @@ def import_(context: Context, config: ImportConfig) -> Import:
     """Rows of files and folders in any format of docs/formats.md. The paths count by their content: if a file changes
     or a folder gets another one, all of them are imported again. The second output says which file gave how many rows;
     the metrics count what is not carried."""
-    from datastore.formats.imports import reading
+    from agentrl.datastore.formats.imports import reading
 
     speaker, check = tokenizer_check(config.tokenizer) if config.tokenizer else (None, None)
     if speaker:
@@ -131,7 +131,7 @@ def import_(context: Context, config: ImportConfig) -> Import:
 
 def _renamed(tables: Iterator[pa.Table], context: Context) -> Iterator[pa.Table]:
     """Rows under ids of this stage run."""
-    from datastore.formats.columns import with_column
+    from agentrl.datastore.formats.columns import with_column
 
     ids: dict[str, str] = {}
     for table in tables:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from agentrl.pipelines.handles import NoteTable, Trajectories
+from agentrl.pipelines.stage import StageConfig
+from agentrl.pipelines.stages.retrieved import ExperienceItem, Retrieved, as_experience
 from agentrl.rollouts.rationalize import literal
-from pipelines.handles import NoteTable, Trajectories
-from pipelines.stage import StageConfig
-from pipelines.stages.retrieved import ExperienceItem, Retrieved, as_experience
-from schemas.annotations import ADDED
-from schemas.note import Note, NoteScope
-from schemas.task import Task
+from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.note import Note, NoteScope
+from agentrl.schemas.task import Task
 
 if TYPE_CHECKING:
-    from datastore.retrieval.experience import Demonstration
+    from agentrl.datastore.retrieval.experience import Demonstration
 
 
 class NotesShown(StageConfig):

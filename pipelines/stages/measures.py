@@ -10,10 +10,10 @@ from agentrl.environments.scripted import NoExpertError
 from agentrl.rewards.behaviour import calls_of, valid_calls, violations
 from agentrl.rewards.component import Reward, graded
 from agentrl.rollouts.demonstrations import optimal_steps
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Termination, Trajectory
 from agentrl.statistics.intervals import wilson_of_tasks
 from agentrl.statistics.passes import pass_rates
-from schemas.task import Task
-from schemas.trajectory import Termination, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.environments.base import Environment

@@ -9,19 +9,19 @@ from pydantic import Field
 
 from agentrl.engines import EngineChoice
 from agentrl.engines.streams import stream
+from agentrl.pipelines.handles import Model, NoteTable, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.stages.budget import SamplingConfig
+from agentrl.pipelines.stages.common import count, environment, load_policy, secrets_of
+from agentrl.pipelines.stages.in_context import check_training
 from agentrl.rewards.answers import final_answer
-from pipelines.handles import Model, NoteTable, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.budget import SamplingConfig
-from pipelines.stages.common import count, environment, load_policy, secrets_of
-from pipelines.stages.in_context import check_training
-from schemas.note import Note, NoteScope
-from schemas.trajectory import NOT_TRAINED, Trajectory
+from agentrl.schemas.note import Note, NoteScope
+from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.engines.configs import EngineConfig
     from agentrl.environments.base import Environment
-    from schemas.task import Task
+    from agentrl.schemas.task import Task
 
 By = Annotated[
     Literal["env"] | EngineChoice,
@@ -133,9 +133,9 @@ def _by_engine(
     context: Context, engine: "EngineConfig", drawn: SamplingConfig, rows: Sequence[Trajectory], model: Model | None
 ) -> list[str]:
     """What an engine says of failed attempts; nothing if it could not be asked."""
+    from agentrl.pipelines.stage import reveal
     from agentrl.rollouts.reflection import Reflection, reflections
     from agentrl.rollouts.runner import Attempt, RolloutRunner
-    from pipelines.stage import reveal
 
     if engine.exact and model is None:
         raise ValueError(f"engine {engine.type} samples from a model; wire inputs.model")

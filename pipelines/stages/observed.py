@@ -8,12 +8,12 @@ import pyarrow as pa
 from pydantic import Field
 
 from agentrl.algorithms.policy_gradient import PolicyGradient
-from pipelines.stage import Context
-from pipelines.stages.common import count
-from pipelines.stages.selected import Selected
-from pipelines.stages.training_rows import decode, outcomes, trained_on
-from schemas.annotations import ADDED
-from schemas.training import CE_WEIGHTS, TWO_STREAMS
+from agentrl.pipelines.stage import Context
+from agentrl.pipelines.stages.common import count
+from agentrl.pipelines.stages.selected import Selected
+from agentrl.pipelines.stages.training_rows import decode, outcomes, trained_on
+from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.training import CE_WEIGHTS, TWO_STREAMS
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from agentrl.pipelines.stage import Context
+from agentrl.pipelines.stages.checkpoints import BATCHES, DEV, number_of
 from agentrl.rollouts.segments import episode_of
-from pipelines.stage import Context
-from pipelines.stages.checkpoints import BATCHES, DEV, number_of
-from schemas.arrow import from_table, to_table
-from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
+from agentrl.schemas.arrow import from_table, to_table
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.online.recorded import Recorded

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from agentrl.pipelines.stage import Context
+from agentrl.pipelines.stages.common import count
 from agentrl.rollouts.outcomes import LIMITS, shares_of_ends
-from pipelines.stage import Context
-from pipelines.stages.common import count
-from schemas.trajectory import Termination, Trajectory
+from agentrl.schemas.trajectory import Termination, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.rollouts.runner import RolloutRunner

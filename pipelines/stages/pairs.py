@@ -8,15 +8,15 @@ from pydantic import Field
 
 from agentrl.advantages.turns import acting
 from agentrl.chat.codec import tokenize
+from agentrl.pipelines.handles import Model, Pairs, Scores, Steps, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.stages.common import count, refuse_measured, tagged_as_not_trained
+from agentrl.pipelines.stages.scores import ByScorer, under
+from agentrl.pipelines.stages.values import values_by_one
+from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.pair import Pair
+from agentrl.schemas.trajectory import Trajectory
 from agentrl.search.agentq import by_task, outcome_pairs, step_pairs, trajectory_pairs
-from pipelines.handles import Model, Pairs, Scores, Steps, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import count, refuse_measured, tagged_as_not_trained
-from pipelines.stages.scores import ByScorer, under
-from pipelines.stages.values import values_by_one
-from schemas.annotations import ADDED
-from schemas.pair import Pair
-from schemas.trajectory import Trajectory
 
 
 class PairsConfig(ByScorer):

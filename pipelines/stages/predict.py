@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from pydantic import Field, model_validator
 
+from agentrl.datastore.retrieval.experience import render
 from agentrl.environments import EnvironmentChoice
-from datastore.retrieval.experience import render
-from pipelines.handles import Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from schemas.task import Task
-from schemas.trajectory import NOT_TRAINED, Message, Role, Trajectory
+from agentrl.pipelines.handles import Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Trajectory
 
 ASKED = "Result?"
 """How a prompt ends."""

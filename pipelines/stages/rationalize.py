@@ -9,21 +9,21 @@ from pydantic import Field, model_validator
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
+from agentrl.pipelines.handles import Model, NoteTable, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.stages.budget import SamplingConfig, check_room
+from agentrl.pipelines.stages.common import count, load_policy, record_dialect, rollout_runner
+from agentrl.pipelines.stages.in_context import InContext, Showing
+from agentrl.pipelines.stages.outcomes import record_failures, warn_of_ends
+from agentrl.pipelines.stages.retries import check_trained_on
+from agentrl.pipelines.stages.shards import Shards
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.rationalize import HINT, only_repeats, strip_hint
+from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 from agentrl.search.agentq import by_task
-from pipelines.handles import Model, NoteTable, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.budget import SamplingConfig, check_room
-from pipelines.stages.common import count, load_policy, record_dialect, rollout_runner
-from pipelines.stages.in_context import InContext, Showing
-from pipelines.stages.outcomes import record_failures, warn_of_ends
-from pipelines.stages.retries import check_trained_on
-from pipelines.stages.shards import Shards
-from schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
-    from schemas.task import Task
+    from agentrl.schemas.task import Task
 
 
 class RationalizeConfig(StageConfig):

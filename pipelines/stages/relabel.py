@@ -11,16 +11,16 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from agentrl.engines.blocking import blocking
+from agentrl.pipelines.handles import Model, Table, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
+from agentrl.pipelines.stages.common import count, environment, load_policy, refuse_measured, secrets_of, warn_of_error
+from agentrl.pipelines.stages.selected import check_tokenizer
+from agentrl.pipelines.stages.stored_tasks import KnownTasks
 from agentrl.rewards.judge import Judge
 from agentrl.rollouts.hindsight import AchievedGoals, Admission, DescribedGoals, Describer, Goals, Which
 from agentrl.rollouts.reopen import reopened
 from agentrl.rollouts.verification import Solved
-from pipelines.handles import Model, Table, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, reveal, stage
-from pipelines.stages.common import count, environment, load_policy, refuse_measured, secrets_of, warn_of_error
-from pipelines.stages.selected import check_tokenizer
-from pipelines.stages.stored_tasks import KnownTasks
-from schemas.trajectory import NOT_TRAINED, Role, Termination, Trajectory
+from agentrl.schemas.trajectory import NOT_TRAINED, Role, Termination, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.environments.base import Environment

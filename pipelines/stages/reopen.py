@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from agentrl.engines.blocking import blocking
 from agentrl.environments.adapted import protocol
 from agentrl.environments.hosts import Threads
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.stages.common import count, environment, record_dialect, refuse_measured
+from agentrl.pipelines.stages.in_context import EXPERIENCE, NOTE
+from agentrl.pipelines.stages.stored_tasks import KnownTasks, TaskKey, key_of
 from agentrl.rollouts.rationalize import only_repeats, shown_after
 from agentrl.rollouts.reopen import opening_of, reopened
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import count, environment, record_dialect, refuse_measured
-from pipelines.stages.in_context import EXPERIENCE, NOTE
-from pipelines.stages.stored_tasks import KnownTasks, TaskKey, key_of
-from schemas.trajectory import NOT_TRAINED
+from agentrl.schemas.trajectory import NOT_TRAINED
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Speaker
-    from schemas.task import Task
-    from schemas.trajectory import Message, Trajectory
+    from agentrl.schemas.task import Task
+    from agentrl.schemas.trajectory import Message, Trajectory
 
 SOURCE = "reopened"
 AT_ONCE = 64

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import Field
 
 from agentrl.chat.hermes import format_assistant
-from pipelines.handles import Report, Table, Trajectories
-from pipelines.printable import markdown, markdown_code, printable
-from pipelines.stage import Context, StageConfig, stage
-from schemas.trajectory import Role
+from agentrl.pipelines.handles import Report, Table, Trajectories
+from agentrl.pipelines.printable import markdown, markdown_code, printable
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.schemas.trajectory import Role
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 BLUE, ORANGE, GREY = "#2563eb", "#ea580c", "#94a3b8"
@@ -79,7 +79,7 @@ DETAILS = {
     "valid_calls": ("valid calls", "{:.3f}"),
     "violations_per_1000": ("violations per 1,000", "{:.1f}"),
 }
-"""Measures of :mod:`pipelines.stages.measures` -> their column and form."""
+"""Measures of :mod:`agentrl.pipelines.stages.measures` -> their column and form."""
 
 
 def _details(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -102,8 +102,8 @@ def _details(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _coverage(context: Context, metrics: list[Table], curves: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """What became of the tasks that online stages drew: a sentence for each stage, and a table by age. Each stage has
     checked it."""
-    from datastore.catalog import Catalog
-    from pipelines.coverage import COLUMNS, covered
+    from agentrl.datastore.catalog import Catalog
+    from agentrl.pipelines.coverage import COLUMNS, covered
 
     catalog, found = Catalog(context.buffer.store), []
     for table in metrics:
@@ -122,8 +122,8 @@ def _coverage(context: Context, metrics: list[Table], curves: dict[str, list[dic
 
 def _worse(context: Context, evaluations: list[Table]) -> list[str]:
     """What training made worse; each is a warning of the stage too."""
-    from datastore.catalog import Catalog
-    from pipelines.compare import regressions
+    from agentrl.datastore.catalog import Catalog
+    from agentrl.pipelines.compare import regressions
 
     catalog = Catalog(context.buffer.store)
     manifests = [catalog.manifest(table.stage, table.fingerprint) for table in evaluations]
@@ -155,8 +155,8 @@ def _rendered(content: dict[str, Any]) -> dict[str, str]:
 
 def _sweeps(context: Context, attempts: list[Trajectories]) -> list[dict[str, Any]]:
     """A table for each set of evaluations whose policies were made in the same way: its columns, rows and verdicts."""
-    from datastore.catalog import Catalog
-    from pipelines.compare import measure, sweeps
+    from agentrl.datastore.catalog import Catalog
+    from agentrl.pipelines.compare import measure, sweeps
 
     catalog = Catalog(context.buffer.store)
     tables = []

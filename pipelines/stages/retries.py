@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schemas.trajectory import NOT_TRAINED, Trajectory
+from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
-    from pipelines.handles import Trajectories
-    from schemas.task import Task
+    from agentrl.pipelines.handles import Trajectories
+    from agentrl.schemas.task import Task
 
 SOURCE = "reflected"
 """Of the rows of retries."""

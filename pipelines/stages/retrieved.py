@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipelines.handles import Trajectories
-from pipelines.stage import StageConfig
+from agentrl.pipelines.handles import Trajectories
+from agentrl.pipelines.stage import StageConfig
 
 if TYPE_CHECKING:
-    from datastore.retrieval.experience import Demonstration
-    from datastore.retrieval.pinned import PinnedIndex
-    from schemas.task import Task
+    from agentrl.datastore.retrieval.experience import Demonstration
+    from agentrl.datastore.retrieval.pinned import PinnedIndex
+    from agentrl.schemas.task import Task
 
 SOLVED_BEFORE = "Solved before:"
 
@@ -47,8 +47,8 @@ class Retrieved:
 
     def of(self, task: "Task", item: ExperienceShown) -> "list[Demonstration]":
         """The runs that a task is shown, best match first."""
-        from datastore.retrieval.experience import experience
-        from datastore.retrieval.pinned import PinnedIndex
+        from agentrl.datastore.retrieval.experience import experience
+        from agentrl.datastore.retrieval.pinned import PinnedIndex
 
         if item.embedder not in self._indexes:
             self._indexes[item.embedder] = PinnedIndex(self._buffer, self._ids, item.embedder)

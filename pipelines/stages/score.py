@@ -11,17 +11,17 @@ import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from agentrl.engines.blocking import blocking
+from agentrl.pipelines.handles import Scores, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
+from agentrl.pipelines.stages.common import secrets_of
+from agentrl.pipelines.stages.stored_tasks import KnownTasks, TaskKey, key_of
 from agentrl.rewards import Components
 from agentrl.rewards.component import Reward, check_shares, graded
 from agentrl.rollouts.segments import by_episode, whole
-from pipelines.handles import Scores, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, reveal, stage
-from pipelines.stages.common import secrets_of
-from pipelines.stages.stored_tasks import KnownTasks, TaskKey, key_of
-from schemas.arrow import to_table
-from schemas.score import SCORE_SCHEMA, TrajectoryScore
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.score import SCORE_SCHEMA, TrajectoryScore
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 AT_ONCE = 256
 """Trajectories that are read and scored at once, and kept if the stage is killed."""

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipelines.handles import Scores, Trajectories
-from pipelines.problems import did_you_mean
-from pipelines.stage import StageConfig
-from schemas.trajectory import UnscoredError
+from agentrl.pipelines.handles import Scores, Trajectories
+from agentrl.pipelines.problems import did_you_mean
+from agentrl.pipelines.stage import StageConfig
+from agentrl.schemas.trajectory import UnscoredError
 
 
 class ByScorer(StageConfig):

@@ -8,19 +8,19 @@ from pydantic import Field
 from agentrl.advantages.turns import acting, turn_spans
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
+from agentrl.pipelines.handles import Model, Steps, Table, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, stage
+from agentrl.pipelines.stages.budget import SamplingConfig, check_room
+from agentrl.pipelines.stages.common import REWARDS, load_policy, rollout_runner, warn_of_splits
+from agentrl.pipelines.stages.trees import BY, GrownTree, TreeSearchConfig, grow
 from agentrl.rewards import Rewards
 from agentrl.rollouts.limits import Limits
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.node import NODE_SCHEMA, SearchNode
+from agentrl.schemas.step import StepValue
+from agentrl.schemas.trajectory import Trajectory
 from agentrl.search.tree import rest_value
 from agentrl.statistics.intervals import wilson
-from pipelines.handles import Model, Steps, Table, Tasks, Trajectories
-from pipelines.stage import Context, stage
-from pipelines.stages.budget import SamplingConfig, check_room
-from pipelines.stages.common import REWARDS, load_policy, rollout_runner, warn_of_splits
-from pipelines.stages.trees import BY, GrownTree, TreeSearchConfig, grow
-from schemas.arrow import to_table
-from schemas.node import NODE_SCHEMA, SearchNode
-from schemas.step import StepValue
-from schemas.trajectory import Trajectory
 
 
 class TreeConfig(TreeSearchConfig):

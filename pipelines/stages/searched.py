@@ -5,11 +5,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from agentrl.engines.blocking import blocking
+from agentrl.pipelines.stage import Context
+from agentrl.pipelines.stages.measures import EVERY, choices
+from agentrl.pipelines.stages.trees import GrownTree, TreeSearchConfig, grow
 from agentrl.rewards import Components
-from pipelines.stage import Context
-from pipelines.stages.measures import EVERY, choices
-from pipelines.stages.trees import GrownTree, TreeSearchConfig, grow
-from schemas.task import Task
+from agentrl.schemas.task import Task
 
 if TYPE_CHECKING:
     from agentrl.rollouts.runner import RolloutRunner

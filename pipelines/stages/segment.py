@@ -8,13 +8,13 @@ from pydantic import Field
 
 from agentrl.advantages.turns import acting
 from agentrl.chat.codec import tokenize
+from agentrl.pipelines.handles import Model, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.stages.common import count, load_policy, refuse_measured
+from agentrl.pipelines.stages.selected import check_tokenizer
 from agentrl.rollouts.compression import ASK, By, StepTooLongError, segments
-from pipelines.handles import Model, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import count, load_policy, refuse_measured
-from pipelines.stages.selected import check_tokenizer
-from schemas.annotations import ADDED
-from schemas.trajectory import Trajectory
+from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy

@@ -8,21 +8,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from datastore.curation.rules import Rule
-from datastore.errors import StoreError
-from datastore.lookup import id_array
-from pipelines.handles import Scores, Trajectories
-from pipelines.stage import Context, stage
-from pipelines.stages.curate import DROPPED_SCHEMA, Curation, distinct, dropped_rows, funnel_table
-from pipelines.stages.scores import ByScorer, scores_of
-from schemas.annotations import ADDED, External
+from agentrl.datastore.curation.rules import Rule
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.lookup import id_array
+from agentrl.pipelines.handles import Scores, Trajectories
+from agentrl.pipelines.stage import Context, stage
+from agentrl.pipelines.stages.curate import DROPPED_SCHEMA, Curation, distinct, dropped_rows, funnel_table
+from agentrl.pipelines.stages.scores import ByScorer, scores_of
+from agentrl.schemas.annotations import ADDED, External
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from datastore.buffer import TrajectoryBuffer
-    from datastore.curation.curate import Level
-    from datastore.sampling import Sample
+    from agentrl.datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.curation.curate import Level
+    from agentrl.datastore.sampling import Sample
 
 
 class Draw(BaseModel):
@@ -75,7 +75,7 @@ class SelectConfig(ByScorer):
     @field_validator("where")
     @classmethod
     def _can_be_answered(cls, where: str | None) -> str | None:
-        from datastore.curation.conditions import check_trajectories
+        from agentrl.datastore.curation.conditions import check_trajectories
 
         return where if where is None else check_trajectories(where)
 
@@ -92,7 +92,7 @@ def select(
     dropped. The table ``dropped`` has all of them, each with the rule. Rows of other splits are left out by default, so
     that no held-out row is trained on; they are counted. If a ``scorer`` is named, all of these see its rewards, and a
     row that it did not score is unscored."""
-    from datastore.curation.curate import curate
+    from agentrl.datastore.curation.curate import curate
 
     given = None if trajectories is None else distinct(trajectories)
     if config.ids is not None:
@@ -136,7 +136,7 @@ def select(
 
 def first_level(split: str | None, left: int, kept: int) -> "list[Level]":
     """The first level of a funnel, if ``left`` rows were left out because they are of other splits."""
-    from datastore.curation.curate import Level
+    from agentrl.datastore.curation.curate import Level
 
     return [Level(f"split {split}", left + kept, kept, [])] if left else []
 
@@ -206,7 +206,7 @@ def _drawn(
     scores: pa.Table | None,
 ) -> "tuple[int, Sample]":
     """How many rows there are to draw from, and the draw."""
-    from datastore.sampling import COLUMNS, SAMPLERS
+    from agentrl.datastore.sampling import COLUMNS, SAMPLERS
 
     rows = _rows(context.buffer, where, config.version, ids, COLUMNS[draw.strategy], scores)
     return rows.height, SAMPLERS[draw.strategy](rows, draw.n, context.seed, **draw.options)

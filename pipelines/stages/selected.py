@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from agentrl.chat.codec import tokenize
+from agentrl.datastore.errors import UnknownTrajectoryError
+from agentrl.datastore.prefixes import sampled
+from agentrl.pipelines.handles import Trajectories
+from agentrl.pipelines.stages.common import warn_of_splits
 from agentrl.rollouts.corrections import SOURCE as CORRECTED
 from agentrl.rollouts.exploring import RESAMPLED
 from agentrl.rollouts.splice import SOURCE as SPLICED
-from datastore.errors import UnknownTrajectoryError
-from datastore.prefixes import sampled
-from pipelines.handles import Trajectories
-from pipelines.stages.common import warn_of_splits
-from schemas.training import TRAINING_SCHEMA
-from schemas.trajectory import NOT_TRAINED, Message, Trajectory
+from agentrl.schemas.training import TRAINING_SCHEMA
+from agentrl.schemas.trajectory import NOT_TRAINED, Message, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Speaker

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from pipelines.stage import Context
-from schemas.trajectory import Termination, Trajectory
+from agentrl.pipelines.stage import Context
+from agentrl.schemas.trajectory import Termination, Trajectory
 
 Attempt = TypeVar("Attempt")
 

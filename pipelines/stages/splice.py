@@ -12,15 +12,15 @@ from pydantic import Field
 from agentrl.chat.codec import tokenize
 from agentrl.engines.blocking import blocking
 from agentrl.engines.streams import stream
+from agentrl.pipelines.handles import Model, NoteTable, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.stages.common import count, environment, record_dialect, refuse_measured, warn_of_error
+from agentrl.pipelines.stages.in_context import check_training
+from agentrl.pipelines.stages.stored_tasks import KnownTasks, TaskKey
 from agentrl.rollouts.continuations import check_replayable
 from agentrl.rollouts.splice import Splicer
 from agentrl.rollouts.verification import ReplayVerifier
-from pipelines.handles import Model, NoteTable, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.common import count, environment, record_dialect, refuse_measured, warn_of_error
-from pipelines.stages.in_context import check_training
-from pipelines.stages.stored_tasks import KnownTasks, TaskKey
-from schemas.trajectory import NOT_TRAINED, Trajectory
+from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Speaker

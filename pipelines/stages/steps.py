@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pydantic import Field
 
 from agentrl.advantages.turns import turn_spans
+from agentrl.pipelines.handles import Model, Steps, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, stage
+from agentrl.pipelines.stages.budget import check_room
+from agentrl.pipelines.stages.common import load_policy, rollout_runner
+from agentrl.pipelines.stages.continuing import Continuations, ContinuingConfig, TaskRow, chosen_turns, rows_to_continue
+from agentrl.schemas.step import StepValue
+from agentrl.schemas.trajectory import Trajectory
 from agentrl.search.values import StateValue, at_the_end, estimate, first_fall
-from pipelines.handles import Model, Steps, Tasks, Trajectories
-from pipelines.stage import Context, stage
-from pipelines.stages.budget import check_room
-from pipelines.stages.common import load_policy, rollout_runner
-from pipelines.stages.continuing import Continuations, ContinuingConfig, TaskRow, chosen_turns, rows_to_continue
-from schemas.step import StepValue
-from schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.rollouts.continuations import ForkPoint

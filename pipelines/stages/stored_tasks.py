@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from functools import cached_property
 
-from pipelines.handles import Tasks, Trajectories
-from schemas.arrow import from_table
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.pipelines.handles import Tasks, Trajectories
+from agentrl.schemas.arrow import from_table
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 TaskKey = tuple[str, str, str]
 

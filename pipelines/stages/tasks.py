@@ -10,11 +10,11 @@ import pyarrow as pa
 from pydantic import Field, ValidationError, field_validator
 
 from agentrl.environments import EnvironmentChoice, load_environment
-from pipelines.handles import Tasks, Trajectories
-from pipelines.stage import Context, External, StageConfig, stage
-from pipelines.stages.imports import FormatChoice
-from schemas.choice import plain
-from schemas.task import Task
+from agentrl.pipelines.handles import Tasks, Trajectories
+from agentrl.pipelines.stage import Context, External, StageConfig, stage
+from agentrl.pipelines.stages.imports import FormatChoice
+from agentrl.schemas.choice import plain
+from agentrl.schemas.task import Task
 
 
 class GenerateConfig(StageConfig):
@@ -71,7 +71,9 @@ def _check_splits(env: str, found: Any, sizes: Mapping[str, int]) -> None:
         raise TypeError(f"tasks() of {env} returned {what}; return a dict of a list of Task for each of {names}")
     every = [(name, task) for name, tasks in found.items() for task in tasks]
     if wrong := [task for _, task in every if not isinstance(task, Task)]:
-        raise TypeError(f"tasks() of {env} returned {wrong[0]!r:.80} as a task; return lists of schemas.task.Task")
+        raise TypeError(
+            f"tasks() of {env} returned {wrong[0]!r:.80} as a task; return lists of agentrl.schemas.task.Task"
+        )
     ids = Counter(task.task_id for _, task in every)
     if doubled := [name for name, number in ids.items() if number > 1]:
         raise ValueError(
@@ -121,7 +123,7 @@ def import_(context: Context, config: TaskImportConfig) -> Tasks:
     that ``columns`` names, and every ``answer``, is a value; a plain ``ground_truth`` is JSON text. Keys that are no
     fields are counted in the metrics, and doubled tasks come once."""
     if config.format:
-        from datastore.formats.imports import reading
+        from agentrl.datastore.formats.imports import reading
 
         with reading(config.paths, config.format, stage=context.stage) as found:
             rows = list(_of_rows(found.tables(context.fingerprint)))
@@ -140,7 +142,7 @@ def _of_files(config: TaskImportConfig) -> tuple[list[Task], Counter[str]]:
     """Tasks of files of records, and the keys that are no fields with how often they occur."""
     from pathlib import Path
 
-    from datastore.formats.source import Source
+    from agentrl.datastore.formats.source import Source
 
     rows: list[Task] = []
     ignored: Counter[str] = Counter()
@@ -177,7 +179,7 @@ def _of_files(config: TaskImportConfig) -> tuple[list[Task], Counter[str]]:
 
 def _fields(record: dict[str, Any], config: TaskImportConfig) -> tuple[dict[str, Any], list[str]]:
     """Fields of a task, and the keys of the record that are none."""
-    from datastore.formats.rows import task_id
+    from agentrl.datastore.formats.rows import task_id
 
     values: dict[str, Any] = {name: record[name] for name in Task.model_fields if record.get(name) is not None}
     if "answer" in record and "ground_truth" not in config.columns:

@@ -10,14 +10,14 @@ from pydantic import Field
 from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE, EmbeddedConfig
+from agentrl.pipelines.handles import Model, NoteTable
+from agentrl.pipelines.stage import StageConfig
+from agentrl.pipelines.stages.common import load_policy
+from agentrl.pipelines.stages.in_context import NotesItem, NotesShown, Showing
 from agentrl.rollouts.rationalize import HINT
-from pipelines.handles import Model, NoteTable
-from pipelines.stage import StageConfig
-from pipelines.stages.common import load_policy
-from pipelines.stages.in_context import NotesItem, NotesShown, Showing
-from schemas.annotations import ADDED
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Speaker

@@ -8,15 +8,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.stages.budget import SamplingConfig, check_room
+from agentrl.pipelines.stages.common import REWARDS, load_policy, rollout_runner
+from agentrl.pipelines.stages.outcomes import record_failures
 from agentrl.rewards import Rewards
 from agentrl.rollouts.limits import Limits
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.budget import SamplingConfig, check_room
-from pipelines.stages.common import REWARDS, load_policy, rollout_runner
-from pipelines.stages.outcomes import record_failures
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.rollouts.runner import RolloutRunner

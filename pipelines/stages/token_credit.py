@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from agentrl.advantages.turns import progress_weights
 from agentrl.algorithms.policy_gradient import ByToken, Experience, PolicyGradient
-from pipelines.stages.selected import TEXT_ROWS, Selected
-from pipelines.stages.training_rows import outcomes, sides, trained_on
-from schemas.step import StepValue
-from schemas.trajectory import Trajectory
+from agentrl.pipelines.stages.selected import TEXT_ROWS, Selected
+from agentrl.pipelines.stages.training_rows import outcomes, sides, trained_on
+from agentrl.schemas.step import StepValue
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor

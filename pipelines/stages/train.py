@@ -17,22 +17,22 @@ from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.kto import KTO
 from agentrl.algorithms.preference import Preference
 from agentrl.algorithms.sft import SFT
+from agentrl.pipelines.handles import Model, NoteTable, Pairs, Scores, Steps, Trajectories
+from agentrl.pipelines.stage import Context, stage
+from agentrl.pipelines.stages.common import ModelConfig, load_policy, outside, start_policy
+from agentrl.pipelines.stages.observed import Observe, observing, weighing
+from agentrl.pipelines.stages.scores import ByScorer, under
+from agentrl.pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
+from agentrl.pipelines.stages.stored_tasks import KnownTasks
+from agentrl.pipelines.stages.teaching import TeacherConfig, Teaching, teaching
+from agentrl.pipelines.stages.token_credit import credited_by_token
+from agentrl.pipelines.stages.training import NO_ROWS, TrainConfig, Trained, Training, meanwhile
+from agentrl.pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, reweighted, trained_on
+from agentrl.pipelines.stages.values import check_wired, values_by_row
 from agentrl.rollouts.negatives import SOURCE as NEGATIVE
+from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.trajectory import Message, UnscoredError
 from agentrl.training.weights import row_weights, template_weights, without_losses
-from pipelines.handles import Model, NoteTable, Pairs, Scores, Steps, Trajectories
-from pipelines.stage import Context, stage
-from pipelines.stages.common import ModelConfig, load_policy, outside, start_policy
-from pipelines.stages.observed import Observe, observing, weighing
-from pipelines.stages.scores import ByScorer, under
-from pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
-from pipelines.stages.stored_tasks import KnownTasks
-from pipelines.stages.teaching import TeacherConfig, Teaching, teaching
-from pipelines.stages.token_credit import credited_by_token
-from pipelines.stages.training import NO_ROWS, TrainConfig, Trained, Training, meanwhile
-from pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, reweighted, trained_on
-from pipelines.stages.values import check_wired, values_by_row
-from schemas.annotations import ADDED
-from schemas.trajectory import Message, UnscoredError
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy, Speaker

@@ -13,13 +13,13 @@ import pyarrow as pa
 from pydantic import Field
 
 from agentrl.algorithms.base import Objective
+from agentrl.pipelines.handles import Model, Table
+from agentrl.pipelines.stage import Context, StageConfig
+from agentrl.pipelines.stages.budget import warn_of_long_rows
+from agentrl.pipelines.stages.common import record_dialect
 from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.trackers import Tracker
-from pipelines.handles import Model, Table
-from pipelines.stage import Context, StageConfig
-from pipelines.stages.budget import warn_of_long_rows
-from pipelines.stages.common import record_dialect
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy, Speaker

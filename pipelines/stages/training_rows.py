@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentrl.algorithms.policy_gradient import PolicyGradient
-from pipelines.stages.selected import Selected, Tokens
-from schemas.step import StepValue
-from schemas.training import TRAINING_SCHEMA
-from schemas.trajectory import REPLACED, Termination, Trajectory
+from agentrl.pipelines.stages.selected import Selected, Tokens
+from agentrl.schemas.step import StepValue
+from agentrl.schemas.training import TRAINING_SCHEMA
+from agentrl.schemas.trajectory import REPLACED, Termination, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy, Speaker

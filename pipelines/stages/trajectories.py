@@ -12,9 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
+from agentrl.datastore.retrieval.experience import estimate_tokens
 from agentrl.engines import EngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream
+from agentrl.pipelines.handles import Model, NoteTable, Scores, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.stages.budget import CompressingSampling, check_room
+from agentrl.pipelines.stages.common import REWARDS, count, environment, load_policy, refuse_measured, rollout_runner
+from agentrl.pipelines.stages.in_context import InContext, Showing
+from agentrl.pipelines.stages.outcomes import FEW, out_of_context, record_failures, warn_of_demonstrations, warn_of_ends
+from agentrl.pipelines.stages.retries import Tried, retried, to_retry, tried
+from agentrl.pipelines.stages.scores import ByScorer, under
+from agentrl.pipelines.stages.shards import Shards
 from agentrl.rewards import Rewards
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.exploring import Explore
@@ -22,23 +32,13 @@ from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
 from agentrl.rollouts.rationalize import HINT
 from agentrl.rollouts.segments import by_episode
-from datastore.retrieval.experience import estimate_tokens
-from pipelines.handles import Model, NoteTable, Scores, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from pipelines.stages.budget import CompressingSampling, check_room
-from pipelines.stages.common import REWARDS, count, environment, load_policy, refuse_measured, rollout_runner
-from pipelines.stages.in_context import InContext, Showing
-from pipelines.stages.outcomes import FEW, out_of_context, record_failures, warn_of_demonstrations, warn_of_ends
-from pipelines.stages.retries import Tried, retried, to_retry, tried
-from pipelines.stages.scores import ByScorer, under
-from pipelines.stages.shards import Shards
-from schemas.annotations import ADDED
-from schemas.trajectory import NOT_TRAINED, Trajectory
+from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
     from agentrl.rollouts.runner import Attempt, RolloutRunner
-    from schemas.task import Task
+    from agentrl.schemas.task import Task
 
 
 class SynthesizeConfig(StageConfig):

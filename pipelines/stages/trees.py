@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 
 from agentrl.advantages.turns import acting
+from agentrl.pipelines.stage import Context, StageConfig, reveal
+from agentrl.pipelines.stages.common import count, secrets_of
+from agentrl.pipelines.stages.continuing import Continuations
+from agentrl.pipelines.stages.in_context import NOTE, notes_as_text
+from agentrl.pipelines.stages.notes import said_by
 from agentrl.rollouts.rationalize import literal
+from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Role, Termination, Trajectory
 from agentrl.search.judging import NOTES, Reflector, StateJudge
 from agentrl.search.tree import TreeNode, agreement, back_up, mixed, select
-from pipelines.stage import Context, StageConfig, reveal
-from pipelines.stages.common import count, secrets_of
-from pipelines.stages.continuing import Continuations
-from pipelines.stages.in_context import NOTE, notes_as_text
-from pipelines.stages.notes import said_by
-from schemas.annotations import ADDED
-from schemas.task import Task
-from schemas.trajectory import Role, Termination, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.rollouts.continuations import ForkPoint

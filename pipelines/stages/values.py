@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from pipelines.handles import Steps
-from schemas.step import StepValue
+from agentrl.pipelines.handles import Steps
+from agentrl.schemas.step import StepValue
 
 
 def values_of(steps: Sequence[Steps]) -> dict[tuple[str, int], StepValue]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from agentrl.engines.blocking import blocking
-from schemas.task import Task
+from agentrl.schemas.task import Task
 
 
 def act(environment: Any, task: Task, *turns: Any) -> tuple[list[Any], Any]:

@@ -4,8 +4,8 @@ from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy, train_tokenizer
 from agentrl.rollouts.demonstrations import demonstrate
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 ENV = load_environment("lookup")
 

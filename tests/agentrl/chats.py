@@ -2,7 +2,7 @@
 
 import json
 
-from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 TOOLS = json.dumps(
     [

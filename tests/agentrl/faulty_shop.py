@@ -10,8 +10,8 @@ from agentrl.chat.codec import ChatCodec
 from agentrl.engines.base import Sampling, Session, Turn, Weights
 from agentrl.environments.base import Score, Step
 from agentrl.environments.tools import tool
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, Span, ToolCall
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, Span, ToolCall
 
 
 def task(prompt: str, env: str = "shop", number: int = 0) -> Task:

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from agentrl.rewards import Components, Rewards
 from agentrl.rewards.component import Reward
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 
 class Config(BaseModel):

@@ -23,8 +23,8 @@ from agentrl.recorder.listening import bound
 from agentrl.recorder.recorder import Recorder, RecorderSettings
 from agentrl.recorder.sampler import Sampler
 from agentrl.recorder.server import recording, server_of
-from schemas.arrow import to_table
-from schemas.trajectory import TRAJECTORY_SCHEMA, Message, Role, Span, ToolCall, Trajectory
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Message, Role, Span, ToolCall, Trajectory
 
 TEXT = "The city of Ann is Rome. What is the weather? Sunny, and 20 degrees. <think>I look it up</think> hello again"
 TOOLS = [

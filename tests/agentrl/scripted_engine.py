@@ -6,8 +6,8 @@ from typing import Any
 
 from agentrl.engines.base import Sampling, Session, Turn
 from agentrl.rollouts.runner import Attempt, RolloutRunner
-from schemas.task import Task
-from schemas.trajectory import Message, Role, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
 
 
 class Scripted:

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.models.policy import Policy
-from schemas.training import TrainingRow
+from agentrl.schemas.training import TrainingRow
 
 VOCABULARY = 61
 

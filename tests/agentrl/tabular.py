@@ -8,7 +8,7 @@ from agentrl.chat.codec import ChatCodec
 from agentrl.engines.base import Sampling, Session, Turn, Weights
 from agentrl.environments.rooms.house import DOORS, house
 from agentrl.environments.rooms.values import ANSWER, TabularPolicy, values
-from schemas.trajectory import Message, Role, Span, ToolCall, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Span, ToolCall, Trajectory
 
 HOME = house(48)
 

@@ -19,8 +19,8 @@ from scripted_engine import play
 
 from agentrl.environments import load_environment
 from agentrl.environments.adapters.foreign import ForeignError
-from schemas.task import Task
-from schemas.trajectory import Role, Termination, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Role, Termination, Trajectory
 
 
 def observed(row: Trajectory) -> list[str]:

@@ -28,7 +28,7 @@ from agentrl.algorithms.policy_gradient import Experience
 from agentrl.algorithms.ppo import PPO
 from agentrl.algorithms.rloo import RLOO
 from agentrl.online.credit import assign, assign_rows
-from schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 0.5, 0.5, 2.0, -1.0]
 GROUPS = ["a", "b", "a", "a", "c", "c", "b", "b"]

@@ -15,8 +15,8 @@ from agentrl.environments.base import Score
 from agentrl.models.policy import Policy
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.runner import Attempt, RolloutRunner
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, Termination, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, Termination, ToolCall, Trajectory
 
 TASK = Task(task_id="t", env="program", split="train", prompt="weather?", verifier="", ground_truth="null")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agentrl.chat.codec import tokenize
 from agentrl.chat.hermes import format_assistant, parse_assistant
 from agentrl.models.policy import Policy
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 TEXT = st.text(st.characters(blacklist_characters="<>", blacklist_categories=["Cs"]), max_size=30).map(str.strip)
 JSON_VALUES = st.recursive(

@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.chat.check import token_problem
 from agentrl.models.tiny import train_tokenizer
-from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 TOKENIZER = train_tokenizer(["where is Ann", "over there", "look"], 300)
 

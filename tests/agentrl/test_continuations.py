@@ -15,8 +15,8 @@ from agentrl.models.tiny import tiny_policy
 from agentrl.rollouts.continuations import attempts, check_continuation, check_replayable, node, node_name
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.runner import Attempt, RolloutRunner
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
 TASKS = Rooms().tasks({"train": 24}, 0)["train"]
 

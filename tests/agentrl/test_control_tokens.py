@@ -9,7 +9,7 @@ from test_dialects import CALLS, DIALECTS, codec_of
 
 from agentrl.chat.codec import ChatCodec, tokenize
 from agentrl.chat.dialects import find_dialect
-from schemas.trajectory import Message, ToolCall
+from agentrl.schemas.trajectory import Message, ToolCall
 
 
 def control(codec: ChatCodec) -> dict[int, str]:

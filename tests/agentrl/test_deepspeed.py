@@ -13,6 +13,7 @@ from agentrl.algorithms.dpo import DPO
 from agentrl.algorithms.grpo import GRPO
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import train_tokenizer
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 from agentrl.training.batch import TrainingError
 from agentrl.training.job import DeepSpeed, TrainingJob
 from agentrl.training.launch import Ranks, command, launch
@@ -21,7 +22,6 @@ from agentrl.training.lora import merge_lora
 from agentrl.training.optimizer import LoRA, OptimizerConfig
 from agentrl.training.rows import TrainingRows, write_rows
 from agentrl.training.step import Trainer
-from schemas.trajectory import Message, Role, Trajectory
 
 OPTIMIZER = OptimizerConfig(lr=5e-3, schedule="cosine", warmup=1, micro_tokens=64, clip_norm=0.5)
 STEPS = 5
@@ -166,9 +166,9 @@ def test_the_stage_of_ranks_reads_no_tokenizer_and_they_refuse_another(
     """Transformers and torch take seconds to import, beside the ranks that import them too."""
     pytest.importorskip("deepspeed")
     from agentrl.models import policy as policies
-    from pipelines.handles import Model
-    from pipelines.harness import Harness
-    from pipelines.stages.train import sft
+    from agentrl.pipelines.handles import Model
+    from agentrl.pipelines.harness import Harness
+    from agentrl.pipelines.stages.train import sft
 
     start = Policy(small_model(seed=1), train_tokenizer(["some text"], 300), "small")
     start.save(tmp_path / "model")
@@ -223,12 +223,12 @@ def test_a_stage_trains_through_deepspeed_and_replays_in_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("deepspeed")
-    from datastore.catalog import Catalog
-    from pipelines.execute import job_of, perform
-    from pipelines.lineage import find_artifact
-    from pipelines.load import load
-    from pipelines.plan import make_plan
-    from pipelines.replay import replay
+    from agentrl.datastore.catalog import Catalog
+    from agentrl.pipelines.execute import job_of, perform
+    from agentrl.pipelines.lineage import find_artifact
+    from agentrl.pipelines.load import load
+    from agentrl.pipelines.plan import make_plan
+    from agentrl.pipelines.replay import replay
 
     (tmp_path / "spread.yaml").write_text(SPEC)
     catalog = Catalog(tmp_path / "store")

@@ -15,13 +15,13 @@ from agentrl.engines.base import Sampling, Session, Turn
 from agentrl.engines.blocking import blocking
 from agentrl.environments.base import Score, Step
 from agentrl.models.policy import Policy
+from agentrl.pipelines.stages.common import ModelConfig, start_policy
 from agentrl.rollouts.acting import Act
 from agentrl.rollouts.attempts import Attempt
 from agentrl.rollouts.episodes import EpisodeRun
 from agentrl.rollouts.limits import Limits
-from pipelines.stages.common import ModelConfig, start_policy
-from schemas.task import Task
-from schemas.trajectory import Message, Span, Termination, ToolCall
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Span, Termination, ToolCall
 
 
 def tagged(name: str) -> ChatCodec:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from agentrl.chat import families
 from agentrl.chat.codec import ChatCodec, tokenize
 from agentrl.chat.dialects import NO_CALLS, NO_REASONING, NO_RENDERERS, REWRITES, UNREAD, find_dialect
+from agentrl.schemas.trajectory import Role, Trajectory
 from benchmarks.chat_families import tokenizer_of
-from schemas.trajectory import Role, Trajectory
 
 DIALECTS = {
     "qwen3": "qwen3",

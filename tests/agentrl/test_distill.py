@@ -13,10 +13,10 @@ from agentrl.algorithms.policy_gradient import Experience
 from agentrl.models.policy import Policy, Speaker
 from agentrl.online.credit import Extras, assign
 from agentrl.online.teacher import Teacher, check_vocabulary
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 from agentrl.training.batch import Batch, TrainingError
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
-from schemas.trajectory import Message, Role, Trajectory
 
 NAN = float("nan")
 

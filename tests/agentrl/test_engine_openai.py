@@ -17,7 +17,7 @@ from agentrl.engines.configs import OpenAIConfig
 from agentrl.engines.openai import OpenAIEngine
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from agentrl.rollouts.runner import Attempt, RolloutRunner
-from schemas.trajectory import Role, Termination, Trajectory
+from agentrl.schemas.trajectory import Role, Termination, Trajectory
 
 SAMPLING = Sampling(max_turn_tokens=50, max_tokens=1000)
 
@@ -246,10 +246,10 @@ def test_replies_are_kept_by_content_and_cost_nothing_again(endpoint: Endpoint, 
 def test_stages_that_need_ids_refuse_it_by_name() -> None:
     from pydantic import ValidationError
 
-    from pipelines.stages.evaluate import EvaluateConfig
-    from pipelines.stages.grpo import OnlineConfig
-    from pipelines.stages.rationalize import RationalizeConfig
-    from pipelines.stages.trajectories import SampleConfig
+    from agentrl.pipelines.stages.evaluate import EvaluateConfig
+    from agentrl.pipelines.stages.grpo import OnlineConfig
+    from agentrl.pipelines.stages.rationalize import RationalizeConfig
+    from agentrl.pipelines.stages.trajectories import SampleConfig
 
     given = {"engine": {"type": "openai", "model": "teacher"}}
     for config in (OnlineConfig, EvaluateConfig, RationalizeConfig):

@@ -20,12 +20,12 @@ from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
 from agentrl.rollouts.runner import Attempt, RolloutRunner
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Role, Termination
 from agentrl.training.loop import fit
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Trainer
-from schemas.training import TrainingRow
-from schemas.trajectory import Role, Termination
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
 from agentrl.rollouts.runner import Attempt, RolloutRunner
-from schemas.trajectory import Message, Role, Span, ToolCall
+from agentrl.schemas.trajectory import Message, Role, Span, ToolCall
 
 
 @pytest.fixture(scope="module", params=POLICIES)

@@ -29,13 +29,13 @@ from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
 from agentrl.online.teacher import Teacher
 from agentrl.rollouts.runner import Attempt, RolloutRunner
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Message, Role
 from agentrl.training.loop import fit
 from agentrl.training.lora import add_lora
 from agentrl.training.optimizer import LoRA, OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Trainer
-from schemas.training import TrainingRow
-from schemas.trajectory import Message, Role
 
 pytestmark = pytest.mark.vllm
 

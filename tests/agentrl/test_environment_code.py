@@ -15,8 +15,8 @@ from agentrl.environments.code.programs import KINDS, draw_values, function
 from agentrl.environments.code.workspace import Workspace, patch, similarity
 from agentrl.environments.scripted import at_random, play
 from agentrl.rollouts.demonstrations import demonstrate
-from schemas.task import Task
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 ENV = Code()
 HERE = ENV.config.sandbox

@@ -6,8 +6,8 @@ from agentrl.engines.blocking import blocking
 from agentrl.environments import load_environment
 from agentrl.environments.lookup import NAMES
 from agentrl.rollouts.demonstrations import demonstrate
-from schemas.task import Task
-from schemas.trajectory import Message, Role, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
 
 ENV = load_environment("lookup")
 

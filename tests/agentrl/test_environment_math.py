@@ -19,8 +19,8 @@ from agentrl.environments.math.environment import Math, MathConfig, number_in, p
 from agentrl.environments.math.problems import WordProblem, compose
 from agentrl.rewards.mathematics import math_equal
 from agentrl.rollouts.demonstrations import demonstrate
-from schemas.task import Task
-from schemas.trajectory import Message, Role
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role
 
 
 @settings(max_examples=100, deadline=None)
@@ -163,6 +163,6 @@ def test_an_answer_that_is_never_compared_is_wrong_and_says_so(monkeypatch: pyte
 
 
 def test_without_math_verify_there_is_no_math(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schemas.installation.is_installed", lambda _: False)
+    monkeypatch.setattr("agentrl.schemas.installation.is_installed", lambda _: False)
     with pytest.raises(ValueError, match="math_verify is not installed: pip install"):
         Math()

@@ -13,8 +13,8 @@ from agentrl.environments.office.environment import APT, CALL, ERROR, RECOVERED,
 from agentrl.environments.office.goals import check
 from agentrl.environments.office.world import USER, figure, office
 from agentrl.rollouts.demonstrations import demonstrate
-from schemas.task import Task
-from schemas.trajectory import Message, Role
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role
 
 ENV = Office()
 TASKS = ENV.tasks({"train": 120}, 0)["train"]

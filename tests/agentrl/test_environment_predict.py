@@ -12,8 +12,8 @@ from agentrl.engines.blocking import blocking
 from agentrl.environments import load_environment
 from agentrl.environments.predict import Predict
 from agentrl.rewards.similarity import rouge_l
-from schemas.task import Task
-from schemas.trajectory import Message, Role
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role
 
 
 def test_rouge_by_hand() -> None:

@@ -19,8 +19,8 @@ from agentrl.environments.repository.testing import HiddenTests
 from agentrl.environments.repository.withheld import NAME, right, withheld
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.sandbox import Bubblewrap
-from schemas.task import Task
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 CORE = '''"""Prices."""
 

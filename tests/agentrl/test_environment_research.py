@@ -10,7 +10,7 @@ from agentrl.environments.research import report
 from agentrl.environments.research.environment import MOST, RETRIES, Research, ResearchConfig
 from agentrl.environments.research.laboratory import FACTORS, NOISE
 from agentrl.rollouts.demonstrations import demonstrate
-from schemas.task import Task
+from agentrl.schemas.task import Task
 
 ENV = Research()
 TASKS = ENV.tasks({"train": 200}, 0)["train"]

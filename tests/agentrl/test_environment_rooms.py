@@ -12,8 +12,8 @@ from agentrl.environments.rooms.house import DOORS, house
 from agentrl.environments.rooms.values import ANSWER, values
 from agentrl.environments.scripted import play
 from agentrl.rollouts.demonstrations import demonstrate, optimal_steps
-from schemas.task import Task
-from schemas.trajectory import Message, Role
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role
 
 UNIFORM = {"left": 0.25, "right": 0.25, "tunnel": 0.25, ANSWER: 0.25}
 

@@ -17,8 +17,8 @@ from agentrl.environments.search_qa import questions
 from agentrl.environments.search_qa.environment import SearchConfig, SearchQA
 from agentrl.environments.search_qa.graph import RELATIONS, Graph, graph
 from agentrl.rollouts.demonstrations import demonstrate
-from schemas.task import Task
-from schemas.trajectory import Message, Role
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role
 
 WORLD = graph(200, 0)
 FACTS = {(s, relation, o) for relation, pairs in WORLD.ahead.items() for s, o in pairs.items()}

@@ -13,8 +13,8 @@ from agentrl.environments.scripted import advised, play
 from agentrl.environments.service.customer import ChangeRequest, Goal, tells
 from agentrl.environments.service.environment import Service, ServiceConfig
 from agentrl.environments.service.records import RULES, TODAY, Item, Order, forbidden
-from schemas.task import Task
-from schemas.trajectory import Role
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Role
 
 SERVICE = Service()
 TASKS = SERVICE.tasks({"train": 300}, 0)["train"]

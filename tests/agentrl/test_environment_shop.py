@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from agentrl.environments.shop.catalogue import Wish, catalogue
 from agentrl.environments.shop.environment import LONGEST_WAY, SHAPES, Shop, ShopConfig, wish_of
 from agentrl.rollouts.demonstrations import demonstrate
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 SHOP = Shop()
 

@@ -24,8 +24,8 @@ from agentrl.environments.tools import schemas
 from agentrl.models.policy import Policy
 from agentrl.rollouts.flow import NumberedAttempt
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
 ROOM = Sampling(max_turn_tokens=400, max_tokens=6000)
 

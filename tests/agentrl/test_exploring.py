@@ -18,7 +18,7 @@ from agentrl.models.tiny import tiny_policy
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.exploring import Explore, Resample, uncertainty
 from agentrl.rollouts.runner import Attempt, RolloutRunner
-from schemas.trajectory import Role, Span, Trajectory
+from agentrl.schemas.trajectory import Role, Span, Trajectory
 
 TASKS = Rooms().tasks({"train": 12}, 0)["train"]
 

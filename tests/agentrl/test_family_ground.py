@@ -21,8 +21,8 @@ from agentrl.environments.faults import Faults
 from agentrl.environments.scripted import random_turn
 from agentrl.environments.tools import ToolError, answer, offered, schemas, tool
 from agentrl.rollouts.runner import Attempt, RolloutRunner
-from schemas.task import Task
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 
 class Desk:

@@ -14,8 +14,8 @@ from agentrl.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from agentrl.algorithms.rloo import RLOO
 from agentrl.online.credit import assign
 from agentrl.online.forest import ForestConfig, replayed_calls, shared_means
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 TASK = Task(task_id="t", env="rooms", split="train", prompt="attic to vault?")
 TURN = 3

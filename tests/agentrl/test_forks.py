@@ -20,7 +20,7 @@ from agentrl.environments.base import Episode, cut
 from agentrl.environments.forks import DivergedError, fork, rebuild
 from agentrl.environments.hosts import Host, Processes, Threads
 from agentrl.models.policy import Policy
-from schemas.trajectory import Message, Role, Termination, ToolCall
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall
 
 __all__ = ["policy"]
 

@@ -9,7 +9,7 @@ from agentrl.environments import load_environment
 from agentrl.environments.interpreter import LIMITS, LONGEST, executed
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.sandbox import Bubblewrap
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 HERE = Bubblewrap(limits=LIMITS.model_copy(update={"cpu_s": 1, "wall_s": 120.0}))
 

@@ -16,10 +16,10 @@ from agentrl.losses.kl import k1, k2, k3
 from agentrl.losses.ppo_clip import ppo_clip_loss
 from agentrl.losses.simpo import simpo_loss
 from agentrl.losses.value import value_loss
+from agentrl.schemas.training import TrainingRow
 from agentrl.training.batch import collate
 from agentrl.training.rows import TrainingRows
 from agentrl.training.weights import template_weights
-from schemas.training import TrainingRow
 
 
 def test_kl_estimators_agree_in_expectation_and_in_gradient() -> None:

@@ -159,7 +159,7 @@ from agentrl.placement.memory import TrainingPlan, shape_of_config, training
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Trainer
-from schemas.training import TrainingRow
+from agentrl.schemas.training import TrainingRow
 
 def peak():
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

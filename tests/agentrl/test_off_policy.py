@@ -20,8 +20,8 @@ from agentrl.online.off_policy import (
     truncated_sequence_weights,
     truncated_token_weights,
 )
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 from agentrl.training.batch import TrainingError
-from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 
 def slow_vtrace(r: list[float], v: list[float], log_ratio: list[float], gamma: float, rho: float, c: float) -> list:

@@ -24,8 +24,8 @@ from agentrl.algorithms.gspo import GSPO
 from agentrl.algorithms.ipo import IPO
 from agentrl.algorithms.kto import KTO
 from agentrl.algorithms.policy_gradient import KL, PolicyGradient
+from agentrl.schemas.installation import install_hint
 from agentrl.training.batch import Batch
-from schemas.installation import install_hint
 
 trl = pytest.importorskip("trl", reason=install_hint("parity"))
 

@@ -17,7 +17,7 @@ from agentrl.placement.devices import Devices, memory_gib, visible
 from agentrl.placement.hostfile import Hostfile, Machine, read_hosts
 from agentrl.placement.launcher import here, placed, temporary
 from agentrl.placement.local import Local
-from schemas.pipeline import Execution
+from agentrl.schemas.pipeline import Execution
 
 SAYS = "import os, sys; print(sys.argv[1:], os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('WORD'))"
 FAMILY = """
@@ -101,7 +101,7 @@ import sys
 from pathlib import Path
 from agentrl.placement import watch
 from agentrl.placement.launcher import here, placed
-from schemas.pipeline import Execution
+from agentrl.schemas.pipeline import Execution
 
 watch.STOP_S = 0.3
 kind, folder = sys.argv[1], Path(sys.argv[2])

@@ -16,7 +16,7 @@ from test_placement import FAMILY, SAYS, child_of, ended, is_gone
 
 from agentrl.placement.base import LaunchError
 from agentrl.placement.launcher import here, placed
-from schemas.pipeline import Execution
+from agentrl.schemas.pipeline import Execution
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ STAGE = """
 import sys
 from pathlib import Path
 from agentrl.placement.launcher import here, placed
-from schemas.pipeline import Execution
+from agentrl.schemas.pipeline import Execution
 
 with placed(Execution(launcher="ray", nodes=2)):
     here().start("server", [sys.executable, "-c", sys.argv[2]], log=Path(sys.argv[1]), node=1)
@@ -115,7 +115,7 @@ stages:
 def assert_it_trains_alike(folder: Path, execution: str) -> None:
     """Ranks on two machines have the losses of one process."""
     (folder / "spread.yaml").write_text(SPEC.format(execution=execution))
-    command = [sys.executable, "-m", "flows.cli", "run", "spread.yaml", "--no-prefect", "--json"]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "spread.yaml", "--no-prefect", "--json"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=600)
     logs = [path.read_text() for path in (folder / "store" / "logs").rglob("spread.log")]

@@ -15,13 +15,13 @@ from agentrl.algorithms.gspo import GSPO
 from agentrl.algorithms.sft import SFT
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import train_tokenizer
+from agentrl.schemas.training import TrainingRow
 from agentrl.training.job import DeepSpeed, TrainingJob
 from agentrl.training.launch import launch
 from agentrl.training.optimizer import LoRA, OptimizerConfig
 from agentrl.training.rows import TrainingRows, write_rows
 from agentrl.training.scoring import batch_logprobs, reference_logprobs
 from agentrl.training.step import Trainer
-from schemas.training import TrainingRow
 
 BF16 = OptimizerConfig(precision="bfloat16")
 

@@ -10,10 +10,10 @@ from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
 from agentrl.rollouts.rationalize import is_grounded, strip_hint, with_hint
 from agentrl.rollouts.runner import Attempt, RolloutRunner
+from agentrl.schemas.step import StepValue
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 from agentrl.search.agentq import step_pairs, trajectory_pairs
 from agentrl.statistics.intervals import wilson
-from schemas.step import StepValue
-from schemas.trajectory import Message, Role, Trajectory
 
 
 def rollout(name: str, turns: list[list[int]], reward: float) -> Trajectory:

@@ -26,11 +26,11 @@ from agentrl.engines.streams import stream
 from agentrl.online.credit import Extras, assign, shaped_rewards
 from agentrl.online.learner import Learner
 from agentrl.online.recorded import Recorded
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 from agentrl.training.batch import collate
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Trainer
-from schemas.trajectory import Message, Role, Termination, Trajectory
 
 MASK = [False, True, False, True, True]
 

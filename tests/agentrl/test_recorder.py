@@ -26,7 +26,7 @@ from recording import (
 )
 
 from agentrl.models.policy import Policy
-from schemas.trajectory import Message, Role, Termination
+from agentrl.schemas.trajectory import Message, Role, Termination
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recording import RowsInMemory, ScriptedTokens, policy_for_tests
 
+from agentrl.datastore.ingest import as_table
+from agentrl.datastore.validation import validate
 from agentrl.engines.base import Sampling, Session, Turn
 from agentrl.models.policy import Policy
 from agentrl.recorder.episode import About, PostedReward, RecordedEpisode
@@ -17,9 +19,7 @@ from agentrl.recorder.episodes import Episodes
 from agentrl.recorder.recorder import Recorder
 from agentrl.recorder.sampler import Sampler
 from agentrl.recorder.wire import TurnRequest
-from datastore.ingest import as_table
-from datastore.validation import validate
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 
 @pytest.fixture(scope="module")

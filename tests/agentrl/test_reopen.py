@@ -7,7 +7,7 @@ from agentrl.environments import load_environment
 from agentrl.models.tiny import tiny_policy
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.reopen import opening_of, reopened
-from schemas.trajectory import Message, Role, Span, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Span, Trajectory
 
 ENV = load_environment("lookup")
 TASK = next(task for task in ENV.tasks({"train": 20}, 0)["train"] if task.level == 3)

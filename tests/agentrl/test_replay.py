@@ -16,24 +16,24 @@ from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.ipo import IPO
 from agentrl.algorithms.rloo import RLOO
 from agentrl.algorithms.simpo import SimPO
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
 from agentrl.doctor import examine
+from agentrl.flows.commands.artifacts import app as artifacts
+from agentrl.flows.commands.replay import app
 from agentrl.online.coverage import SCHEMA, by_age
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from flows.commands.artifacts import app as artifacts
-from flows.commands.replay import app
-from pipelines.diagnose import _case
-from pipelines.execute import job_of, perform
-from pipelines.learned import learned_by, rows_of_step
-from pipelines.library import resolve
-from pipelines.lineage import find_artifact
-from pipelines.load import load
-from pipelines.plan import make_plan
-from pipelines.replay import ReplayError, _changed, _steps, objective_of, replay
-from pipelines.stage import StageConfig
-from pipelines.stages.grpo import GRPOConfig
-from pipelines.stages.train import DPOConfig, PreferenceConfig
-from schemas.manifest import Manifest
+from agentrl.pipelines.diagnose import _case
+from agentrl.pipelines.execute import job_of, perform
+from agentrl.pipelines.learned import learned_by, rows_of_step
+from agentrl.pipelines.library import resolve
+from agentrl.pipelines.lineage import find_artifact
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import make_plan
+from agentrl.pipelines.replay import ReplayError, _changed, _steps, objective_of, replay
+from agentrl.pipelines.stage import StageConfig
+from agentrl.pipelines.stages.grpo import GRPOConfig
+from agentrl.pipelines.stages.train import DPOConfig, PreferenceConfig
+from agentrl.schemas.manifest import Manifest
 
 SPEC = """
 name: small

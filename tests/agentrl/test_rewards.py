@@ -20,8 +20,8 @@ from agentrl.rewards.component import UNSCORED, Grade, Reward, Scored, check_sha
 from agentrl.rewards.mathematics import math_equal
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.runner import Attempt, RolloutRunner
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, Termination, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, Termination, ToolCall, Trajectory
 
 
 @pytest.mark.parametrize(("name", "path"), REWARDS.items())

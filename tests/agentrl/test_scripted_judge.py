@@ -8,8 +8,8 @@ from graded_rows import Added, reward
 from agentrl.environments import load_environment
 from agentrl.rewards.component import with_rewards
 from agentrl.rollouts.demonstrations import demonstrate
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 KIND = "benchmarks.scripted_judge:Scripted"
 ROOMS = load_environment('rooms{"spoken": true}')

@@ -16,9 +16,9 @@ from agentrl.engines.base import Compress, Sampling
 from agentrl.online.credit import assign
 from agentrl.rollouts.compression import window
 from agentrl.rollouts.segments import SUMMARY, episode_of, name_of, whole
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 from agentrl.training.batch import collate
 from agentrl.training.rows import TrainingRows
-from schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 
 def row(name: str, segment: int, reward: float, actions: int, **changes: Any) -> Trajectory:

@@ -17,8 +17,8 @@ from agentrl.environments.service.customer import ChangeRequest
 from agentrl.environments.service.environment import Service
 from agentrl.models.tiny import tiny_policy
 from agentrl.rollouts.demonstrations import demonstrate
-from schemas.task import Task
-from schemas.trajectory import Message, Role, Termination
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, Termination
 
 SERVER = Path(__file__).parents[1] / "customer_server.py"
 

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from agentrl.advantages.turns import progress_weights
+from agentrl.schemas.step import StepValue
 from agentrl.search.values import StateValue, at_the_end, estimate, first_fall
 from agentrl.training.weights import without_losses
-from schemas.step import StepValue
 
 
 def test_three_hops_that_succeed_with_probability_seven_tenths_each() -> None:

@@ -14,8 +14,8 @@ from agentrl.environments.family import Family
 from agentrl.environments.forks import fork, rebuild
 from agentrl.environments.scripted import Played, at_random, expert, play
 from agentrl.rollouts.demonstrations import demonstrate
-from schemas.task import Task
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 NEED_FILES = {"repository"}
 FAMILIES = [name for name in ENVIRONMENTS if name not in NEED_FILES and issubclass(ENVIRONMENT.find(name), Family)]

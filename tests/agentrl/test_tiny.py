@@ -10,12 +10,12 @@ from agentrl.chat.codec import tokenize
 from agentrl.environments import load_environment
 from agentrl.models.tiny import TinySize, tiny_policy
 from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 from agentrl.training.loop import epochs
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Trainer
-from schemas.training import TrainingRow
-from schemas.trajectory import Message, Role, Trajectory
 
 ENV = load_environment("lookup")
 

@@ -169,7 +169,7 @@ def test_checkpointing_changes_no_gradient() -> None:
 def test_an_online_step_that_fails_leaves_its_rows(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from pipelines.stages.grpo import _step
+    from agentrl.pipelines.stages.grpo import _step
 
     policy = small_policy()
     trainer = Trainer(policy, GRPO(), OptimizerConfig(), 1)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VOCABULARY, random_rows, small_policy
 
+from agentrl.schemas.training import TrainingRow
 from agentrl.training.batch import TrainingError, check_rows, collate, unit_starts
 from agentrl.training.loop import epochs
 from agentrl.training.rows import TrainingRows, holds_true, write_rows
-from schemas.training import TrainingRow
 
 
 def text(rows: TrainingRows) -> str:

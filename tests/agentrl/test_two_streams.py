@@ -14,13 +14,13 @@ from agentrl.algorithms.dapo import DAPO
 from agentrl.algorithms.dr_grpo import DrGRPO
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.gspo import GSPO
+from agentrl.schemas.training import CE_WEIGHTS, TRAINING_SCHEMA, TWO_STREAMS, TrainingRow
 from agentrl.training.batch import TrainingError, check_rows, collate, micro_batches, units
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.packing import packed
 from agentrl.training.rows import TrainingRows, parquet_batches, save_rows, step_table, write_rows
 from agentrl.training.step import Trainer
-from schemas.training import CE_WEIGHTS, TRAINING_SCHEMA, TWO_STREAMS, TrainingRow
 
 OBJECTIVES: list[Objective] = [GRPO(entropy=0.1), DAPO(), DrGRPO(), GSPO()]
 Gradients = dict[str, torch.Tensor]

@@ -26,7 +26,7 @@ from agentrl.engines.vllm import VLLMEngine
 from agentrl.engines.weights import shapes, write_folder
 from agentrl.models.policy import Policy
 from agentrl.placement.launcher import placed
-from schemas.pipeline import Execution
+from agentrl.schemas.pipeline import Execution
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import sys
 
 from store_rows import FP, build
 
-from datastore import TrajectoryBuffer
+from agentrl.datastore import TrajectoryBuffer
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from datastore import Catalog, lease
-from datastore.errors import LeaseLostError
-from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
+from agentrl.datastore import Catalog, lease
+from agentrl.datastore.errors import LeaseLostError
+from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
 
 
 def manifest(run_id: str, fingerprint: str = "f1", stage: str = "expert", **changes: Any) -> Manifest:

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from datastore import TrajectoryBuffer
-from datastore.formats import FORMATS, detect
-from datastore.formats.notes import Notes
-from datastore.formats.source import Source
-from schemas.trajectory import Trajectory
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.formats import FORMATS, detect
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.source import Source
+from agentrl.schemas.trajectory import Trajectory
 
 USER = {"role": "user", "content": "where is Ann?"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"who": "Ann"}'}}

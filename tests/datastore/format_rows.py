@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from store_rows import build
 
-from schemas.trajectory import Message, RewardComponent, Role, Span, Termination, ToolCall, Trajectory
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, Span, Termination, ToolCall, Trajectory
 
 LOOK = '[{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]'
 IMAGE = '{"type": "image_url", "image_url": {"url": "cat.png"}}'

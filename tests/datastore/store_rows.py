@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from schemas.trajectory import Message, RewardComponent, Termination, ToolCall, Trajectory, trajectory_id
+from agentrl.schemas.trajectory import Message, RewardComponent, Termination, ToolCall, Trajectory, trajectory_id
 
 Make = Callable[..., Trajectory]
 

@@ -6,11 +6,11 @@ import pytest
 from store_rows import FP, Make, build
 from typer.testing import CliRunner
 
-from datastore import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.describe import VIEWS
-from datastore.errors import StoreError
-from flows.cli import app
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.describe import VIEWS
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.cli import app
 
 runner = CliRunner()
 

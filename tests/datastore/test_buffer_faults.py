@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 from store_rows import FP, build
 
-from datastore import TrajectoryBuffer
-from datastore.errors import StoreError
-from datastore.upkeep import check
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.upkeep import check
 
 ROWS = 40
 HERE = Path(__file__).parent
@@ -85,7 +85,7 @@ def test_a_full_disk_in_mid_append(tmp_path: Path) -> None:
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000));"
-        "from datastore import TrajectoryBuffer; from store_rows import build;"
+        "from agentrl.datastore import TrajectoryBuffer; from store_rows import build;"
         f"TrajectoryBuffer({str(tmp_path)!r}).append((build(i) for i in range(20_000)), stage='s', fingerprint='b')"
     )
     environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}"}
@@ -124,7 +124,7 @@ def test_a_corrupt_commit_is_an_error_that_says_so(tmp_path: Path) -> None:
 def test_a_million_rows_stream_in_little_memory(tmp_path: Path) -> None:
     code = (
         "import resource, sys; sys.path.insert(0, 'benchmarks');"
-        "from datastore import TrajectoryBuffer; from buffer_data import make;"
+        "from agentrl.datastore import TrajectoryBuffer; from buffer_data import make;"
         "batches = (b for i in range(0, 1_000_000, 10_000) for b in make(10_000, i, mean_tokens=50).to_batches());"
         f"r = TrajectoryBuffer({str(tmp_path)!r}).append(batches, stage='s', fingerprint='f');"
         "print(r.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
@@ -140,7 +140,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     def peak(rows: int) -> int:
         code = (
             "import resource, sys; sys.path.insert(0, 'benchmarks');"
-            "from datastore import TrajectoryBuffer; from buffer_data import make;"
+            "from agentrl.datastore import TrajectoryBuffer; from buffer_data import make;"
             f"b = (b for i in range(0, {rows}, 1000) for b in make(1000, i, mean_tokens=100).to_batches());"
             f"TrajectoryBuffer({str(tmp_path / str(rows))!r}).append(b, stage='s', fingerprint='f');"
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
@@ -154,7 +154,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_rows_of_a_million_tokens_are_bounded_by_bytes(tmp_path: Path) -> None:
     code = (
-        "import resource; from datastore import TrajectoryBuffer; from datastore.upkeep import compact;"
+        "import resource; from agentrl.datastore import TrajectoryBuffer; from agentrl.datastore.upkeep import compact;"
         "from store_rows import build; n = 1_000_000;"
         "row = lambda i: build(i, input_ids=[j % 50_000 for j in range(n)], n_tokens=n, n_action_tokens=0,"
         " action_mask=[False] * n, logprobs=[float('nan')] * n, messages=[]);"

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from store_rows import FP, Make, build
 
-from datastore import StoreError, TrajectoryBuffer, lookup, scalars
-from datastore.batches import Position
-from datastore.content import CONTENT
-from datastore.upkeep import compact
-from schemas.trajectory import Message, Role
+from agentrl.datastore import StoreError, TrajectoryBuffer, lookup, scalars
+from agentrl.datastore.batches import Position
+from agentrl.datastore.content import CONTENT
+from agentrl.datastore.upkeep import compact
+from agentrl.schemas.trajectory import Message, Role
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import pytest
 from deltalake import DeltaTable
 from store_rows import FP, build
 
-from datastore import Catalog, TrajectoryBuffer
-from datastore.errors import OlderSchemaError
-from datastore.upkeep import check, compact, migrate, repair, vacuum
-from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
-from schemas.trajectory import TRAJECTORY_VERSION, Span
+from agentrl.datastore import Catalog, TrajectoryBuffer
+from agentrl.datastore.errors import OlderSchemaError
+from agentrl.datastore.upkeep import check, compact, migrate, repair, vacuum
+from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
+from agentrl.schemas.trajectory import TRAJECTORY_VERSION, Span
 
 
 def fill(store: str | Path, shards: int = 6, rows: int = 20) -> TrajectoryBuffer:

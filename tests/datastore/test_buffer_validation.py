@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from store_rows import Make, build
 
-from datastore import StoreError, TrajectoryBuffer
-from datastore.errors import InvalidRowsError
-from datastore.validation import LENIENT_SCHEMA, validate
-from schemas.trajectory import TRAJECTORY_SCHEMA, Span, Trajectory
+from agentrl.datastore import StoreError, TrajectoryBuffer
+from agentrl.datastore.errors import InvalidRowsError
+from agentrl.datastore.validation import LENIENT_SCHEMA, validate
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Span, Trajectory
 
 NAN = math.nan
 Folders = pytest.TempPathFactory

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datastore import Catalog, StoreError
-from datastore.digest import digest
-from datastore.errors import LockTimeoutError
-from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
+from agentrl.datastore import Catalog, StoreError
+from agentrl.datastore.digest import digest
+from agentrl.datastore.errors import LockTimeoutError
+from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
 
 
 def manifest(fingerprint: str = "f1", stage: str = "expert", age: float = 0, run_id: str = "r") -> Manifest:
@@ -165,5 +165,5 @@ def test_digest_of_folders(tmp_path: Path) -> None:
 
 def test_import_is_light() -> None:
     heavy = "{'torch', 'polars', 'deltalake', 'obstore'}"
-    code = f"import sys, datastore.catalog, datastore; assert not {heavy} & set(sys.modules)"
+    code = f"import sys, agentrl.datastore.catalog; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

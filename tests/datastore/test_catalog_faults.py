@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from catalog_worker import fill, manifest, started
 
-from datastore import Catalog, StoreError, lease
-from datastore.errors import LeaseLostError, LockTimeoutError
-from datastore.leftovers import GRACE, leftovers, unnamed_attempts
-from datastore.places import place
+from agentrl.datastore import Catalog, StoreError, lease
+from agentrl.datastore.errors import LeaseLostError, LockTimeoutError
+from agentrl.datastore.leftovers import GRACE, leftovers, unnamed_attempts
+from agentrl.datastore.places import place
 
 
 def go_on(process: "subprocess.Popen[str]") -> str:

@@ -14,13 +14,13 @@ import pytest
 from deltalake import DeltaTable
 from store_rows import FP, build
 
-import datastore.commit
-from datastore import StoreError, TrajectoryBuffer
-from datastore.errors import InvalidRowsError
-from datastore.places import LocalPlace, S3Place
-from datastore.uniqueness import KnownIds
-from datastore.upkeep import accept_losses, check, compact, migrate, vacuum
-from datastore.upkeep.compaction import _merge
+import agentrl.datastore.commit
+from agentrl.datastore import StoreError, TrajectoryBuffer
+from agentrl.datastore.errors import InvalidRowsError
+from agentrl.datastore.places import LocalPlace, S3Place
+from agentrl.datastore.uniqueness import KnownIds
+from agentrl.datastore.upkeep import accept_losses, check, compact, migrate, vacuum
+from agentrl.datastore.upkeep.compaction import _merge
 
 HERE = Path(__file__).parent
 Create = Callable[[Any, str, bytes, str | None], str | None]
@@ -158,7 +158,7 @@ def test_an_outcome_that_nobody_knows_keeps_the_files(s3_store: str, monkeypatch
 
 def test_two_compactions_at_once_double_no_row(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the lock is lost: here it is never there."""
-    monkeypatch.setattr("datastore.upkeep.compaction.alone", lambda _: nullcontext())
+    monkeypatch.setattr("agentrl.datastore.upkeep.compaction.alone", lambda _: nullcontext())
     buffer = fill(store, 8, 5)
     digest = buffer.digest(buffer.ids(FP))
     ready = threading.Barrier(3)
@@ -169,7 +169,7 @@ def test_two_compactions_at_once_double_no_row(store: str, monkeypatch: pytest.M
             ready.wait(5)  # all have chosen the same files
         return merge(*arguments)
 
-    monkeypatch.setattr("datastore.upkeep.compaction._merge", together)
+    monkeypatch.setattr("agentrl.datastore.upkeep.compaction._merge", together)
     threads = [threading.Thread(target=compact, args=(TrajectoryBuffer(store),)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -184,7 +184,10 @@ def test_two_compactions_at_once_double_no_row(store: str, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_processes_that_compact_at_once_double_no_row(store: str) -> None:
     fill(store, 12, 5)
-    code = f"from datastore import TrajectoryBuffer as B; from datastore.upkeep import compact; compact(B({store!r}))"
+    code = (
+        "from agentrl.datastore import TrajectoryBuffer; from agentrl.datastore.upkeep import compact\n"
+        f"compact(TrajectoryBuffer({store!r}))"
+    )
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
     started = [subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], env=environment) for _ in range(3)]
     assert [process.wait(60) for process in started] == [0, 0, 0]
@@ -202,16 +205,16 @@ def test_compaction_comes_to_an_end_while_others_append(tmp_path: Path, monkeypa
             buffer.append([build(shard)], stage="rollout", fingerprint=FP, shard=shard)
         return made
 
-    monkeypatch.setattr("datastore.upkeep.compaction._merge", and_appends)
+    monkeypatch.setattr("agentrl.datastore.upkeep.compaction._merge", and_appends)
     assert compact(buffer)["files_after"] == 3
     assert count(tmp_path) == 42
 
 
 def test_compaction_converges_whatever_the_size_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes decide: files of few big rows are not merged for ever, and `vacuum` frees what was merged."""
-    monkeypatch.setattr("datastore.upkeep.compaction.GOAL_BYTES", 200_000)
-    monkeypatch.setattr("datastore.upkeep.compaction.FILE_BYTES", 200_000)
-    monkeypatch.setattr("datastore.writer.FILE_BYTES", 200_000)
+    monkeypatch.setattr("agentrl.datastore.upkeep.compaction.GOAL_BYTES", 200_000)
+    monkeypatch.setattr("agentrl.datastore.upkeep.compaction.FILE_BYTES", 200_000)
+    monkeypatch.setattr("agentrl.datastore.writer.FILE_BYTES", 200_000)
     buffer = TrajectoryBuffer(tmp_path)
     for shard in range(12):
         big = [build(shard * 2 + i, final_state=f'"{os.urandom(20_000).hex()}"') for i in range(2)]
@@ -227,7 +230,7 @@ def test_compaction_converges_whatever_the_size_of_rows(tmp_path: Path, monkeypa
 
 
 def test_checkpoints_are_made_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datastore.commit, "CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr(agentrl.datastore.commit, "CHECKPOINT_EVERY", 4)
     buffer = fill(tmp_path, 9, 2)
     log = tmp_path / "trajectories/_delta_log"
     assert [int(path.name[:20]) for path in sorted(log.glob("*.checkpoint.parquet"))] == [4, 8]
@@ -329,7 +332,7 @@ def test_a_torn_newest_commit_is_set_aside(tmp_path: Path, torn: str) -> None:
 
 @pytest.mark.parametrize("part", [0, 100])
 def test_a_torn_checkpoint_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
-    monkeypatch.setattr(datastore.commit, "CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(agentrl.datastore.commit, "CHECKPOINT_EVERY", 2)
     fill(tmp_path, 5)
     checkpoint = max((tmp_path / "trajectories/_delta_log").glob("*.checkpoint.parquet"))
     checkpoint.write_bytes(checkpoint.read_bytes()[:part])

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_rows import FP, Make, build
 
-from datastore import TrajectoryBuffer
-from datastore.content import CONTENT, VOLATILE, contents
-from datastore.upkeep import check, compact, migrate
-from datastore.writer import FOLDER, write_parquet
-from schemas.arrow import to_table
-from schemas.trajectory import TRAJECTORY_SCHEMA, Message, ToolCall, Trajectory, trajectory_id
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.content import CONTENT, VOLATILE, contents
+from agentrl.datastore.upkeep import check, compact, migrate
+from agentrl.datastore.writer import FOLDER, write_parquet
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Message, ToolCall, Trajectory, trajectory_id
 
 OTHER = "fedcba9876543210"
 

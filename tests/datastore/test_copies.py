@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from store_rows import FP, Make
 
-from datastore import TrajectoryBuffer
-from datastore.copies import COLUMNS, Copies, warm
-from datastore.leftovers import leftovers
-from datastore.upkeep import compact
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.copies import COLUMNS, Copies, warm
+from agentrl.datastore.leftovers import leftovers
+from agentrl.datastore.upkeep import compact
 
 
 def filled(store: str | Path, make: Make, shards: int = 3) -> TrajectoryBuffer:

@@ -5,15 +5,15 @@ import pyarrow.parquet as pq
 import pytest
 from store_rows import build
 
-from datastore import TrajectoryBuffer
-from pipelines.handles import Tasks
-from pipelines.harness import Harness
-from pipelines.stage import Context
-from pipelines.stages.curate import CurateConfig, curate
-from pipelines.stages.pairs import agentq
-from pipelines.stages.select import select
-from schemas.arrow import to_table
-from schemas.task import TASK_SCHEMA, Task
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.pipelines.handles import Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stage import Context
+from agentrl.pipelines.stages.curate import CurateConfig, curate
+from agentrl.pipelines.stages.pairs import agentq
+from agentrl.pipelines.stages.select import select
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.task import TASK_SCHEMA, Task
 
 RULES = [
     {"rule": "decontaminate", "ngram": 4},

@@ -9,13 +9,22 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from store_rows import build
 
-from datastore import StoreError, TrajectoryBuffer
-from datastore.curation import curate as module
-from datastore.curation.curate import Curated, curate
-from datastore.curation.diversity import cluster_balanced, k_center
-from datastore.curation.rules import Rules
-from datastore.sampling import COLUMNS, SAMPLERS, curriculum, diversity, prioritized, recency, success_first, uniform
-from schemas.trajectory import Message, Role, ToolCall, Trajectory
+from agentrl.datastore import StoreError, TrajectoryBuffer
+from agentrl.datastore.curation import curate as module
+from agentrl.datastore.curation.curate import Curated, curate
+from agentrl.datastore.curation.diversity import cluster_balanced, k_center
+from agentrl.datastore.curation.rules import Rules
+from agentrl.datastore.sampling import (
+    COLUMNS,
+    SAMPLERS,
+    curriculum,
+    diversity,
+    prioritized,
+    recency,
+    success_first,
+    uniform,
+)
+from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
 
 
 def row(number: int, task: str, reward: float = 1.0, say: str = "", call: str = "find", **fields: Any) -> Trajectory:

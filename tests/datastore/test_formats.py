@@ -9,15 +9,15 @@ from format_rows import KINDS, LOOK, hard, spoken, user
 from format_rows import said as says
 from store_rows import build
 
-from datastore.errors import StoreError
-from datastore.formats import FORMATS, detect
-from datastore.formats.huggingface import from_dataset, to_dataset
-from datastore.formats.losses import PARTS, lost, present
-from datastore.formats.source import Source
-from datastore.formats.verl import read_tasks, write_tasks
-from schemas.arrow import to_table
-from schemas.task import Task
-from schemas.trajectory import TRAJECTORY_SCHEMA, Span, Trajectory
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats import FORMATS, detect
+from agentrl.datastore.formats.huggingface import from_dataset, to_dataset
+from agentrl.datastore.formats.losses import PARTS, lost, present
+from agentrl.datastore.formats.source import Source
+from agentrl.datastore.formats.verl import read_tasks, write_tasks
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Span, Trajectory
 
 WRITTEN = [name for name, one in FORMATS.items() if one.write]
 ROWWISE = [name for name in WRITTEN if name != "trl-preference"]

@@ -7,9 +7,9 @@ from typing import Any
 from format_files import CALL, TALK, Read, shape
 from format_rows import hard
 
-from datastore.formats import FORMATS
-from datastore.formats.source import Source
-from schemas.trajectory import Termination
+from agentrl.datastore.formats import FORMATS
+from agentrl.datastore.formats.source import Source
+from agentrl.schemas.trajectory import Termination
 
 
 def test_atif_of_others(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from format_files import CALL, TALK, USER, Read, shape
 
-from datastore.formats import FORMATS, detect
-from datastore.formats.source import Source
-from schemas.trajectory import Termination
+from agentrl.datastore.formats import FORMATS, detect
+from agentrl.datastore.formats.source import Source
+from agentrl.schemas.trajectory import Termination
 
 
 def test_tau2_document_and_folder(tmp_path: Path) -> None:

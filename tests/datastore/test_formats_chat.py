@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from format_files import TALK, USER, Read, shape
 
-from datastore import StoreError
-from datastore.formats import FORMATS
-from datastore.formats.source import Source
-from schemas.trajectory import Termination
+from agentrl.datastore import StoreError
+from agentrl.datastore.formats import FORMATS
+from agentrl.datastore.formats.source import Source
+from agentrl.schemas.trajectory import Termination
 
 
 @pytest.mark.parametrize("arguments", ['{"who": "Ann"}', {"who": "Ann"}])

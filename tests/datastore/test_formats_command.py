@@ -10,11 +10,11 @@ import pytest
 from store_rows import build
 from typer.testing import CliRunner
 
-from datastore import Catalog, StoreError, TrajectoryBuffer
-from datastore.formats.imports import import_paths
-from datastore.upkeep import check, compact, forget
-from flows.cli import app
-from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
+from agentrl.datastore import Catalog, StoreError, TrajectoryBuffer
+from agentrl.datastore.formats.imports import import_paths
+from agentrl.datastore.upkeep import check, compact, forget
+from agentrl.flows.cli import app
+from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
 
 runner = CliRunner()
 

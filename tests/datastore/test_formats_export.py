@@ -7,9 +7,9 @@ import pytest
 from format_rows import KINDS
 from store_rows import build
 
-from datastore import StoreError, TrajectoryBuffer
-from datastore.formats import FORMATS
-from datastore.formats.exports import export_rows, losses
+from agentrl.datastore import StoreError, TrajectoryBuffer
+from agentrl.datastore.formats import FORMATS
+from agentrl.datastore.formats.exports import export_rows, losses
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from store_rows import build
 
 from agentrl.chat.hermes import parse_assistant
-from datastore import TrajectoryBuffer
-from datastore.errors import StoreError
-from datastore.formats import FORMATS
-from datastore.formats.imports import import_paths
-from schemas.json_text import MAX_DEPTH, depth, loads, writer
-from schemas.trajectory import ToolCall
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats import FORMATS
+from agentrl.datastore.formats.imports import import_paths
+from agentrl.schemas.json_text import MAX_DEPTH, depth, loads, writer
+from agentrl.schemas.trajectory import ToolCall
 
 DEEP = "[" * 100_000 + "]" * 100_000
 

@@ -9,9 +9,9 @@ import pytest
 from format_files import CHAT, chat, count, lines
 from store_rows import build
 
-from datastore import StoreError, TrajectoryBuffer
-from datastore.formats import FORMATS
-from datastore.formats.imports import Labels, import_paths
+from agentrl.datastore import StoreError, TrajectoryBuffer
+from agentrl.datastore.formats import FORMATS
+from agentrl.datastore.formats.imports import Labels, import_paths
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_rows import build
 
-from datastore import StoreError, TrajectoryBuffer
-from datastore.formats import FORMATS
-from datastore.formats.exports import export_rows
-from datastore.formats.imports import Imported, Labels, import_paths
-from datastore.upkeep import check
+from agentrl.datastore import StoreError, TrajectoryBuffer
+from agentrl.datastore.formats import FORMATS
+from agentrl.datastore.formats.exports import export_rows
+from agentrl.datastore.formats.imports import Imported, Labels, import_paths
+from agentrl.datastore.upkeep import check
 
 
 @pytest.fixture

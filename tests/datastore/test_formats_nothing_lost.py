@@ -10,9 +10,9 @@ import pytest
 from format_files import Read
 from format_samples import SAMPLES
 
-from datastore import StoreError, TrajectoryBuffer
-from datastore.formats import FORMATS
-from datastore.formats.imports import import_paths
+from agentrl.datastore import StoreError, TrajectoryBuffer
+from agentrl.datastore.formats import FORMATS
+from agentrl.datastore.formats.imports import import_paths
 
 CASES = [
     pytest.param(name, suffix, document, id=f"{name}-{number}")

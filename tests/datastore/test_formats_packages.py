@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from format_files import Read, shape
 
-from datastore import StoreError
-from datastore.formats import FORMATS, detect
-from datastore.formats.source import Source
-from schemas.trajectory import Termination, Trajectory
+from agentrl.datastore import StoreError
+from agentrl.datastore.formats import FORMATS, detect
+from agentrl.datastore.formats.source import Source
+from agentrl.schemas.trajectory import Termination, Trajectory
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "bash", "arguments": '{"command": "ls"}'}
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}

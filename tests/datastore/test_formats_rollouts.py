@@ -6,7 +6,7 @@ from typing import Any
 
 from format_files import TALK, USER, Read, shape
 
-from schemas.trajectory import NOT_TRAINED, Termination
+from agentrl.schemas.trajectory import NOT_TRAINED, Termination
 
 
 def test_verifiers_as_it_writes_today(tmp_path: Path) -> None:

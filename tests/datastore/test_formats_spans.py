@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from format_files import CALL, TALK, USER, Read, shape
 
-from datastore import StoreError
-from datastore.formats import FORMATS, detect
-from datastore.formats.notes import Notes
-from datastore.formats.source import Source
-from schemas.trajectory import Role, Termination
+from agentrl.datastore import StoreError
+from agentrl.datastore.formats import FORMATS, detect
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.source import Source
+from agentrl.schemas.trajectory import Role, Termination
 
 
 def otlp(attributes: dict[str, Any], trace: str = "t", **more: Any) -> dict[str, Any]:

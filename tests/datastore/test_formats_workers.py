@@ -21,13 +21,13 @@ from format_rows import KINDS
 from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis import strategies as st
 
-from datastore.errors import StoreError
-from datastore.formats import FORMATS, parts, scan, workers
-from datastore.formats.columns import batches
-from datastore.formats.notes import Notes
-from datastore.formats.source import Row, Source
-from datastore.formats.workers import File, read_files
-from schemas.trajectory import Trajectory
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats import FORMATS, parts, scan, workers
+from agentrl.datastore.formats.columns import batches
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.source import Row, Source
+from agentrl.datastore.formats.workers import File, read_files
+from agentrl.schemas.trajectory import Trajectory
 
 ROWS = [row for rows in KINDS.values() for row in rows]
 CUT = [name for name, one in FORMATS.items() if one.cut and one.write]
@@ -360,7 +360,7 @@ def test_workers_do_not_import_pandas() -> None:
     """It takes as long as thousands of rows."""
     script = """
 import sys
-from datastore.formats import workers
+from agentrl.datastore.formats import workers
 workers._spare_pandas()
 workers.pa.array([1.5])
 assert "pandas" not in sys.modules

@@ -9,12 +9,12 @@ from catalog_worker import fill, manifest, started
 from rich.console import Console
 from toy_project import Project
 
-from datastore import Catalog, StoreError
-from datastore.places import LocalPlace
-from flows.display import display_for
-from flows.session import RunSession
-from pipelines.gc import BY_COMMAND, collect, find_garbage
-from schemas.manifest import InputRecord, Manifest
+from agentrl.datastore import Catalog, StoreError
+from agentrl.datastore.places import LocalPlace
+from agentrl.flows.display import display_for
+from agentrl.flows.session import RunSession
+from agentrl.pipelines.gc import BY_COMMAND, collect, find_garbage
+from agentrl.schemas.manifest import InputRecord, Manifest
 
 
 def publish(catalog: Catalog, fingerprint: str, run_id: str = "r", made_from: tuple[str, ...] = ()) -> Manifest:

@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from store_rows import FP, Make
 
-from datastore import TrajectoryBuffer, lookup
-from datastore.upkeep import compact
-from datastore.writer import FOLDER, GROUP_ROWS
-from schemas.arrow import to_table
-from schemas.trajectory import TRAJECTORY_SCHEMA
+from agentrl.datastore import TrajectoryBuffer, lookup
+from agentrl.datastore.upkeep import compact
+from agentrl.datastore.writer import FOLDER, GROUP_ROWS
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
 
 def groups(folder: Path) -> list[int]:

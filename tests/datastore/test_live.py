@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from datastore import live
-from datastore.catalog import Catalog
-from datastore.errors import StoreError
-from datastore.live import LiveLog, length, lines_after, live_stages
-from datastore.places import LocalPlace
-from pipelines.gc import collect, find_garbage
+from agentrl.datastore import live
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.live import LiveLog, length, lines_after, live_stages
+from agentrl.datastore.places import LocalPlace
+from agentrl.pipelines.gc import collect, find_garbage
 
 
 @pytest.fixture(autouse=True)
@@ -123,8 +123,8 @@ def test_a_log_that_began_again_is_read_from_its_beginning(store: str, tmp_path:
 WRITER = """
 import sys
 from pathlib import Path
-from datastore.live import LiveLog
-from datastore.places import place
+from agentrl.datastore.live import LiveLog
+from agentrl.datastore.places import place
 
 with LiveLog(place(sys.argv[1]), "r1", "sft", Path(sys.argv[2])) as log:
     for step in range(1_000_000):

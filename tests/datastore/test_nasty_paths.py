@@ -8,11 +8,11 @@ import pytest
 from catalog_worker import fill, manifest
 from store_rows import build
 
-from datastore import Catalog, TrajectoryBuffer
-from datastore.formats.exports import export_rows
-from datastore.formats.imports import import_paths
-from datastore.upkeep import check, compact, vacuum
-from pipelines.gc import BY_COMMAND, collect
+from agentrl.datastore import Catalog, TrajectoryBuffer
+from agentrl.datastore.formats.exports import export_rows
+from agentrl.datastore.formats.imports import import_paths
+from agentrl.datastore.upkeep import check, compact, vacuum
+from agentrl.pipelines.gc import BY_COMMAND, collect
 
 NASTY = [
     "two words",

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.tokenizers import _CHARACTERS, keep
-from pipelines.compare import Arm, Comparison, Measured
-from pipelines.handles import SELECTION_SCHEMA, Trajectories
-from schemas import notebook
-from schemas.pair import Pair, PairKind
-from schemas.trajectory import Message, RewardComponent, Role, Termination, ToolCall, Trajectory
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.tokenizers import _CHARACTERS, keep
+from agentrl.pipelines.compare import Arm, Comparison, Measured
+from agentrl.pipelines.handles import SELECTION_SCHEMA, Trajectories
+from agentrl.schemas import notebook
+from agentrl.schemas.pair import Pair, PairKind
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, Termination, ToolCall, Trajectory
 
 PAYLOADS = (
     "<script>window.pwned=1</script>",
@@ -118,7 +118,7 @@ def pair(text: str = "hello", ids: list[int] | None = None, shared: int = 2) -> 
 def comparison(text: str) -> Comparison:
     from datetime import UTC, datetime
 
-    from schemas.manifest import Ingredients, Manifest
+    from agentrl.schemas.manifest import Ingredients, Manifest
 
     ingredients = Ingredients(
         scheme=1,

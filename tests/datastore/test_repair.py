@@ -10,11 +10,11 @@ import pytest
 from store_rows import FP, build
 from typer.testing import CliRunner
 
-from datastore import TrajectoryBuffer
-from datastore.errors import OlderSchemaError
-from datastore.log import commit_key, newest
-from datastore.upkeep import accept_losses, check, compact, losses, repair
-from flows.cli import app
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.errors import OlderSchemaError
+from agentrl.datastore.log import commit_key, newest
+from agentrl.datastore.upkeep import accept_losses, check, compact, losses, repair
+from agentrl.flows.cli import app
 
 
 def fill(store: str | Path, shards: int = 3, rows: int = 20) -> TrajectoryBuffer:

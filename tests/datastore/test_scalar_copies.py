@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_rows import Make
 
-from datastore import TrajectoryBuffer, scalar_copies
-from datastore.leftovers import leftovers
-from datastore.scalar_copies import ScalarCopies
-from datastore.upkeep import compact, vacuum
+from agentrl.datastore import TrajectoryBuffer, scalar_copies
+from agentrl.datastore.leftovers import leftovers
+from agentrl.datastore.scalar_copies import ScalarCopies
+from agentrl.datastore.upkeep import compact, vacuum
 
 NAMES = ["trajectory_id", "success", "created_at", "parent_id", "policy_version", "reward"]
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from store_rows import FP, Make
 
-from datastore import TrajectoryBuffer, sql
-from datastore.curation.curate import curate
-from datastore.curation.rules import Rules
-from datastore.errors import StoreError
+from agentrl.datastore import TrajectoryBuffer, sql
+from agentrl.datastore.curation.curate import curate
+from agentrl.datastore.curation.rules import Rules
+from agentrl.datastore.errors import StoreError
 
 TABLES = {"t": pl.LazyFrame({"a": [1, 2]})}
 

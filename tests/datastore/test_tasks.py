@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from datastore import TrajectoryBuffer
-from schemas.arrow import from_table, to_table
-from schemas.task import TASK_SCHEMA, Task
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.schemas.arrow import from_table, to_table
+from agentrl.schemas.task import TASK_SCHEMA, Task
 
 
 def tasks(*names: str, truth: str = '"a"') -> list[Task]:

@@ -15,16 +15,16 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from store_rows import build
 
-from datastore import TrajectoryBuffer
-from flows import cli
-from flows.commands import _render
-from flows.display import Live, display_for
-from flows.show import print_diff, print_run, print_runs
-from flows.terminal import SafeConsole, console, say
-from pipelines.handles import Table, Trajectories
-from pipelines.printable import markdown, markdown_code, printable
-from pipelines.stage import Context
-from pipelines.stages.report import ReportConfig, training_report
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.flows import cli
+from agentrl.flows.commands import _render
+from agentrl.flows.display import Live, display_for
+from agentrl.flows.show import print_diff, print_run, print_runs
+from agentrl.flows.terminal import SafeConsole, console, say
+from agentrl.pipelines.handles import Table, Trajectories
+from agentrl.pipelines.printable import markdown, markdown_code, printable
+from agentrl.pipelines.stage import Context
+from agentrl.pipelines.stages.report import ReportConfig, training_report
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x1b]8;;http://x\x1b\\\x9b2J\x9d\r\b\x7f\u202eevil\u2066\u2069\u200f\ufeff\u2028\U000e0041\ud800"
 MARKUP = "[bold red]x[/] [link=http://evil]y[/link] :smile: [@click=app.bell]z[/]"

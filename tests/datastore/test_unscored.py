@@ -8,15 +8,15 @@ import pytest
 from store_rows import FP, build
 
 from agentrl.algorithms.grpo import GRPO
+from agentrl.datastore import StoreError, TrajectoryBuffer
+from agentrl.datastore.curation.curate import curate
+from agentrl.datastore.curation.rules import Filter, Keep
+from agentrl.datastore.sampling import SAMPLERS
 from agentrl.online.credit import assign
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, UnscoredError
 from agentrl.search.agentq import trajectory_pairs
 from agentrl.training.weights import row_weights
-from datastore import StoreError, TrajectoryBuffer
-from datastore.curation.curate import curate
-from datastore.curation.rules import Filter, Keep
-from datastore.sampling import SAMPLERS
-from schemas.arrow import to_table
-from schemas.trajectory import TRAJECTORY_SCHEMA, UnscoredError
 
 
 @pytest.fixture

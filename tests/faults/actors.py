@@ -17,9 +17,9 @@ from types import FrameType
 from diary import ROWS, Diary, shards
 from store_rows import FP, build
 
-from datastore import Catalog, TrajectoryBuffer
-from datastore.errors import NoBufferError, StoreError
-from schemas.trajectory import Trajectory
+from agentrl.datastore import Catalog, TrajectoryBuffer
+from agentrl.datastore.errors import NoBufferError, StoreError
+from agentrl.schemas.trajectory import Trajectory
 
 PATIENCE = 8
 """Failures in a row after which an actor says that the store is of no use."""
@@ -80,19 +80,19 @@ class Actor:
     def compact(self) -> None:
         import resource
 
-        from datastore.upkeep import compact
+        from agentrl.datastore.upkeep import compact
 
         result = compact(self.buffer)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         self.diary.say("compacted", **result, peak_mib=peak)
 
     def vacuum(self) -> None:
-        from datastore.upkeep import vacuum
+        from agentrl.datastore.upkeep import vacuum
 
         self.diary.say("vacuumed", files=len(vacuum(self.buffer, retention_hours=0, dry_run=False)))
 
     def collect(self) -> None:
-        from pipelines.gc import collect
+        from agentrl.pipelines.gc import collect
 
         self.diary.say("collected", artifacts=len(collect(Catalog(self.store), 1).artifacts))
 
@@ -123,7 +123,7 @@ class Actor:
 
     def run(self) -> None:
         """One pipeline run; a traceback out of the command is a fault."""
-        from flows.cli import main
+        from agentrl.flows.cli import main
 
         sys.argv = ["agentrl", "run", *sys.argv[6:], "--store", self.store]
         try:
@@ -151,11 +151,11 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    import datastore.commit
-    import datastore.lease
+    import agentrl.datastore.commit
+    import agentrl.datastore.lease
 
-    datastore.lease.LEASE_SECONDS = LEASE_SECONDS
-    datastore.commit.CHECKPOINT_EVERY = CHECKPOINT_EVERY
+    agentrl.datastore.lease.LEASE_SECONDS = LEASE_SECONDS
+    agentrl.datastore.commit.CHECKPOINT_EVERY = CHECKPOINT_EVERY
     role, store, folder, number, seed = sys.argv[1:6]
     actor = Actor(store, Path(folder), f"{role}-{number}", int(number), int(seed))
     if role == "run":

@@ -17,7 +17,7 @@ from diary import Diary, entries, shards
 from mishaps import FAIL, FAIL_AFTER, mishap
 from store_rows import FP, build
 
-from datastore import TrajectoryBuffer
+from agentrl.datastore import TrajectoryBuffer
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from actors import number_of, rows
 from diary import ROWS, shards
 from store_rows import FP
 
-from datastore import Catalog, TrajectoryBuffer, upkeep
-from datastore.upkeep import retention
-from pipelines.runs import all_runs
+from agentrl.datastore import Catalog, TrajectoryBuffer, upkeep
+from agentrl.datastore.upkeep import retention
+from agentrl.pipelines.runs import all_runs
 
 
 def counts(store: str) -> Counter[int]:
@@ -67,7 +67,7 @@ def undisturbed(plain: str, wanted: set[int], seed: int) -> Iterator[str]:
 
 def run(store: str, seed: int) -> Iterator[str]:
     """The pipeline run that comes last in the storm."""
-    command = [sys.executable, "-m", "flows.cli", "run", "storm.yaml", "--no-prefect", "--store", store]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "storm.yaml", "--no-prefect", "--store", store]
     done = subprocess.run([*command, "--set", f"seed={seed}"], capture_output=True, text=True, timeout=120)
     if done.returncode:
         yield f"a run after the storm gives exit code {done.returncode}: {(done.stdout + done.stderr)[-1000:]}"
@@ -117,8 +117,8 @@ def leftovers(store: str) -> Iterator[str]:
 
 def tidy(store: str) -> Iterable[str]:
     """Throw away what nothing needs."""
-    from datastore import leftovers, marks
-    from pipelines.gc import collect
+    from agentrl.datastore import leftovers, marks
+    from agentrl.pipelines.gc import collect
 
     retention.GRACE = marks.STALE = leftovers.GRACE = timedelta(0)  # nobody else is at work
     buffer = TrajectoryBuffer(store)

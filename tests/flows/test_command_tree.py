@@ -12,8 +12,8 @@ import pytest
 import typer.main
 from toy_project import make_project
 
-from datastore import credentials
-from flows import cli
+from agentrl.datastore import credentials
+from agentrl.flows import cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -135,7 +135,10 @@ def test_any_at_is_a_version_a_time_or_refused(at: str, tmp_path: Path, monkeypa
 
 
 def test_output_survives_an_encoding_that_lacks_its_characters(tmp_path: Path) -> None:
-    code = "import sys, flows.cli; sys.argv = ['agentrl', 'validate', 'h\\u00f6h\\U0001f600.yaml']; flows.cli.main()"
+    code = (
+        "import sys; from agentrl.flows.cli import main\n"
+        "sys.argv = ['agentrl', 'validate', 'h\\u00f6h\\U0001f600.yaml']; main()"
+    )
     env = {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin"}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path, check=False
@@ -146,7 +149,7 @@ def test_output_survives_an_encoding_that_lacks_its_characters(tmp_path: Path) -
 
 
 def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m flows.cli schema pipeline | head -1"
+    command = f"{sys.executable} -m agentrl.flows.cli schema pipeline | head -1"
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=env, cwd=tmp_path, check=False)
     assert done.stdout == "{\n"
@@ -154,8 +157,8 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
 
 
 def test_stages_lists_the_library_with_an_example_each(capsys: Any) -> None:
-    from pipelines.library import builtin_stages
-    from schemas.pipeline import StageSpec
+    from agentrl.pipelines.library import builtin_stages
+    from agentrl.schemas.pipeline import StageSpec
 
     assert cli.call(["stages", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)

@@ -7,7 +7,7 @@ import time
 import pytest
 from rich.console import Console
 
-from flows import display
+from agentrl.flows import display
 
 METRICS = {"success": 0.061, "episodes/s": "4.0", "tokens/s": "812"}
 

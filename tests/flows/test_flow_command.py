@@ -25,7 +25,7 @@ PIPELINE = """
 
 
 def agentrl(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command = [sys.executable, "-m", "agentrl.flows.cli", *arguments]
     root = str(Path(__file__).parents[2])
     env = {**os.environ, "PYTHONPATH": root, **options.pop("env", {})}
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False, **options)
@@ -37,7 +37,7 @@ def run(project: Project, *arguments: str, text: str = PIPELINE) -> "subprocess.
 
 
 def start(*arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "flows.cli", "run", "pipeline.yaml", "--no-prefect", *arguments]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "pipeline.yaml", "--no-prefect", *arguments]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
@@ -62,7 +62,7 @@ def test_help_answers_at_once() -> None:
     ):
         assert command in done.stdout
     code = (
-        "import sys, flows.cli\n"
+        "import sys, agentrl.flows.cli\n"
         "heavy = {'torch', 'prefect', 'transformers', 'deltalake', 'polars', 'pyarrow', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
@@ -74,8 +74,8 @@ def test_run_then_nothing_to_do(project: Project) -> None:
     assert first.returncode == 0, first.stderr
     assert "3 stages ran, 0 were cached" in first.stdout
     code = (
-        "import sys, flows.cli; sys.argv = ['agentrl', 'run', 'pipeline.yaml']\n"
-        "try: flows.cli.main()\n"
+        "import sys, agentrl.flows.cli; sys.argv = ['agentrl', 'run', 'pipeline.yaml']\n"
+        "try: agentrl.flows.cli.main()\n"
         "except SystemExit as error: assert not error.code, error.code\n"
         "assert not {'torch', 'prefect', 'transformers', 'deltalake', 'polars'} & set(sys.modules)"
     )
@@ -167,8 +167,8 @@ def test_prefect_runs_only_where_something_needs_it(project: Project) -> None:
     """It is not even imported if nothing does; what runs the stages is in the plan, the output and the record."""
     project.write(PIPELINE)
     code = (
-        "import sys, flows.cli; sys.argv = ['agentrl', 'run', 'pipeline.yaml', '--jobs', '2']\n"
-        "try: flows.cli.main()\n"
+        "import sys, agentrl.flows.cli; sys.argv = ['agentrl', 'run', 'pipeline.yaml', '--jobs', '2']\n"
+        "try: agentrl.flows.cli.main()\n"
         "except SystemExit as error: assert not error.code, error.code\n"
         "assert 'prefect' not in sys.modules"
     )
@@ -304,7 +304,7 @@ def test_a_killed_run_is_called_killed(project: Project) -> None:
 def test_a_store_of_a_newer_agentrl_is_refused_before_anything_runs(project: Project) -> None:
     from deltalake import DeltaTable
 
-    from schemas.trajectory import TRAJECTORY_SCHEMA
+    from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
     place = str(project.folder / "store" / "trajectories")
     DeltaTable.create(
@@ -334,7 +334,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_code_1(project: Project, lim
     command = [
         sys.executable,
         "-m",
-        "flows.cli",
+        "agentrl.flows.cli",
         "run",
         "pipeline.yaml",
         "--no-prefect",

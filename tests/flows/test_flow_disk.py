@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from toy_project import Project
 
-from flows import cli
+from agentrl.flows import cli
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -67,7 +67,7 @@ def fill(disk: Path, left: int) -> Path:
 
 def run(store: Path, *arguments: str) -> tuple[int, str]:
     """``agentrl run`` in a process of its own: a record that could not be ended is then the record of a dead run."""
-    command = [sys.executable, "-m", "flows.cli", "run", "pipeline.yaml", "--no-prefect", "--store", str(store)]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "pipeline.yaml", "--no-prefect", "--store", str(store)]
     env = {**os.environ, "PYTHONPATH": ROOT}
     done = subprocess.run([*command, *arguments], env=env, capture_output=True, text=True, check=False, timeout=120)
     return done.returncode, done.stdout + done.stderr
@@ -168,7 +168,7 @@ def test_an_error_of_an_unknown_class_is_one_line_that_names_its_traceback(
     def fails(*_: object) -> None:
         raise Surprise("it broke\nwith my-very-secret-key")
 
-    monkeypatch.setattr("flows.commands.buffer.open_buffer", fails)
+    monkeypatch.setattr("agentrl.flows.commands.buffer.open_buffer", fails)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("JUDGE_API_KEY", "my-very-secret-key")
     assert cli.call(["buffer", "compact"]) == 1

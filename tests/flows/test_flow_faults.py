@@ -28,7 +28,7 @@ stages:
 
 
 def agentrl(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "flows.cli", *arguments]
+    return [sys.executable, "-m", "agentrl.flows.cli", *arguments]
 
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
@@ -36,7 +36,7 @@ ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THRE
 
 def contents(store: str) -> dict[str, dict[str, str]]:
     """Digests of every output of the newest artifact of each stage."""
-    from datastore.catalog import Catalog
+    from agentrl.datastore.catalog import Catalog
 
     newest: dict[str, dict[str, str]] = {}
     for manifest in Catalog(store).all():
@@ -46,7 +46,7 @@ def contents(store: str) -> dict[str, dict[str, str]]:
 
 
 def rows(store: str) -> list[tuple[Any, ...]]:
-    from datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.buffer import TrajectoryBuffer
 
     query = "select stage, count(*) as n, count(distinct trajectory_id) as ids from trajectories group by stage"
     return sorted(TrajectoryBuffer(store).sql(query).rows())

@@ -41,7 +41,14 @@ def test_a_whole_pipeline_runs_in_a_folder_of_any_name_among_modules_named_as_ou
 
     def agentrl(*arguments: str) -> str:
         env = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-        command = [sys.executable, "-P", "-m", "flows.cli", *arguments, f"--store={NAME}"]  # -P: as the script does
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "agentrl.flows.cli",
+            *arguments,
+            f"--store={NAME}",
+        ]  # -P: as the script does
         done = subprocess.run(
             command,
             cwd=folder,

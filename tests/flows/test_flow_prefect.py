@@ -29,7 +29,7 @@ PIPELINE = """
 
 
 def start(*arguments: str, **env: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command = [sys.executable, "-m", "agentrl.flows.cli", *arguments]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     environment |= {"PYTHONPATH": ROOT, **env}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
@@ -68,7 +68,7 @@ def ours() -> list[str]:
             line, here = " ".join(process.cmdline()), process.cwd() == os.getcwd()
         except psutil.Error:
             continue
-        if here and ("-m pipelines.worker" in line or "-m flows.server" in line):
+        if here and ("-m agentrl.pipelines.worker" in line or "-m agentrl.flows.server" in line):
             found.append(line)
     return found
 
@@ -93,8 +93,8 @@ def test_a_run_says_nothing_but_its_own_lines(project: Project) -> None:
 def test_prefect_shows_progress_of_a_long_stage_and_the_report(project: Project) -> None:
     """Another file of the user's declares a stage that writes a report."""
     (project.folder / "pages.py").write_text(
-        "from pipelines.handles import Report, Table\n"
-        "from pipelines.stage import Context, StageConfig, stage\n"
+        "from agentrl.pipelines.handles import Report, Table\n"
+        "from agentrl.pipelines.stage import Context, StageConfig, stage\n"
         "@stage('pages.page', version=1)\n"
         "def page(context: Context, config: StageConfig, table: Table) -> Report:\n"
         "    return context.report({'report.md': '# A page', 'report.html': '<h1>A page</h1>'})\n"
@@ -288,8 +288,8 @@ def test_a_run_that_waits_for_a_slot_says_for_whom_and_ends_at_once(project: Pro
 
 TELLS = """
 import logging, os, sys
-from pipelines.handles import Table
-from pipelines.stage import Context, Secret, StageConfig, reveal, stage
+from agentrl.pipelines.handles import Table
+from agentrl.pipelines.stage import Context, Secret, StageConfig, reveal, stage
 
 class Config(StageConfig):
     key: Secret

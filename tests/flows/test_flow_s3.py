@@ -57,7 +57,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 
 def start(store: str, *arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "flows.cli", *arguments, "--store", store]
+    command = [sys.executable, "-m", "agentrl.flows.cli", *arguments, "--store", store]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
 
 
@@ -83,7 +83,7 @@ def test_a_pipeline_lives_in_a_bucket(project: Project, bucket: str) -> None:
         bucket, "buffer", "query", "select count(*) as n, count(distinct trajectory_id) as ids from trajectories"
     )
     assert rows.count("16") == 2
-    code = "from datastore.catalog import Catalog; import sys; print(len(list(Catalog(sys.argv[1]).all())))"
+    code = "from agentrl.datastore.catalog import Catalog; import sys; print(len(list(Catalog(sys.argv[1]).all())))"
     assert subprocess.check_output([sys.executable, "-c", code, bucket], text=True).strip() == "5"
     assert not any(path.name == "artifacts" for path in project.folder.iterdir())
     agentrl(bucket, "run", "pipeline.yaml", "--no-prefect", "--set", "stages.a.with.n=4")

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from toy_project import Project, make_project
 
-from datastore.catalog import Catalog
+from agentrl.datastore.catalog import Catalog
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ class Server:
     pid: int
 
     def agentrl(self, *arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-P", "-m", "flows.cli", *arguments]
+        command = [sys.executable, "-P", "-m", "agentrl.flows.cli", *arguments]
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=120, check=False)
         return done.returncode, done.stdout + done.stderr
 
@@ -56,7 +56,7 @@ class Server:
     @contextlib.contextmanager
     def running(self, file: str, **env: str) -> Iterator["subprocess.Popen[str]"]:
         """``agentrl run`` of a file that is at work. Its output goes to ``file`` with the suffix .log."""
-        command = [sys.executable, "-P", "-m", "flows.cli", "run", file, "--store", "store", "--prefect"]
+        command = [sys.executable, "-P", "-m", "agentrl.flows.cli", "run", file, "--store", "store", "--prefect"]
         with (self.project.folder / f"{file}.log").open("w") as log:
             run = subprocess.Popen(command, env={**self.env, **env}, stdout=log, stderr=subprocess.STDOUT, text=True)
         try:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from datastore.catalog import Catalog
-from flows import cli
-from pipelines.execute import job_of, perform
-from pipelines.load import load
-from pipelines.plan import make_plan
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows import cli
+from agentrl.pipelines.execute import job_of, perform
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import make_plan
 
 PIPELINE = """
 name: small

@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 from fake_machines import fake_gpus
 
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows.gpus import reserved, shortage
+from agentrl.pipelines.handles import Table
+from agentrl.pipelines.lineage import find_artifact
+from agentrl.pipelines.machines import gpus_here
+from agentrl.pipelines.stages.train import SFTConfig
+from agentrl.schemas.pipeline import Execution
 from agentrl.training.job import DeepSpeed
-from datastore.catalog import Catalog
-from flows.gpus import reserved, shortage
-from pipelines.handles import Table
-from pipelines.lineage import find_artifact
-from pipelines.machines import gpus_here
-from pipelines.stages.train import SFTConfig
-from schemas.pipeline import Execution
 
 ROOT = Path(__file__).parents[2]
 STAGES = """
 import os, time
 import pyarrow as pa
-from pipelines.handles import Table
-from pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.handles import Table
+from agentrl.pipelines.stage import Context, StageConfig, stage
 
 
 class Look(StageConfig):
@@ -57,7 +57,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def agentrl(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "flows.cli", "run", "gpus.yaml", "--no-prefect", "--json", *arguments]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "gpus.yaml", "--no-prefect", "--json", *arguments]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=120)
 

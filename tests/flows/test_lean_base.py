@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from toy_project import Project
 
-from schemas import installation
-from schemas.installation import install_hint
+from agentrl.schemas import installation
+from agentrl.schemas.installation import install_hint
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,11 +26,11 @@ sys.meta_path.insert(0, Absent())
 IMPORT_ALL = """
 import importlib, pkgutil
 ELSEWHERE = {f"agentrl.environments.adapters.{name}_holder" for name in ("openenv", "verifiers")}  # other interpreters
-for package in ("schemas", "datastore", "agentrl", "pipelines"):
-    for info in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        if info.name not in ELSEWHERE:
-            importlib.import_module(info.name)
-            print(info.name)
+import agentrl
+for info in pkgutil.walk_packages(agentrl.__path__, "agentrl."):
+    if info.name not in ELSEWHERE and not info.name.startswith("agentrl.flows"):
+        importlib.import_module(info.name)
+        print(info.name)
 """
 
 PIPELINE = """
@@ -50,7 +50,7 @@ def env(project: Project) -> dict[str, str]:
 
 
 def agentrl(env: dict[str, str], *arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command = [sys.executable, "-m", "agentrl.flows.cli", *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
     return done.returncode, done.stdout + done.stderr
 

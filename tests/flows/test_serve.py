@@ -15,8 +15,8 @@ import openai
 import pytest
 from test_generate import store_with_a_model
 
-from datastore.buffer import TrajectoryBuffer
-from flows import cli
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.flows import cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ class Serving:
         command = [
             sys.executable,
             "-m",
-            "flows.cli",
+            "agentrl.flows.cli",
             "serve",
             "--model",
             "warm",

@@ -12,9 +12,9 @@ import pytest
 from test_generate import store_with_a_model
 from test_serve import Serving
 
+from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.engines.check import own_logprobs
 from agentrl.models.policy import Policy
-from datastore.buffer import TrajectoryBuffer
 
 pytestmark = pytest.mark.vllm
 

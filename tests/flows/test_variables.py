@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows import cli
+from agentrl.flows import cli
 
 PIPELINE = """
 name: asks

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from viewer_store import make_store
 
-from flows import cli
+from agentrl.flows import cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,18 @@ ROOT = Path(__file__).parents[2]
 def serving(store: Path, *options: str) -> tuple["subprocess.Popen[str]", dict[str, str]]:
     """The command, and what it says once it serves."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "flows.cli", "view", "--store", str(store), "--port", "0", "--json", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl.flows.cli",
+        "view",
+        "--store",
+        str(store),
+        "--port",
+        "0",
+        "--json",
+        *options,
+    ]
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     text = ""

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from viewer_store import DPO, EVAL, GRPO, IM_END, PAIRS, TOKENIZER, Browser, make_store, publish, row, training_row
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from flows.viewer.pages.compare import common
-from pipelines.handles import SELECTION_SCHEMA
-from schemas.manifest import Kind
-from schemas.pair import PAIR_SCHEMA
-from schemas.training import TRAINING_SCHEMA
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows.viewer.pages.compare import common
+from agentrl.pipelines.handles import SELECTION_SCHEMA
+from agentrl.schemas.manifest import Kind
+from agentrl.schemas.pair import PAIR_SCHEMA
+from agentrl.schemas.training import TRAINING_SCHEMA
 
 OTHER = "f" * 32
 

@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from viewer_store import FIRST, GRPO, Browser, keep_tokenizer, make_store, row
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.errors import StoreError
-from flows import cli
-from flows.viewer.offline import bundle
-from flows.viewer.offline.export import ExportedFile, TooLargeError, choose, export
-from flows.viewer.offline.redaction import MARK, Redactor
-from flows.viewer.reader import StoreReader
-from schemas.trajectory import Message, RewardComponent, ToolCall
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.errors import StoreError
+from agentrl.flows import cli
+from agentrl.flows.viewer.offline import bundle
+from agentrl.flows.viewer.offline.export import ExportedFile, TooLargeError, choose, export
+from agentrl.flows.viewer.offline.redaction import MARK, Redactor
+from agentrl.flows.viewer.reader import StoreReader
+from agentrl.schemas.trajectory import Message, RewardComponent, ToolCall
 
 SECRET = 'kö"nig-7731'
 
@@ -141,7 +141,7 @@ def test_neighbours_and_attempts_are_rows_of_the_file(store: Path) -> None:
 
 
 def test_a_file_that_is_too_large_says_how_many_rows_fit(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.viewer.offline.export.PART", 20_000)
+    monkeypatch.setattr("agentrl.flows.viewer.offline.export.PART", 20_000)
     whole = written(store)
     assert len(whole.contents.parts) > 2
     cap = len(whole.text) - 100

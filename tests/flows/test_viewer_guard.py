@@ -8,8 +8,8 @@ import httpx
 import pytest
 from viewer_store import Browser
 
-from flows.viewer import app as viewer
-from flows.viewer.guard import CONTENT_SECURITY_POLICY, HEADERS, Door, is_loopback
+from agentrl.flows.viewer import app as viewer
+from agentrl.flows.viewer.guard import CONTENT_SECURITY_POLICY, HEADERS, Door, is_loopback
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from viewer_store import Browser, make_store, row
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.retrieval.index import SearchIndex
-from datastore.retrieval.projection import PrincipalPlane
-from flows import cli
-from flows.viewer.pages.points import Points, lasso
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.retrieval.index import SearchIndex
+from agentrl.datastore.retrieval.projection import PrincipalPlane
+from agentrl.flows import cli
+from agentrl.flows.viewer.pages.points import Points, lasso
 
 
 @dataclass

@@ -10,10 +10,10 @@ import pytest
 from toy_project import Project
 from viewer_store import EVAL, GRPO, WARM, Browser, make_store, record_run
 
-from datastore.catalog import Catalog
-from flows import cli
-from flows.viewer.pages import graph, overview
-from flows.viewer.pages.overview import log_tail
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows import cli
+from agentrl.flows.viewer.pages import graph, overview
+from agentrl.flows.viewer.pages.overview import log_tail
 
 RUN = "20260101-120000-abcd"
 

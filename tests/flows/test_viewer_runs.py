@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from viewer_store import EVAL, WARM, Browser, make_store, publish, record_run, row
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from pipelines.handles import SELECTION_SCHEMA
-from schemas.manifest import Kind
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.handles import SELECTION_SCHEMA
+from agentrl.schemas.manifest import Kind
 
 FIRST, SECOND, OTHER = "20260102-120000-aaaa", "20260103-120000-bbbb", "20260104-120000-cccc"
 OLD, NEW = "8" * 32, "9" * 32

@@ -10,18 +10,18 @@ import pytest
 from typer.testing import CliRunner
 from viewer_store import Browser, make_store, row
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.curation.curate import curate
-from datastore.curation.rules import Rules
-from flows.cli import app, call
-from flows.viewer.guard import Door
-from flows.viewer.pages import saving
-from flows.viewer.reader import StoreReader
-from pipelines import yaml_text
-from pipelines.execute import open_output
-from pipelines.gc import BY_COMMAND, find_garbage
-from schemas.manifest import InputRecord
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.curation.curate import curate
+from agentrl.datastore.curation.rules import Rules
+from agentrl.flows.cli import app, call
+from agentrl.flows.viewer.guard import Door
+from agentrl.flows.viewer.pages import saving
+from agentrl.flows.viewer.reader import StoreReader
+from agentrl.pipelines import yaml_text
+from agentrl.pipelines.execute import open_output
+from agentrl.pipelines.gc import BY_COMMAND, find_garbage
+from agentrl.schemas.manifest import InputRecord
 
 KEY = "the-key"
 ALLOWED = {"x-agentrl-key": KEY}

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from viewer_store import Browser, make_store, publish, row
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from flows.viewer.pages import nodes
-from pipelines.handles import SELECTION_SCHEMA
-from schemas.arrow import to_table
-from schemas.manifest import Kind
-from schemas.node import NODE_SCHEMA, SearchNode
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows.viewer.pages import nodes
+from agentrl.pipelines.handles import SELECTION_SCHEMA
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.manifest import Kind
+from agentrl.schemas.node import NODE_SCHEMA, SearchNode
 
 SEARCH, OLDER = "6" * 32, "7" * 32
 TASK = "sums-0"

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from viewer_store import Browser
 
-from flows.viewer.query import console
-from flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.query import console
+from agentrl.flows.viewer.refused import RefusedError
 
 SECRET = "a-secret-that-stands-in-a-file"
 
@@ -161,7 +161,7 @@ def test_the_process_alone_reads_no_file(secret: Path) -> None:
 def test_nothing_can_be_opened_once_it_is_given_up(secret: Path) -> None:
     """Neither by Python nor through what is open already."""
     program = f"""
-from flows.viewer.query.sql_child import give_up
+from agentrl.flows.viewer.query.sql_child import give_up
 print(open({str(secret)!r}).read(), flush=True)
 give_up(5, 2**30)
 import os

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from viewer_store import Browser, make_store, row
 
-from datastore.buffer import TrajectoryBuffer
-from flows.viewer.query import filters, tables
-from flows.viewer.query.facets import FACETS, UNKNOWN, spread
-from flows.viewer.query.tables import COLUMNS
-from flows.viewer.refused import RefusedError
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.flows.viewer.query import filters, tables
+from agentrl.flows.viewer.query.facets import FACETS, UNKNOWN, spread
+from agentrl.flows.viewer.query.tables import COLUMNS
+from agentrl.flows.viewer.refused import RefusedError
 
 
 def test_what_several_ask_for_at_once_is_made_once() -> None:
@@ -295,7 +295,7 @@ def test_a_filter_that_takes_too_long_is_given_up(browser: Browser, monkeypatch:
 
 
 def test_an_answer_that_takes_too_long_is_said(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows.viewer import app as viewer
+    from agentrl.flows.viewer import app as viewer
 
     monkeypatch.setattr(viewer, "PATIENCE_S", 0.05)
     browser = Browser(store)

@@ -23,13 +23,13 @@ from viewer_store import (
     training_row,
 )
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.tokenizers import UNKNOWN, TokenBytes, keep
-from flows.viewer.pages.decoding import decoded
-from flows.viewer.pages.tokens import TOKEN_SCHEMA
-from schemas.manifest import Kind
-from schemas.training import TRAINING_SCHEMA
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.tokenizers import UNKNOWN, TokenBytes, keep
+from agentrl.flows.viewer.pages.decoding import decoded
+from agentrl.flows.viewer.pages.tokens import TOKEN_SCHEMA
+from agentrl.schemas.manifest import Kind
+from agentrl.schemas.training import TRAINING_SCHEMA
 
 
 def test_tokens_and_their_text_agree_with_the_messages(browser: Browser) -> None:

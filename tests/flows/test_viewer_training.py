@@ -17,17 +17,17 @@ import pyarrow as pa
 import pytest
 from viewer_store import GRPO, Browser, make_store, publish, record_run, row, training_row
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.live import LiveLog
-from flows.viewer.pages import replays, training
-from flows.viewer.pages.doctor import Doctor, diagnosed
-from flows.viewer.reader import StoreReader
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.training import Diagnosis
-from pipelines.runs import this_process
-from schemas.manifest import Kind
-from schemas.training import TRAINING_SCHEMA
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.live import LiveLog
+from agentrl.flows.viewer.pages import replays, training
+from agentrl.flows.viewer.pages.doctor import Doctor, diagnosed
+from agentrl.flows.viewer.reader import StoreReader
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.training import Diagnosis
+from agentrl.pipelines.runs import this_process
+from agentrl.schemas.manifest import Kind
+from agentrl.schemas.training import TRAINING_SCHEMA
 
 ONLINE = "2" * 32
 RUN = "20260102-000000-0001"
@@ -264,7 +264,7 @@ def test_a_heartbeat_does_not_call_the_doctor_again(tmp_path: Path, monkeypatch:
         self._known[key] = Diagnosis(run_id=key[0], working=False, problem=None, stages=[], findings=[])
         self._at_work.discard(key)
 
-    monkeypatch.setattr("flows.viewer.pages.doctor.find_run", lambda catalog, name: run)
+    monkeypatch.setattr("agentrl.flows.viewer.pages.doctor.find_run", lambda catalog, name: run)
     monkeypatch.setattr(Doctor, "_look", look)
     doctor = Doctor(Catalog(tmp_path), str(tmp_path))
     for beat in range(3):

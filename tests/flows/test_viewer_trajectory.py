@@ -24,14 +24,14 @@ from viewer_store import (
     training_row,
 )
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from flows.viewer.pages import trajectory
-from flows.viewer.query.artifacts import Artifacts
-from schemas.arrow import to_table
-from schemas.manifest import Kind
-from schemas.training import TRAINING_SCHEMA
-from schemas.trajectory import TRAJECTORY_SCHEMA, Message, Span
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows.viewer.pages import trajectory
+from agentrl.flows.viewer.query.artifacts import Artifacts
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.manifest import Kind
+from agentrl.schemas.training import TRAINING_SCHEMA
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Message, Span
 
 
 def test_a_row_with_all_that_leads_to_it_and_from_it(browser: Browser) -> None:

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from viewer_store import Browser, make_store, publish, row
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from flows.viewer.pages.tree import prefix_tree, rows_of_drawing
-from pipelines.handles import SELECTION_SCHEMA
-from pipelines.stages.curate import DROPPED_SCHEMA, FUNNEL_SCHEMA
-from schemas.manifest import Kind
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows.viewer.pages.tree import prefix_tree, rows_of_drawing
+from agentrl.pipelines.handles import SELECTION_SCHEMA
+from agentrl.pipelines.stages.curate import DROPPED_SCHEMA, FUNNEL_SCHEMA
+from agentrl.schemas.manifest import Kind
 
 CURATED = "4" * 32
 RULE = "reward at least 0.5"

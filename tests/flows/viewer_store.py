@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.tokenizers import _CHARACTERS, keep
-from flows.viewer.app import application, opening
-from flows.viewer.guard import Door
-from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
-from schemas.training import TRAINING_SCHEMA
-from schemas.trajectory import Message, Span, Termination, ToolCall, Trajectory, trajectory_id
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.tokenizers import _CHARACTERS, keep
+from agentrl.flows.viewer.app import application, opening
+from agentrl.flows.viewer.guard import Door
+from agentrl.schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
+from agentrl.schemas.training import TRAINING_SCHEMA
+from agentrl.schemas.trajectory import Message, Span, Termination, ToolCall, Trajectory, trajectory_id
 
 WHEN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 GRPO, WARM, EVAL, PAIRS, DPO = ("a" * 32, "b" * 32, "c" * 32, "d" * 32, "e" * 32)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from own_classes import forget
 
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import synthesize
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.train import sft
+from agentrl.pipelines.stages.trajectories import synthesize
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from agentrl.engines.configs import EmbeddedConfig
 from agentrl.environments.rooms.environment import Rooms
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import TinySize, tiny_policy
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.trajectories import sample
 from agentrl.rollouts.demonstrations import demonstrate
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.tasks import generate
-from pipelines.stages.trajectories import sample
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 ERROR = 0.6
 LIMITS: dict[str, Any] = {"sampling": {"max_tokens": 240}}

@@ -22,16 +22,16 @@ from typing import Any
 import torch
 import transformers.models.qwen2.modeling_qwen2  # noqa: F401  (so that no run waits for it)
 
-import pipelines.stages.train as train
+import agentrl.pipelines.stages.train as train
+from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.online.loop import OnlineLoop  # noqa: F401
-from datastore.buffer import TrajectoryBuffer
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness
-from pipelines.stage import Context
-from pipelines.stages.grpo import online
-from pipelines.stages.online_log import OnlineLog
-from pipelines.stages.tasks import generate
-from pipelines.stages.trajectories import synthesize
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stage import Context
+from agentrl.pipelines.stages.grpo import online
+from agentrl.pipelines.stages.online_log import OnlineLog
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.trajectories import synthesize
 
 LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from datastore import TrajectoryBuffer
-from datastore.catalog import Catalog
-from pipelines.execute import job_of, perform
-from pipelines.load import load
-from pipelines.plan import Plan, Status, make_plan
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.execute import job_of, perform
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import Plan, Status, make_plan
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from online_crash import LIMITS, ended, forked, inputs, run
 
-import pipelines.stages.online_log as online_log
+import agentrl.pipelines.stages.online_log as online_log
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.errors import NoBufferError
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.stage import Context
+from agentrl.pipelines.stages.trajectories import sample
 from agentrl.rollouts.episodes import EpisodeRun
-from datastore.buffer import TrajectoryBuffer
-from datastore.errors import NoBufferError
-from pipelines.handles import Model, Tasks
-from pipelines.stage import Context
-from pipelines.stages.trajectories import sample
 
 FREE = {"ahead": 1, "max_staleness": 2, "engine": {"type": "transformers", "schedule": "free"}}
 

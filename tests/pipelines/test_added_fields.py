@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from pipelines.fingerprint import _hashed, _unhashed
-from pipelines.library import builtin_stages
+from agentrl.pipelines.fingerprint import _hashed, _unhashed
+from agentrl.pipelines.library import builtin_stages
 
 OF_THE_FIRST_VERSION = {
     "train.online": "2cd6a24fedc42bef",

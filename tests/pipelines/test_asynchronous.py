@@ -15,14 +15,14 @@ from pydantic import ValidationError
 from agentrl.models.policy import Policy
 from agentrl.online import coverage
 from agentrl.online.coverage import CoverageError, check
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness, Result
+from agentrl.pipelines.stages.grpo import online
+from agentrl.pipelines.stages.online_log import OnlineLog
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Trajectory
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness, Result
-from pipelines.stages.grpo import online
-from pipelines.stages.online_log import OnlineLog
-from schemas.training import TrainingRow
-from schemas.trajectory import Trajectory
 
 LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
 SMALL = {"iterations": 4, "tasks": 3, "samples": 4, "optimizer": {"lr": 1e-3}, **LIMITS}

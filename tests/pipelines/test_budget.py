@@ -10,16 +10,16 @@ from pydantic import ValidationError
 
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import TinySize
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.budget import TokenLimits
+from agentrl.pipelines.stages.common import ModelConfig
+from agentrl.pipelines.stages.evaluate import evaluate
+from agentrl.pipelines.stages.grpo import grpo
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.train import sft
+from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.rollouts.runner import RolloutRunner
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness
-from pipelines.stages.budget import TokenLimits
-from pipelines.stages.common import ModelConfig
-from pipelines.stages.evaluate import evaluate
-from pipelines.stages.grpo import grpo
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import sample, synthesize
 
 SMALL: dict[str, Any] = {"iterations": 1, "tasks": 4, "samples": 2}
 

@@ -12,15 +12,15 @@ from typing import Any, get_args
 
 import pytest
 
-from datastore.catalog import Catalog
-from pipelines.code import CARRIERS, LOADERS, USED_IF_SET, CodeGraph
-from pipelines.execute import job_of
-from pipelines.fingerprint import NO_EFFECT, Fingerprinter, fingerprint
-from pipelines.library import builtin_stages
-from pipelines.load import Pipeline, load
-from pipelines.plan import make_plan
-from pipelines.problems import SpecError
-from pipelines.worker import Workers
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.code import CARRIERS, LOADERS, USED_IF_SET, CodeGraph
+from agentrl.pipelines.execute import job_of
+from agentrl.pipelines.fingerprint import NO_EFFECT, Fingerprinter, fingerprint
+from agentrl.pipelines.library import builtin_stages
+from agentrl.pipelines.load import Pipeline, load
+from agentrl.pipelines.plan import make_plan
+from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.worker import Workers
 
 ENVIRONMENT = '''
 """An environment of one's own: the first of some numbers."""
@@ -180,8 +180,7 @@ class OurCopy(CodeGraph):
 def ours(tmp_path: Path) -> Path:
     root = tmp_path / "copy"
     source = Path(__file__).parents[2]
-    for package in ("schemas", "datastore", "agentrl", "pipelines"):
-        shutil.copytree(source / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(source / "agentrl", root / "agentrl", ignore=shutil.ignore_patterns("__pycache__"))
     return root
 
 
@@ -259,8 +258,8 @@ def _has(kind: Any, path: list[str]) -> bool:
 
 
 SHADOW = """
-from pipelines.handles import Table
-from pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.handles import Table
+from agentrl.pipelines.stage import Context, StageConfig, stage
 import pyarrow as pa
 
 
@@ -291,6 +290,6 @@ def test_modules_named_as_our_packages_do_not_shadow_them(
         workers.close()
     assert outcome.manifest.outputs["table"].rows == 1
     assert tasks.manifest.outputs["train"].rows == 2
-    (tmp_path / "p.yaml").write_text('name: p\nstages: {a: {uses: "schemas:run"}}\n')
-    with pytest.raises(SpecError, match=r"schemas\.py has the name of a package of agentrl's.*rename it"):
+    (tmp_path / "p.yaml").write_text('name: p\nstages: {a: {uses: "agentrl:run"}}\n')
+    with pytest.raises(SpecError, match=r"agentrl\.py has the name of agentrl itself.*rename it"):
         load("p.yaml")

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from datastore.catalog import Catalog
-from flows import cli
-from pipelines.compare import compare, verdict
-from pipelines.execute import job_of, perform
-from pipelines.load import load
-from pipelines.plan import make_plan
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows import cli
+from agentrl.pipelines.compare import compare, verdict
+from agentrl.pipelines.execute import job_of, perform
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import make_plan
 
 STAGES = '''
 """A policy that solves a task if its number is below a share; the matrix varies the share and the seed."""
@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from pipelines.handles import Table, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from schemas.trajectory import Trajectory
+from agentrl.pipelines.handles import Table, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.schemas.trajectory import Trajectory
 
 
 class Config(StageConfig):

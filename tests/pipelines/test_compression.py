@@ -13,23 +13,23 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
 from agentrl.online.observed import Observed
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stage import Context
+from agentrl.pipelines.stages.evaluate import evaluate
+from agentrl.pipelines.stages.fork import fork
+from agentrl.pipelines.stages.grpo import OnlineConfig, online
+from agentrl.pipelines.stages.online_log import OnlineLog
+from agentrl.pipelines.stages.pairs import outcome
+from agentrl.pipelines.stages.score import score
+from agentrl.pipelines.stages.shards import Shards
+from agentrl.pipelines.stages.trajectories import SampleConfig, reject, sample
 from agentrl.rollouts.runner import RolloutRunner
 from agentrl.rollouts.segments import SUMMARY, by_episode, episode_of, firsts, name_of, whole
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Role, Termination, Trajectory
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness
-from pipelines.stage import Context
-from pipelines.stages.evaluate import evaluate
-from pipelines.stages.fork import fork
-from pipelines.stages.grpo import OnlineConfig, online
-from pipelines.stages.online_log import OnlineLog
-from pipelines.stages.pairs import outcome
-from pipelines.stages.score import score
-from pipelines.stages.shards import Shards
-from pipelines.stages.trajectories import SampleConfig, reject, sample
-from schemas.training import TrainingRow
-from schemas.trajectory import Role, Termination, Trajectory
 
 LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
 

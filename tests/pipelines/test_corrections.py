@@ -11,14 +11,14 @@ from pydantic import ValidationError
 from agentrl.advantages.turns import turn_spans
 from agentrl.environments.rooms.environment import Rooms
 from agentrl.environments.scripted import NoExpertError
-from pipelines.handles import Model, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.correct import correct
-from pipelines.stages.fork import fork
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import synthesize
-from schemas.trajectory import Role, Termination, Trajectory
+from agentrl.pipelines.handles import Model, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.correct import correct
+from agentrl.pipelines.stages.fork import fork
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.train import sft
+from agentrl.pipelines.stages.trajectories import synthesize
+from agentrl.schemas.trajectory import Role, Termination, Trajectory
 
 __all__ = ["harness", "model", "rollouts", "tabular", "tasks"]
 

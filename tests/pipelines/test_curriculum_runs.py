@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness
-from pipelines.stages.grpo import online
-from pipelines.stages.tasks import generate
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.grpo import online
+from agentrl.pipelines.stages.tasks import generate
 
 pytestmark = pytest.mark.slow
 DRAW = {"start": [0.9, 0.1], "gate": 0.02, "window": 32, "easier": 0.3}

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from datastore import TrajectoryBuffer
-from datastore.catalog import Catalog
-from flows.cli import app
-from pipelines.execute import job_of, perform
-from pipelines.harness import Harness
-from pipelines.load import load
-from pipelines.plan import Plan, Status, make_plan
-from pipelines.problems import SpecError
-from pipelines.stages.imports import import_
-from pipelines.stages.select import select
-from pipelines.stages.tasks import from_trajectories, generate
-from pipelines.stages.tasks import import_ as import_tasks
-from pipelines.stages.trajectories import synthesize
-from schemas.task import Task
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows.cli import app
+from agentrl.pipelines.execute import job_of, perform
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import Plan, Status, make_plan
+from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.stages.imports import import_
+from agentrl.pipelines.stages.select import select
+from agentrl.pipelines.stages.tasks import from_trajectories, generate
+from agentrl.pipelines.stages.tasks import import_ as import_tasks
+from agentrl.pipelines.stages.trajectories import synthesize
+from agentrl.schemas.task import Task
 
 CHATS = Path(__file__).parents[2] / "examples" / "chats"
 

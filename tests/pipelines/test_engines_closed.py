@@ -19,13 +19,13 @@ from faulty_shop import task
 from own_classes import WARM
 from test_engine_openai import Endpoint
 
+from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.engines.base import EngineError
-from datastore.buffer import TrajectoryBuffer
-from pipelines.harness import Harness
-from pipelines.stages.evaluate import evaluate
-from pipelines.stages.grpo import online
-from pipelines.stages.rationalize import rationalize
-from pipelines.stages.trajectories import sample
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.evaluate import evaluate
+from agentrl.pipelines.stages.grpo import online
+from agentrl.pipelines.stages.rationalize import rationalize
+from agentrl.pipelines.stages.trajectories import sample
 
 TETHERED = '''
 import asyncio
@@ -171,7 +171,7 @@ def test_ctrl_c_closes_the_engine_of_a_run(outside: Path, number: signal.Signals
     log = outside / "log"
     (outside / "tethered.yaml").write_text(PIPELINE.replace("LOG", str(log)))
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "flows.cli", "run", "tethered.yaml", "--no-prefect", "--store", "store"]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "tethered.yaml", "--no-prefect", "--store", "store"]
     run = subprocess.Popen(command, cwd=outside, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     ends = time.monotonic() + 240
     while not (log.exists() and "connected" in log.read_text()):
@@ -245,7 +245,7 @@ def test_ctrl_c_in_mid_batch_leaves_no_process_no_socket_and_no_half_row(outside
     lines = [json.dumps({"prompt": f"{number} figs?", "ground_truth": '"done"'}) for number in range(40)]
     (outside / "tasks.jsonl").write_text("\n".join(lines))
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TEACHER_KEY": "key"}
-    command = [sys.executable, "-m", "flows.cli", "run", "teacher.yaml", "--no-prefect", "--store", "store"]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "teacher.yaml", "--no-prefect", "--store", "store"]
     run = subprocess.Popen(command, cwd=outside, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     ends = time.monotonic() + 120
     while len(server.requests) < 60:

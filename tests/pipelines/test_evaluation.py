@@ -13,27 +13,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_not_trained import row
 
+from agentrl.datastore.catalog import Catalog
 from agentrl.environments import load_environment
+from agentrl.flows import cli
 from agentrl.models.tiny import tiny_policy
+from agentrl.pipelines.compare import Arm, compare, regressions, verdict
+from agentrl.pipelines.execute import job_of, perform
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.lineage import find_artifact
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import make_plan
+from agentrl.pipelines.stages.evaluate import EvaluateConfig, evaluate
+from agentrl.pipelines.stages.measures import Attempted, Optimum, choices, parts, summary
+from agentrl.pipelines.stages.tasks import generate
 from agentrl.rewards import Components
 from agentrl.rollouts.demonstrations import optimal_steps
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, Role
 from agentrl.statistics.intervals import wilson, wilson_of_tasks
 from agentrl.statistics.paired import Difference, difference, mcnemar
 from agentrl.statistics.passes import pass_all, pass_at, pass_rates
-from datastore.catalog import Catalog
-from flows import cli
-from pipelines.compare import Arm, compare, regressions, verdict
-from pipelines.execute import job_of, perform
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness
-from pipelines.lineage import find_artifact
-from pipelines.load import load
-from pipelines.plan import make_plan
-from pipelines.stages.evaluate import EvaluateConfig, evaluate
-from pipelines.stages.measures import Attempted, Optimum, choices, parts, summary
-from pipelines.stages.tasks import generate
-from schemas.task import Task
-from schemas.trajectory import Message, Role
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=7), st.data())
@@ -203,10 +203,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from pipelines.handles import Model, Table, Tasks, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.pipelines.handles import Model, Table, Tasks, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 
 class Config(StageConfig):

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 from toy_project import Project, project
 
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.retrieval.experience import render
 from agentrl.environments import load_environment
+from agentrl.pipelines.handles import Model
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.plan import Selection
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.train import sft
+from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.rollouts.demonstrations import demonstrate
-from datastore.buffer import TrajectoryBuffer
-from datastore.retrieval.experience import render
-from pipelines.handles import Model
-from pipelines.harness import Harness
-from pipelines.plan import Selection
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import sample, synthesize
 
 __all__ = ["project"]
 

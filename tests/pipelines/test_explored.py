@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness
-from pipelines.stages.grpo import online
-from pipelines.stages.trajectories import sample
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.grpo import online
+from agentrl.pipelines.stages.trajectories import sample
 
 OFF_POLICY = {"type": "grpo", "off_policy": {"truncate": 2.0}}
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
 from agentrl.models.policy import Policy
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from pipelines.execute import Outcome, job_of, open_output, perform
-from pipelines.load import load
-from pipelines.plan import Selection, make_plan
-from schemas.manifest import InputRecord
+from agentrl.pipelines.execute import Outcome, job_of, open_output, perform
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import Selection, make_plan
+from agentrl.schemas.manifest import InputRecord
 
 SPEC = """
 name: long

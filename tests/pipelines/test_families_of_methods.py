@@ -13,19 +13,19 @@ from agentrl.chat.codec import ChatCodec
 from agentrl.engines.configs import EmbeddedConfig
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import TinySize, init_model
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.harness import Harness, Result
+from agentrl.pipelines.stages.correct import correct
+from agentrl.pipelines.stages.fork import fork
+from agentrl.pipelines.stages.relabel import relabel
+from agentrl.pipelines.stages.segment import segment
+from agentrl.pipelines.stages.splice import splice
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.team import team
+from agentrl.pipelines.stages.train import sft
+from agentrl.pipelines.stages.trajectories import sample
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 from benchmarks.chat_families import tokenizer_of
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.harness import Harness, Result
-from pipelines.stages.correct import correct
-from pipelines.stages.fork import fork
-from pipelines.stages.relabel import relabel
-from pipelines.stages.segment import segment
-from pipelines.stages.splice import splice
-from pipelines.stages.tasks import generate
-from pipelines.stages.team import team
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import sample
-from schemas.trajectory import Message, Role, Trajectory
 
 FAMILIES = ("llama3_2", "qwen3", "glm4moe", "gemma4_v5", "nemotron_3_nano")
 UNREVISED = {"llama3_2", "gemma4_v5"}

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 
 from agentrl.environments.rooms.environment import Rooms
 from agentrl.environments.rooms.house import house
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness, Result
+from agentrl.pipelines.stages.evaluate import evaluate
+from agentrl.pipelines.stages.search import tree
+from agentrl.pipelines.stages.trees import TreeSearchConfig
 from agentrl.rollouts.reopen import opening_of
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness, Result
-from pipelines.stages.evaluate import evaluate
-from pipelines.stages.search import tree
-from pipelines.stages.trees import TreeSearchConfig
-from schemas.trajectory import Termination, Trajectory
+from agentrl.schemas.trajectory import Termination, Trajectory
 
 __all__ = ["harness", "model", "tabular", "tasks"]
 

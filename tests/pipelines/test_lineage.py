@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from datastore.catalog import Catalog
-from flows.show import print_lineage
-from pipelines.lineage import find_artifact, lineage, mermaid
-from schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows.show import print_lineage
+from agentrl.pipelines.lineage import find_artifact, lineage, mermaid
+from agentrl.schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
 
 
 def publish(

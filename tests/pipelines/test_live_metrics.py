@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from datastore.live import lines_after
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness
-from pipelines.stage import Context
-from pipelines.stages.grpo import online
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import synthesize
+from agentrl.datastore.live import lines_after
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stage import Context
+from agentrl.pipelines.stages.grpo import online
+from agentrl.pipelines.stages.train import sft
+from agentrl.pipelines.stages.trajectories import synthesize
 
 ONLINE = {"iterations": 3, "tasks": 2, "samples": 2, "checkpoint_every": 1, "max_turn_tokens": 24, "max_tokens": 120}
 

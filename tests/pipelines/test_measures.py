@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from test_not_trained import row
 
+from agentrl.pipelines.stages.measures import attempted, summary
 from agentrl.rewards.behaviour import valid_calls
-from pipelines.stages.measures import attempted, summary
-from schemas.trajectory import Message, Role, Termination, ToolCall
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall
 
 TOOL = {"name": "find", "parameters": {
     "type": "object", "required": ["who"],

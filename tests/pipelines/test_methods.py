@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.document import LIBRARY
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import Status, make_plan
 from benchmarks.smallest import smallest
-from datastore.catalog import Catalog
-from pipelines.document import LIBRARY
-from pipelines.load import load
-from pipelines.plan import Status, make_plan
 
 ROOT = Path(__file__).parents[2]
 METHODS = sorted(path.stem for path in (LIBRARY / "methods").glob("*.yaml"))
@@ -47,7 +47,7 @@ def smallest_method(name: str) -> dict[str, Any]:
 def test_the_file_of_a_method_runs_from_end_to_end(name: str, tmp_path: Path) -> None:
     file, store = tmp_path / "smallest.yaml", str(tmp_path / "store")
     file.write_text(yaml.safe_dump(smallest_method(name)))
-    command = [sys.executable, "-m", "flows.cli", "run", str(file), "--no-prefect", "--store", store, "--json"]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", str(file), "--no-prefect", "--store", store, "--json"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datastore import TrajectoryBuffer
-from pipelines.handles import SELECTION_SCHEMA, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.pairs import agentq, outcome
-from pipelines.stages.selected import Selected
-from pipelines.stages.trajectories import negatives, reject
-from schemas.trajectory import NOT_TRAINED, Message, Role, Termination, ToolCall, Trajectory
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.pipelines.handles import SELECTION_SCHEMA, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.pairs import agentq, outcome
+from agentrl.pipelines.stages.selected import Selected
+from agentrl.pipelines.stages.trajectories import negatives, reject
+from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Termination, ToolCall, Trajectory
 
 
 def row(name: str, tags: list[str], split: str = "train") -> Trajectory:

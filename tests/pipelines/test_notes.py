@@ -12,19 +12,19 @@ from scripted_engine import Scripted
 from agentrl.engines.base import Engine
 from agentrl.engines.configs import EngineConfig
 from agentrl.environments import load_environment
+from agentrl.pipelines.handles import Model, NoteTable, Tasks, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.in_context import Showing
+from agentrl.pipelines.stages.notes import reflect
+from agentrl.pipelines.stages.rationalize import rationalize
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.train import sft
+from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.reflection import CHARS, asked
-from pipelines.handles import Model, NoteTable, Tasks, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.in_context import Showing
-from pipelines.stages.notes import reflect
-from pipelines.stages.rationalize import rationalize
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import reject, sample, synthesize
-from schemas.note import Note
-from schemas.task import Task
-from schemas.trajectory import NOT_TRAINED, Message, Role, ToolCall, Trajectory
+from agentrl.schemas.note import Note
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, ToolCall, Trajectory
 
 LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
 

@@ -20,19 +20,19 @@ from agentrl.algorithms.policy_gradient import (
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
 from agentrl.online.credit import Extras, assign
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages import token_credit, train
+from agentrl.pipelines.stages.selected import Selected
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.token_credit import TokenCredit
+from agentrl.pipelines.stages.train import kto, offline, sft
+from agentrl.pipelines.stages.trajectories import sample, synthesize
+from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Message, Role
 from agentrl.training.batch import TrainingError
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages import token_credit, train
-from pipelines.stages.selected import Selected
-from pipelines.stages.tasks import generate
-from pipelines.stages.token_credit import TokenCredit
-from pipelines.stages.train import kto, offline, sft
-from pipelines.stages.trajectories import sample, synthesize
-from schemas.training import TrainingRow
-from schemas.trajectory import Message, Role
 
 CONFIG: dict[str, Any] = {"steps": 1, "batch": 4}
 LIMITS = {"max_turn_tokens": 8, "max_tokens": 120}

@@ -11,12 +11,12 @@ from architectures import expert_runs, lookup_tasks
 from agentrl.chat.codec import ChatCodec
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import TinySize, init_model
+from agentrl.pipelines.handles import Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.train import kto, offline
+from agentrl.pipelines.stages.trajectories import sample
+from agentrl.schemas.trajectory import Message, Role
 from benchmarks.chat_families import tokenizer_of
-from pipelines.handles import Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.train import kto, offline
-from pipelines.stages.trajectories import sample
-from schemas.trajectory import Message, Role
 
 FAMILIES = {"llama3_2": "llama-3", "lfm2_2_5": "response_template", "qwen3": "qwen3", "qwen2_5": "hermes"}
 CONFIG: dict[str, Any] = {"steps": 1, "batch": 4}

@@ -10,14 +10,14 @@ import pytest
 
 from agentrl.models.policy import Policy
 from agentrl.online.off_policy import divergence
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.grpo import online
+from agentrl.pipelines.stages.trajectories import sample
 from agentrl.rollouts.flow import Flow
+from agentrl.schemas.training import TrainingRow
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness
-from pipelines.stages.grpo import online
-from pipelines.stages.trajectories import sample
-from schemas.training import TrainingRow
 
 LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
 

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.rollouts.segments import by_episode, episode_of, name_of
-from datastore.buffer import TrajectoryBuffer
-from schemas.trajectory import Role, Termination, Trajectory
+from agentrl.schemas.trajectory import Role, Termination, Trajectory
 
 KILLS = int(os.environ.get("ROUNDS", "8"))
 SMALL = {"iterations": 5, "tasks": 3, "samples": 4, "optimizer": {"lr": 1e-3}, "checkpoint_every": 2}

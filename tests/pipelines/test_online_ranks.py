@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agentrl.models.policy import Policy
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness, Result
-from pipelines.stages.grpo import online
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness, Result
+from agentrl.pipelines.stages.grpo import online
 
 LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
 SMALL = {"iterations": 3, "tasks": 3, "samples": 4, "checkpoint_every": 1, "checkpoints": {"last": 0}, **LIMITS}

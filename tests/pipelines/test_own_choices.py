@@ -7,11 +7,11 @@ import pytest
 from own_classes import PIPELINE, forget, run
 from test_choices import changed, edit, own
 
-from datastore.catalog import Catalog
-from pipelines.lineage import find_artifact
-from pipelines.load import Pipeline, load
-from pipelines.problems import SpecError
-from pipelines.replay import ReplayError, replay
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.lineage import find_artifact
+from agentrl.pipelines.load import Pipeline, load
+from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.replay import ReplayError, replay
 
 CLASSES = """
 from agentrl.algorithms.grpo import GRPO

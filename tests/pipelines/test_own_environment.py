@@ -8,13 +8,13 @@ import own_classes
 import pytest
 from own_classes import EXAMPLES, ROOT, copied
 
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
 from agentrl.environments import ENVIRONMENT, load_environment
-from datastore import TrajectoryBuffer
-from datastore.catalog import Catalog
-from pipelines.execute import job_of, perform
-from pipelines.load import load
-from pipelines.plan import Plan, Status, make_plan
-from pipelines.problems import SpecError
+from agentrl.pipelines.execute import job_of, perform
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import Plan, Status, make_plan
+from agentrl.pipelines.problems import SpecError
 
 EXAMPLE = EXAMPLES / "own_environment"
 

@@ -12,13 +12,13 @@ import pytest
 from own_classes import EXAMPLES, PIPELINE, ROOT, example, forget, planned, reasons, run
 from test_choices import edit
 
-from datastore.catalog import Catalog
-from datastore.errors import StoreError
-from flows import cli
-from pipelines.lineage import find_artifact
-from pipelines.load import load
-from pipelines.problems import SpecError
-from pipelines.replay import ReplayError, replay
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.errors import StoreError
+from agentrl.flows import cli
+from agentrl.pipelines.lineage import find_artifact
+from agentrl.pipelines.load import load
+from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.replay import ReplayError, replay
 
 
 @pytest.mark.parametrize("name", sorted(one.name for one in EXAMPLES.glob("own_*")))
@@ -125,7 +125,9 @@ def test_a_curation_rule_of_ones_own(folder: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_a_rule_chooses_among_rows_and_changes_none(folder: Path, body: str, message: str) -> None:
-    source = "from datastore.curation.rules import OwnRule\n\n\nclass Mine(OwnRule):\n    columns = ('prompt',)\n\n"
+    source = (
+        "from agentrl.datastore.curation.rules import OwnRule\n\n\nclass Mine(OwnRule):\n    columns = ('prompt',)\n\n"
+    )
     source += "    def keep(self, rows, work):\n"
     (folder / "my_classes.py").write_text(f"{source}        {body}\n")
     path = folder / "p.yaml"

@@ -10,12 +10,12 @@ import pytest
 from agentrl.environments.adapted import Plain
 from agentrl.environments.base import Observation, Score
 from agentrl.models.tiny import TinySize, tiny_policy
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.rollouts.demonstrations import demonstrate
-from pipelines.harness import Harness
-from pipelines.stages.tasks import generate
-from pipelines.stages.trajectories import sample, synthesize
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall
 
 CALL = ToolCall(id="c", name="turn", arguments="{}")
 

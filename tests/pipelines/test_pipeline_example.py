@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from toy_project import Project
 
-from pipelines.harness import Harness
+from agentrl.pipelines.harness import Harness
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_stage"
@@ -23,7 +23,7 @@ def test_the_example_runs_and_its_own_tests_pass(tmp_path: Path) -> None:
     done = subprocess.run(pytest_run, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
     env["PYTHONPATH"] = str(ROOT)  # the pipeline file's folder is found without help
-    run = [sys.executable, "-m", "flows.cli", "run", "pipeline.yaml", "--no-prefect", "--json"]
+    run = [sys.executable, "-m", "agentrl.flows.cli", "run", "pipeline.yaml", "--no-prefect", "--json"]
     done = subprocess.run(run, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     stage = json.loads(done.stdout)["stages"]["score"]

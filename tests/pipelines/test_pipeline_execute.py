@@ -13,10 +13,10 @@ import psutil
 import pytest
 from toy_project import Project
 
-from pipelines.code import changed_code
-from pipelines.execute import StageJob, job_of
-from pipelines.processes import descendants
-from pipelines.worker import StageError, Workers
+from agentrl.pipelines.code import changed_code
+from agentrl.pipelines.execute import StageJob, job_of
+from agentrl.pipelines.processes import descendants
+from agentrl.pipelines.worker import StageError, Workers
 
 PIPELINE = """
     name: p
@@ -33,7 +33,7 @@ def job(project: Project, error: str = "", sleep: float = 0.0) -> StageJob:
 
 
 def _until_a() -> object:
-    from pipelines.plan import Selection
+    from agentrl.pipelines.plan import Selection
 
     return Selection(only=("a",))
 
@@ -183,7 +183,7 @@ def test_a_secret_in_an_exception_a_print_or_a_metric_is_not_kept(
     project.edit(
         "stages",
         "    return context.table(table.table())\n\n\nclass Loose",
-        "    from pipelines.stage import reveal\n    from urllib.parse import quote\n    import logging, sys\n"
+        "    from agentrl.pipelines.stage import reveal\n    from urllib.parse import quote\n    import logging, sys\n"
         "    value = reveal(config.key)\n    context.metrics['url'] = 'https://x/?key=' + quote(value)\n"
         "    print('stdout', value, os.environ['OTHER_TOKEN'])\n    logging.warning('logged %r', value)\n"
         "    if config.base == 'fail':\n        raise ValueError(f'no answer from https://{value}@host')\n"
@@ -214,11 +214,11 @@ def test_a_secret_in_an_exception_a_print_or_a_metric_is_not_kept(
 RUN = """
 import sys
 from pathlib import Path
-from datastore.catalog import Catalog
-from pipelines.execute import job_of
-from pipelines.load import load
-from pipelines.plan import make_plan
-from pipelines.worker import Workers
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.execute import job_of
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import make_plan
+from agentrl.pipelines.worker import Workers
 plan = make_plan(load(sys.argv[1]), Catalog(sys.argv[2]), sys.argv[2])
 workers = Workers(lambda *_: print("progress", flush=True))
 for step in plan.to_run:

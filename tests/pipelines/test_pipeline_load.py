@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_project import Project
 
-from pipelines.document import merge
-from pipelines.load import Edge, load
-from pipelines.problems import SpecError
-from schemas.pipeline import PipelineSpec
+from agentrl.pipelines.document import merge
+from agentrl.pipelines.load import Edge, load
+from agentrl.pipelines.problems import SpecError
+from agentrl.schemas.pipeline import PipelineSpec
 
 CHAIN = """
     name: chain

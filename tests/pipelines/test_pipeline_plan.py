@@ -7,11 +7,11 @@ import sys
 import pytest
 from toy_project import Project
 
-from datastore.buffer import TrajectoryBuffer
-from pipelines.execute import Outcome, open_output
-from pipelines.plan import Selection, differences
-from pipelines.problems import SpecError
-from schemas.manifest import Ingredients, InputRecord
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.pipelines.execute import Outcome, open_output
+from agentrl.pipelines.plan import Selection, differences
+from agentrl.pipelines.problems import SpecError
+from agentrl.schemas.manifest import Ingredients, InputRecord
 
 PIPELINE = """
     name: p
@@ -194,7 +194,7 @@ DRAWN = """
 def drawing(project: Project) -> Project:
     """A stage whose rows depend on a file that no fingerprint knows."""
     source = project.source("stages")
-    source.write_text(source.read_text() + "\n\nfrom schemas.trajectory import Trajectory\n" + DRAW)
+    source.write_text(source.read_text() + "\n\nfrom agentrl.schemas.trajectory import Trajectory\n" + DRAW)
     value(project, 0.25)
     return project
 
@@ -309,8 +309,8 @@ def test_planning_200_stages_starts_neither_prefect_nor_torch(project: Project) 
         lines.append(f'  s{number}: {{uses: "toy:add", inputs: {{tables: [{edge}]}}}}')
     path = project.write("\n".join(lines), "big.yaml")
     code = (
-        "import sys, flows.cli; sys.argv = ['agentrl', 'plan', sys.argv[1], '--json']\n"
-        "try: flows.cli.main()\n"
+        "import sys, agentrl.flows.cli; sys.argv = ['agentrl', 'plan', sys.argv[1], '--json']\n"
+        "try: agentrl.flows.cli.main()\n"
         "except SystemExit as error: assert not error.code, error.code\n"
         "assert not {'torch', 'prefect', 'transformers'} & set(sys.modules)"
     )

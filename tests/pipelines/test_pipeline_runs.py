@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from datastore.catalog import Catalog
-from pipelines.gc import find_garbage
-from pipelines.runs import all_runs, this_process
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.gc import find_garbage
+from agentrl.pipelines.runs import all_runs, this_process
 
 MINUTE = 60
 

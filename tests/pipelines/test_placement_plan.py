@@ -10,12 +10,12 @@ from fake_machines import fake_gpus
 from shapes import LLAMA_70B, QWEN_7B, model_folder
 from typer.testing import CliRunner
 
-from datastore.catalog import Catalog
-from flows.cli import app
-from pipelines.load import load
-from pipelines.placement import Placement, place
-from pipelines.plan import make_plan
-from pipelines.problems import SpecError
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows.cli import app
+from agentrl.pipelines.load import load
+from agentrl.pipelines.placement import Placement, place
+from agentrl.pipelines.plan import make_plan
+from agentrl.pipelines.problems import SpecError
 
 ONE_NODE, MANY = "cluster/dense-8b", "cluster/dense-70b"
 

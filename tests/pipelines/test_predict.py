@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from agentrl.pipelines.harness import Harness, Result
+from agentrl.pipelines.stages.predict import predict
 from agentrl.rollouts.demonstrations import demonstrate
-from pipelines.harness import Harness, Result
-from pipelines.stages.predict import predict
-from schemas.trajectory import Message, Role, ToolCall, Trajectory
+from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
 
 
 def walk(name: str, *answers: tuple[str, str], task: str = "", split: str = "train", **more: Any) -> Trajectory:

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from forked import LIMITS, harness, model, tabular, tasks
 
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.search import tree
-from pipelines.stages.select import select
-from pipelines.stages.selected import CORRECTING
-from pipelines.stages.train import sft
-from schemas.trajectory import Trajectory
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.search import tree
+from agentrl.pipelines.stages.select import select
+from agentrl.pipelines.stages.selected import CORRECTING
+from agentrl.pipelines.stages.train import sft
+from agentrl.schemas.trajectory import Trajectory
 
 __all__ = ["harness", "model", "tabular", "tasks"]
 

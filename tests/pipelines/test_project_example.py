@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.load import load
+from agentrl.pipelines.load import load
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "examples" / "project"
@@ -33,7 +33,7 @@ def test_the_page_shows_what_is_there(name: str) -> None:
 
 @contextmanager
 def served(model: str, folder: Path, env: dict[str, str]) -> Iterator[str]:
-    command = [sys.executable, "-m", "flows.cli", "serve", "--model", model, "--record", "store", "--port", "0"]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "serve", "--model", model, "--record", "store", "--port", "0"]
     server = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout
@@ -58,7 +58,7 @@ def test_the_sequence_runs_from_logs_to_a_served_model(tmp_path: Path) -> None:
         return done.stdout
 
     def agentrl(*words: str) -> str:
-        return call(sys.executable, "-m", "flows.cli", *words)
+        return call(sys.executable, "-m", "agentrl.flows.cli", *words)
 
     def small(*more: str) -> list[str]:
         sizes = ["stages.tasks.with.train=64", "stages.tasks.with.heldout=8", "stages.tasks.with.dev=2"]

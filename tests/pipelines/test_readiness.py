@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from datastore import credentials
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from datastore.upkeep import migrate
-from flows import cli
-from pipelines import readiness
-from pipelines.load import load
-from pipelines.plan import make_plan
-from pipelines.problems import SpecError
+from agentrl.datastore import credentials
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.upkeep import migrate
+from agentrl.flows import cli
+from agentrl.pipelines import readiness
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import make_plan
+from agentrl.pipelines.problems import SpecError
 
 PIPELINE = """
 name: p

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.datastore.digest import digest
 from agentrl.models.policy import Policy
+from agentrl.pipelines.fingerprint import _hashed, _unhashed
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness, Result
+from agentrl.pipelines.stages.grpo import online
 from agentrl.training import step
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
-from datastore.digest import digest
-from pipelines.fingerprint import _hashed, _unhashed
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness, Result
-from pipelines.stages.grpo import online
 
 SMALL = {
     "iterations": 2,

@@ -14,23 +14,23 @@ import numpy as np
 import pytest
 from own_classes import copied, planned
 
+from agentrl.datastore import TrajectoryBuffer
 from agentrl.engines.configs import EmbeddedConfig
 from agentrl.environments.lookup import LookupEnvironment
 from agentrl.models.policy import Policy
+from agentrl.pipelines.execute import job_of, perform
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.serve import BufferRows, recorder_of
+from agentrl.pipelines.stages.budget import SamplingConfig
+from agentrl.pipelines.stages.select import select
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.train import offline, sft
+from agentrl.pipelines.stages.trajectories import synthesize
 from agentrl.recorder.listening import bound
 from agentrl.recorder.recorder import Recorder, RecorderSettings
 from agentrl.recorder.server import recording, server_of
-from datastore import TrajectoryBuffer
-from pipelines.execute import job_of, perform
-from pipelines.harness import Harness
-from pipelines.serve import BufferRows, recorder_of
-from pipelines.stages.budget import SamplingConfig
-from pipelines.stages.select import select
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import offline, sft
-from pipelines.stages.trajectories import synthesize
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 pytest.importorskip("pydantic_ai")
 pytestmark = pytest.mark.slow

@@ -13,14 +13,14 @@ from agentrl.chat.codec import tokenize
 from agentrl.environments import load_environment
 from agentrl.environments.rooms.environment import Rooms, RoomsEpisode
 from agentrl.models.tiny import tiny_policy
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.relabel import relabel
+from agentrl.pipelines.stages.train import offline, sft
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.reopen import opening_of
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.relabel import relabel
-from pipelines.stages.train import offline, sft
-from schemas.task import Task
-from schemas.trajectory import Role, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Role, Trajectory
 
 
 @pytest.fixture

@@ -8,17 +8,17 @@ from forked import LIMITS, harness, tabular
 
 from agentrl.environments.rooms.environment import Rooms
 from agentrl.models.tiny import TinySize, tiny_policy
+from agentrl.pipelines.handles import Model, NoteTable, Tasks, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.notes import reflect
+from agentrl.pipelines.stages.pairs import outcome
+from agentrl.pipelines.stages.rationalize import rationalize
+from agentrl.pipelines.stages.reopen import reopen
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.reopen import opening_of
-from pipelines.handles import Model, NoteTable, Tasks, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.notes import reflect
-from pipelines.stages.pairs import outcome
-from pipelines.stages.rationalize import rationalize
-from pipelines.stages.reopen import reopen
-from pipelines.stages.tasks import generate
-from pipelines.stages.trajectories import sample, synthesize
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 __all__ = ["harness", "tabular"]
 

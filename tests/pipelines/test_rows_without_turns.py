@@ -8,16 +8,16 @@ from forked import LIMITS, by_id, harness, model, rollouts, tabular, tasks
 
 from agentrl.environments.base import Episode
 from agentrl.environments.rooms.environment import Rooms
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.correct import correct
-from pipelines.stages.fork import fork
-from pipelines.stages.pairs import agentq, outcome
-from pipelines.stages.segment import segment
-from pipelines.stages.steps import value
-from pipelines.stages.trajectories import sample
-from schemas.task import Task
-from schemas.trajectory import Role, Termination
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.correct import correct
+from agentrl.pipelines.stages.fork import fork
+from agentrl.pipelines.stages.pairs import agentq, outcome
+from agentrl.pipelines.stages.segment import segment
+from agentrl.pipelines.stages.steps import value
+from agentrl.pipelines.stages.trajectories import sample
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Role, Termination
 
 __all__ = ["harness", "model", "rollouts", "tabular", "tasks"]
 

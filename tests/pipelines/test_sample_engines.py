@@ -10,14 +10,14 @@ from faulty_shop import task
 from json_server import serving
 from test_engine_openai import Endpoint
 
+from agentrl.datastore.catalog import Catalog
 from agentrl.engines.base import EngineError
-from datastore.catalog import Catalog
-from pipelines.harness import Harness
-from pipelines.load import load
-from pipelines.plan import make_plan
-from pipelines.stages.trajectories import sample
-from schemas.task import Task
-from schemas.trajectory import Termination
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.load import load
+from agentrl.pipelines.plan import make_plan
+from agentrl.pipelines.stages.trajectories import sample
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Termination
 
 LIMITS = {"max_turn_tokens": 12, "max_tokens": 120}
 SHOP, BROKEN = "faulty_shop:Shop", "faulty_shop:Broken"

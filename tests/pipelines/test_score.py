@@ -12,26 +12,26 @@ from judge_server import judging
 from own_classes import forget, planned, reasons, run
 from test_not_trained import acted, row
 
+from agentrl.datastore.catalog import Catalog
 from agentrl.models.tiny import tiny_policy
+from agentrl.pipelines.handles import Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.lineage import find_artifact
+from agentrl.pipelines.load import load
+from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.stages import score as score_module
+from agentrl.pipelines.stages.curate import curate
+from agentrl.pipelines.stages.pairs import agentq
+from agentrl.pipelines.stages.score import score
+from agentrl.pipelines.stages.scores import under
+from agentrl.pipelines.stages.select import select
+from agentrl.pipelines.stages.selected import Selected
+from agentrl.pipelines.stages.train import kto, offline, sft
+from agentrl.pipelines.stages.trajectories import reject
 from agentrl.rewards.judge import JudgeError
-from datastore.catalog import Catalog
-from pipelines.handles import Trajectories
-from pipelines.harness import Harness
-from pipelines.lineage import find_artifact
-from pipelines.load import load
-from pipelines.problems import SpecError
-from pipelines.stages import score as score_module
-from pipelines.stages.curate import curate
-from pipelines.stages.pairs import agentq
-from pipelines.stages.score import score
-from pipelines.stages.scores import under
-from pipelines.stages.select import select
-from pipelines.stages.selected import Selected
-from pipelines.stages.train import kto, offline, sft
-from pipelines.stages.trajectories import reject
-from schemas.score import TrajectoryScore
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, Trajectory, UnscoredError
+from agentrl.schemas.score import TrajectoryScore
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, Trajectory, UnscoredError
 
 ROOT = Path(__file__).parents[2]
 TASK = Task(task_id="t", env="e", split="train", prompt="q", ground_truth='"b"')

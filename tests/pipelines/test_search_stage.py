@@ -10,11 +10,11 @@ from agentrl.engines.blocking import blocking
 from agentrl.environments.base import Score
 from agentrl.environments.forks import rebuild
 from agentrl.environments.rooms.environment import Rooms
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness
-from pipelines.stages.pairs import agentq
-from pipelines.stages.search import tree
-from schemas.trajectory import Role, Trajectory
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.pairs import agentq
+from agentrl.pipelines.stages.search import tree
+from agentrl.schemas.trajectory import Role, Trajectory
 
 __all__ = ["harness", "model", "tabular", "tasks"]
 
@@ -108,7 +108,7 @@ def test_a_budget_of_tokens_ends_a_search(harness: Harness, model: Model, tasks:
 
 
 def test_a_search_in_an_environment_that_forgets_is_refused(harness: Harness, model: Model) -> None:
-    from pipelines.stages.tasks import generate
+    from agentrl.pipelines.stages.tasks import generate
 
     slippery = harness.run(generate, {"env": {"type": "rooms", "slip": 0.5}, "train": 1, "dev": 0, "heldout": 0})
     with pytest.raises(ValueError, match="cannot be continued"):

@@ -8,11 +8,11 @@ import pytest
 from agentrl.chat.codec import tokenize
 from agentrl.environments import load_environment
 from agentrl.models.tiny import tiny_policy
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.segment import segment
+from agentrl.pipelines.stages.train import offline, sft
 from agentrl.rollouts.demonstrations import demonstrate
-from pipelines.harness import Harness
-from pipelines.stages.segment import segment
-from pipelines.stages.train import offline, sft
-from schemas.trajectory import Role, Trajectory
+from agentrl.schemas.trajectory import Role, Trajectory
 
 ENV = load_environment("rooms")
 

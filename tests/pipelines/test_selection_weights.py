@@ -11,17 +11,17 @@ from agentrl.algorithms.dpo import DPO
 from agentrl.algorithms.kto import KTO
 from agentrl.algorithms.sft import SFT
 from agentrl.algorithms.simpo import SimPO
+from agentrl.pipelines.handles import Model, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.pairs import agentq
+from agentrl.pipelines.stages.select import select
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.train import dpo, kto, offline, preference, sft
+from agentrl.pipelines.stages.trajectories import sample, synthesize
+from agentrl.schemas.training import TrainingRow
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Trainer
-from pipelines.handles import Model, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.pairs import agentq
-from pipelines.stages.select import select
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import dpo, kto, offline, preference, sft
-from pipelines.stages.trajectories import sample, synthesize
-from schemas.training import TrainingRow
 
 
 def rows_of(weights: list[float], side: int) -> list[TrainingRow]:

@@ -11,16 +11,16 @@ from pydantic import ValidationError
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
 from agentrl.online.observed import Observed
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.harness import Harness, Result
+from agentrl.pipelines.stages.grpo import grpo, online
+from agentrl.pipelines.stages.train import offline, sft
+from agentrl.pipelines.stages.trajectories import sample, synthesize
+from agentrl.schemas.note import Note, NoteScope
+from agentrl.schemas.training import CE_WEIGHTS
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.harness import Harness, Result
-from pipelines.stages.grpo import grpo, online
-from pipelines.stages.train import offline, sft
-from pipelines.stages.trajectories import sample, synthesize
-from schemas.note import Note, NoteScope
-from schemas.training import CE_WEIGHTS
-from schemas.trajectory import Message, Role, Trajectory
 
 LIMITS = {"max_turn_tokens": 24, "max_tokens": 120}
 SMALL = {"iterations": 2, "tasks": 3, "samples": 4, "optimizer": {"lr": 1e-3}, "checkpoints": {"last": 0}, **LIMITS}
@@ -182,7 +182,7 @@ def test_weights_of_observations_are_checked(harness: Harness) -> None:
 
 def gap(model: Model, teacher: Model, rows: list[Trajectory]) -> float:
     """Mean over the action tokens of rollouts of the divergence between two models, by their differences squared."""
-    from schemas.training import TrainingRow
+    from agentrl.schemas.training import TrainingRow
 
     plain = [
         TrainingRow(row_id=row.trajectory_id, input_ids=row.input_ids, mask=row.action_mask, weights=row.logprobs)

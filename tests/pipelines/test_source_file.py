@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import source_file
-from pipelines.source import ModuleSource
-from pipelines.source_file import SourceFile
+from agentrl.pipelines import source_file
+from agentrl.pipelines.source import ModuleSource
+from agentrl.pipelines.source_file import SourceFile
 
 CODE = """
 from typing import ClassVar

@@ -10,18 +10,18 @@ from tabular import said
 from agentrl.advantages.turns import acting, turn_spans
 from agentrl.engines.blocking import blocking
 from agentrl.environments.rooms.environment import Rooms
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.splice import REVISIONS, splice
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.train import offline, sft
+from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.rollouts.continuations import check_continuation, node
 from agentrl.rollouts.splice import Joint, joints
 from agentrl.rollouts.verification import verified
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.splice import REVISIONS, splice
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import offline, sft
-from pipelines.stages.trajectories import sample, synthesize
-from schemas.note import Note
-from schemas.task import Task
-from schemas.trajectory import Role, Trajectory
+from agentrl.schemas.note import Note
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Role, Trajectory
 
 __all__ = ["harness", "model", "rollouts", "tabular", "tasks"]
 
@@ -69,7 +69,7 @@ def test_a_failed_row_goes_on_as_a_success_did(
 
 def walk(task: Task, *actions: str) -> Trajectory:
     """A row of these actions, as `rooms` answers them."""
-    from schemas.trajectory import Termination
+    from agentrl.schemas.trajectory import Termination
 
     async def made() -> Trajectory:
         episode = await Rooms().reset(task)

@@ -9,15 +9,15 @@ import torch
 from architectures import llama
 
 from agentrl.models.policy import Policy
-from pipelines.harness import Harness
-from pipelines.stages.evaluate import evaluate
-from pipelines.stages.grpo import grpo
-from pipelines.stages.rationalize import rationalize
-from pipelines.stages.report import training_report
-from pipelines.stages.tasks import generate
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import negatives, reject, sample, synthesize
-from schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.evaluate import evaluate
+from agentrl.pipelines.stages.grpo import grpo
+from agentrl.pipelines.stages.rationalize import rationalize
+from agentrl.pipelines.stages.report import training_report
+from agentrl.pipelines.stages.tasks import generate
+from agentrl.pipelines.stages.train import sft
+from agentrl.pipelines.stages.trajectories import negatives, reject, sample, synthesize
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
 LIMITS = {"max_turn_tokens": 12, "max_tokens": 120}
 

@@ -9,16 +9,16 @@ from forked import LIMITS, TRAIN, by_id, harness, model, rollouts, tabular, task
 from pydantic import ValidationError
 
 from agentrl.advantages.turns import turn_spans
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.fork import fork
-from pipelines.stages.grpo import OnlineConfig
-from pipelines.stages.pairs import agentq, outcome
-from pipelines.stages.steps import value
-from pipelines.stages.train import offline, sft
-from pipelines.stages.trajectories import sample, synthesize
-from schemas.step import StepValue
-from schemas.trajectory import Role
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.fork import fork
+from agentrl.pipelines.stages.grpo import OnlineConfig
+from agentrl.pipelines.stages.pairs import agentq, outcome
+from agentrl.pipelines.stages.steps import value
+from agentrl.pipelines.stages.train import offline, sft
+from agentrl.pipelines.stages.trajectories import sample, synthesize
+from agentrl.schemas.step import StepValue
+from agentrl.schemas.trajectory import Role
 
 __all__ = ["harness", "model", "rollouts", "tabular", "tasks"]
 
@@ -98,7 +98,7 @@ def test_values_of_several_provers_or_of_a_stranger_make_no_pairs(
 
 def test_credit_by_values(harness: Harness, model: Model, rollouts: Trajectories, monkeypatch: Any) -> None:
     """The weights of the tokens are what the turns added, and whole-row advantages in rows without values."""
-    from pipelines.stages import train
+    from agentrl.pipelines.stages import train
 
     steps = harness.run(value, {"where": "failed", "k": 4, **LIMITS}, trajectories=[rollouts], model=model)["steps"]
     seen: dict[str, np.ndarray] = {}

@@ -3,10 +3,10 @@
 import pytest
 from toy_project import Project
 
-from pipelines.gc import find_garbage
-from pipelines.lineage import lineage
-from pipelines.plan import Selection
-from pipelines.problems import SpecError
+from agentrl.pipelines.gc import find_garbage
+from agentrl.pipelines.lineage import lineage
+from agentrl.pipelines.plan import Selection
+from agentrl.pipelines.problems import SpecError
 
 MAKES = """
     name: makes

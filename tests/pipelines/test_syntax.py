@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.syntax import expression_tree, module_tree
+from agentrl.schemas.syntax import expression_tree, module_tree
 
 SOURCE = Path(ast.__file__).read_text()
 

@@ -12,11 +12,11 @@ from test_corrections import _best
 from agentrl.advantages.turns import turn_spans
 from agentrl.engines.configs import EmbeddedConfig
 from agentrl.models.tiny import TinySize, tiny_policy
-from pipelines.handles import Model, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.correct import CorrectConfig, correct
-from pipelines.stages.train import offline, sft
-from schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.pipelines.handles import Model, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.correct import CorrectConfig, correct
+from agentrl.pipelines.stages.train import offline, sft
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
 __all__ = ["harness", "model", "rollouts", "tabular", "tasks"]
 

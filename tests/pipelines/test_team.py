@@ -13,13 +13,13 @@ from tabular import TabularEngine, said, state_of, stumbling
 from agentrl.engines.base import Sampling, Session, Turn
 from agentrl.engines.configs import EmbeddedConfig
 from agentrl.environments.rooms.values import ANSWER
-from pipelines.handles import Model, Tasks, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages.fork import fork
-from pipelines.stages.team import team
-from pipelines.stages.train import offline
-from pipelines.stages.trajectories import sample
-from schemas.trajectory import REPLACED, Message, Role, Span, Trajectory
+from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.fork import fork
+from agentrl.pipelines.stages.team import team
+from agentrl.pipelines.stages.train import offline
+from agentrl.pipelines.stages.trajectories import sample
+from agentrl.schemas.trajectory import REPLACED, Message, Role, Span, Trajectory
 
 __all__ = ["harness", "model", "tasks"]
 pytestmark = pytest.mark.slow

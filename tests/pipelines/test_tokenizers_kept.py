@@ -11,15 +11,15 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+from agentrl.datastore.catalog import Catalog
+from agentrl.flows.cli import app
 from agentrl.models.policy import load_tokenizer, tokenizer_fingerprint
-from datastore.catalog import Catalog
-from flows.cli import app
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness
-from pipelines.stages.train import sft
-from pipelines.stages.trajectories import sample, synthesize
-from pipelines.tokenizers import token_bytes
-from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.train import sft
+from agentrl.pipelines.stages.trajectories import sample, synthesize
+from agentrl.pipelines.tokenizers import token_bytes
+from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,8 @@ def test_rows_of_older_stores_are_read_by_their_models_tokenizer(
 
 def test_reading_imports_neither_torch_nor_transformers(harness: Harness, written: Written) -> None:
     program = (
-        "import sys; from datastore.catalog import Catalog; from pipelines.tokenizers import token_bytes\n"
+        "import sys; from agentrl.datastore.catalog import Catalog\n"
+        "from agentrl.pipelines.tokenizers import token_bytes\n"
         f"assert token_bytes(Catalog({harness.buffer.store!r}), {written.tokenizer!r}).text([1, 2])[0]\n"
         "assert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules)"
     )

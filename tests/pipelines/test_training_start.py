@@ -7,12 +7,12 @@ import pytest
 
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
-from pipelines.handles import Model, Trajectories
-from pipelines.harness import Harness
-from pipelines.stages import train
-from pipelines.stages.selected import Selected
-from pipelines.stages.train import sft
-from schemas.trajectory import Message, Role, Trajectory
+from agentrl.pipelines.handles import Model, Trajectories
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages import train
+from agentrl.pipelines.stages.selected import Selected
+from agentrl.pipelines.stages.train import sft
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 WAIT_S = 60
 

@@ -8,13 +8,13 @@ from forked import by_id, harness, model, tabular, task_of, tasks
 from pydantic import ValidationError
 from tabular import TabularEngine
 
+from agentrl.pipelines.handles import Model, Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.grpo import online
+from agentrl.pipelines.stages.tasks import generate
 from agentrl.rollouts.continuations import check_continuation, node
 from agentrl.rollouts.flow import Flow
-from pipelines.handles import Model, Tasks
-from pipelines.harness import Harness
-from pipelines.stages.grpo import online
-from pipelines.stages.tasks import generate
-from schemas.trajectory import Role
+from agentrl.schemas.trajectory import Role
 
 __all__ = ["harness", "model", "tabular", "tasks"]
 FORK = {"trees": 2, "nodes": 2, "rounds": 2}

@@ -12,8 +12,8 @@ from serving import serving, window
 from strange_rows import append_strange_rows
 from watched import ENV, Watched
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.retrieval.index import SearchIndex
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.retrieval.index import SearchIndex
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     shutil.copy(Path(__file__).parent / "small.yaml", folder)
     rules = "stages.curated.with.rules=[{rule: filter, where: success}]"
     for more in (["--jobs", "2"], ["--until", "curated", "--set", rules]):
-        command = [sys.executable, "-m", "flows.cli", "run", "small.yaml", "--store", place, *more]
+        command = [sys.executable, "-m", "agentrl.flows.cli", "run", "small.yaml", "--store", place, *more]
         done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False, cwd=folder)
         assert done.returncode == 0, done.stdout + done.stderr
     append_strange_rows(place)

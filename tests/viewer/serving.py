@@ -14,7 +14,18 @@ from watched import ENV, WATCH, Watched
 @contextmanager
 def serving(store: str, *options: str, port: int = 0) -> Iterator[str]:
     """The address of ``agentrl view`` on a store, with its token if it has one."""
-    command = [sys.executable, "-m", "flows.cli", "view", "--store", store, "--port", str(port), "--json", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl.flows.cli",
+        "view",
+        "--store",
+        store,
+        "--port",
+        str(port),
+        "--json",
+        *options,
+    ]
     with subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, text=True, cwd=Path(store).parent) as process:
         try:
             yield _address(process)

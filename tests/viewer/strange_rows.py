@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
-from pipelines.stages.curate import DROPPED_SCHEMA, FUNNEL_SCHEMA
-from schemas.arrow import to_table
-from schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
-from schemas.node import NODE_SCHEMA, SearchNode
-from schemas.pair import PAIR_SCHEMA
-from schemas.trajectory import Message, RewardComponent, Span, ToolCall, Trajectory
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
+from agentrl.pipelines.stages.curate import DROPPED_SCHEMA, FUNNEL_SCHEMA
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
+from agentrl.schemas.node import NODE_SCHEMA, SearchNode
+from agentrl.schemas.pair import PAIR_SCHEMA
+from agentrl.schemas.trajectory import Message, RewardComponent, Span, ToolCall, Trajectory
 
 PAYLOADS = (
     "<script>window.pwned=1</script>",

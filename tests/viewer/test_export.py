@@ -12,7 +12,7 @@ import pytest
 from strange_rows import PAYLOADS
 from watched import ENV, WATCH, Watched, until
 
-from flows.viewer.reader import StoreReader
+from agentrl.flows.viewer.reader import StoreReader
 
 pytestmark = pytest.mark.viewer
 SELECTION = "stage = 'grpo' or stage = 'strange' and trajectory_id <> 'huge'"
@@ -27,7 +27,7 @@ PAGES = {
 @pytest.fixture(scope="session")
 def exported(store: str) -> Path:
     file = Path(store).parent / "out.html"
-    command = [sys.executable, "-m", "flows.cli", "view", "export", SELECTION, str(file), "--store", store]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "view", "export", SELECTION, str(file), "--store", store]
     command += ["--redact", "pet of the boss"]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False, cwd=file.parent)
     assert done.returncode == 0, done.stderr

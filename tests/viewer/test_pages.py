@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from watched import PICTURES, Watched, both_themes, until
 
-from datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.buffer import TrajectoryBuffer
 
 pytestmark = pytest.mark.viewer
 

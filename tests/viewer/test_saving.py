@@ -9,8 +9,8 @@ import pytest
 from serving import serving, window
 from watched import ENV, PICTURES, Watched, both_themes, until
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.catalog import Catalog
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.catalog import Catalog
 
 pytestmark = pytest.mark.viewer
 FILTER = "stage = 'grpo' and not success"
@@ -76,7 +76,7 @@ def test_rows_are_saved_shown_and_used_by_a_pipeline(browser: Any, store: str, t
     assert edge == f"inputs: {{trajectories: {name}}}"
     stage = f"uses: trajectories.curate, {edge}, with: {{split: null, rules: [{rule}]}}"
     (tmp_path / "p.yaml").write_text(f"name: p\nstages:\n  again: {{{stage}}}\n")
-    command = [sys.executable, "-m", "flows.cli", "run", "p.yaml", "--store", store]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "p.yaml", "--store", store]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     [again] = Catalog(store).manifests("again")

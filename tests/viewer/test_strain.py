@@ -9,8 +9,8 @@ import pytest
 from serving import serving, window
 from watched import PICTURES, until
 
-from datastore.buffer import TrajectoryBuffer
-from schemas.trajectory import Message, Trajectory
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.schemas.trajectory import Message, Trajectory
 
 pytestmark = pytest.mark.viewer
 MEGABYTES = 50

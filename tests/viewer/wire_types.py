@@ -7,7 +7,7 @@ from pkgutil import iter_modules
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
-from flows.viewer import wire
+from agentrl.flows.viewer import wire
 
 PLACE = Path(__file__).parents[2] / "build/viewer-types/wire.d.ts"
 """Where ``tsconfig.json`` looks for them, as if they were beside the modules of the front-end."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.environments.base import Episode, Score, Step
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall
 
 HERE = Path(__file__).parent
 

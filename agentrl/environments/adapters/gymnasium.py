@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from agentrl.environments.base import Observation, Score
-from schemas.installation import install_hint, is_installed
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall
+from agentrl.schemas.installation import install_hint, is_installed
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall
 
 if TYPE_CHECKING:
     from gymnasium import Env

@@ -18,9 +18,9 @@ from pydantic import Field
 from agentrl.environments.base import Episode, Observation, Score, Step, answered
 from agentrl.rewards.answers import exact_match, truths
 from agentrl.rewards.verifiers import share_of_facts
-from schemas.installation import install_hint
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall
+from agentrl.schemas.installation import install_hint
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from agentrl.environments.adapters.foreign import Program, begin
 from agentrl.environments.base import Episode
-from schemas.task import Task
+from agentrl.schemas.task import Task
 
 SEEDS = 2**20
 """Seeds of one draw of tasks; the next draw has others."""

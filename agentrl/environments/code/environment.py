@@ -19,7 +19,7 @@ from agentrl.environments.code.repositories import drafts
 from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family
 from agentrl.sandbox import Bubblewrap, ResourceLimits, Sandbox
-from schemas.task import Task
+from agentrl.schemas.task import Task
 
 LIMITS = ResourceLimits(cpu_s=5, wall_s=20, memory_mb=128, processes=16, file_mb=4, disk_mb=16, output_kb=64)
 

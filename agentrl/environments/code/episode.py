@@ -9,8 +9,8 @@ from agentrl.environments.base import Score
 from agentrl.environments.code.workspace import Workspace, patch, similarity
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.tools import tool
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent
 
 F = TypeVar("F", bound=Family)
 Line = Annotated[int, Field(ge=1)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from math import isfinite
 
-from schemas.syntax import expression_tree
+from agentrl.schemas.syntax import expression_tree
 
 LONGEST = 200
 """Characters of an expression."""

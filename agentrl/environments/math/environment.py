@@ -19,9 +19,9 @@ from agentrl.environments.math.problems import WordProblem, compose, longer
 from agentrl.environments.tools import ToolError, tool
 from agentrl.rewards.mathematics import math_equal
 from agentrl.sandbox import Bubblewrap, Sandbox
-from schemas.installation import missing
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
+from agentrl.schemas.installation import missing
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
 
 
 class MathConfig(FamilyConfig):

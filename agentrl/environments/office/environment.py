@@ -22,8 +22,8 @@ from agentrl.environments.office.hindsight import done
 from agentrl.environments.office.tasks import LEVELS, Action, Errand
 from agentrl.environments.office.world import INBOX, USER, office
 from agentrl.environments.tools import Tool, answer, offered, tool
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
 
 RULES = f"""You help {USER} with mail, calendar, drive and chat, one action at a time. Then reply without a call.
 Never delete permanently, change permissions, open the mailbox of somebody else, or touch more than 100 items at once.

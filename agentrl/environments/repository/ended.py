@@ -10,7 +10,7 @@ import ast
 import secrets
 from collections.abc import Mapping
 
-from schemas.syntax import module_tree
+from agentrl.schemas.syntax import module_tree
 
 Place = tuple[str, ...]
 """Where a test stands in its file: the classes that it is in, and its name."""

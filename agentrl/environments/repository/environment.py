@@ -20,8 +20,8 @@ from agentrl.environments.family import Family
 from agentrl.environments.repository.instances import instances, patched, snapshot
 from agentrl.environments.repository.testing import HiddenTests, visible_report
 from agentrl.sandbox import Bubblewrap, Docker, ResourceLimits, Sandbox
-from schemas.annotations import External
-from schemas.task import Task
+from agentrl.schemas.annotations import External
+from agentrl.schemas.task import Task
 
 LIMITS = ResourceLimits(cpu_s=120, wall_s=300, memory_mb=2048, processes=128, file_mb=64, disk_mb=1024, output_kb=1024)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from agentrl.environments.repository.ended import Place, functions
-from schemas.syntax import expression_tree, module_tree
+from agentrl.schemas.syntax import expression_tree, module_tree
 
 NAME = "result_is_compared_outside"
 """A function that the runner of the tests puts among Python's own. It takes the place of a comparison."""

@@ -19,8 +19,8 @@ from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.research import report
 from agentrl.environments.research.laboratory import FACTORS, Paper, laboratory
 from agentrl.environments.tools import ToolError, tool
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, ToolCall, Trajectory
 
 RETRIES = 3
 """How often an experiment that failed may be tried again."""

@@ -17,8 +17,8 @@ from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.rooms.house import DOORS, NAMES, Door, house
 from agentrl.environments.tools import tool
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, Trajectory
 
 
 class RoomsConfig(FamilyConfig):

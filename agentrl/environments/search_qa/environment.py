@@ -20,8 +20,8 @@ from agentrl.environments.search_qa.expert import SHOWN, Missing, Seen, answers,
 from agentrl.environments.search_qa.graph import graph
 from agentrl.environments.tools import ToolError, tool
 from agentrl.rewards.answers import exact_match, f1
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory
 
 LONGEST_WAY = 12
 """Passages and searches of the expert, at most. An episode has room for mistakes beside."""

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from agentrl.environments.service.records import Item, Order, Records, Rule, address, forbidden
-from schemas.trajectory import Message, Role
+from agentrl.schemas.trajectory import Message, Role
 
 REASONS = ("ordered by mistake", "found it cheaper", "no longer needed")
 

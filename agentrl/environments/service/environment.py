@@ -31,8 +31,8 @@ from agentrl.environments.service.customer import (
 from agentrl.environments.service.records import POLICY, Item, Order, Rule, forbidden, records
 from agentrl.environments.simulated_user import SimulatedUser, UserConfig
 from agentrl.environments.tools import ToolError, tool
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role
 
 CHANGES = ("cancel", "address", "return", "exchange")
 

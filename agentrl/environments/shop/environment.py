@@ -16,8 +16,8 @@ from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.shop.catalogue import Product, Wish, catalogue
 from agentrl.environments.tools import ToolError, tool
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Trajectory
 
 SHAPES = {1: (1, 0, False), 2: (1, 1, False), 3: (2, 1, False), 4: (2, 2, False), 5: (2, 2, True)}
 """Level -> attributes and options of the wish, and whether it asks for the cheapest."""

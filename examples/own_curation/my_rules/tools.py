@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from datastore.curation.rules import OwnRule
+from agentrl.datastore.curation.rules import OwnRule
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from datastore.curation.curate import Work
+    from agentrl.datastore.curation.curate import Work
 
 
 class NoRepeats(OwnRule):
@@ -27,7 +27,7 @@ class NoRepeats(OwnRule):
         return rows.filter(pl.Series(most, dtype=pl.Int64) <= self.times)
 
     def _calls(self, actions: str) -> list[str]:
-        from datastore.curation.text import CALL
+        from agentrl.datastore.curation.text import CALL
 
         calls = [line.removeprefix(CALL) for line in actions.splitlines() if line.startswith(CALL)]
         if self.argument is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from agentrl.engines.configs import EngineConfig
-from schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 if TYPE_CHECKING:
     from agentrl.engines.base import Sampling, Session, Turn, Weights

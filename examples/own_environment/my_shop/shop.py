@@ -9,8 +9,8 @@ from pydantic import Field
 
 from agentrl.environments.base import Observation, Score
 from agentrl.rewards.answers import exact_match
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent, Role, ToolCall
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall
 
 
 class Basket:

@@ -10,8 +10,8 @@ from agentrl.environments.base import Score
 from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.tools import tool
-from schemas.task import Task
-from schemas.trajectory import Message, RewardComponent
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message, RewardComponent
 
 
 class SafeConfig(FamilyConfig):

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from datastore.formats.own import OwnFormat
-from datastore.formats.rows import make_row
-from datastore.formats.source import Row, Source, each
-from schemas.trajectory import Trajectory
+from agentrl.datastore.formats.own import OwnFormat
+from agentrl.datastore.formats.rows import make_row
+from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.schemas.trajectory import Trajectory
 
 COLUMNS = ("conversation", "role", "text", "score")
 

@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from agentrl.rewards.component import Reward
-from schemas.task import Task
-from schemas.trajectory import Trajectory
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
 
 
 class Brevity(Reward):

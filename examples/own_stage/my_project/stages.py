@@ -5,9 +5,9 @@ from typing import NamedTuple
 import pyarrow as pa
 from pydantic import Field
 
-from pipelines.handles import Table, Trajectories
-from pipelines.stage import Context, StageConfig, stage
-from schemas.trajectory import Trajectory
+from agentrl.pipelines.handles import Table, Trajectories
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.schemas.trajectory import Trajectory
 
 
 class ScoreConfig(StageConfig):

@@ -9,7 +9,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from agentrl.environments.agent import AgentEnvironment, Endpoint
 from agentrl.environments.lookup import LookupEnvironment
-from schemas.task import Task
+from agentrl.schemas.task import Task
 
 
 async def answer(question: str, facts: dict[str, dict[str, str]], base_url: str, api_key: str, model: str) -> str:

@@ -12,21 +12,21 @@ from typing import Any, Literal
 import polars as pl
 import pyarrow as pa
 
-from datastore.errors import StoreError
-from datastore.writer import SCALARS
-from flows.viewer.offline import bundle
-from flows.viewer.offline.redaction import Redactor
-from flows.viewer.pages import compare, trajectory
-from flows.viewer.query import facets
-from flows.viewer.query.tables import COLUMNS, Snapshot, plain, stream
-from flows.viewer.reader import StoreReader
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.export import Contents, ExportedColumn
-from flows.viewer.wire.trajectory import RowAnswer
-from pipelines.execute import open_output
-from pipelines.handles import Trajectories
-from pipelines.lineage import find_artifact
-from schemas.manifest import InputRecord, Kind
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.writer import SCALARS
+from agentrl.flows.viewer.offline import bundle
+from agentrl.flows.viewer.offline.redaction import Redactor
+from agentrl.flows.viewer.pages import compare, trajectory
+from agentrl.flows.viewer.query import facets
+from agentrl.flows.viewer.query.tables import COLUMNS, Snapshot, plain, stream
+from agentrl.flows.viewer.reader import StoreReader
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.export import Contents, ExportedColumn
+from agentrl.flows.viewer.wire.trajectory import RowAnswer
+from agentrl.pipelines.execute import open_output
+from agentrl.pipelines.handles import Trajectories
+from agentrl.pipelines.lineage import find_artifact
+from agentrl.schemas.manifest import InputRecord, Kind
 
 CAP = 25_000_000
 """Bytes of a file at most. Mails and issue trackers take so much; a browser opens it at once."""

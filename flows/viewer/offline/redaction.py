@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from datastore.errors import StoreError
-from flows.viewer.wire.export import Redactions
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.wire.export import Redactions
 
 MARK = "[redacted]"
 CLOSED = 4

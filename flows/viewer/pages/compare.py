@@ -9,14 +9,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.statistics.intervals import wilson
-from datastore.catalog import Catalog
-from datastore.errors import StoreError
-from flows.viewer.pages.overview import EVALUATION
-from flows.viewer.query.artifacts import Artifacts, label, numbers
-from flows.viewer.query.tables import Snapshot
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.compare import (
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.pages.overview import EVALUATION
+from agentrl.flows.viewer.query.artifacts import Artifacts, label, numbers
+from agentrl.flows.viewer.query.tables import Snapshot
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.compare import (
     Aligned,
     AttemptLine,
     ChangedTask,
@@ -28,6 +27,7 @@ from flows.viewer.wire.compare import (
     Strip,
     TaskAttempts,
 )
+from agentrl.statistics.intervals import wilson
 
 CHANGED = 500
 PROMPTS = 5
@@ -76,7 +76,7 @@ def evaluations(artifacts: Artifacts) -> Evaluations:
 def compared(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDifference:
     """How ``arm`` differs from ``than``, as `agentrl compare` says it. Raises RefusedError if one of them was not
     measured, or they share no task."""
-    from pipelines.compare import compare, verdict
+    from agentrl.pipelines.compare import compare, verdict
 
     try:
         found = compare(catalog, [than, arm], greedy=greedy)

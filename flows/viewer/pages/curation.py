@@ -4,12 +4,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.query.artifacts import Artifacts, label
+from agentrl.flows.viewer.query.tables import Snapshot
+from agentrl.flows.viewer.wire.compare import Funnel, FunnelLevel, Funnels
+from agentrl.schemas.manifest import Manifest
 from agentrl.statistics.intervals import wilson
-from datastore.errors import StoreError
-from flows.viewer.query.artifacts import Artifacts, label
-from flows.viewer.query.tables import Snapshot
-from flows.viewer.wire.compare import Funnel, FunnelLevel, Funnels
-from schemas.manifest import Manifest
 
 FUNNELS = 20
 

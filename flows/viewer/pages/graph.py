@@ -10,12 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from datastore.catalog import Catalog
-from datastore.places import LocalPlace
-from flows.viewer.processes import command_of
-from flows.viewer.wire.overview import StageBox, StageInput
-from pipelines.document import LIBRARY
-from pipelines.runs import Run
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.places import LocalPlace
+from agentrl.flows.viewer.processes import command_of
+from agentrl.flows.viewer.wire.overview import StageBox, StageInput
+from agentrl.pipelines.document import LIBRARY
+from agentrl.pipelines.runs import Run
 
 FRESH_S = 10.0
 """Seconds for which a plan is believed."""

@@ -8,14 +8,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.pages.tree import TOKENS, columns_of_drawing, rows_of_drawing
+from agentrl.flows.viewer.query.artifacts import Artifacts, label, numbers
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.search import NodeBox, SearchedTask, SearchTrees
+from agentrl.schemas.manifest import Kind, Manifest
+from agentrl.schemas.node import NODE_SCHEMA
 from agentrl.statistics.intervals import wilson
-from datastore.errors import StoreError
-from flows.viewer.pages.tree import TOKENS, columns_of_drawing, rows_of_drawing
-from flows.viewer.query.artifacts import Artifacts, label, numbers
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.search import NodeBox, SearchedTask, SearchTrees
-from schemas.manifest import Kind, Manifest
-from schemas.node import NODE_SCHEMA
 
 DRAWN = 2000
 """Nodes of a tree that are drawn."""
@@ -23,7 +23,7 @@ DRAWN = 2000
 ROW = ("trajectory_id", "tokenizer", "policy", "input_ids", "env", "prompt")
 
 Node = dict[str, Any]
-"""A row of ``nodes``: see :class:`schemas.node.SearchNode`."""
+"""A row of ``nodes``: see :class:`agentrl.schemas.node.SearchNode`."""
 
 
 def searched(artifacts: Artifacts, artifact: str | None, offset: int, limit: int) -> SearchTrees:

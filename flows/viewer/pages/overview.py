@@ -7,19 +7,19 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from datastore.catalog import Catalog
-from datastore.errors import NoBufferError, StoreError
-from datastore.live import live_stages
-from flows.viewer.pages import graph
-from flows.viewer.query.artifacts import Artifacts, label
-from flows.viewer.query.tables import Tables
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.overview import Measurement, Overview, PlanAnswer, RunLine
-from flows.viewer.wire.runs import KnownSettings, Setting
-from flows.viewer.wire.training import RunAnswer, RunStage
-from pipelines.problems import did_you_mean
-from pipelines.runs import Run, all_runs, find_run
-from pipelines.secrets import redacted
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.errors import NoBufferError, StoreError
+from agentrl.datastore.live import live_stages
+from agentrl.flows.viewer.pages import graph
+from agentrl.flows.viewer.query.artifacts import Artifacts, label
+from agentrl.flows.viewer.query.tables import Tables
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.overview import Measurement, Overview, PlanAnswer, RunLine
+from agentrl.flows.viewer.wire.runs import KnownSettings, Setting
+from agentrl.flows.viewer.wire.training import RunAnswer, RunStage
+from agentrl.pipelines.problems import did_you_mean
+from agentrl.pipelines.runs import Run, all_runs, find_run
+from agentrl.pipelines.secrets import redacted
 
 RUNS = 50
 POLICIES = 8
@@ -79,7 +79,7 @@ def what_if(
 
 def known_settings(catalog: Catalog, pipeline: str) -> KnownSettings:
     """What the stages of the pipeline's newest run were configured with. Raises RefusedError if no run is of it."""
-    from pipelines.compare import flat_config
+    from agentrl.pipelines.compare import flat_config
 
     run = _newest(all_runs(catalog), pipeline)
     found = []
@@ -158,7 +158,7 @@ def run_answer(catalog: Catalog, artifacts: Artifacts, text: str) -> RunAnswer:
 def log_tail(catalog: Catalog, run_id: str, stage: str) -> str:
     """The last lines of a stage's log; empty if there is none on this machine. Where the log lies is looked up in the
     folder of logs: what a record says of it is not believed, since a store may come from others."""
-    from flows.session import logs_folder  # which imports all that runs stages
+    from agentrl.flows.session import logs_folder  # which imports all that runs stages
 
     logs = logs_folder(catalog)
     folder = _child(logs, run_id)

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datastore.errors import StoreError
-from flows.viewer.query.artifacts import Artifacts, TrainingScalars, label, numbers, row_at
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.compare import PairAnswer, PairLine, PairLines, PairSide
-from schemas.manifest import Kind, Manifest, OutputRecord
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.query.artifacts import Artifacts, TrainingScalars, label, numbers, row_at
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.compare import PairAnswer, PairLine, PairLines, PairSide
+from agentrl.schemas.manifest import Kind, Manifest, OutputRecord
 
 LINES = ("pair_id", "task_id", "kind", "chosen_id", "rejected_id", "chosen_reward", "rejected_reward", "shared_prefix")
 SIDES = {"chosen": 1, "rejected": -1}

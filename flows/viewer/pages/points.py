@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from agentrl.datastore.retrieval.index import SearchIndex, State
+from agentrl.datastore.retrieval.projection import PrincipalPlane
+from agentrl.flows.viewer.query.tables import Snapshot
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.search import MapPrompt
 from agentrl.statistics.intervals import wilson
-from datastore.retrieval.index import SearchIndex, State
-from datastore.retrieval.projection import PrincipalPlane
-from flows.viewer.query.tables import Snapshot
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.search import MapPrompt
 
 CORNERS = 200
 PROMPTS, PROMPT = 50, 300

@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from flows.viewer.pages.training import trained
-from flows.viewer.processes import begun
-from flows.viewer.query.artifacts import Artifacts
-from flows.viewer.query.tables import Recent
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.training import ReplayAnswer, Replayings
-from schemas.manifest import Manifest
+from agentrl.flows.viewer.pages.training import trained
+from agentrl.flows.viewer.processes import begun
+from agentrl.flows.viewer.query.artifacts import Artifacts
+from agentrl.flows.viewer.query.tables import Recent
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.training import ReplayAnswer, Replayings
+from agentrl.schemas.manifest import Manifest
 
 KEPT = 64
 """Answers that are kept."""

@@ -6,12 +6,12 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 
-from datastore.catalog import Catalog
-from datastore.errors import StoreError
-from flows.viewer.query.artifacts import label
-from flows.viewer.query.tables import Snapshot
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.runs import (
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.query.artifacts import label
+from agentrl.flows.viewer.query.tables import Snapshot
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.runs import (
     ChangedRows,
     RunName,
     RunsCompared,
@@ -20,8 +20,8 @@ from flows.viewer.wire.runs import (
     TaskOutcomes,
     TwoValues,
 )
-from pipelines.runs import Run, all_runs, diff_runs, find_run
-from schemas.manifest import Kind, Manifest
+from agentrl.pipelines.runs import Run, all_runs, diff_runs, find_run
+from agentrl.schemas.manifest import Kind, Manifest
 
 RUNS, TASKS, PROMPT = 200, 200, 300
 TASK = ["env", "task_id", "prompt"]

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from datastore import sql
-from datastore.errors import StoreError
-from flows.viewer.processes import command_of
-from flows.viewer.query import filters
-from flows.viewer.query.tables import COLUMNS, Snapshot
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.queries import Filtered, SaveQuery
-from flows.viewer.wire.saving import RuleText, SavedSelection
+from agentrl.datastore import sql
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.processes import command_of
+from agentrl.flows.viewer.query import filters
+from agentrl.flows.viewer.query.tables import COLUMNS, Snapshot
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.queries import Filtered, SaveQuery
+from agentrl.flows.viewer.wire.saving import RuleText, SavedSelection
 
 if TYPE_CHECKING:
-    from flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.reader import StoreReader
 
 PATIENCE_S = 50.0
 """Seconds after which saving is given up."""
@@ -136,8 +136,8 @@ def _same_in_queries(snapshot: Snapshot, where: str) -> None:
 
 def _as_yaml(where: str) -> str:
     """The rule as a mapping of YAML that reads back as the same. Raises RefusedError if none does."""
-    from datastore.curation.rules import Rules
-    from pipelines import yaml_text
+    from agentrl.datastore.curation.rules import Rules
+    from agentrl.pipelines import yaml_text
 
     quoted = "".join(
         one if one.isprintable() else f"\\U{ord(one):08x}" for one in json.dumps(where, ensure_ascii=False)

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pyarrow as pa
 
-from flows.viewer.pages.decoding import Decoded
-from flows.viewer.query.artifacts import LearnedTokens, numbers
+from agentrl.flows.viewer.pages.decoding import Decoded
+from agentrl.flows.viewer.query.artifacts import LearnedTokens, numbers
 
 TOKEN_SCHEMA = pa.schema(
     [
@@ -19,7 +19,7 @@ TOKEN_SCHEMA = pa.schema(
         pa.field("version", pa.int32()),
     ]
 )
-"""The columns that every answer has; :mod:`flows.viewer.wire` says what they mean."""
+"""The columns that every answer has; :mod:`agentrl.flows.viewer.wire` says what they mean."""
 
 LENSES = {
     "weight": pa.float32(),

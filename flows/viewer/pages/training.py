@@ -12,18 +12,18 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.live import length, lines_after, live_stages
 from agentrl.doctor.curves import ESS, KL
-from datastore.catalog import Catalog
-from datastore.errors import StoreError
-from datastore.live import length, lines_after, live_stages
-from flows.viewer.query.artifacts import Artifacts, label
-from flows.viewer.query.tables import Recent, Snapshot, Tables, plain
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.training import LiveAnswer, Pulse, SickBand, TrainingStage, TrainingStages
-from pipelines.diagnose import bands_of
-from pipelines.learned import rows_of_step
-from pipelines.runs import Run, all_runs
-from schemas.manifest import Manifest
+from agentrl.flows.viewer.query.artifacts import Artifacts, label
+from agentrl.flows.viewer.query.tables import Recent, Snapshot, Tables, plain
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.training import LiveAnswer, Pulse, SickBand, TrainingStage, TrainingStages
+from agentrl.pipelines.diagnose import bands_of
+from agentrl.pipelines.learned import rows_of_step
+from agentrl.pipelines.runs import Run, all_runs
+from agentrl.schemas.manifest import Manifest
 
 PULSE_S = 0.5
 """Seconds between two looks at the store."""

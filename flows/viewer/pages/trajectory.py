@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from datastore.writer import SCALARS
-from flows.viewer.query.artifacts import Artifacts, label, numbers
-from flows.viewer.query.tables import Snapshot
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.trajectory import (
+from agentrl.datastore.writer import SCALARS
+from agentrl.flows.viewer.query.artifacts import Artifacts, label, numbers
+from agentrl.flows.viewer.query.tables import Snapshot
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.trajectory import (
     Breach,
     Component,
     LearnedBy,
@@ -27,7 +27,7 @@ from flows.viewer.wire.trajectory import (
     ShownMessage,
     VersionSpan,
 )
-from schemas.manifest import Kind, Manifest
+from agentrl.schemas.manifest import Kind, Manifest
 
 CUT = 20_000
 """Characters of a message's texts, unless the whole message is asked for."""

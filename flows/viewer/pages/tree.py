@@ -6,9 +6,9 @@ from statistics import fmean
 
 import numpy as np
 
+from agentrl.flows.viewer.pages.compare import common
+from agentrl.flows.viewer.wire.compare import TreeBranch
 from agentrl.statistics.intervals import wilson
-from flows.viewer.pages.compare import common
-from flows.viewer.wire.compare import TreeBranch
 
 ENDS = 20
 TOKENS, TEXT_BYTES = 60, 240

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datastore.errors import StoreError
-from flows.viewer.query.artifacts import Artifacts, label
-from flows.viewer.query.tables import Snapshot
-from flows.viewer.refused import RefusedError
-from schemas.manifest import Kind, Manifest
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.query.artifacts import Artifacts, label
+from agentrl.flows.viewer.query.tables import Snapshot
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.schemas.manifest import Kind, Manifest
 
 NAMED = 20
 """Artifacts that an error names."""

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datastore.catalog import Catalog
-from datastore.errors import StoreError
-from flows.viewer.query.tables import Recent
-from pipelines.learned import TrainedOn, learned_by
-from schemas.manifest import Manifest
+from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.query.tables import Recent
+from agentrl.pipelines.learned import TrainedOn, learned_by
+from agentrl.schemas.manifest import Manifest
 
 FRESH_S = 5.0
 """Seconds for which the list of artifacts is believed."""

@@ -1,8 +1,8 @@
 """The SQL console: one SELECT over the scalar table, which comes from a browser.
 
 It is checked against a list of what it may hold, and then asked in a process that cannot open a file
-(:mod:`flows.viewer.query.sql_child`). Either alone keeps Polars from reading files; the second also holds against
-what Polars learns later, and against queries that never end or fill the memory.
+(:mod:`agentrl.flows.viewer.query.sql_child`). Either alone keeps Polars from reading files; the second also holds
+against what Polars learns later, and against queries that never end or fill the memory.
 """
 
 import json
@@ -15,19 +15,19 @@ import threading
 import time
 from collections.abc import Sequence
 from io import BytesIO
-from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
 
-from datastore import sql
-from datastore.errors import StoreError
-from flows.viewer.query import filters
-from flows.viewer.query.sql_child import TABLE
-from flows.viewer.query.tables import COLUMNS, TEXT, Tables, stream
-from flows.viewer.refused import RefusedError
-from flows.viewer.wire.queries import SQLQuery
-from pipelines.problems import did_you_mean
+from agentrl.datastore import sql
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.query import filters
+from agentrl.flows.viewer.query.sql_child import TABLE
+from agentrl.flows.viewer.query.tables import COLUMNS, TEXT, Tables, stream
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.queries import SQLQuery
+from agentrl.pipelines.problems import did_you_mean
+from agentrl.schemas.installation import PACKAGE_ROOT
 
 ROWS = 1000
 """Rows of an answer."""
@@ -137,12 +137,12 @@ def answer(
         raise RefusedError("two other queries are at work", field="query", following="ask again", status=503)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "flows.viewer.query.sql_child"],
+            [sys.executable, "-m", "agentrl.flows.viewer.query.sql_child"],
             input=given.getvalue(),
             capture_output=True,
             check=False,
             timeout=wall_s,
-            env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": os.defpath, "POLARS_MAX_THREADS": "2"},
+            env={"PYTHONPATH": str(PACKAGE_ROOT), "PATH": os.defpath, "POLARS_MAX_THREADS": "2"},
         )
     except subprocess.TimeoutExpired:
         raise _too_much(f"took more than {wall_s:g} s") from None

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from flows.viewer.query.filters import quoted
-from flows.viewer.query.tables import Snapshot, both
-from flows.viewer.wire.buffer import Bin, Facet, Facets
+from agentrl.flows.viewer.query.filters import quoted
+from agentrl.flows.viewer.query.tables import Snapshot, both
+from agentrl.flows.viewer.wire.buffer import Bin, Facet, Facets
 
 FACETS = (
     *("stage", "env", "split", "level", "policy", "policy_version"),

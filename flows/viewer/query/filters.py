@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
-from datastore import sql
-from datastore.errors import StoreError
-from flows.viewer.refused import RefusedError
+from agentrl.datastore import sql
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.refused import RefusedError
 
 MAX_CHARACTERS = 4000
 MAX_SUMS = 8

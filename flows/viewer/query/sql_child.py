@@ -16,8 +16,8 @@ from typing import Any
 
 import polars as pl
 
-from datastore import sql
-from datastore.errors import StoreError
+from agentrl.datastore import sql
+from agentrl.datastore.errors import StoreError
 
 TABLE = "trajectories"
 

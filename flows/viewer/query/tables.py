@@ -14,13 +14,13 @@ import polars as pl
 import pyarrow as pa
 from polars.exceptions import PanicException, PolarsError
 
-from datastore.buffer import TrajectoryBuffer
-from datastore.errors import NoBufferError, StoreError
-from datastore.scalars import SCHEMA
-from datastore.writer import SCALARS
-from flows.viewer.query import filters
-from flows.viewer.refused import RefusedError
-from pipelines.problems import did_you_mean
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.errors import NoBufferError, StoreError
+from agentrl.datastore.scalars import SCHEMA
+from agentrl.datastore.writer import SCALARS
+from agentrl.flows.viewer.query import filters
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.pipelines.problems import did_you_mean
 
 COLUMNS = pl.Schema({name: SCHEMA[name] for name in SCALARS})
 """The scalar columns: what filters, sorts and pages are over."""

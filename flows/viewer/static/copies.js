@@ -30,7 +30,7 @@ async function fixture(id, version) {
   return `import polars as pl
 import pytest
 
-from datastore import TrajectoryBuffer
+from agentrl.datastore import TrajectoryBuffer
 
 
 @pytest.fixture

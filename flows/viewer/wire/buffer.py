@@ -1,8 +1,8 @@
-"""What the viewer's server answers about rows of the buffer as a table; see :mod:`flows.viewer.wire`."""
+"""What the viewer's server answers about rows of the buffer as a table; see :mod:`agentrl.flows.viewer.wire`."""
 
 from typing import Literal
 
-from flows.viewer.wire import Answer
+from agentrl.flows.viewer.wire import Answer
 
 # GET /api/rows?filter=&sort=&desc=&offset=&limit=&at=&columns=&among=&rule= -> Arrow, headers X-Total, X-Version,
 # X-Columns, X-Absent

@@ -1,6 +1,7 @@
-"""What the viewer's server answers about policies, tasks and pairs that are compared; see :mod:`flows.viewer.wire`."""
+"""What the viewer's server answers about policies, tasks and pairs that are compared; see
+:mod:`agentrl.flows.viewer.wire`."""
 
-from flows.viewer.wire import Answer
+from agentrl.flows.viewer.wire import Answer
 
 # GET /api/evaluations
 

@@ -1,9 +1,10 @@
-"""What an exported file says of itself. Its rows, tokens and tasks are answers as :mod:`flows.viewer.wire` has them."""
+"""What an exported file says of itself. Its rows, tokens and tasks are answers as :mod:`agentrl.flows.viewer.wire`
+has them."""
 
 from typing import Literal
 
-from flows.viewer.wire import Answer
-from flows.viewer.wire.buffer import Facet
+from agentrl.flows.viewer.wire import Answer
+from agentrl.flows.viewer.wire.buffer import Facet
 
 
 class Redactions(Answer):

@@ -1,8 +1,8 @@
-"""What the viewer's server answers about pipelines, runs and plans; see :mod:`flows.viewer.wire`."""
+"""What the viewer's server answers about pipelines, runs and plans; see :mod:`agentrl.flows.viewer.wire`."""
 
 from typing import Literal
 
-from flows.viewer.wire import Answer
+from agentrl.flows.viewer.wire import Answer
 
 # GET /api/overview?pipeline=NAME
 

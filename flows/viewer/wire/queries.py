@@ -33,8 +33,8 @@ class WhatIf(NamedPipeline):
 
 
 class Filtered(AtVersion):
-    """``among`` names an artifact, and ``rule`` one of its rules: see :mod:`flows.viewer.query.among`. ``lasso`` is an
-    area of the map: see :mod:`flows.viewer.pages.points`."""
+    """``among`` names an artifact, and ``rule`` one of its rules: see :mod:`agentrl.flows.viewer.query.among`.
+    ``lasso`` is an area of the map: see :mod:`agentrl.flows.viewer.pages.points`."""
 
     filter: str = ""
     among: str | None = None

@@ -1,8 +1,9 @@
-"""What the viewer's server answers about two runs side by side, and about settings; see :mod:`flows.viewer.wire`."""
+"""What the viewer's server answers about two runs side by side, and about settings; see
+:mod:`agentrl.flows.viewer.wire`."""
 
 from typing import Any
 
-from flows.viewer.wire import Answer
+from agentrl.flows.viewer.wire import Answer
 
 # GET /api/runs/compare?a=RUN&b=RUN&at=
 

@@ -1,6 +1,6 @@
 """Selections that are saved from a page, and filters as rules of curation."""
 
-from flows.viewer.wire import Answer
+from agentrl.flows.viewer.wire import Answer
 
 # POST /api/selection {name, filter, at, among, rule, lasso, ids}
 

@@ -1,6 +1,7 @@
-"""What the viewer's server answers about search trees and about the map of prompts; see :mod:`flows.viewer.wire`."""
+"""What the viewer's server answers about search trees and about the map of prompts; see
+:mod:`agentrl.flows.viewer.wire`."""
 
-from flows.viewer.wire import Answer
+from agentrl.flows.viewer.wire import Answer
 
 # GET /api/search-trees?artifact=STAGE/FINGERPRINT&offset=&limit=
 

@@ -1,8 +1,8 @@
-"""What the viewer's server answers about one row; see :mod:`flows.viewer.wire`."""
+"""What the viewer's server answers about one row; see :mod:`agentrl.flows.viewer.wire`."""
 
 from typing import Any, Literal
 
-from flows.viewer.wire import Answer
+from agentrl.flows.viewer.wire import Answer
 
 # GET /api/rows/{id}?at=
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from agentrl.datastore import log
 from agentrl.datastore.append import AppendResult, append, is_appended, transaction
 from agentrl.datastore.content import CONTENT, STORED_SCHEMA, combined, contents
 from agentrl.datastore.delta_paths import data_files, scan_table
-from agentrl.datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError
+from agentrl.datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError, VersionGoneError
 from agentrl.datastore.ingest import BATCH_ROWS, OnError, Rows
 from agentrl.datastore.lookup import Ids, Lookup, id_array
 from agentrl.datastore.places import place
@@ -170,11 +171,25 @@ class TrajectoryBuffer:
         def ask() -> "pl.DataFrame":
             return sql.collect(views.views(rescored(self.scan(version), scores)), query, unsafe=unsafe)
 
-        return self._current(version, ask)
+        return self.current(version, ask)
 
-    def _current(self, version: int | datetime | None, ask: Callable[[], Answer]) -> Answer:
-        """What ``ask`` returns. If a compaction and a vacuum remove files between finding the newest version and
-        reading it, ``ask`` is called again."""
+    def newest(self, ask: Callable[[int], Answer]) -> Answer:
+        """What ``ask`` returns for the number of the newest version. If a compaction and a vacuum remove its files
+        before they are read, ``ask`` is called again, with the version that is the newest then."""
+        from polars.exceptions import PolarsError
+
+        while True:
+            version = self.table().version()
+            try:
+                return ask(version)
+            except (OSError, PolarsError, StoreError):
+                if self.version == version:
+                    raise
+
+    def current(self, version: int | datetime | None, ask: Callable[[], Answer]) -> Answer:
+        """What ``ask`` returns, which reads this version (None: the newest). If a compaction and a vacuum remove files
+        between finding the newest version and reading it, ``ask`` is called again. Raises VersionGoneError if files of
+        an older version are gone."""
         from polars.exceptions import PolarsError
 
         while True:
@@ -182,8 +197,18 @@ class TrajectoryBuffer:
             try:
                 return ask()
             except (OSError, PolarsError, StoreError):
+                if version is not None and self._is_gone(version):
+                    raise VersionGoneError(self.table(version).version(), self.version) from None
                 if version is not None or self.version == before:
                     raise
+
+    def _is_gone(self, version: int | datetime) -> bool:
+        """Whether this version is not the newest, and files of it are not there."""
+        table = self.table(version)
+        if table.version() == self.version:
+            return False
+        there = {key.rpartition("/")[2] for key in self.place.keys(FOLDER)}
+        return not {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()} <= there
 
     def diff(self, old: int | datetime, new: int | datetime | None = None) -> "pl.DataFrame":
         """The difference between two versions, by stage run: rows ``added`` and ``removed``, by id."""
@@ -224,7 +249,7 @@ class TrajectoryBuffer:
     def stats(self, version: int | datetime | None = None) -> dict[str, Any]:
         """Totals, and under ``stages`` one row per stage of a pipeline: rows, tasks, tokens, rows without ``success``
         (unscored), and over the others success rate and mean reward."""
-        return self._current(version, lambda: self._stats(version))
+        return self.current(version, lambda: self._stats(version))
 
     def _stats(self, version: int | datetime | None) -> dict[str, Any]:
         import polars as pl
@@ -279,7 +304,7 @@ class TrajectoryBuffer:
             return self.scan().filter(pl.col("fingerprint") == fingerprint).select("trajectory_id").collect()
 
         try:
-            return self._current(None, ask)["trajectory_id"].sort().to_list()
+            return self.current(None, ask)["trajectory_id"].sort().to_list()
         except NoBufferError:
             return []
 
@@ -304,7 +329,7 @@ class TrajectoryBuffer:
                 files = self._lookup.files(table if version is None else self.table(version))
             return self._lookup.read(files, ids, read, _columns(read))
 
-        found = self._current(version, ask)
+        found = self.current(version, ask)
         order = pc.index_in(ids, value_set=found["trajectory_id"].combine_chunks())
         if order.null_count:
             missing = pc.unique(ids.filter(order.is_null())).to_pylist()

@@ -43,6 +43,16 @@ class CorruptError(StoreError):
         super().__init__(f"{what} cannot be read: {first}; `agentrl buffer check` says what is damaged and what to do")
 
 
+class VersionGoneError(StoreError):
+    """Files of an older version were removed, so that it cannot be read any more."""
+
+    def __init__(self, version: int, newest: int | None) -> None:
+        super().__init__(
+            f"version {version} of the buffer cannot be read any more: a vacuum removed files of it; the newest is "
+            f"version {newest}, and `--retention-hours` of `agentrl buffer vacuum` says how long old ones stay"
+        )
+
+
 class UnknownTrajectoryError(StoreError, KeyError):
     """No row has this ``trajectory_id``."""
 

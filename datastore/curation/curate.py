@@ -63,8 +63,12 @@ class Work:
     def embedder(self) -> Embedder:
         if self.embedder_name != EMBEDDED:
             return SentenceEmbedder(self.embedder_name)
-        prompts = self.buffer.scan(self.version).select(pl.col("prompt").unique().sort()).collect()["prompt"]
+        prompts = self.column(lambda rows: rows.select(pl.col("prompt").unique().sort()))
         return LatentEmbedder.fit([*prompts, *self.heldout], seed=self.seed)
+
+    def column(self, of: Callable[[pl.LazyFrame], pl.LazyFrame]) -> pl.Series:
+        """The one column that ``of`` makes of all rows of the version."""
+        return self.buffer.current(self.version, lambda: of(self.buffer.scan(self.version)).collect()).to_series()
 
     def actions(self, rows: pl.DataFrame) -> Iterator[str]:
         """What the policy wrote and called in each row, as text: a line for each message, and for each call. Texts are
@@ -98,11 +102,15 @@ def curate(
     decontamination. The same buffer version (None: the newest), rules and seed give the same selection. ``scores`` of
     one scorer take the place of the rows' rewards. ``on_dropped`` is called after each rule that dropped rows, with its
     name in the funnel and their ids, sorted."""
-    version = buffer.table().version() if version is None else version
-    found = rescored(buffer.scan(version), scores)
-    if ids is not None:
-        found = found.join(pl.LazyFrame({"trajectory_id": id_array(ids)}), on="trajectory_id", how="semi")
-    rows = found.select(_needed(rules)).collect().sort("trajectory_id")
+
+    def read(version: int) -> tuple[int, pl.DataFrame]:
+        found = rescored(buffer.scan(version), scores)
+        if ids is not None:
+            found = found.join(pl.LazyFrame({"trajectory_id": id_array(ids)}), on="trajectory_id", how="semi")
+        return version, buffer.current(version, found.select(_needed(rules)).collect)
+
+    version, rows = buffer.newest(read) if version is None else read(version)
+    rows = rows.sort("trajectory_id")
     work = Work(buffer, seed, embedder, sorted(set(heldout)), version)
     funnel = []
     for rule in rules:
@@ -202,8 +210,8 @@ def _ranked(rows: pl.DataFrame) -> np.ndarray:
 
 
 def _decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: Work) -> pl.DataFrame:
-    in_buffer = work.buffer.scan(work.version).filter(pl.col("split").is_in(rule.splits))
-    heldout = sorted({*work.heldout, *in_buffer.select(pl.col("prompt").unique()).collect()["prompt"]})
+    prompt, held_out = pl.col("prompt"), pl.col("split").is_in(rule.splits)
+    heldout = sorted({*work.heldout, *work.column(lambda rows: rows.filter(held_out).select(prompt.unique()))})
     if not heldout:
         splits = ", ".join(rule.splits)
         raise StoreError(

@@ -12,6 +12,7 @@ from agentrl.flows.terminal import say, say_json
 
 if TYPE_CHECKING:
     from agentrl.datastore.curation.rules import Rules
+    from agentrl.schemas.manifest import Manifest
 
 app = typer.Typer()
 
@@ -90,7 +91,7 @@ def curate(
 ) -> None:
     """Narrow trajectories by rules to a selection, and print the funnel. Rows are of the train split unless --split
     says otherwise."""
-    from agentrl.flows.commands._selections import funnel_of, publish, rules
+    from agentrl.flows.commands._selections import funnel_of, rules
 
     chosen = rules(file)
     fingerprint = None
@@ -98,12 +99,11 @@ def curate(
         count, funnel = _tried(rows, chosen)
     else:
         config = {
-            "version": newest(rows.store),
             "where": rows.where,
             "split": rows.split_or("train"),
             **chosen.model_dump(mode="json", exclude={"seed"}),
         }
-        manifest = publish(rows, name, config, chosen.seed, file).manifest
+        manifest = _published(rows, name, config, chosen.seed, file)
         fingerprint, count = manifest.fingerprint, manifest.outputs["trajectories"].rows or 0
         funnel = funnel_of(manifest, rows)
     if as_json:
@@ -137,11 +137,15 @@ def select(
 
     before, split = saved_before(rows.store, name), rows.split_or("train")
     buffer = open_buffer(rows.store)
-    number = int(buffer.table(version(at)).version())
-    if not len(selected(buffer, rows, split, number, ids)):
-        raise fail(f"error: no row of version {number} is chosen, so nothing was saved; --split all takes all splits")
-    config = {"version": number, "where": rows.where, "split": split, "ids": ids and str(ids)}
-    manifest = publish(rows, name, config, 0, Path()).manifest
+
+    def save(number: int) -> "tuple[int, Manifest]":
+        if not len(selected(buffer, rows, split, number, ids)):
+            said = f"error: no row of version {number} is chosen, so nothing was saved; --split all takes all splits"
+            raise fail(said)
+        config = {"version": number, "where": rows.where, "split": split, "ids": ids and str(ids)}
+        return number, publish(rows, name, config, 0, Path()).manifest
+
+    number, manifest = buffer.newest(save) if at is None else save(buffer.table(version(at)).version())
     saved, count = f"{name}/{manifest.fingerprint[:8]}", manifest.outputs["trajectories"].rows
     others = [one for one in before if one.fingerprint != manifest.fingerprint]
     again = len(others) < len(before)
@@ -156,9 +160,14 @@ def select(
         say(f"{name} alone now means the newest; {len(others)} saved before stay: {name}/{others[0].fingerprint[:8]}")
 
 
-def newest(store: str) -> int:
-    """Version of the buffer's table. Raises StoreError if there is none."""
-    return open_buffer(store).table().version()
+def _published(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Path) -> "Manifest":
+    """What ``trajectories.select`` publishes of the newest version. Raises StoreError if there is none."""
+    from agentrl.flows.commands._selections import publish
+
+    def of(version: int) -> "Manifest":
+        return publish(rows, name, {"version": version, **config}, seed, source).manifest
+
+    return open_buffer(rows.store).newest(of)
 
 
 def _tried(rows: Rows, chosen: "Rules") -> tuple[int, list[dict[str, Any]]]:
@@ -170,7 +179,8 @@ def _tried(rows: Rows, chosen: "Rules") -> tuple[int, list[dict[str, Any]]]:
 
     buffer, split = open_buffer(rows.store), rows.split_or("train")
     ids = selected(buffer, rows, split)
-    result = apply(buffer, chosen.rules, ids=ids, seed=chosen.seed, embedder=chosen.embedder)
+    seed, embedder = chosen.seed, chosen.embedder
+    result = buffer.newest(lambda at: apply(buffer, chosen.rules, ids=ids, seed=seed, embedder=embedder, version=at))
     funnel = [*first_level(split, left_out(buffer, rows, split), len(ids)), *result.funnel]
     return len(result.ids), funnel_table(funnel).to_pylist()
 
@@ -197,11 +207,11 @@ def sample(
     as_json: Json = False,
 ) -> None:
     """Draw training rows into a selection, of the train split unless --split says otherwise."""
-    from agentrl.flows.commands._selections import publish, selection_of
+    from agentrl.flows.commands._selections import selection_of
 
     draw = {"strategy": strategy, "n": n}
-    config = {"version": newest(rows.store), "where": rows.where, "split": rows.split_or("train"), "draw": draw}
-    manifest = publish(rows, name, config, seed, Path()).manifest
+    config = {"where": rows.where, "split": rows.split_or("train"), "draw": draw}
+    manifest = _published(rows, name, config, seed, Path())
     if as_json:
         drawn = selection_of(manifest, rows)
         say_json({"fingerprint": manifest.fingerprint, "ids": drawn["trajectory_id"], "weights": drawn["weight"]})

@@ -2,6 +2,7 @@ import json
 import os
 from pathlib import Path
 
+import polars as pl
 import pytest
 from store_rows import FP, Make, build
 from typer.testing import CliRunner
@@ -10,6 +11,7 @@ from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.catalog import Catalog
 from agentrl.datastore.describe import VIEWS
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.upkeep import compact, vacuum
 from agentrl.flows.cli import app
 
 runner = CliRunner()
@@ -269,3 +271,28 @@ def test_schema_describes_every_column_of_every_view(filled: str) -> None:
     assert meaning in " ".join(whole.split())
     assert "JSON: arguments of the call" in text
     assert "input_ids" not in text
+
+
+@pytest.mark.parametrize(
+    "command", [["select", "mine"], ["sample", "3"], ["curate", "rules.yaml"], ["curate", "rules.yaml", "--dry-run"]]
+)
+def test_what_selects_goes_on_when_a_vacuum_takes_its_files(
+    filled: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rules.yaml").write_text("[{rule: filter, where: success}]")
+    monkeypatch.chdir(tmp_path)
+    scan, taken = TrajectoryBuffer.scan, []
+
+    def late(self: TrajectoryBuffer, version: int | None = None) -> pl.LazyFrame:
+        if not taken:  # after the look at the table, before the look at its files
+            taken.append(compact(TrajectoryBuffer(filled)))
+            assert len(vacuum(TrajectoryBuffer(filled), retention_hours=0, dry_run=False)) == 2
+        return scan(self, version)
+
+    monkeypatch.setattr(TrajectoryBuffer, "scan", late)
+    rows = {"select": 12, "sample": 3, "curate": 6}[command[0]]
+    assert f"{rows} rows" in ask(*command, "--store", filled)
+    assert taken
+    if command[0] == "select":
+        with pytest.raises(StoreError, match="version 2 of the buffer cannot be read any more: a vacuum removed"):
+            ask(*command, "--store", filled, "--at", "2")

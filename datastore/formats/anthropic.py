@@ -4,8 +4,9 @@ alone (``{"type": "message", ...}``). Read and written.
 
 Blocks: ``text``, ``thinking`` (reasoning), ``tool_use`` (a call), ``tool_result`` (a tool message of its own, in
 the order of the blocks; ``is_error`` counts as a tool error). The server's tools (``server_tool_use``,
-``web_search_tool_result`` and the like) are calls and tool messages too. Tools change between ``{name, description,
-input_schema}`` and JSON schemas of functions. Every other block (an image, a document) is kept as its JSON text.
+``web_search_tool_result`` and the like) are calls and tool messages too, whose text is the JSON of what the server
+found. Tools change between ``{name, description, input_schema}`` and JSON schemas of functions. Every other block (an
+image, a document) is counted by its type.
 ``stop_reason`` gives the end. Writing: consecutive tool messages are one user message, as the API asks.
 
 Cannot carry: signatures of thinking and ``redacted_thinking``, citations, tokens, outcome, identity, lineage.
@@ -145,7 +146,8 @@ class _Talk:
         self.notes.rest(block, _KNOWN_RESULT, "messages.content.")
         identity, content = str(block["tool_use_id"]), block.get("content")
         self.errors += bool(block.get("is_error")) or (isinstance(content, dict) and "error_code" in content)
-        text = text_of(content, self.notes)
+        ours = block["type"] in ("tool_result", "mcp_tool_result")
+        text = text_of(content, self.notes, data=True) if ours else json.dumps(content, ensure_ascii=False)
         return {"role": "tool", "content": text, "tool_call_id": identity, "name": self._names.get(identity)}
 
 

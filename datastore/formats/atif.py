@@ -210,7 +210,7 @@ def _messages(step: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
         name = own["name"] if "name" in own else names.get(identity or "")
         notes.rest(result, _KNOWN_RESULT, "steps.observation.results.")
         notes.rest(own, _KNOWN_EXTRA, "steps.observation.results.extra.")
-        content = text_of(result.get("content"), notes, "steps.observation.results.content.")
+        content = text_of(result.get("content"), notes, "steps.observation.results.content.", data=True)
         messages.append({"role": "tool", "content": content, "tool_call_id": identity, "name": name, **_place(own)})
     return messages
 

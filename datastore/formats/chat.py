@@ -15,6 +15,7 @@ from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import from_chat, to_chat, tools_text
 from agentrl.datastore.formats.rows import make_row
 from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.schemas.json_text import loads
 from agentrl.schemas.trajectory import Trajectory
 
 _KNOWN = frozenset({"messages", "tools", "functions", "model", "label"})
@@ -32,10 +33,11 @@ def fits(head: Any) -> int:
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
+        messages, tools = _tools_taken_out(line["messages"])
         yield make_row(
-            from_chat(line["messages"], source.notes),
+            from_chat(messages, source.notes),
             source="openai-chat",
-            tools=_tools(line),
+            tools=tools_text(tools) if tools else _tools(line),
             policy=line.get("model"),
             success=source.notes.outcome(line, "label"),
         )
@@ -48,6 +50,18 @@ def _tools(line: dict[str, Any]) -> str:
     if line.get("functions"):
         return tools_text([{"type": "function", "function": one} for one in line["functions"]])
     return tools_text(line.get("tools"))
+
+
+def _tools_taken_out(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Messages without the parts that hold tools, as version 1 of LLaMA-Factory has them, and these tools."""
+    rest, tools = [], []
+    for one in messages:
+        if isinstance(content := one.get("content"), list):
+            held = [part for part in content if isinstance(part, dict) and part.get("type") == "tools"]
+            tools += [tool for part in held for tool in loads(part["value"])]
+            one = {**one, "content": [part for part in content if part not in held]} if held else one
+        rest.append(one)
+    return rest, tools
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:

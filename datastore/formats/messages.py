@@ -1,7 +1,7 @@
 """Converting messages from and to the spellings of chat formats.
 
-Content that is a list of parts becomes text: text parts as they are, every other part (an image, audio, a kind that
-is not known) as its JSON text, so that nothing is dropped. Reasoning and call parts go to their own fields.
+Of content that is a list of parts the text parts become text. Reasoning and call parts go to their own fields. Every
+other part (an image, audio, a kind that is not known) is counted by its type, and never becomes text.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from agentrl.datastore.formats.notes import Notes
-from agentrl.schemas.json_text import is_json, writer
+from agentrl.schemas.json_text import is_json, loads, writer
 from agentrl.schemas.trajectory import Message, Role
 
 ROLES = {
@@ -30,9 +30,9 @@ ROLES = {
     "observation": "tool",
 }
 _PLAIN = ("system", "user", "assistant")
-_TEXT = ("text", "input_text", "output_text")
+_TEXT = ("text", "input_text", "output_text", "refusal")
 _REASONING = ("reasoning", "thinking")
-_CALL = ("tool_call", "function_call")
+_CALL = ("tool_call", "tool_calls", "function_call")
 _KNOWN = frozenset(
     {"role", "content", "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "tool_call_id"}
     | {"name", "refusal", "type"}
@@ -42,7 +42,8 @@ _AROUND_CALL = frozenset({"id", "call_id", "type", "index", "function"})
 _KNOWN_CALL = frozenset({"name", "arguments", "args"})
 _JSON = writer(ensure_ascii=False)
 _FLAT_CALL = _AROUND_CALL | _KNOWN_CALL | {"requestor"}  # tau2's requestor is the role of the message
-_PART = {key: frozenset({"type", key}) for key in ("text", "value", "content", *_REASONING, *_CALL)}
+_TEXT_KEYS = ("text", "value", "content", "refusal")
+_PART = {key: frozenset({"type", key}) for key in (*_TEXT_KEYS, *_REASONING, *_CALL)}
 """Keys of a part that is read, by the key that holds its text."""
 
 
@@ -97,33 +98,43 @@ def json_text(value: Any) -> str:
     return _JSON(value)
 
 
-def text_of(content: Any, notes: Notes, prefix: str = "messages.content.") -> str:
-    """Message content as text; parts that are no text as their JSON text, each on a line of its own. What a text part
-    has beside its text is counted under ``prefix``."""
+def text_of(content: Any, notes: Notes, prefix: str = "messages.content.", data: bool = False) -> str:
+    """Message content as text. Parts that are no text are counted by their type under ``prefix``, and so is what a text
+    part has beside its text. With ``data``, which is for what a tool answered, a value that is no list of parts is
+    its JSON text. Raises ValueError for an object that is no part."""
     if isinstance(content, str):
         return content
     if content is None:
         return ""
-    if isinstance(content, list):
-        texts, odd = [], False
-        for part in content:
-            text = _part_text(part, notes, prefix)
-            odd = odd or text is None
-            texts.append(json.dumps(part, ensure_ascii=False) if text is None else text)
-        return ("\n" if odd else "").join(texts)
+    if isinstance(content, list) and not (data and any(not _is_part(part) for part in content)):
+        texts = [_part_text(part, notes, prefix) for part in content]
+        return ("\n" if None in texts else "").join(filter(None, texts))
+    if isinstance(content, dict) and _is_part(content):
+        return _part_text(content, notes, prefix) or ""
+    if isinstance(content, dict) and not data:
+        raise ValueError(f"{prefix.rstrip('.')} is an object with the keys {', '.join(list(content)[:5])}, not text")
     return json.dumps(content, ensure_ascii=False)
 
 
+def _is_part(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return isinstance(value, str)
+    return isinstance(value.get("type"), str) or any(isinstance(value.get(key), str) for key in _TEXT_KEYS)
+
+
 def _part_text(part: Any, notes: Notes, prefix: str) -> str | None:
+    """The text of a part; None if it is no text."""
     if isinstance(part, str):
         return part
-    if isinstance(part, dict) and part.get("type", "text") in _TEXT:
+    kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+    if isinstance(part, dict) and kind in _TEXT:
         if len(part) == 2 and "type" in part and type(text := part.get("text")) is str:
             return text  # most parts are only that
-        for key in ("text", "value", "content"):
+        for key in _TEXT_KEYS:
             if isinstance(text := part.get(key), str):
                 notes.rest(part, _PART[key], prefix)
                 return text
+    notes.ignored[prefix + (str(kind)[:60] if kind else "part")] += 1
     return None
 
 
@@ -190,7 +201,8 @@ def _from_one(one: Mapping[str, Any], number: int, notes: Notes) -> dict[str, An
         reasoning = reasoning or thought
         calls += more
     answer = {name: one[name] for name in ("tool_call_id", "name") if name in one}
-    message = _simple({"content": text_of(content, notes) or one.get("refusal") or ""} | answer, one["role"], notes)
+    text = text_of(content, notes, data=ROLES.get(one["role"]) == "tool")
+    message = _simple({"content": text or one.get("refusal") or ""} | answer, one["role"], notes)
     if reasoning is not None:
         message["reasoning"] = text_of(reasoning, notes)
     if calls:
@@ -205,19 +217,31 @@ def _special_parts(content: list[Any], number: int, notes: Notes) -> tuple[list[
     rest: list[Any] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        keys = ("text", "value", kind) if kind in (*_REASONING, *_CALL) else ()
-        held = next((key for key in keys if isinstance(part.get(key), str) and part[key]), None)
-        if held and kind in _REASONING:
+        if kind in _REASONING:
+            thoughts.append(_thought(part, kind, notes))
+            continue
+        held = next((key for key in ("text", "value", kind) if kind in _CALL and part.get(key)), None)
+        if held:
             notes.rest(part, _PART[held], "messages.content.")
-            thoughts.append(part[held])
-        elif held:
-            notes.rest(part, _PART[held], "messages.content.")
-            calls.append(call(part[held], notes, f"call_{number}_{len(calls)}"))
+            value = loads(part[held]) if isinstance(part[held], str) else part[held]
+            for one in value if isinstance(value, list) else [value]:
+                calls.append(call(one, notes, f"call_{number}_{len(calls)}"))
         elif kind in _CALL and "name" in part:
             calls.append(call(part, notes, f"call_{number}_{len(calls)}"))
         else:
             rest.append(part)
-    return rest, "\n".join(thoughts) or None, calls
+    return rest, "\n".join(filter(None, thoughts)) or None, calls
+
+
+def _thought(part: dict[str, Any], kind: str, notes: Notes) -> str:
+    """The text of a reasoning part. What is redacted is a code that only its maker reads: its summary is the text."""
+    keys = ("summary",) if part.get("redacted") else ("text", "value", kind, "summary")
+    held = next((key for key in keys if isinstance(part.get(key), str) and part[key]), "")
+    if part.get("redacted"):
+        notes.ignored[f"messages.content.{kind} that is redacted"] += 1
+        return str(part[held]) if held else ""
+    notes.rest(part, {"type", held}, "messages.content.")
+    return str(part[held]) if held else ""
 
 
 def _answer(message: dict[str, Any], unanswered: list[dict[str, Any]]) -> None:

@@ -220,7 +220,7 @@ class _Talk:
         identity = meta.get("tool_call_id") or self._calls.get(event.get("cause", "last"))
         error = event["observation"] == "error" or event.get("success") is False
         self.errors += error
-        content = text_of(event.get("content"), self.notes)
+        content = text_of(event.get("content"), self.notes, data=True)
         if identity is None and event.get("cause") is None and "id" in event:
             self.notes.ignored[f"events of kind {event['observation']}"] += 1
             return
@@ -245,7 +245,7 @@ class _Talk:
             self.errors += failed
             held = next((key for key in ("content", "output") if observation.get(key)), "content")
             self.notes.rest(observation, {"kind", "is_error", held}, "observation.")
-            content = self._text(event.get("error") or event.get("rejection_reason") or observation.get(held))
+            content = self._text(event.get("error") or event.get("rejection_reason") or observation.get(held), True)
             answer = {"role": "tool", "content": content, "tool_call_id": event.get("tool_call_id")}
             self.chat.append(answer | {"name": event.get("tool_name")})
 
@@ -275,8 +275,8 @@ class _Talk:
         self.notes.rest(tool, {"title", "description", "kind"}, "tools.")
         return {"type": "function", "function": {"name": tool["title"], "description": tool.get("description") or ""}}
 
-    def _text(self, content: Any) -> str:
-        return text_of([content] if isinstance(content, dict) else content, self.notes)
+    def _text(self, content: Any, data: bool = False) -> str:
+        return text_of(content, self.notes, data=data)
 
 
 _EVENT = frozenset({"id", "timestamp", "source", "message", "action", "cause", "llm_metrics", "is_confirmed"})

@@ -6,7 +6,7 @@ Lines, an array, a document, Parquet, or CSV whose cells are JSON. Read only.
 A trace is a row. It is made of the model call with the most messages, which is the last turn: its input holds the
 conversation before it. Calls that no longer one continues (a subagent, another prompt, another answer) are segments
 of the same episode. Messages come from ``gen_ai.input.messages`` and ``gen_ai.output.messages`` with their parts
-(``text``, ``reasoning``, ``tool_call``, ``tool_call_response``; others are kept as JSON text),
+(``text``, ``reasoning``, ``tool_call``, ``tool_call_response``; others are counted by type),
 ``gen_ai.system_instructions``, the flattened ``llm.input_messages.0.message.role`` or ``gen_ai.prompt.0.role``, or
 Langfuse's ``input`` and ``output``; of a span of kind ``LLM`` without any of them, from ``input.value`` and
 ``output.value``. The model is the policy, ``gen_ai.tool.definitions``, ``llm.tools`` or ``input.tools`` the tools,

@@ -4,8 +4,9 @@
 
 Items: ``message`` (``input_text``, ``output_text``, ``refusal``), ``function_call`` and ``function_call_output``,
 ``reasoning`` (its ``content``, else its ``summary``), ``custom_tool_call`` and its output. Consecutive items of the
-model are one message: reasoning, text, calls. A hosted tool's item (``web_search_call`` and the like) holds what the
-tool answered: it, and every other kind, is kept as the JSON text of a tool message, which no stage trains on.
+model are one message: reasoning, text, calls. An item of another tool (``web_search_call`` and all other kinds in
+``_call`` or ``_output``) is kept as the JSON text of a tool message, which no stage trains on. Items of every other
+kind, and parts of messages that are no text, are counted by their type.
 ``status: incomplete`` gives ``max_tokens``, ``failed`` an ``infra_error``.
 
 Cannot carry: ids of items, encrypted reasoning, annotations, log-probs of text without token ids; all are counted.
@@ -122,9 +123,11 @@ def from_items(items: Iterable[Any], notes: Notes) -> list[dict[str, Any]]:
                 _assistant(messages).setdefault("tool_calls", []).append(call)
             case _ if kind in _ANSWERS:
                 identity = str(item.get("call_id") or "")
-                content = _text(item.get("output"), notes)
+                content = _text(item.get("output"), notes, data=True)
                 name = names.get(identity)
                 messages.append({"role": "tool", "content": content, "tool_call_id": identity, "name": name})
+            case _ if not kind.endswith(("_call", "_output")):
+                notes.ignored[f"items of kind {kind[:60]}"] += 1
             case _:
                 notes.remark(f"items of kind {kind!r} are kept as JSON text of a tool")
                 messages.append({"role": "tool", "content": json.dumps(item, ensure_ascii=False), "name": kind})
@@ -154,9 +157,9 @@ def _says(message: dict[str, Any]) -> bool:
     return bool(message["content"] or message.get("tool_calls") or message.get("reasoning"))
 
 
-def _text(content: Any, notes: Notes) -> str:
+def _text(content: Any, notes: Notes, data: bool = False) -> str:
     if not isinstance(content, list):
-        return text_of(content, notes)
+        return text_of(content, notes, data=data)
     parts = []
     for part in content:
         key = _TEXTS.get(str(part.get("type"))) if isinstance(part, dict) else None
@@ -164,4 +167,4 @@ def _text(content: Any, notes: Notes) -> str:
             notes.rest(part, {"type", key}, "items.content.")
             part = str(part.get(key, ""))
         parts.append(part)
-    return text_of(parts, notes, "items.content.")
+    return text_of(parts, notes, "items.content.", data)

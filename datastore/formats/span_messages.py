@@ -70,7 +70,7 @@ def _from_parts(one: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
         elif kind == "tool_call_response":
             key = "response" if "response" in part else "result"
             notes.rest(part, frozenset({"type", "id", key}), "parts.")
-            content = text_of(part.get(key), notes)
+            content = text_of(part.get(key), notes, data=True)
             answers.append({"role": "tool", "content": content, "tool_call_id": part.get("id")})
         elif kind == "reasoning":
             notes.rest(part, frozenset({"type", "content"}), "parts.")
@@ -127,4 +127,4 @@ def loose(value: Any, role: str, notes: Notes) -> list[dict[str, Any]]:
         return [{"role": role, **value}]
     if isinstance(value, list) and value and all(isinstance(one, dict) and "role" in one for one in value):
         return value
-    return [{"role": role, "content": text_of(value, notes)}] if value else []
+    return [{"role": role, "content": text_of(value, notes, data=True)}] if value else []

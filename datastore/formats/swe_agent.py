@@ -137,7 +137,7 @@ def _step_messages(number: int, step: dict[str, Any], source: Source) -> list[di
         said = (thought or step.get("response") or "").strip()
         return [{"role": "assistant", "content": said}] if said else []
     call = {"id": f"call_{number}", "name": "bash", "arguments": json.dumps({"command": action})}
-    result = text_of(step.get("observation"), notes, "trajectory.observation.")
+    result = text_of(step.get("observation"), notes, "trajectory.observation.", data=True)
     return [
         {"role": "assistant", "content": thought.strip(), "tool_calls": [call]},
         {"role": "tool", "content": result, "tool_call_id": call["id"], "name": "bash"},

@@ -103,9 +103,11 @@ def test_anthropic_blocks(tmp_path: Path) -> None:
         ],
         "response": {"content": [{"type": "text", "text": "She is in Rome."}], "stop_reason": "max_tokens"},
     }
-    row = Read(tmp_path, "anthropic", [record], ".jsonl").row
+    read = Read(tmp_path, "anthropic", [record], ".jsonl")
+    row = read.row
     assert shape(row)[:4] == [("system", "be brief"), *TALK[:3]]
-    assert json.loads(row.messages[4].content.split("\n")[1]) == image
+    assert row.messages[4].content == "and?"
+    assert read.notes.ignored == {"messages.content.image": 1, "messages.content.signature": 1}
     assert (row.messages[2].reasoning, row.n_tool_errors, row.termination) == ("look", 1, Termination.MAX_TOKENS)
     assert json.loads(row.tools)[0]["function"]["parameters"] == {"type": "object"}
 

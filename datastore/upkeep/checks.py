@@ -1,8 +1,9 @@
 """Checks: everything that is wrong with the table, each with the next step."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,12 +15,11 @@ from agentrl.datastore import log
 from agentrl.datastore.catalog import Catalog
 from agentrl.datastore.content import CONTENT, contents
 from agentrl.datastore.errors import CorruptError, StoreError
-from agentrl.datastore.marks import marks, writer_of
 from agentrl.datastore.table import schema_version
 from agentrl.datastore.uniqueness import hashes, ids_of
 from agentrl.datastore.upkeep.common import live_files, read_parts
 from agentrl.datastore.upkeep.losses import losses
-from agentrl.datastore.upkeep.retention import stored_files
+from agentrl.datastore.upkeep.retention import is_orphan, stored_files, writers
 from agentrl.datastore.validation import conform, validate
 from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
@@ -66,11 +66,12 @@ def check(buffer: "TrajectoryBuffer") -> list[Fault]:
         findings.insert(0, Fault("schema", f"schema_version {schema_version(table)}", advice))
     else:
         findings += _doubled(buffer, ids)
+    living, _ = writers(buffer, datetime.now(UTC))
     try:
         commits = log.read(buffer.place)
     except CorruptError as error:
         return [*findings, _broken_log(buffer, str(error))]
-    findings += _orphans(buffer, stored, commits)
+    findings += _orphans(stored, living, commits)
     findings += [
         Fault("lost", one.what, "make the rows again, and `agentrl buffer check --accept-losses` if that cannot be")
         for one in losses(buffer, commits)
@@ -140,12 +141,18 @@ def _doubled(buffer: "TrajectoryBuffer", ids: dict[str, np.ndarray]) -> list[Fau
     ]
 
 
-def _orphans(buffer: "TrajectoryBuffer", stored: Iterable[str], commits: list[log.Commit]) -> list[Fault]:
+def _orphans(stored: Mapping[str, datetime], living: set[str], commits: list[log.Commit]) -> list[Fault]:
+    """What ``vacuum`` removes of the files that are in no version."""
     known = {name for commit in commits for name in commit.adds}
-    writing = {one.writer for one in marks(buffer.place)}
-    advice = "left by a writer that was killed; `agentrl buffer vacuum` removes it"
+    now = datetime.now(UTC)
+    advice = (
+        "in no version, left by a writer that was killed; `agentrl buffer vacuum --yes --retention-hours 0` removes it "
+        "now, `agentrl buffer vacuum --yes` once it is older than --retention-hours"
+    )
     return [
-        Fault("orphan", name, advice) for name in sorted(stored) if name not in known and writer_of(name) not in writing
+        Fault("orphan", name, advice)
+        for name, modified in sorted(stored.items())
+        if name not in known and is_orphan(name, now - modified, living)
     ]
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 DEFAULT_RETENTION_HOURS = 168
 MAX_RETENTION_HOURS = 24 * 36500
 GRACE = timedelta(hours=1)
-"""Least age at which a file is removed if no commit names it and no living writer owns it."""
+"""Least age of a file that is in no commit and does not carry a writer of ours in its name: another program may be
+about to commit it."""
 
 
 def vacuum(
@@ -36,10 +37,10 @@ def vacuum(
     """Remove files that no kept version needs, and say which.
 
     Kept are: all files of the newest version, of each version that a manifest names as its ``buffer_version``, and of
-    each version younger than the retention; all files of a living writer, however old; and for :data:`GRACE` files
-    that no commit names. Leftovers of dead writers (temporary files, rows on their way to quarantine) are removed
-    too, and this machine's copies of columns of files that are gone. Returns the names without these copies; with
-    ``dry_run`` nothing is removed.
+    each version younger than the retention; all files of a living writer, however old. A file that no commit names and
+    that nobody will commit (:func:`is_orphan`) goes if it is older than the retention. Leftovers of dead writers
+    (temporary files, rows on their way to quarantine) are removed too, and this machine's copies of columns of files
+    that are gone. Returns the names without these copies; with ``dry_run`` nothing is removed.
     """
     if not retention_hours >= 0:
         raise StoreError(f"retention_hours {retention_hours} is not 0 or more; 0 keeps only what artifacts need")
@@ -47,7 +48,7 @@ def vacuum(
     buffer.table()  # raises if there is none, before a lock or a mark is written
     with alone(buffer), clock(buffer.place) as now:
         stored = dict(stored_files(buffer))
-        living, dead = _writers(buffer, now)
+        living, dead = writers(buffer, now)
         pinned = {one.buffer_version for one in Catalog(buffer.store).all() if one.buffer_version is not None}
         if dead and not dry_run:
             _declare_dead(buffer, dead)
@@ -64,8 +65,7 @@ def vacuum(
         def dies(name: str, modified: datetime) -> bool:
             if name in lives:
                 return not any(_held(stretch, wanted) for stretch in lives[name])
-            age = now - modified
-            return writer_of(name) not in living and age > GRACE and age >= retention
+            return is_orphan(name, now - modified, living) and now - modified >= retention
 
         gone = {f"{FOLDER}/{name}": name for name, modified in sorted(stored.items()) if dies(name, modified)}
         spent = _spent(buffer)
@@ -92,7 +92,14 @@ def _spent(buffer: "TrajectoryBuffer") -> list[Path]:
     ]
 
 
-def _writers(buffer: "TrajectoryBuffer", now: datetime) -> tuple[set[str], list[Mark]]:
+def is_orphan(name: str, age: timedelta, living: set[str]) -> bool:
+    """Whether nobody will commit this file, which no commit names. ``living``: ids of the writers that live, read after
+    the file was seen and before the log was."""
+    writer = writer_of(name)
+    return age > GRACE if writer is None else writer not in living
+
+
+def writers(buffer: "TrajectoryBuffer", now: datetime) -> tuple[set[str], list[Mark]]:
     """Ids of the writers that live, and the marks of those that are dead."""
     found = marks(buffer.place)
     dead = [one for one in found if not one.alive(buffer.place.working_folder(), now)]

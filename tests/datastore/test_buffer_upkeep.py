@@ -89,9 +89,22 @@ def test_vacuum_spares_an_append_under_way(tmp_path: Path) -> None:
     buffer = fill(tmp_path, 1)
     orphan = tmp_path / "trajectories/part-00000-dead.zstd.parquet"
     orphan.write_bytes(b"half")
-    assert vacuum(buffer, retention_hours=0, dry_run=False) == []
-    assert [one.kind for one in check(buffer)] == ["orphan"]
+    assert vacuum(buffer, retention_hours=0, dry_run=False) == []  # no writer of ours, so nobody knows whether it lives
+    assert check(buffer) == []
     os.utime(orphan, (time.time() - 7200,) * 2)
+    assert [one.kind for one in check(buffer)] == ["orphan"]
+    assert vacuum(buffer, retention_hours=0, dry_run=False) == [orphan.name]
+    assert check(buffer) == []
+
+
+def test_an_orphan_that_is_found_goes_at_once(tmp_path: Path) -> None:
+    buffer = fill(tmp_path, 1)
+    orphan = tmp_path / f"trajectories/part-00000-{'0' * 32}.zstd.parquet"
+    orphan.write_bytes(b"half")
+    found = check(buffer)
+    assert [(one.kind, one.what) for one in found] == [("orphan", orphan.name)]
+    assert "`agentrl buffer vacuum --yes --retention-hours 0` removes it now" in found[0].advice
+    assert vacuum(buffer, retention_hours=1, dry_run=False) == []  # as the advice says
     assert vacuum(buffer, retention_hours=0, dry_run=False) == [orphan.name]
     assert check(buffer) == []
 

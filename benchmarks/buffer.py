@@ -32,9 +32,9 @@ import pyarrow.parquet as pq
 from scale_training import peak_memory
 
 from agentrl.datastore import TrajectoryBuffer
-from agentrl.datastore.copies import warm
-from agentrl.datastore.retrieval.exact import nearest
-from agentrl.datastore.scalar_copies import ScalarCopies
+from agentrl.datastore.read.scalar_cache import ScalarCopies
+from agentrl.datastore.read.token_cache import warm
+from agentrl.datastore.search.exact import nearest
 
 SMALL = os.environ.get("SCALE") == "small"
 ROWS = 5_000 if SMALL else 200_000

@@ -29,7 +29,7 @@ from viewer_pages import OURS
 from viewer_sides import ROOT, Server, Side, serving
 
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.places import place
+from agentrl.datastore.storage.object_store import place
 
 SMALL = os.environ.get("SCALE") == "small"
 ROWS = 5_000 if SMALL else 200_000

@@ -24,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.live_metrics import LiveLog
+from agentrl.datastore.artifacts.tokenizers import TokenBytes, keep
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.live import LiveLog
-from agentrl.datastore.retrieval.index import SearchIndex
-from agentrl.datastore.tokenizers import TokenBytes, keep
+from agentrl.datastore.search.index import SearchIndex
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
 from agentrl.schemas.node import NODE_SCHEMA, SearchNode

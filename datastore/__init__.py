@@ -7,14 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentrl.datastore.append import AppendResult
+    from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.datastore.buffer import TrajectoryBuffer
-    from agentrl.datastore.catalog import Catalog
     from agentrl.datastore.errors import StoreError
+    from agentrl.datastore.table.append import AppendResult
 
 _EXPORTS = {
-    "AppendResult": "append",
-    "Catalog": "catalog",
+    "AppendResult": "table.append",
+    "Catalog": "artifacts.catalog",
     "StoreError": "errors",
     "TrajectoryBuffer": "buffer",
 }

@@ -17,19 +17,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentrl.datastore import log
-from agentrl.datastore.append import AppendResult, append, is_appended, transaction
-from agentrl.datastore.content import CONTENT, STORED_SCHEMA, combined, contents
-from agentrl.datastore.delta_paths import data_files, scan_table
+from agentrl.datastore.artifacts.tasks import find, keep
+from agentrl.datastore.artifacts.tokenizers import text_of
 from agentrl.datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError, VersionGoneError
-from agentrl.datastore.ingest import BATCH_ROWS, OnError, Rows
-from agentrl.datastore.lookup import Ids, Lookup, id_array
-from agentrl.datastore.places import place
-from agentrl.datastore.table import BufferTable, schema_version
-from agentrl.datastore.tasks import find, keep
-from agentrl.datastore.tokenizers import text_of
-from agentrl.datastore.uniqueness import KnownIds
-from agentrl.datastore.writer import FOLDER
+from agentrl.datastore.read.lookup import Ids, Lookup, id_array
+from agentrl.datastore.storage.delta_paths import data_files, scan_table
+from agentrl.datastore.storage.object_store import place
+from agentrl.datastore.table import delta_log as log
+from agentrl.datastore.table.append import AppendResult, append, is_appended, transaction
+from agentrl.datastore.table.delta_table import BufferTable, schema_version
+from agentrl.datastore.table.ids import KnownIds
+from agentrl.datastore.table.ingest import BATCH_ROWS, OnError, Rows
+from agentrl.datastore.table.row_digests import CONTENT, STORED_SCHEMA, combined, contents
+from agentrl.datastore.table.writer import FOLDER
 from agentrl.schemas import notebook
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     import polars as pl
     from deltalake import DeltaTable
 
-    from agentrl.datastore.batches import BufferBatches
-    from agentrl.datastore.retrieval.experience import Demonstration
-    from agentrl.datastore.retrieval.index import SearchIndex
-    from agentrl.datastore.scalars import ScalarColumns
+    from agentrl.datastore.read.batches import BufferBatches
+    from agentrl.datastore.read.scalars import ScalarColumns
+    from agentrl.datastore.search.experience import Demonstration
+    from agentrl.datastore.search.index import SearchIndex
 
 Answer = TypeVar("Answer")
 DIGEST_ROWS = 2**20
@@ -143,8 +143,8 @@ class TrajectoryBuffer:
         """All rows, lazily and in no promised order; only the columns that are asked for are read. Whole scalar columns
         stay in memory, up to half a gigabyte, for the next query."""
 
-        from agentrl.datastore import older
-        from agentrl.datastore.scalars import ScalarColumns, scan
+        from agentrl.datastore.read.scalars import ScalarColumns, scan
+        from agentrl.datastore.table import older_schemas as older
 
         with self._table.following() if version is None else nullcontext(self.table(version)) as table:
             files, number, known = data_files(self.place, FOLDER, table), table.version(), schema_version(table)
@@ -163,10 +163,10 @@ class TrajectoryBuffer:
         scores: pa.Table | None = None,
     ) -> "pl.DataFrame":
         """Answer a query over the views ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect.
-        ``unsafe`` allows table functions, which read files; see :mod:`agentrl.datastore.sql`. ``scores`` of one scorer
-        take the place of the rows' rewards."""
-        from agentrl.datastore import sql, views
-        from agentrl.datastore.scores import rescored
+        ``unsafe`` allows table functions, which read files; see :mod:`agentrl.datastore.read.sql`. ``scores`` of one
+        scorer take the place of the rows' rewards."""
+        from agentrl.datastore.read import sql, views
+        from agentrl.datastore.read.scores import rescored
 
         def ask() -> "pl.DataFrame":
             return sql.collect(views.views(rescored(self.scan(version), scores)), query, unsafe=unsafe)
@@ -223,8 +223,8 @@ class TrajectoryBuffer:
 
     def batches(self, ids: Sequence[str], batch_rows: int, **options: Any) -> "BufferBatches":
         """Training batches of a selection, in a seeded order that can be resumed; for options see
-        :class:`agentrl.datastore.batches.BufferBatches`."""
-        from agentrl.datastore.batches import BufferBatches
+        :class:`agentrl.datastore.read.batches.BufferBatches`."""
+        from agentrl.datastore.read.batches import BufferBatches
 
         return BufferBatches(self, ids, batch_rows, **options)
 
@@ -235,12 +235,12 @@ class TrajectoryBuffer:
 
     def experience(self, prompt: str, *, embedder: str = "embedded", **options: Any) -> "list[Demonstration]":
         """Successful runs of tasks like this one, as demonstrations; see :func:`experience` for the options."""
-        from agentrl.datastore.retrieval.experience import experience
+        from agentrl.datastore.search.experience import experience
 
         return experience(self._index(embedder), prompt, **options)
 
     def _index(self, embedder: str) -> "SearchIndex":
-        from agentrl.datastore.retrieval.index import SearchIndex
+        from agentrl.datastore.search.index import SearchIndex
 
         if embedder not in self._indexes:
             self._indexes[embedder] = SearchIndex(self, embedder)

@@ -77,7 +77,7 @@ def call(arguments: Sequence[str] | None = None) -> int:
 def _explained(error: Exception) -> tuple[int, str]:
     """The exit code of an error, and what to say."""
     from agentrl.datastore.errors import StoreError
-    from agentrl.pipelines.problems import SpecError
+    from agentrl.pipelines.file.problems import SpecError
 
     if hasattr(error, "format_message"):  # an option or argument that the command does not take
         context, message = getattr(error, "ctx", None), error.format_message()

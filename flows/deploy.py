@@ -21,18 +21,18 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.states import Cancelling
 
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.places import is_remote
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.storage.object_store import is_remote
 from agentrl.flows.display import Lines
 from agentrl.flows.flow import run_stages
 from agentrl.flows.session import RunSession
 from agentrl.flows.slots import Slots
-from agentrl.pipelines.execute import Outcome, same_content
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import Plan, PlannedStage, Selection, Status, make_plan
-from agentrl.pipelines.problems import did_you_mean
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.file.problems import did_you_mean
+from agentrl.pipelines.plan.plan import Plan, PlannedStage, Selection, Status, make_plan
+from agentrl.pipelines.run.execute import Outcome, same_content
+from agentrl.pipelines.run.worker import StageError
 from agentrl.pipelines.secrets import shown_setting
-from agentrl.pipelines.worker import StageError
 
 DEFAULT_POOL = "agentrl"
 TAG = "agentrl"

@@ -33,9 +33,9 @@ from agentrl.flows.order import start_in_order
 from agentrl.flows.server import PrefectServerError, unreachable
 from agentrl.flows.session import RunSession, Stopped
 from agentrl.flows.slots import Slots
-from agentrl.pipelines.execute import Outcome
-from agentrl.pipelines.plan import PlannedStage
-from agentrl.pipelines.worker import StageError
+from agentrl.pipelines.plan.plan import PlannedStage
+from agentrl.pipelines.run.execute import Outcome
+from agentrl.pipelines.run.worker import StageError
 from agentrl.schemas.manifest import Kind
 
 Elsewhere = Callable[[RunSession, PlannedStage], Outcome]

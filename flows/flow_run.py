@@ -6,7 +6,7 @@ one of our packages. So ours are imported before.
 
 import runpy
 
-from agentrl.pipelines.library import search_in
+from agentrl.pipelines.file.library import search_in
 
 if __name__ == "__main__":
     search_in(())

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from agentrl.flows.session import RunSession, Stopped
-from agentrl.pipelines.plan import PlannedStage
-from agentrl.pipelines.worker import StageError
+from agentrl.pipelines.plan.plan import PlannedStage
+from agentrl.pipelines.run.worker import StageError
 
 
 class Started(Protocol):

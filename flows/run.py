@@ -15,21 +15,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.places import LocalPlace
+from agentrl.datastore.storage.object_store import LocalPlace
 from agentrl.flows.display import display_for
 from agentrl.flows.gpus import shortage
 from agentrl.flows.order import run_here
 from agentrl.flows.server import PrefectServerError, serving, users_server
 from agentrl.flows.session import RunSession
 from agentrl.flows.terminal import console
-from agentrl.pipelines.execute import Outcome
-from agentrl.pipelines.fields import dotted
-from agentrl.pipelines.machines import gpus_here
-from agentrl.pipelines.plan import Plan, PlannedStage, Status
-from agentrl.pipelines.readiness import missing_variables
+from agentrl.pipelines.file.fields import dotted
+from agentrl.pipelines.file.machines import gpus_here
+from agentrl.pipelines.file.readiness import missing_variables
+from agentrl.pipelines.plan.plan import Plan, PlannedStage, Status
+from agentrl.pipelines.run.execute import Outcome
 from agentrl.schemas.installation import missing
 from agentrl.schemas.manifest import Kind, Manifest
 
@@ -269,7 +269,7 @@ def _results(out: Console, plan: Plan, catalog: Catalog, manifests: dict[str, Ma
 
 def _warn_of_worse(out: Console, catalog: Catalog, manifests: dict[str, Manifest]) -> None:
     """Print what training made worse, unless a report has warned of it."""
-    from agentrl.pipelines.compare import regressions
+    from agentrl.pipelines.results.compare import regressions
 
     warned = {said for manifest in manifests.values() for said in manifest.warnings}
     for said in regressions(catalog, manifests.values()):

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from agentrl.flows.server import unreachable, users_server
 from agentrl.flows.terminal import console, say, say_json
-from agentrl.pipelines.plan import Plan
+from agentrl.pipelines.plan.plan import Plan
 from agentrl.schemas.installation import missing
 
 VERBS = ("list", "pause", "resume", "delete")

@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.places import LocalPlace
+from agentrl.datastore.storage.object_store import LocalPlace
 from agentrl.flows.display import Display, seconds
 from agentrl.flows.gpus import reserved
-from agentrl.pipelines.execute import Outcome, StageJob, job_of
-from agentrl.pipelines.machines import gpus_here
-from agentrl.pipelines.plan import Plan, PlannedStage, Status
-from agentrl.pipelines.runs import HEARTBEAT_S, this_process
+from agentrl.pipelines.file.machines import gpus_here
+from agentrl.pipelines.plan.plan import Plan, PlannedStage, Status
+from agentrl.pipelines.run.execute import Outcome, StageJob, job_of
+from agentrl.pipelines.run.runs import HEARTBEAT_S, this_process
+from agentrl.pipelines.run.worker import StageError, Workers
 from agentrl.pipelines.secrets import redacted
-from agentrl.pipelines.worker import StageError, Workers
 from agentrl.placement.base import LaunchError
 from agentrl.schemas.manifest import Manifest
 

@@ -7,14 +7,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows.display import metrics_text, seconds
-from agentrl.pipelines.coverage import COLUMNS, covered
-from agentrl.pipelines.gc import Garbage
-from agentrl.pipelines.lineage import Lineage
-from agentrl.pipelines.placement import Placed, Placement
-from agentrl.pipelines.plan import Plan, Status
-from agentrl.pipelines.runs import Run, local_time, summary
+from agentrl.pipelines.plan.placement import Placed, Placement
+from agentrl.pipelines.plan.plan import Plan, Status
+from agentrl.pipelines.results.coverage import COLUMNS, covered
+from agentrl.pipelines.results.gc import Garbage
+from agentrl.pipelines.results.lineage import Lineage
+from agentrl.pipelines.run.runs import Run, local_time, summary
 from agentrl.schemas.manifest import Manifest
 
 COLOURS = {Status.CACHED: "green", Status.RUN: "yellow", Status.BLOCKED: "red", Status.SKIPPED: "dim"}
@@ -188,7 +188,7 @@ def print_garbage(console: Console, garbage: Garbage, dry_run: bool) -> None:
 
 def json_schema(what: str) -> dict[str, Any]:
     """Of the pipeline file, a table's row, the manifest, or the config of a stage. Raises LookupError."""
-    from agentrl.pipelines import library
+    from agentrl.pipelines.file import library
     from agentrl.schemas.manifest import Manifest
     from agentrl.schemas.pair import Pair
     from agentrl.schemas.pipeline import PipelineSpec

@@ -14,10 +14,10 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.sync import concurrency
 
 from agentrl.datastore.errors import LockTimeoutError
-from agentrl.datastore.lease import hold
+from agentrl.datastore.storage.lease import hold
 from agentrl.flows.session import RunSession, Stopped
-from agentrl.pipelines.plan import PlannedStage
-from agentrl.pipelines.runs import all_runs, whom
+from agentrl.pipelines.plan.plan import PlannedStage
+from agentrl.pipelines.run.runs import all_runs, whom
 
 LEASE_S = 60.0
 POLL_S = 0.3

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.pipelines import library
-from agentrl.pipelines.document import LIBRARY, library_names, parse
-from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.file import library
+from agentrl.pipelines.file.document import LIBRARY, library_names, parse
+from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.stage import Stage
 
 

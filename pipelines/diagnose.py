@@ -4,9 +4,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.places import LocalPlace
+from agentrl.datastore.storage.object_store import LocalPlace
 from agentrl.doctor import examine
 from agentrl.doctor.bands import Band, bands
 from agentrl.doctor.case import HEAVY, LIGHT, Case, Finding

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines.lineage import find_artifact, lineage
-from agentrl.pipelines.problems import did_you_mean
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file.problems import did_you_mean
+from agentrl.pipelines.results.lineage import find_artifact, lineage
 from agentrl.schemas.manifest import Kind, Manifest
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Trajectory

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow.compute as pc
 from pydantic import BaseModel, ValidationError
 
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines import yaml_text
-from agentrl.pipelines.external import pinned, with_paths
-from agentrl.pipelines.library import resolve
-from agentrl.pipelines.problems import did_you_mean
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file import yaml_text
+from agentrl.pipelines.file.external import pinned, with_paths
+from agentrl.pipelines.file.library import resolve
+from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.stages.common import ModelConfig, outside_policy
 from agentrl.pipelines.stages.grpo import OnlineConfig
 from agentrl.pipelines.stages.train import DPOConfig, KTOConfig, OfflineConfig, PreferenceConfig, SFTConfig, TrainConfig

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.places import LocalPlace
+from agentrl.datastore.storage.object_store import LocalPlace
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import EmbeddedConfig, EngineConfig
 from agentrl.pipelines.generate import policy_of

@@ -56,8 +56,8 @@ from agentrl.schemas.trajectory import Trajectory, row_fingerprint, trajectory_i
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
-    from agentrl.datastore.ingest import OnError
-    from agentrl.datastore.lookup import Ids
+    from agentrl.datastore.read.lookup import Ids
+    from agentrl.datastore.table.ingest import OnError
     from agentrl.models.policy import Speaker
 
 
@@ -167,9 +167,9 @@ class Context:
     @contextmanager
     def live(self) -> Iterator[Callable[[Mapping[str, float]], None]]:
         """Yield a function that adds the metrics of a step, by their ``step``, to the live log of the run, from which
-        others read them at once; see :mod:`agentrl.datastore.live`. A step that a killed run added is not added
-        again."""
-        from agentrl.datastore.live import LiveLog
+        others read them at once; see :mod:`agentrl.datastore.artifacts.live_metrics`. A step that a killed run added is
+        not added again."""
+        from agentrl.datastore.artifacts.live_metrics import LiveLog
 
         with LiveLog(self.buffer.place, self.run_id, self.stage, self.scratch / "live.jsonl") as log:
             yield log.write

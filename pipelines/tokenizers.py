@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.tokenizers import TokenBytes, keep, kept
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.tokenizers import TokenBytes, keep, kept
 from agentrl.schemas.manifest import Kind
 
 if TYPE_CHECKING:
-    from agentrl.datastore.places import LocalPlace, S3Place
+    from agentrl.datastore.storage.object_store import LocalPlace, S3Place
     from agentrl.models.policy import Speaker
 
 FILE = "tokenizer.json"

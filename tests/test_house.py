@@ -58,7 +58,7 @@ def test_the_name_of_an_environment_is_its_own(name: str, path: str) -> None:
             ("prefect", "agentrl.datastore", "agentrl.pipelines", "agentrl.flows", "polars", "deltalake"),
         ),
         ("agentrl.algorithms", ("torch", "transformers", "prefect", "agentrl.datastore")),
-        ("agentrl.pipelines.library", ("torch", "transformers", "prefect")),
+        ("agentrl.pipelines.file.library", ("torch", "transformers", "prefect")),
     ],
 )
 def test_an_import_brings_nothing_that_it_does_not_need(module: str, absent: tuple[str, ...]) -> None:

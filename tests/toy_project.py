@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines.execute import Outcome, job_of, perform
-from agentrl.pipelines.load import Pipeline, load
-from agentrl.pipelines.plan import Plan, Selection, make_plan
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file.load import Pipeline, load
+from agentrl.pipelines.plan.plan import Plan, Selection, make_plan
+from agentrl.pipelines.run.execute import Outcome, job_of, perform
 
 STAGES = '''
 """Stages that count, add and fail."""

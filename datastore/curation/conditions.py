@@ -5,11 +5,11 @@ import difflib
 
 import polars as pl
 
-from agentrl.datastore import sql
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.scalars import SCHEMA
-from agentrl.datastore.views import views
-from agentrl.datastore.writer import SCALARS
+from agentrl.datastore.read import sql
+from agentrl.datastore.read.scalars import SCHEMA
+from agentrl.datastore.read.views import views
+from agentrl.datastore.table.writer import SCALARS
 
 
 def tasks_of(rows: pl.LazyFrame) -> pl.LazyFrame:

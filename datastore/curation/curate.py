@@ -12,16 +12,16 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from agentrl.datastore import sql
 from agentrl.datastore.curation import rules as r
 from agentrl.datastore.curation.conditions import tasks_of
 from agentrl.datastore.curation.text import action_texts, contaminated, near_duplicates, tool_vectors
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.lookup import Ids, id_array
-from agentrl.datastore.ranking import RANK
-from agentrl.datastore.retrieval.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
-from agentrl.datastore.scores import rescored
-from agentrl.datastore.writer import SCALARS
+from agentrl.datastore.read import sql
+from agentrl.datastore.read.lookup import Ids, id_array
+from agentrl.datastore.read.ranking import RANK
+from agentrl.datastore.read.scores import rescored
+from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
+from agentrl.datastore.table.writer import SCALARS
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer

@@ -23,8 +23,8 @@ from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats.notes import excerpt
 from agentrl.datastore.formats.rows import ROW_DEFAULTS
 from agentrl.datastore.formats.source import BROKEN, Row, Source
-from agentrl.datastore.ingest import as_table
-from agentrl.datastore.validation import LENIENT_SCHEMA, validate
+from agentrl.datastore.table.ingest import as_table
+from agentrl.datastore.table.validation import LENIENT_SCHEMA, validate
 from agentrl.schemas.trajectory import Message, RewardComponent, Role, Span, ToolCall, Trajectory
 
 BATCH_ROWS = 4096

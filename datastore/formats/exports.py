@@ -11,7 +11,7 @@ from agentrl.datastore.formats import FORMATS, Format, named
 from agentrl.datastore.formats.files import replaced
 from agentrl.datastore.formats.losses import present
 from agentrl.datastore.formats.own import OwnFormat
-from agentrl.datastore.lookup import Ids, id_array
+from agentrl.datastore.read.lookup import Ids, id_array
 from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats import parts
 from agentrl.datastore.formats.rows import batched
 from agentrl.datastore.formats.source import Row, Source, Stretch
-from agentrl.datastore.ingest import as_table
-from agentrl.datastore.older import upgrade
 from agentrl.datastore.optional import optional
+from agentrl.datastore.table.ingest import as_table
+from agentrl.datastore.table.older_schemas import upgrade
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
-    from agentrl.datastore.ingest import OnError
+    from agentrl.datastore.table.ingest import OnError
 
 LOCK = "locks/import.lock"
 
@@ -121,7 +121,7 @@ def import_paths(
     if no row comes out; with ``on_error="quarantine"`` records that cannot be read are set aside instead. On any
     error the table stays as it was.
     """
-    from agentrl.datastore.lease import hold
+    from agentrl.datastore.storage.lease import hold
     from agentrl.datastore.upkeep.forgetting import IMPORT_RUN
 
     with reading(paths, format, stage=stage, labels=labels, on_error=on_error, check_tokens=check_tokens) as found:
@@ -287,7 +287,7 @@ class Reading:
 
     def check(self) -> None:
         """Read and check every row as an append would, and keep none."""
-        from agentrl.datastore.validation import validate
+        from agentrl.datastore.table.validation import validate
 
         seen: set[str] = set()
         for table in self.tables("dry-run"):

@@ -159,7 +159,7 @@ class Source:
 
     def digest(self) -> str:
         """Digest of the content: of text whatever its compression, of Parquet its rows, of a folder its files."""
-        from agentrl.datastore.digest import digest
+        from agentrl.datastore.storage.digest import digest
 
         if self.kind in ("parquet", "folder", "zip"):
             return digest(self.path)

@@ -26,7 +26,7 @@ from agentrl.datastore.formats.columns import RowBatch, batches
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.parts import Part, in_parts, parts
 from agentrl.datastore.formats.source import Row, Source
-from agentrl.datastore.validation import LENIENT_SCHEMA
+from agentrl.datastore.table.validation import LENIENT_SCHEMA
 
 if TYPE_CHECKING:
     from agentrl.datastore.formats import Format

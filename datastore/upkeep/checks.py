@@ -11,16 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agentrl.datastore import log
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.content import CONTENT, contents
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import CorruptError, StoreError
-from agentrl.datastore.table import schema_version
-from agentrl.datastore.uniqueness import hashes, ids_of
-from agentrl.datastore.upkeep.common import live_files, read_parts
+from agentrl.datastore.table import delta_log as log
+from agentrl.datastore.table.delta_table import schema_version
+from agentrl.datastore.table.ids import hashes, ids_of
+from agentrl.datastore.table.maintenance import live_files, read_parts
+from agentrl.datastore.table.row_digests import CONTENT, contents
+from agentrl.datastore.table.validation import conform, validate
 from agentrl.datastore.upkeep.losses import losses
 from agentrl.datastore.upkeep.retention import is_orphan, stored_files, writers
-from agentrl.datastore.validation import conform, validate
 from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:

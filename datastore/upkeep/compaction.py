@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from agentrl.datastore.commit import commit
-from agentrl.datastore.content import STORED_SCHEMA
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.table import schema_version
-from agentrl.datastore.uniqueness import bounds
-from agentrl.datastore.upkeep.common import alone, live_files, read_parts
-from agentrl.datastore.writer import FILE_BYTES, FILE_ROWS, Action, FileWriter, removal
+from agentrl.datastore.table.commit import commit
+from agentrl.datastore.table.delta_table import schema_version
+from agentrl.datastore.table.ids import bounds
+from agentrl.datastore.table.maintenance import alone, live_files, read_parts
+from agentrl.datastore.table.row_digests import STORED_SCHEMA
+from agentrl.datastore.table.writer import FILE_BYTES, FILE_ROWS, Action, FileWriter, removal
 from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:

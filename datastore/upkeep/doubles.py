@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from agentrl.datastore import log
-from agentrl.datastore.content import CONTENT, STORED_SCHEMA
-from agentrl.datastore.ingest import Quarantine
-from agentrl.datastore.uniqueness import hashes, ids_of
+from agentrl.datastore.table import delta_log as log
+from agentrl.datastore.table.ids import hashes, ids_of
+from agentrl.datastore.table.ingest import Quarantine
+from agentrl.datastore.table.maintenance import live_files, read_parts
+from agentrl.datastore.table.row_digests import CONTENT, STORED_SCHEMA
+from agentrl.datastore.table.validation import BadField
+from agentrl.datastore.table.writer import FileWriter
 from agentrl.datastore.upkeep.checks import doubled_ids
-from agentrl.datastore.upkeep.common import live_files, read_parts
 from agentrl.datastore.upkeep.compaction import replace
-from agentrl.datastore.validation import BadField
-from agentrl.datastore.writer import FileWriter
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer

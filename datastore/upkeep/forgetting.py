@@ -9,13 +9,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.content import STORED_SCHEMA
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.uniqueness import ids_of
-from agentrl.datastore.upkeep.common import alone, live_files, read_parts
+from agentrl.datastore.table.ids import ids_of
+from agentrl.datastore.table.maintenance import alone, live_files, read_parts
+from agentrl.datastore.table.row_digests import STORED_SCHEMA
+from agentrl.datastore.table.writer import FileWriter
 from agentrl.datastore.upkeep.compaction import replace
-from agentrl.datastore.writer import FileWriter
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from agentrl.datastore.append import is_appended
-from agentrl.datastore.log import ASIDE, Commit, read
+from agentrl.datastore.table.append import is_appended
+from agentrl.datastore.table.delta_log import ASIDE, Commit, read
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from agentrl.datastore.content import with_content
-from agentrl.datastore.older import upgrade
-from agentrl.datastore.table import metadata, schema_version
-from agentrl.datastore.upkeep.common import alone, live_files, read_parts
+from agentrl.datastore.table.delta_table import metadata, schema_version
+from agentrl.datastore.table.maintenance import alone, live_files, read_parts
+from agentrl.datastore.table.older_schemas import upgrade
+from agentrl.datastore.table.row_digests import with_content
+from agentrl.datastore.table.writer import FileWriter
 from agentrl.datastore.upkeep.compaction import replace
-from agentrl.datastore.writer import FileWriter
 from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def migrate(buffer: "TrajectoryBuffer") -> dict[str, int]:
     """Bring a table of an older schema to this one: columns that are new take the values that
-    :func:`agentrl.datastore.older.upgrade` gives.
+    :func:`agentrl.datastore.table.older_schemas.upgrade` gives.
 
     Files and schema change in one commit; the old version stays readable by number until ``vacuum``.
     """

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from agentrl.datastore import log
-from agentrl.datastore.content import STORED_SCHEMA, with_content
 from agentrl.datastore.errors import OlderSchemaError, StoreError
-from agentrl.datastore.older import upgrade
-from agentrl.datastore.table import schema_version
-from agentrl.datastore.uniqueness import hashes, ids_of
-from agentrl.datastore.upkeep.common import alone, live_files, read_parts
+from agentrl.datastore.table import delta_log as log
+from agentrl.datastore.table.delta_table import schema_version
+from agentrl.datastore.table.ids import hashes, ids_of
+from agentrl.datastore.table.maintenance import alone, live_files, read_parts
+from agentrl.datastore.table.older_schemas import upgrade
+from agentrl.datastore.table.row_digests import STORED_SCHEMA, with_content
+from agentrl.datastore.table.writer import Action, FileWriter
 from agentrl.datastore.upkeep.compaction import replace
 from agentrl.datastore.upkeep.doubles import keep_once
-from agentrl.datastore.writer import Action, FileWriter
 from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.datastore import log
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.commit import commit
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.unfinished import leftovers, remove
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.leftovers import leftovers, remove
-from agentrl.datastore.marks import FOLDER as MARKS
-from agentrl.datastore.marks import Mark, clock, death, key_of, marks, writer_of
-from agentrl.datastore.scalar_copies import ScalarCopies
-from agentrl.datastore.upkeep.common import alone
-from agentrl.datastore.writer import FOLDER
+from agentrl.datastore.read.scalar_cache import ScalarCopies
+from agentrl.datastore.table import delta_log as log
+from agentrl.datastore.table.commit import commit
+from agentrl.datastore.table.maintenance import alone
+from agentrl.datastore.table.open_writers import FOLDER as MARKS
+from agentrl.datastore.table.open_writers import Mark, clock, death, key_of, marks, writer_of
+from agentrl.datastore.table.writer import FOLDER
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer

@@ -8,8 +8,8 @@ import sys
 
 import pyarrow.parquet as pq
 
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines.lineage import find_artifact
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.results.lineage import find_artifact
 
 catalog = Catalog(sys.argv[1])
 tasks = find_artifact(catalog, "tasks")

@@ -11,11 +11,11 @@ from agentrl.flows.options import PipelineOptions, PlanOptions
 from agentrl.flows.terminal import say, say_json
 
 if TYPE_CHECKING:
+    from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.datastore.buffer import TrajectoryBuffer
-    from agentrl.datastore.catalog import Catalog
-    from agentrl.pipelines.load import Pipeline
-    from agentrl.pipelines.plan import Plan
-    from agentrl.pipelines.problems import SpecError
+    from agentrl.pipelines.file.load import Pipeline
+    from agentrl.pipelines.file.problems import SpecError
+    from agentrl.pipelines.plan.plan import Plan
 
 FAILED = 1
 BAD_INPUT = 2
@@ -30,9 +30,9 @@ def fail(message: str, code: int = BAD_INPUT) -> typer.Exit:
 
 def load_pipeline(source: PipelineOptions, as_json: bool = False, store: str | None = None) -> "Pipeline":
     """The pipeline, or exit code 2 with all its problems, and those of ``store`` if one is given."""
-    from agentrl.pipelines.load import load
-    from agentrl.pipelines.problems import SpecError
-    from agentrl.pipelines.readiness import unusable
+    from agentrl.pipelines.file.load import load
+    from agentrl.pipelines.file.problems import SpecError
+    from agentrl.pipelines.file.readiness import unusable
 
     problems = unusable(store) if store is not None else []
     try:
@@ -56,9 +56,9 @@ def bad_pipeline(error: "SpecError", as_json: bool) -> typer.Exit:
 
 def planned(source: PipelineOptions, store: str, choice: PlanOptions, as_json: bool) -> "tuple[Plan, Catalog]":
     """The plan of a pipeline and the catalog of the store, or exit code 2 with all problems."""
-    from agentrl.pipelines.plan import Selection as Stages
-    from agentrl.pipelines.plan import make_plan
-    from agentrl.pipelines.problems import SpecError
+    from agentrl.pipelines.file.problems import SpecError
+    from agentrl.pipelines.plan.plan import Selection as Stages
+    from agentrl.pipelines.plan.plan import make_plan
 
     pipeline = load_pipeline(source, as_json)
     catalog = open_catalog(store)
@@ -70,7 +70,7 @@ def planned(source: PipelineOptions, store: str, choice: PlanOptions, as_json: b
 
 
 def open_catalog(store: str) -> "Catalog":
-    from agentrl.datastore.catalog import Catalog
+    from agentrl.datastore.artifacts.catalog import Catalog
 
     return Catalog(store)
 

@@ -8,10 +8,10 @@ from agentrl.flows.options import Rows
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.datastore.buffer import TrajectoryBuffer
-    from agentrl.datastore.catalog import Catalog
     from agentrl.datastore.curation.rules import Rules
-    from agentrl.pipelines.execute import Outcome
+    from agentrl.pipelines.run.execute import Outcome
     from agentrl.schemas.manifest import InputRecord, Manifest
 
 SELECT = "trajectories.select"
@@ -44,10 +44,10 @@ def left_out(buffer: "TrajectoryBuffer", rows: Rows, split: str | None) -> int:
 
 def _given(buffer: "TrajectoryBuffer", rows: Rows) -> "pa.Array | None":
     """Ids of the selection that was named; None if there is none."""
-    from agentrl.datastore.catalog import Catalog
-    from agentrl.datastore.lookup import id_array
-    from agentrl.pipelines.execute import open_output
+    from agentrl.datastore.artifacts.catalog import Catalog
+    from agentrl.datastore.read.lookup import id_array
     from agentrl.pipelines.handles import Trajectories
+    from agentrl.pipelines.run.execute import open_output
 
     if rows.selection is None:
         return None
@@ -60,7 +60,7 @@ def _given(buffer: "TrajectoryBuffer", rows: Rows) -> "pa.Array | None":
 def record_of(catalog: "Catalog", text: str) -> "InputRecord":
     """The selection that a tag, a stage's name or STAGE/FINGERPRINT stands for. Raises StoreError if it is none."""
     from agentrl.datastore.errors import StoreError
-    from agentrl.pipelines.lineage import find_artifact
+    from agentrl.pipelines.results.lineage import find_artifact
     from agentrl.schemas.manifest import InputRecord, Kind
 
     try:
@@ -77,9 +77,9 @@ def record_of(catalog: "Catalog", text: str) -> "InputRecord":
 def saved_before(store: str, name: str) -> "list[Manifest]":
     """What commands saved as selections of this name, newest first. Raises StoreError if the name stands for something
     else, which it would hide, or cannot be one."""
-    from agentrl.datastore.catalog import Catalog
+    from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.datastore.errors import StoreError
-    from agentrl.pipelines.gc import BY_COMMAND
+    from agentrl.pipelines.results.gc import BY_COMMAND
 
     if said := _misnamed(name, "NAME"):
         raise StoreError(said)
@@ -113,15 +113,15 @@ def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Pa
     """
     from pydantic import ValidationError
 
-    from agentrl.datastore.catalog import Catalog
+    from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.datastore.errors import StoreError
-    from agentrl.pipelines import library
-    from agentrl.pipelines.code import CodeGraph
-    from agentrl.pipelines.execute import job_of, perform
-    from agentrl.pipelines.fingerprint import Fingerprinter, fingerprint
-    from agentrl.pipelines.gc import BY_COMMAND
-    from agentrl.pipelines.load import Node, Pipeline
-    from agentrl.pipelines.plan import Plan, PlannedStage, Selection, Status
+    from agentrl.pipelines.file import library
+    from agentrl.pipelines.file.load import Node, Pipeline
+    from agentrl.pipelines.plan.code import CodeGraph
+    from agentrl.pipelines.plan.fingerprint import Fingerprinter, fingerprint
+    from agentrl.pipelines.plan.plan import Plan, PlannedStage, Selection, Status
+    from agentrl.pipelines.results.gc import BY_COMMAND
+    from agentrl.pipelines.run.execute import job_of, perform
     from agentrl.schemas.pipeline import Execution
 
     if said := _misnamed(name, "--name"):
@@ -155,9 +155,9 @@ def selection_of(manifest: "Manifest", rows: Rows) -> dict[str, list[Any]]:
 def _output(manifest: "Manifest", rows: Rows, output: str) -> "pa.Table":
     import pyarrow.parquet as pq
 
+    from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.datastore.buffer import TrajectoryBuffer
-    from agentrl.datastore.catalog import Catalog
-    from agentrl.pipelines.execute import open_output
+    from agentrl.pipelines.run.execute import open_output
     from agentrl.schemas.manifest import InputRecord
 
     record = InputRecord(stage=manifest.ingredients.stage, output=output, fingerprint=manifest.fingerprint)
@@ -170,7 +170,7 @@ def rules(path: Path) -> "Rules":
 
     from agentrl.datastore.curation.rules import Rules
     from agentrl.datastore.errors import StoreError
-    from agentrl.pipelines import library, yaml_text
+    from agentrl.pipelines.file import library, yaml_text
 
     library.search_in([path.parent, Path.cwd()])  # rules of the user's own
     try:

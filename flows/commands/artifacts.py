@@ -26,7 +26,7 @@ def looked_up() -> Iterator[None]:
 def runs(store: Store = "store", limit: Limit = 20, as_json: Json = False) -> None:
     """List runs, newest first."""
     from agentrl.flows.show import print_runs
-    from agentrl.pipelines.runs import all_runs, summary
+    from agentrl.pipelines.run.runs import all_runs, summary
 
     found = all_runs(open_catalog(store))[:limit]
     if as_json:
@@ -43,8 +43,8 @@ def show(
 ) -> None:
     """Show one run with durations, cache hits and failures, or one artifact."""
     from agentrl.flows.show import print_artifact, print_run
-    from agentrl.pipelines.lineage import find_artifact
-    from agentrl.pipelines.runs import find_run
+    from agentrl.pipelines.results.lineage import find_artifact
+    from agentrl.pipelines.run.runs import find_run
 
     catalog = open_catalog(store)
     with looked_up():
@@ -60,7 +60,7 @@ def show(
 def diff(run_a: Run, run_b: Run, store: Store = "store", as_json: Json = False) -> None:
     """Say what differs between two runs: config, code, inputs, metrics, row counts."""
     from agentrl.flows.show import print_diff
-    from agentrl.pipelines.runs import diff_runs, find_run
+    from agentrl.pipelines.run.runs import diff_runs, find_run
 
     catalog = open_catalog(store)
     with looked_up():
@@ -81,7 +81,7 @@ def lineage(
 ) -> None:
     """Show what an artifact was made from."""
     from agentrl.flows.show import print_lineage
-    from agentrl.pipelines import lineage as lineages
+    from agentrl.pipelines.results import lineage as lineages
 
     catalog = open_catalog(store)
     with looked_up():
@@ -105,7 +105,7 @@ def tag(
     """Give an artifact a name. gc never frees an artifact that has one."""
     from pydantic import TypeAdapter, ValidationError
 
-    from agentrl.pipelines.lineage import find_artifact
+    from agentrl.pipelines.results.lineage import find_artifact
     from agentrl.schemas.pipeline import Name
 
     try:
@@ -132,7 +132,7 @@ def gc(
 ) -> None:
     """Free artifacts that no kept run, tag or lineage needs. Rows of the buffer always stay."""
     from agentrl.flows.show import print_garbage
-    from agentrl.pipelines.gc import collect, find_garbage
+    from agentrl.pipelines.results.gc import collect, find_garbage
 
     garbage = (find_garbage if dry_run else collect)(open_catalog(store), keep_runs)
     if as_json:

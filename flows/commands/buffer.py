@@ -23,7 +23,7 @@ def compact(store: Store = "store", as_json: Json = False) -> None:
 def warm(store: Store = "store", as_json: Json = False) -> None:
     """Copy the token columns to this machine, uncompressed, so that random rows are read fast. Run it again after
     appends and compactions."""
-    from agentrl.datastore.copies import warm as run
+    from agentrl.datastore.read.token_cache import warm as run
 
     print_rows([dict(run(open_buffer(store)))], as_json)
 

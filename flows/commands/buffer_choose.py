@@ -54,7 +54,7 @@ def index(
     """Bring the search index up to date: only prompts that are new are embedded."""
     from dataclasses import asdict
 
-    from agentrl.datastore.retrieval.index import SearchIndex
+    from agentrl.datastore.search.index import SearchIndex
 
     state = asdict(SearchIndex(open_buffer(store), embedder).refresh(rebuild))
     del state["parts"]  # names of files

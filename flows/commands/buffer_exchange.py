@@ -40,7 +40,7 @@ def import_(
     """Append files of other formats. Files that are in the buffer already are left out. Keys that are not carried are
     printed."""
     from agentrl.datastore.formats.imports import Labels, import_paths
-    from agentrl.pipelines.library import search_in
+    from agentrl.pipelines.file.library import search_in
     from agentrl.pipelines.stages.imports import tokenizer_check
     from agentrl.pipelines.tokenizers import keep_tokenizer
 
@@ -146,7 +146,7 @@ def export(
     from agentrl.datastore.formats import named
     from agentrl.datastore.formats.exports import export_rows, losses
     from agentrl.flows.commands._selections import left_out, selected
-    from agentrl.pipelines.library import search_in
+    from agentrl.pipelines.file.library import search_in
 
     search_in([Path.cwd()])  # a format of the user's own
     buffer = open_buffer(rows.store)

@@ -127,7 +127,7 @@ def schema(
     as_json: Json = False,
 ) -> None:
     """Describe every column of the views that queries see."""
-    from agentrl.datastore.describe import VIEWS, described
+    from agentrl.datastore.read.describe import VIEWS, described
 
     if view is not None and view not in VIEWS:
         raise fail(f"error: there is no view {view!r}; there are: {', '.join(VIEWS)}")

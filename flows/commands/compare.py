@@ -10,7 +10,7 @@ from agentrl.flows.options import Json, Store, command
 from agentrl.flows.terminal import console, say_json
 
 if TYPE_CHECKING:
-    from agentrl.pipelines.compare import Comparison
+    from agentrl.pipelines.results.compare import Comparison
 
 SHOWN = 5
 """Tasks gained or lost that are named; ``--json`` has all."""
@@ -33,7 +33,7 @@ def compare(
 ) -> None:
     """Put arms side by side: what varies between their configs, success with seeds pooled, and paired differences on
     the same tasks."""
-    from agentrl.pipelines.compare import compare as compute
+    from agentrl.pipelines.results.compare import compare as compute
 
     with looked_up():
         found = compute(open_catalog(store), arms, greedy=greedy)

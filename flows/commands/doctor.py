@@ -24,7 +24,7 @@ def doctor(
 ) -> None:
     """Say what is wrong with a run's rollouts and training. Exit code 1 if something is."""
     from agentrl.pipelines.diagnose import diagnose
-    from agentrl.pipelines.runs import find_run
+    from agentrl.pipelines.run.runs import find_run
 
     with looked_up():
         record = find_run(open_catalog(store), run)

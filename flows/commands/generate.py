@@ -34,9 +34,9 @@ def generate(
     with --prompt it answers once; with neither, it talks until the end of input. Nothing is written."""
     from agentrl.environments.conversation import Conversation
     from agentrl.flows.commands._render import print_trajectory
+    from agentrl.pipelines.file.library import search_in
     from agentrl.pipelines.generate import find_task, policy_of
     from agentrl.pipelines.generate import generate as rolled_out
-    from agentrl.pipelines.library import search_in
     from agentrl.pipelines.stages.budget import SamplingConfig
     from agentrl.schemas.task import Task
 

@@ -9,7 +9,7 @@ from agentrl.flows.options import Json, PipelineOptions, PlanOptions, Profile, S
 from agentrl.flows.terminal import console, say, say_json
 
 if TYPE_CHECKING:
-    from agentrl.pipelines.plan import Plan
+    from agentrl.pipelines.plan.plan import Plan
 
 app = typer.Typer()
 
@@ -61,7 +61,7 @@ def plan(
 def _place(made: "Plan", as_json: bool) -> int:
     """Print what runs where, and whether it fits. Returns the exit code."""
     from agentrl.flows.show import print_placement
-    from agentrl.pipelines.placement import place
+    from agentrl.pipelines.plan.placement import place
 
     found = place(made.pipeline)
     if as_json:
@@ -87,7 +87,7 @@ def status(source: PipelineOptions, store: Store = "store", as_json: Json = Fals
     """Show the state of a pipeline: what is cached since when, what is at work now, how its last run ended."""
     made, catalog = planned(source, store, PlanOptions(), as_json)
     from agentrl.flows.show import print_status
-    from agentrl.pipelines.runs import all_runs
+    from agentrl.pipelines.run.runs import all_runs
 
     runs = [run for run in all_runs(catalog) if run["pipeline"] == made.pipeline.name]
     if as_json:

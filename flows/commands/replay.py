@@ -23,10 +23,10 @@ def replay(
 ) -> None:
     """Compute one training step again from Parquet, and compare it with what was recorded. ``--set beta=0.3`` or
     ``--set algorithm.clip_high=0.3`` changes a setting of that step only."""
-    from agentrl.pipelines.library import search_in
-    from agentrl.pipelines.lineage import find_artifact
+    from agentrl.pipelines.file.library import search_in
     from agentrl.pipelines.replay import ReplayError
     from agentrl.pipelines.replay import replay as compute
+    from agentrl.pipelines.results.lineage import find_artifact
 
     search_in([Path.cwd()])  # a class of the user's own
     catalog = open_catalog(store)

@@ -48,7 +48,7 @@ def serve(
 
     if said := missing("uvicorn", "serve") or missing("starlette", "serve"):
         raise fail(f"error: {said}")
-    from agentrl.pipelines.library import search_in
+    from agentrl.pipelines.file.library import search_in
     from agentrl.pipelines.serve import engine_config, recorder_of
     from agentrl.pipelines.stages.budget import SamplingConfig
     from agentrl.recorder.app import LOOPBACK

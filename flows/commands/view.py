@@ -97,8 +97,8 @@ class _WithoutPandas:
 
 def _write_atlas(store: str, path: Path, as_json: bool) -> None:
     """The scalar columns of the rows with ``projection_x`` and ``projection_y``, as Parquet."""
-    from agentrl.datastore.retrieval.index import SearchIndex
-    from agentrl.datastore.writer import SCALARS
+    from agentrl.datastore.search.index import SearchIndex
+    from agentrl.datastore.table.writer import SCALARS
     from agentrl.flows.viewer.pages.points import placed
 
     if path.exists():

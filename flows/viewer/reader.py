@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.tokenizers import TokenBytes
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
 from agentrl.datastore.errors import StoreError, UnknownTrajectoryError
-from agentrl.datastore.prefixes import sampled
-from agentrl.datastore.tokenizers import TokenBytes
-from agentrl.datastore.writer import SCALARS
+from agentrl.datastore.read.prefixes import sampled
+from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.pages import compare, curation, nodes, pairs, runs, tokens, training, trajectory, tree
 from agentrl.flows.viewer.pages.decoding import Decoded, decoded
 from agentrl.flows.viewer.pages.doctor import Doctor
@@ -44,7 +44,7 @@ from agentrl.flows.viewer.wire.trajectory import RowAnswer, ShownMessage
 from agentrl.pipelines.tokenizers import token_bytes
 
 if TYPE_CHECKING:
-    from agentrl.datastore.retrieval.index import SearchIndex, State
+    from agentrl.datastore.search.index import SearchIndex, State
     from agentrl.flows.viewer.pages.points import Points
 
 INDEX = "embedded"
@@ -278,7 +278,7 @@ class StoreReader:
 
     def _index(self) -> "tuple[SearchIndex, State]":
         """The search index and its state. Raises RefusedError if there is none."""
-        from agentrl.datastore.retrieval.index import SearchIndex
+        from agentrl.datastore.search.index import SearchIndex
 
         index = SearchIndex(self.tables.buffer, INDEX)
         state = index.state()

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from agentrl.datastore.places import sync_tree
+from agentrl.datastore.storage.object_store import sync_tree
 from agentrl.engines.streams import stream
 from agentrl.pipelines.handles import Folder, Model
 from agentrl.pipelines.stage import Context, Earlier, StageConfig

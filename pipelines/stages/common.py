@@ -11,9 +11,9 @@ from agentrl.engines.base import Sampling
 from agentrl.engines.configs import EngineConfig
 from agentrl.environments import load_environment
 from agentrl.models.tiny import DEFAULT_SIZE, TinySize
-from agentrl.pipelines.fields import leaves
+from agentrl.pipelines.file.fields import leaves
+from agentrl.pipelines.file.readiness import lacks_template
 from agentrl.pipelines.handles import Model, Trajectories
-from agentrl.pipelines.readiness import lacks_template
 from agentrl.pipelines.stage import Context, External, StageConfig, reveal
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits

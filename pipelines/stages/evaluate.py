@@ -30,7 +30,7 @@ from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Trajectory as Row
 
 if TYPE_CHECKING:
-    from agentrl.pipelines.compare import Arm
+    from agentrl.pipelines.results.compare import Arm
 
 
 class EvaluateConfig(Compressing):
@@ -218,8 +218,8 @@ def compare(context: Context, config: CompareConfig, attempts: list[Trajectories
     tasks), p (McNemar's exact test, if all outcomes are 0 or 1), tasks, gained, lost, unshared, verdict in
     words. ``tasks`` lists each task of both: env, task_id, prompt, before, after, and whether it was gained or lost.
     """
-    from agentrl.datastore.catalog import Catalog
-    from agentrl.pipelines.compare import compared, measure, verdict
+    from agentrl.datastore.artifacts.catalog import Catalog
+    from agentrl.pipelines.results.compare import compared, measure, verdict
 
     catalog = Catalog(context.buffer.store)
     found = compared([measure(catalog, one, greedy=config.greedy) for one in attempts])

@@ -12,7 +12,7 @@ from agentrl.pipelines.stage import Context, External, StageConfig, stage
 if TYPE_CHECKING:
     from agentrl.datastore.formats.imports import CheckTokens, Imported, Labels
     from agentrl.datastore.formats.own import OwnFormat
-    from agentrl.datastore.ingest import OnError
+    from agentrl.datastore.table.ingest import OnError
     from agentrl.models.policy import Tokenizing
 
 FILES_SCHEMA = pa.schema(

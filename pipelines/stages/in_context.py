@@ -17,7 +17,7 @@ from agentrl.schemas.note import Note, NoteScope
 from agentrl.schemas.task import Task
 
 if TYPE_CHECKING:
-    from agentrl.datastore.retrieval.experience import Demonstration
+    from agentrl.datastore.search.experience import Demonstration
 
 
 class NotesShown(StageConfig):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pydantic import Field, model_validator
 
-from agentrl.datastore.retrieval.experience import render
+from agentrl.datastore.search.experience import render
 from agentrl.environments import EnvironmentChoice
 from agentrl.pipelines.handles import Tasks, Trajectories
 from agentrl.pipelines.stage import Context, StageConfig, stage

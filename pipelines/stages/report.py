@@ -102,8 +102,8 @@ def _details(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _coverage(context: Context, metrics: list[Table], curves: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """What became of the tasks that online stages drew: a sentence for each stage, and a table by age. Each stage has
     checked it."""
-    from agentrl.datastore.catalog import Catalog
-    from agentrl.pipelines.coverage import COLUMNS, covered
+    from agentrl.datastore.artifacts.catalog import Catalog
+    from agentrl.pipelines.results.coverage import COLUMNS, covered
 
     catalog, found = Catalog(context.buffer.store), []
     for table in metrics:
@@ -122,8 +122,8 @@ def _coverage(context: Context, metrics: list[Table], curves: dict[str, list[dic
 
 def _worse(context: Context, evaluations: list[Table]) -> list[str]:
     """What training made worse; each is a warning of the stage too."""
-    from agentrl.datastore.catalog import Catalog
-    from agentrl.pipelines.compare import regressions
+    from agentrl.datastore.artifacts.catalog import Catalog
+    from agentrl.pipelines.results.compare import regressions
 
     catalog = Catalog(context.buffer.store)
     manifests = [catalog.manifest(table.stage, table.fingerprint) for table in evaluations]
@@ -155,8 +155,8 @@ def _rendered(content: dict[str, Any]) -> dict[str, str]:
 
 def _sweeps(context: Context, attempts: list[Trajectories]) -> list[dict[str, Any]]:
     """A table for each set of evaluations whose policies were made in the same way: its columns, rows and verdicts."""
-    from agentrl.datastore.catalog import Catalog
-    from agentrl.pipelines.compare import measure, sweeps
+    from agentrl.datastore.artifacts.catalog import Catalog
+    from agentrl.pipelines.results.compare import measure, sweeps
 
     catalog = Catalog(context.buffer.store)
     tables = []

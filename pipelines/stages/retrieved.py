@@ -12,8 +12,8 @@ from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.stage import StageConfig
 
 if TYPE_CHECKING:
-    from agentrl.datastore.retrieval.experience import Demonstration
-    from agentrl.datastore.retrieval.pinned import PinnedIndex
+    from agentrl.datastore.search.experience import Demonstration
+    from agentrl.datastore.search.pinned import PinnedIndex
     from agentrl.schemas.task import Task
 
 SOLVED_BEFORE = "Solved before:"
@@ -47,8 +47,8 @@ class Retrieved:
 
     def of(self, task: "Task", item: ExperienceShown) -> "list[Demonstration]":
         """The runs that a task is shown, best match first."""
-        from agentrl.datastore.retrieval.experience import experience
-        from agentrl.datastore.retrieval.pinned import PinnedIndex
+        from agentrl.datastore.search.experience import experience
+        from agentrl.datastore.search.pinned import PinnedIndex
 
         if item.embedder not in self._indexes:
             self._indexes[item.embedder] = PinnedIndex(self._buffer, self._ids, item.embedder)

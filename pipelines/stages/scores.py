@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.handles import Scores, Trajectories
-from agentrl.pipelines.problems import did_you_mean
 from agentrl.pipelines.stage import StageConfig
 from agentrl.schemas.trajectory import UnscoredError
 

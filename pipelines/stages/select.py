@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from agentrl.datastore.curation.rules import Rule
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.lookup import id_array
+from agentrl.datastore.read.lookup import id_array
 from agentrl.pipelines.handles import Scores, Trajectories
 from agentrl.pipelines.stage import Context, stage
 from agentrl.pipelines.stages.curate import DROPPED_SCHEMA, Curation, distinct, dropped_rows, funnel_table
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
     from agentrl.datastore.buffer import TrajectoryBuffer
     from agentrl.datastore.curation.curate import Level
-    from agentrl.datastore.sampling import Sample
+    from agentrl.datastore.read.sampling import Sample
 
 
 class Draw(BaseModel):
-    """Rows drawn from what is left; see ``datastore/sampling.py`` for what each strategy does to the distribution."""
+    """Rows drawn from what is left; see ``datastore/read/sampling.py`` for what each strategy does to the
+    distribution."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -206,7 +207,7 @@ def _drawn(
     scores: pa.Table | None,
 ) -> "tuple[int, Sample]":
     """How many rows there are to draw from, and the draw."""
-    from agentrl.datastore.sampling import COLUMNS, SAMPLERS
+    from agentrl.datastore.read.sampling import COLUMNS, SAMPLERS
 
     rows = _rows(context.buffer, where, config.version, ids, COLUMNS[draw.strategy], scores)
     return rows.height, SAMPLERS[draw.strategy](rows, draw.n, context.seed, **draw.options)

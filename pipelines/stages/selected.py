@@ -12,7 +12,7 @@ from pydantic import Field
 
 from agentrl.chat.codec import tokenize
 from agentrl.datastore.errors import UnknownTrajectoryError
-from agentrl.datastore.prefixes import sampled
+from agentrl.datastore.read.prefixes import sampled
 from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.stages.common import warn_of_splits
 from agentrl.rollouts.corrections import SOURCE as CORRECTED

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
-from agentrl.datastore.retrieval.experience import estimate_tokens
+from agentrl.datastore.search.experience import estimate_tokens
 from agentrl.engines import EngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.streams import stream

@@ -223,12 +223,12 @@ def test_a_stage_trains_through_deepspeed_and_replays_in_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("deepspeed")
-    from agentrl.datastore.catalog import Catalog
-    from agentrl.pipelines.execute import job_of, perform
-    from agentrl.pipelines.lineage import find_artifact
-    from agentrl.pipelines.load import load
-    from agentrl.pipelines.plan import make_plan
+    from agentrl.datastore.artifacts.catalog import Catalog
+    from agentrl.pipelines.file.load import load
+    from agentrl.pipelines.plan.plan import make_plan
     from agentrl.pipelines.replay import replay
+    from agentrl.pipelines.results.lineage import find_artifact
+    from agentrl.pipelines.run.execute import job_of, perform
 
     (tmp_path / "spread.yaml").write_text(SPEC)
     catalog = Catalog(tmp_path / "store")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recording import RowsInMemory, ScriptedTokens, policy_for_tests
 
-from agentrl.datastore.ingest import as_table
-from agentrl.datastore.validation import validate
+from agentrl.datastore.table.ingest import as_table
+from agentrl.datastore.table.validation import validate
 from agentrl.engines.base import Sampling, Session, Turn
 from agentrl.models.policy import Policy
 from agentrl.recorder.episode import About, PostedReward, RecordedEpisode

@@ -16,20 +16,20 @@ from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.ipo import IPO
 from agentrl.algorithms.rloo import RLOO
 from agentrl.algorithms.simpo import SimPO
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
 from agentrl.doctor import examine
 from agentrl.flows.commands.artifacts import app as artifacts
 from agentrl.flows.commands.replay import app
 from agentrl.online.coverage import SCHEMA, by_age
 from agentrl.pipelines.diagnose import _case
-from agentrl.pipelines.execute import job_of, perform
-from agentrl.pipelines.learned import learned_by, rows_of_step
-from agentrl.pipelines.library import resolve
-from agentrl.pipelines.lineage import find_artifact
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import make_plan
+from agentrl.pipelines.file.library import resolve
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.plan.plan import make_plan
 from agentrl.pipelines.replay import ReplayError, _changed, _steps, objective_of, replay
+from agentrl.pipelines.results.learned import learned_by, rows_of_step
+from agentrl.pipelines.results.lineage import find_artifact
+from agentrl.pipelines.run.execute import job_of, perform
 from agentrl.pipelines.stage import StageConfig
 from agentrl.pipelines.stages.grpo import GRPOConfig
 from agentrl.pipelines.stages.train import DPOConfig, PreferenceConfig

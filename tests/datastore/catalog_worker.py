@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agentrl.datastore import Catalog, lease
+from agentrl.datastore import Catalog
 from agentrl.datastore.errors import LeaseLostError
+from agentrl.datastore.storage import lease
 from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
 
 

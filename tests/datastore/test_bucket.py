@@ -1,7 +1,7 @@
 """What is said of a bucket before anything runs."""
 
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.pipelines.readiness import store_problem
+from agentrl.pipelines.file.readiness import store_problem
 
 
 def test_a_bucket_that_can_be_used_has_no_problem(s3_store: str) -> None:

@@ -8,9 +8,9 @@ import pytest
 from store_rows import Make
 
 from agentrl.datastore import StoreError, TrajectoryBuffer
-from agentrl.datastore.content import with_content
 from agentrl.datastore.errors import NewerSchemaError, NoBufferError, UnknownTrajectoryError
-from agentrl.datastore.table import VERSION_PROPERTY
+from agentrl.datastore.table.delta_table import VERSION_PROPERTY
+from agentrl.datastore.table.row_digests import with_content
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
@@ -152,7 +152,7 @@ def test_contents_are_digested_by_the_threads_that_write(
         threads.append(threading.current_thread().name)
         return with_content(rows)
 
-    monkeypatch.setattr("agentrl.datastore.append.with_content", spy)
+    monkeypatch.setattr("agentrl.datastore.table.append.with_content", spy)
     buffer = TrajectoryBuffer(tmp_path)
     buffer.append([make(0)], stage="s", fingerprint="a")
     assert threads

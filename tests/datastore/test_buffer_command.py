@@ -8,9 +8,9 @@ from store_rows import FP, Make, build
 from typer.testing import CliRunner
 
 from agentrl.datastore import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.describe import VIEWS
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.read.describe import VIEWS
 from agentrl.datastore.upkeep import compact, vacuum
 from agentrl.flows.cli import app
 

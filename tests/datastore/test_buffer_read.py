@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from store_rows import FP, Make, build
 
-from agentrl.datastore import StoreError, TrajectoryBuffer, lookup, scalars
-from agentrl.datastore.batches import Position
-from agentrl.datastore.content import CONTENT
+from agentrl.datastore import StoreError, TrajectoryBuffer
+from agentrl.datastore.read import lookup, scalars
+from agentrl.datastore.read.batches import Position
+from agentrl.datastore.table.row_digests import CONTENT
 from agentrl.datastore.upkeep import compact
 from agentrl.schemas.trajectory import Message, Role
 

@@ -13,7 +13,7 @@ from store_rows import Make, build
 
 from agentrl.datastore import StoreError, TrajectoryBuffer
 from agentrl.datastore.errors import InvalidRowsError
-from agentrl.datastore.validation import LENIENT_SCHEMA, validate
+from agentrl.datastore.table.validation import LENIENT_SCHEMA, validate
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Span, Trajectory
 
 NAN = math.nan

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.datastore import Catalog, StoreError
-from agentrl.datastore.digest import digest
 from agentrl.datastore.errors import LockTimeoutError
+from agentrl.datastore.storage.digest import digest
 from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
 
 
@@ -165,5 +165,5 @@ def test_digest_of_folders(tmp_path: Path) -> None:
 
 def test_import_is_light() -> None:
     heavy = "{'torch', 'polars', 'deltalake', 'obstore'}"
-    code = f"import sys, agentrl.datastore.catalog; assert not {heavy} & set(sys.modules)"
+    code = f"import sys, agentrl.datastore.artifacts.catalog; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

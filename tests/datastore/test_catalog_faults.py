@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from catalog_worker import fill, manifest, started
 
-from agentrl.datastore import Catalog, StoreError, lease
+from agentrl.datastore import Catalog, StoreError
+from agentrl.datastore.artifacts.unfinished import GRACE, leftovers, unnamed_attempts
 from agentrl.datastore.errors import LeaseLostError, LockTimeoutError
-from agentrl.datastore.leftovers import GRACE, leftovers, unnamed_attempts
-from agentrl.datastore.places import place
+from agentrl.datastore.storage import lease
+from agentrl.datastore.storage.object_store import place
 
 
 def go_on(process: "subprocess.Popen[str]") -> str:

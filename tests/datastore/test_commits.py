@@ -14,11 +14,11 @@ import pytest
 from deltalake import DeltaTable
 from store_rows import FP, build
 
-import agentrl.datastore.commit
+import agentrl.datastore.table.commit
 from agentrl.datastore import StoreError, TrajectoryBuffer
 from agentrl.datastore.errors import InvalidRowsError
-from agentrl.datastore.places import LocalPlace, S3Place
-from agentrl.datastore.uniqueness import KnownIds
+from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.table.ids import KnownIds
 from agentrl.datastore.upkeep import accept_losses, check, compact, migrate, vacuum
 from agentrl.datastore.upkeep.compaction import _merge
 
@@ -214,7 +214,7 @@ def test_compaction_converges_whatever_the_size_of_rows(tmp_path: Path, monkeypa
     """Bytes decide: files of few big rows are not merged for ever, and `vacuum` frees what was merged."""
     monkeypatch.setattr("agentrl.datastore.upkeep.compaction.GOAL_BYTES", 200_000)
     monkeypatch.setattr("agentrl.datastore.upkeep.compaction.FILE_BYTES", 200_000)
-    monkeypatch.setattr("agentrl.datastore.writer.FILE_BYTES", 200_000)
+    monkeypatch.setattr("agentrl.datastore.table.writer.FILE_BYTES", 200_000)
     buffer = TrajectoryBuffer(tmp_path)
     for shard in range(12):
         big = [build(shard * 2 + i, final_state=f'"{os.urandom(20_000).hex()}"') for i in range(2)]
@@ -230,7 +230,7 @@ def test_compaction_converges_whatever_the_size_of_rows(tmp_path: Path, monkeypa
 
 
 def test_checkpoints_are_made_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agentrl.datastore.commit, "CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr(agentrl.datastore.table.commit, "CHECKPOINT_EVERY", 4)
     buffer = fill(tmp_path, 9, 2)
     log = tmp_path / "trajectories/_delta_log"
     assert [int(path.name[:20]) for path in sorted(log.glob("*.checkpoint.parquet"))] == [4, 8]
@@ -332,7 +332,7 @@ def test_a_torn_newest_commit_is_set_aside(tmp_path: Path, torn: str) -> None:
 
 @pytest.mark.parametrize("part", [0, 100])
 def test_a_torn_checkpoint_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
-    monkeypatch.setattr(agentrl.datastore.commit, "CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(agentrl.datastore.table.commit, "CHECKPOINT_EVERY", 2)
     fill(tmp_path, 5)
     checkpoint = max((tmp_path / "trajectories/_delta_log").glob("*.checkpoint.parquet"))
     checkpoint.write_bytes(checkpoint.read_bytes()[:part])

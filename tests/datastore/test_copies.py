@@ -9,8 +9,8 @@ import pytest
 from store_rows import FP, Make
 
 from agentrl.datastore import TrajectoryBuffer
-from agentrl.datastore.copies import COLUMNS, Copies, warm
-from agentrl.datastore.leftovers import leftovers
+from agentrl.datastore.artifacts.unfinished import leftovers
+from agentrl.datastore.read.token_cache import COLUMNS, Copies, warm
 from agentrl.datastore.upkeep import compact
 
 

@@ -14,7 +14,7 @@ from agentrl.datastore.curation import curate as module
 from agentrl.datastore.curation.curate import Curated, curate
 from agentrl.datastore.curation.diversity import cluster_balanced, k_center
 from agentrl.datastore.curation.rules import Rules
-from agentrl.datastore.sampling import (
+from agentrl.datastore.read.sampling import (
     COLUMNS,
     SAMPLERS,
     curriculum,

@@ -10,10 +10,10 @@ from rich.console import Console
 from toy_project import Project
 
 from agentrl.datastore import Catalog, StoreError
-from agentrl.datastore.places import LocalPlace
+from agentrl.datastore.storage.object_store import LocalPlace
 from agentrl.flows.display import display_for
 from agentrl.flows.session import RunSession
-from agentrl.pipelines.gc import BY_COMMAND, collect, find_garbage
+from agentrl.pipelines.results.gc import BY_COMMAND, collect, find_garbage
 from agentrl.schemas.manifest import InputRecord, Manifest
 
 

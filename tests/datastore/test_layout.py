@@ -8,9 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from store_rows import FP, Make
 
-from agentrl.datastore import TrajectoryBuffer, lookup
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.read import lookup
+from agentrl.datastore.table.writer import FOLDER, GROUP_ROWS
 from agentrl.datastore.upkeep import compact
-from agentrl.datastore.writer import FOLDER, GROUP_ROWS
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from agentrl.datastore import live
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts import live_metrics as live
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.live_metrics import LiveLog, length, lines_after, live_stages
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.live import LiveLog, length, lines_after, live_stages
-from agentrl.datastore.places import LocalPlace
-from agentrl.pipelines.gc import collect, find_garbage
+from agentrl.datastore.storage.object_store import LocalPlace
+from agentrl.pipelines.results.gc import collect, find_garbage
 
 
 @pytest.fixture(autouse=True)
@@ -123,8 +123,8 @@ def test_a_log_that_began_again_is_read_from_its_beginning(store: str, tmp_path:
 WRITER = """
 import sys
 from pathlib import Path
-from agentrl.datastore.live import LiveLog
-from agentrl.datastore.places import place
+from agentrl.datastore.artifacts.live_metrics import LiveLog
+from agentrl.datastore.storage.object_store import place
 
 with LiveLog(place(sys.argv[1]), "r1", "sft", Path(sys.argv[2])) as log:
     for step in range(1_000_000):

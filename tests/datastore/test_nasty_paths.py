@@ -12,7 +12,7 @@ from agentrl.datastore import Catalog, TrajectoryBuffer
 from agentrl.datastore.formats.exports import export_rows
 from agentrl.datastore.formats.imports import import_paths
 from agentrl.datastore.upkeep import check, compact, vacuum
-from agentrl.pipelines.gc import BY_COMMAND, collect
+from agentrl.pipelines.results.gc import BY_COMMAND, collect
 
 NASTY = [
     "two words",

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.tokenizers import _CHARACTERS, keep
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.tokenizers import _CHARACTERS, keep
-from agentrl.pipelines.compare import Arm, Comparison, Measured
 from agentrl.pipelines.handles import SELECTION_SCHEMA, Trajectories
+from agentrl.pipelines.results.compare import Arm, Comparison, Measured
 from agentrl.schemas import notebook
 from agentrl.schemas.pair import Pair, PairKind
 from agentrl.schemas.trajectory import Message, RewardComponent, Role, Termination, ToolCall, Trajectory

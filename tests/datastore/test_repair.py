@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.errors import OlderSchemaError
-from agentrl.datastore.log import commit_key, newest
+from agentrl.datastore.table.delta_log import commit_key, newest
 from agentrl.datastore.upkeep import accept_losses, check, compact, losses, repair
 from agentrl.flows.cli import app
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from store_rows import build
 
 from agentrl.datastore import StoreError, TrajectoryBuffer
-from agentrl.datastore.retrieval.embedding import LatentEmbedder
-from agentrl.datastore.retrieval.exact import mmr, nearest
-from agentrl.datastore.retrieval.index import SearchIndex
+from agentrl.datastore.search.embedding import LatentEmbedder
+from agentrl.datastore.search.exact import mmr, nearest
+from agentrl.datastore.search.index import SearchIndex
 from agentrl.schemas.trajectory import Trajectory
 
 TOPICS = {
@@ -90,8 +90,8 @@ def test_prompts_are_written_and_read_some_at_a_time(buffer: TrajectoryBuffer, m
     whole = SearchIndex(buffer)
     state = whole.refresh()
     [(texts, vectors)] = whole.batches(state)
-    monkeypatch.setattr("agentrl.datastore.retrieval.index.PART", 3)
-    monkeypatch.setattr("agentrl.datastore.retrieval.index.BATCH", 2)
+    monkeypatch.setattr("agentrl.datastore.search.index.PART", 3)
+    monkeypatch.setattr("agentrl.datastore.search.index.BATCH", 2)
     parted = SearchIndex(TrajectoryBuffer(buffer.store))
     rebuilt = parted.refresh(rebuild=True)
     assert (len(state.parts), len(rebuilt.parts)) == (1, 2)

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_rows import Make
 
-from agentrl.datastore import TrajectoryBuffer, scalar_copies
-from agentrl.datastore.leftovers import leftovers
-from agentrl.datastore.scalar_copies import ScalarCopies
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.artifacts.unfinished import leftovers
+from agentrl.datastore.read import scalar_cache as scalar_copies
+from agentrl.datastore.read.scalar_cache import ScalarCopies
 from agentrl.datastore.upkeep import compact, vacuum
 
 NAMES = ["trajectory_id", "success", "created_at", "parent_id", "policy_version", "reward"]

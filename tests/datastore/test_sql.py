@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from store_rows import FP, Make
 
-from agentrl.datastore import TrajectoryBuffer, sql
+from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.read import sql
 
 TABLES = {"t": pl.LazyFrame({"a": [1, 2]})}
 

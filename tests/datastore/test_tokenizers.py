@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.tokenizers import UNKNOWN, TokenBytes, keep, kept
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.tokenizers import UNKNOWN, TokenBytes, keep, kept
 
 TEXTS = ["find the boss of Ann, then her car", 'naïve café — 東京 🦊🦊 {"who": "Ann"}', "a  b\n\tc   d"]
 

@@ -11,7 +11,7 @@ from agentrl.algorithms.grpo import GRPO
 from agentrl.datastore import StoreError, TrajectoryBuffer
 from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.rules import Filter, Keep
-from agentrl.datastore.sampling import SAMPLERS
+from agentrl.datastore.read.sampling import SAMPLERS
 from agentrl.online.credit import assign
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, UnscoredError

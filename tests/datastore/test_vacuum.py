@@ -17,8 +17,8 @@ from deltalake import DeltaTable
 from store_rows import FP, build
 
 from agentrl.datastore import StoreError, TrajectoryBuffer
-from agentrl.datastore.log import commit_key
-from agentrl.datastore.places import LocalPlace
+from agentrl.datastore.storage.object_store import LocalPlace
+from agentrl.datastore.table.delta_log import commit_key
 from agentrl.datastore.upkeep import check, compact, retention, vacuum
 from agentrl.schemas.trajectory import Trajectory
 
@@ -66,7 +66,7 @@ class Slow:
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """No file is spared for its age alone, as if all were hours old."""
     monkeypatch.setattr(retention, "GRACE", timedelta(days=-1))
-    monkeypatch.setattr("agentrl.datastore.writer.FILE_ROWS", 1024)
+    monkeypatch.setattr("agentrl.datastore.table.writer.FILE_ROWS", 1024)
 
 
 def stored(store: str) -> set[str]:
@@ -89,7 +89,7 @@ def test_files_of_a_killed_append_go(store: str) -> None:
     buffer = fill(store, 2)
     code = (
         f"import sys; sys.path.insert(0, {str(HERE)!r});"
-        "import os, signal, agentrl.datastore.writer; agentrl.datastore.writer.FILE_ROWS = 1024;"
+        "import os, signal, agentrl.datastore.table.writer; agentrl.datastore.table.writer.FILE_ROWS = 1024;"
         "from agentrl.datastore import TrajectoryBuffer; from store_rows import build;"
         "rows = (build(i) if i < 7000 else os.kill(os.getpid(), signal.SIGKILL) for i in range(2000, 7001));"
         f"TrajectoryBuffer({store!r}).append(rows, stage='s', fingerprint='killed')"
@@ -108,9 +108,9 @@ def test_files_of_a_killed_append_go(store: str) -> None:
 def test_a_writer_that_was_taken_for_dead_commits_nothing(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was stopped on another machine for so long that nobody could tell."""
     buffer = fill(store, 2)
-    monkeypatch.setattr("agentrl.datastore.marks.STALE", timedelta(days=-1))
+    monkeypatch.setattr("agentrl.datastore.table.open_writers.STALE", timedelta(days=-1))
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("agentrl.datastore.marks.owners.me", lambda working: "feedfacefeed")
+        elsewhere.setattr("agentrl.datastore.table.open_writers.owners.me", lambda working: "feedfacefeed")
         slow = Slow(store)
     assert vacuum(buffer, retention_hours=0, dry_run=False)
     assert "for dead" in str(slow.finish())

@@ -92,7 +92,7 @@ class Actor:
         self.diary.say("vacuumed", files=len(vacuum(self.buffer, retention_hours=0, dry_run=False)))
 
     def collect(self) -> None:
-        from agentrl.pipelines.gc import collect
+        from agentrl.pipelines.results.gc import collect
 
         self.diary.say("collected", artifacts=len(collect(Catalog(self.store), 1).artifacts))
 
@@ -151,11 +151,11 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    import agentrl.datastore.commit
-    import agentrl.datastore.lease
+    import agentrl.datastore.storage.lease
+    import agentrl.datastore.table.commit
 
-    agentrl.datastore.lease.LEASE_SECONDS = LEASE_SECONDS
-    agentrl.datastore.commit.CHECKPOINT_EVERY = CHECKPOINT_EVERY
+    agentrl.datastore.storage.lease.LEASE_SECONDS = LEASE_SECONDS
+    agentrl.datastore.table.commit.CHECKPOINT_EVERY = CHECKPOINT_EVERY
     role, store, folder, number, seed = sys.argv[1:6]
     actor = Actor(store, Path(folder), f"{role}-{number}", int(number), int(seed))
     if role == "run":

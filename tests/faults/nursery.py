@@ -19,12 +19,6 @@ def main() -> None:
     import polars  # noqa: F401  imported, and used only after the fork: its threads would not survive it
     import pyarrow.parquet  # noqa: F401
 
-    import agentrl.flows.cli
-    import agentrl.flows.run
-    import agentrl.pipelines.execute
-    import agentrl.pipelines.gc
-    import agentrl.pipelines.load  # noqa: F401
-
     warnings.filterwarnings("ignore", message=".*fork.*")
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children

@@ -22,7 +22,7 @@ from store_rows import FP
 
 from agentrl.datastore import Catalog, TrajectoryBuffer, upkeep
 from agentrl.datastore.upkeep import retention
-from agentrl.pipelines.runs import all_runs
+from agentrl.pipelines.run.runs import all_runs
 
 
 def counts(store: str) -> Counter[int]:
@@ -117,8 +117,9 @@ def leftovers(store: str) -> Iterator[str]:
 
 def tidy(store: str) -> Iterable[str]:
     """Throw away what nothing needs."""
-    from agentrl.datastore import leftovers, marks
-    from agentrl.pipelines.gc import collect
+    from agentrl.datastore.artifacts import unfinished as leftovers
+    from agentrl.datastore.table import open_writers as marks
+    from agentrl.pipelines.results.gc import collect
 
     retention.GRACE = marks.STALE = leftovers.GRACE = timedelta(0)  # nobody else is at work
     buffer = TrajectoryBuffer(store)

@@ -12,7 +12,7 @@ import pytest
 import typer.main
 from toy_project import make_project
 
-from agentrl.datastore import credentials
+from agentrl.datastore.storage import credentials
 from agentrl.flows import cli
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +157,7 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
 
 
 def test_stages_lists_the_library_with_an_example_each(capsys: Any) -> None:
-    from agentrl.pipelines.library import builtin_stages
+    from agentrl.pipelines.file.library import builtin_stages
     from agentrl.schemas.pipeline import StageSpec
 
     assert cli.call(["stages", "--json"]) == 0

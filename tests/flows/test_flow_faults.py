@@ -36,7 +36,7 @@ ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THRE
 
 def contents(store: str) -> dict[str, dict[str, str]]:
     """Digests of every output of the newest artifact of each stage."""
-    from agentrl.datastore.catalog import Catalog
+    from agentrl.datastore.artifacts.catalog import Catalog
 
     newest: dict[str, dict[str, str]] = {}
     for manifest in Catalog(store).all():

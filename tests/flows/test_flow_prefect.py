@@ -68,7 +68,7 @@ def ours() -> list[str]:
             line, here = " ".join(process.cmdline()), process.cwd() == os.getcwd()
         except psutil.Error:
             continue
-        if here and ("-m agentrl.pipelines.worker" in line or "-m agentrl.flows.server" in line):
+        if here and ("-m agentrl.pipelines.run.worker" in line or "-m agentrl.flows.server" in line):
             found.append(line)
     return found
 

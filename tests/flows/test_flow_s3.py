@@ -83,7 +83,7 @@ def test_a_pipeline_lives_in_a_bucket(project: Project, bucket: str) -> None:
         bucket, "buffer", "query", "select count(*) as n, count(distinct trajectory_id) as ids from trajectories"
     )
     assert rows.count("16") == 2
-    code = "from agentrl.datastore.catalog import Catalog; import sys; print(len(list(Catalog(sys.argv[1]).all())))"
+    code = "import sys; from agentrl.datastore import Catalog; print(len(list(Catalog(sys.argv[1]).all())))"
     assert subprocess.check_output([sys.executable, "-c", code, bucket], text=True).strip() == "5"
     assert not any(path.name == "artifacts" for path in project.folder.iterdir())
     agentrl(bucket, "run", "pipeline.yaml", "--no-prefect", "--set", "stages.a.with.n=4")

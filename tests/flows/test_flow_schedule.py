@@ -18,7 +18,7 @@ import psutil
 import pytest
 from toy_project import Project, make_project
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 
 pytestmark = pytest.mark.slow
 

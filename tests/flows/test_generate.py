@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows import cli
-from agentrl.pipelines.execute import job_of, perform
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import make_plan
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.plan.plan import make_plan
+from agentrl.pipelines.run.execute import job_of, perform
 
 PIPELINE = """
 name: small

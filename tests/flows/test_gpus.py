@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from fake_machines import fake_gpus
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows.gpus import reserved, shortage
+from agentrl.pipelines.file.machines import gpus_here
 from agentrl.pipelines.handles import Table
-from agentrl.pipelines.lineage import find_artifact
-from agentrl.pipelines.machines import gpus_here
+from agentrl.pipelines.results.lineage import find_artifact
 from agentrl.pipelines.stages.train import SFTConfig
 from agentrl.schemas.pipeline import Execution
 from agentrl.training.job import DeepSpeed

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from viewer_store import DPO, EVAL, GRPO, IM_END, PAIRS, TOKENIZER, Browser, make_store, publish, row, training_row
 
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
 from agentrl.flows.viewer.pages.compare import common
 from agentrl.pipelines.handles import SELECTION_SCHEMA
 from agentrl.schemas.manifest import Kind

@@ -15,8 +15,8 @@ from hypothesis.extra.numpy import arrays
 from viewer_store import Browser, make_store, row
 
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.retrieval.index import SearchIndex
-from agentrl.datastore.retrieval.projection import PrincipalPlane
+from agentrl.datastore.search.index import SearchIndex
+from agentrl.datastore.search.projection import PrincipalPlane
 from agentrl.flows import cli
 from agentrl.flows.viewer.pages.points import Points, lasso
 

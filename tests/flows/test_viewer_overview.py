@@ -10,7 +10,7 @@ import pytest
 from toy_project import Project
 from viewer_store import EVAL, GRPO, WARM, Browser, make_store, record_run
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows import cli
 from agentrl.flows.viewer.pages import graph, overview
 from agentrl.flows.viewer.pages.overview import log_tail

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from viewer_store import EVAL, WARM, Browser, make_store, publish, record_run, row
 
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
 from agentrl.pipelines.handles import SELECTION_SCHEMA
 from agentrl.schemas.manifest import Kind
 

@@ -10,17 +10,17 @@ import pytest
 from typer.testing import CliRunner
 from viewer_store import Browser, make_store, row
 
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
 from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.rules import Rules
 from agentrl.flows.cli import app, call
 from agentrl.flows.viewer.guard import Door
 from agentrl.flows.viewer.pages import saving
 from agentrl.flows.viewer.reader import StoreReader
-from agentrl.pipelines import yaml_text
-from agentrl.pipelines.execute import open_output
-from agentrl.pipelines.gc import BY_COMMAND, find_garbage
+from agentrl.pipelines.file import yaml_text
+from agentrl.pipelines.results.gc import BY_COMMAND, find_garbage
+from agentrl.pipelines.run.execute import open_output
 from agentrl.schemas.manifest import InputRecord
 
 KEY = "the-key"

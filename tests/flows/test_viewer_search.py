@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from viewer_store import Browser, make_store, publish, row
 
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
 from agentrl.flows.viewer.pages import nodes
 from agentrl.pipelines.handles import SELECTION_SCHEMA
 from agentrl.schemas.arrow import to_table

@@ -23,9 +23,9 @@ from viewer_store import (
     training_row,
 )
 
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.tokenizers import UNKNOWN, TokenBytes, keep
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.tokenizers import UNKNOWN, TokenBytes, keep
 from agentrl.flows.viewer.pages.decoding import decoded
 from agentrl.flows.viewer.pages.tokens import TOKEN_SCHEMA
 from agentrl.schemas.manifest import Kind

@@ -17,15 +17,15 @@ import pyarrow as pa
 import pytest
 from viewer_store import GRPO, Browser, make_store, publish, record_run, row, training_row
 
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.live_metrics import LiveLog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.live import LiveLog
 from agentrl.flows.viewer.pages import replays, training
 from agentrl.flows.viewer.pages.doctor import Doctor, diagnosed
 from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.training import Diagnosis
-from agentrl.pipelines.runs import this_process
+from agentrl.pipelines.run.runs import this_process
 from agentrl.schemas.manifest import Kind
 from agentrl.schemas.training import TRAINING_SCHEMA
 

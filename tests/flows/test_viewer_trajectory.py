@@ -24,8 +24,8 @@ from viewer_store import (
     training_row,
 )
 
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
 from agentrl.flows.viewer.pages import trajectory
 from agentrl.flows.viewer.query.artifacts import Artifacts
 from agentrl.schemas.arrow import to_table

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.tokenizers import _CHARACTERS, keep
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.tokenizers import _CHARACTERS, keep
 from agentrl.flows.viewer.app import application, opening
 from agentrl.flows.viewer.guard import Door
 from agentrl.schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.datastore import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines.execute import job_of, perform
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import Plan, Status, make_plan
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.plan.plan import Plan, Status, make_plan
+from agentrl.pipelines.run.execute import job_of, perform
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

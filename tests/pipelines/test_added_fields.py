@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from agentrl.pipelines.fingerprint import _hashed, _unhashed
-from agentrl.pipelines.library import builtin_stages
+from agentrl.pipelines.file.library import builtin_stages
+from agentrl.pipelines.plan.fingerprint import _hashed, _unhashed
 
 OF_THE_FIRST_VERSION = {
     "train.online": "2cd6a24fedc42bef",

@@ -12,15 +12,15 @@ from typing import Any, get_args
 
 import pytest
 
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines.code import CARRIERS, LOADERS, USED_IF_SET, CodeGraph
-from agentrl.pipelines.execute import job_of
-from agentrl.pipelines.fingerprint import NO_EFFECT, Fingerprinter, fingerprint
-from agentrl.pipelines.library import builtin_stages
-from agentrl.pipelines.load import Pipeline, load
-from agentrl.pipelines.plan import make_plan
-from agentrl.pipelines.problems import SpecError
-from agentrl.pipelines.worker import Workers
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file.library import builtin_stages
+from agentrl.pipelines.file.load import Pipeline, load
+from agentrl.pipelines.file.problems import SpecError
+from agentrl.pipelines.plan.code import CARRIERS, LOADERS, USED_IF_SET, CodeGraph
+from agentrl.pipelines.plan.fingerprint import NO_EFFECT, Fingerprinter, fingerprint
+from agentrl.pipelines.plan.plan import make_plan
+from agentrl.pipelines.run.execute import job_of
+from agentrl.pipelines.run.worker import Workers
 
 ENVIRONMENT = '''
 """An environment of one's own: the first of some numbers."""

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows import cli
-from agentrl.pipelines.compare import compare, verdict
-from agentrl.pipelines.execute import job_of, perform
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import make_plan
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.plan.plan import make_plan
+from agentrl.pipelines.results.compare import compare, verdict
+from agentrl.pipelines.run.execute import job_of, perform
 
 STAGES = '''
 """A policy that solves a task if its number is below a share; the matrix varies the share and the seed."""

@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.datastore import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows.cli import app
-from agentrl.pipelines.execute import job_of, perform
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import Plan, Status, make_plan
-from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.plan.plan import Plan, Status, make_plan
+from agentrl.pipelines.run.execute import job_of, perform
 from agentrl.pipelines.stages.imports import import_
 from agentrl.pipelines.stages.select import select
 from agentrl.pipelines.stages.tasks import from_trajectories, generate

@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_not_trained import row
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.environments import load_environment
 from agentrl.flows import cli
 from agentrl.models.tiny import tiny_policy
-from agentrl.pipelines.compare import Arm, compare, regressions, verdict
-from agentrl.pipelines.execute import job_of, perform
+from agentrl.pipelines.file.load import load
 from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.lineage import find_artifact
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import make_plan
+from agentrl.pipelines.plan.plan import make_plan
+from agentrl.pipelines.results.compare import Arm, compare, regressions, verdict
+from agentrl.pipelines.results.lineage import find_artifact
+from agentrl.pipelines.run.execute import job_of, perform
 from agentrl.pipelines.stages.evaluate import EvaluateConfig, evaluate
 from agentrl.pipelines.stages.measures import Attempted, Optimum, choices, parts, summary
 from agentrl.pipelines.stages.tasks import generate

@@ -6,11 +6,11 @@ import pytest
 from toy_project import Project, project
 
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.retrieval.experience import render
+from agentrl.datastore.search.experience import render
 from agentrl.environments import load_environment
 from agentrl.pipelines.handles import Model
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.plan import Selection
+from agentrl.pipelines.plan.plan import Selection
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import sft
 from agentrl.pipelines.stages.trajectories import sample, synthesize

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
 from agentrl.models.policy import Policy
-from agentrl.pipelines.execute import Outcome, job_of, open_output, perform
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import Selection, make_plan
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.plan.plan import Selection, make_plan
+from agentrl.pipelines.run.execute import Outcome, job_of, open_output, perform
 from agentrl.schemas.manifest import InputRecord
 
 SPEC = """

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from agentrl.datastore import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines.document import LIBRARY, library_names
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import Status, make_plan
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file.document import LIBRARY, library_names
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.plan.plan import Status, make_plan
 from benchmarks.smallest import smallest
 
 ROOT = Path(__file__).parents[2]

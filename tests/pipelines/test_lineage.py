@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows.show import print_lineage
-from agentrl.pipelines.lineage import find_artifact, lineage, mermaid
+from agentrl.pipelines.results.lineage import find_artifact, lineage, mermaid
 from agentrl.schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.datastore.live import lines_after
+from agentrl.datastore.artifacts.live_metrics import lines_after
 from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.stage import Context

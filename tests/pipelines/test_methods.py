@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines.document import LIBRARY
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import Status, make_plan
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file.document import LIBRARY
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.plan.plan import Status, make_plan
 from benchmarks.smallest import smallest
 
 ROOT = Path(__file__).parents[2]

@@ -7,11 +7,11 @@ import pytest
 from own_classes import PIPELINE, forget, run
 from test_choices import changed, edit, own
 
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines.lineage import find_artifact
-from agentrl.pipelines.load import Pipeline, load
-from agentrl.pipelines.problems import SpecError
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file.load import Pipeline, load
+from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.replay import ReplayError, replay
+from agentrl.pipelines.results.lineage import find_artifact
 
 CLASSES = """
 from agentrl.algorithms.grpo import GRPO

@@ -12,13 +12,13 @@ import pytest
 from own_classes import EXAMPLES, PIPELINE, ROOT, example, forget, planned, reasons, run
 from test_choices import edit
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.flows import cli
-from agentrl.pipelines.lineage import find_artifact
-from agentrl.pipelines.load import load
-from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.replay import ReplayError, replay
+from agentrl.pipelines.results.lineage import find_artifact
 
 
 @pytest.mark.parametrize("name", sorted(one.name for one in EXAMPLES.glob("own_*")))

@@ -8,10 +8,10 @@ import pytest
 from own_classes import EXAMPLES, ROOT, copied
 
 from agentrl.datastore import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines.execute import job_of, perform
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import Plan, Status, make_plan
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.plan.plan import Plan, Status, make_plan
+from agentrl.pipelines.run.execute import job_of, perform
 
 EXAMPLE = EXAMPLES / "own_family"
 

@@ -13,10 +13,10 @@ import psutil
 import pytest
 from toy_project import Project
 
-from agentrl.pipelines.code import changed_code
-from agentrl.pipelines.execute import StageJob, job_of
-from agentrl.pipelines.processes import descendants
-from agentrl.pipelines.worker import StageError, Workers
+from agentrl.pipelines.plan.code import changed_code
+from agentrl.pipelines.run.execute import StageJob, job_of
+from agentrl.pipelines.run.processes import descendants
+from agentrl.pipelines.run.worker import StageError, Workers
 
 PIPELINE = """
     name: p
@@ -33,7 +33,7 @@ def job(project: Project, error: str = "", sleep: float = 0.0) -> StageJob:
 
 
 def _until_a() -> object:
-    from agentrl.pipelines.plan import Selection
+    from agentrl.pipelines.plan.plan import Selection
 
     return Selection(only=("a",))
 
@@ -214,11 +214,11 @@ def test_a_secret_in_an_exception_a_print_or_a_metric_is_not_kept(
 RUN = """
 import sys
 from pathlib import Path
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines.execute import job_of
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import make_plan
-from agentrl.pipelines.worker import Workers
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.run.execute import job_of
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.plan.plan import make_plan
+from agentrl.pipelines.run.worker import Workers
 plan = make_plan(load(sys.argv[1]), Catalog(sys.argv[2]), sys.argv[2])
 workers = Workers(lambda *_: print("progress", flush=True))
 for step in plan.to_run:

@@ -9,12 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_project import Project
 
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines.external import external_digest, pinned, with_paths
-from agentrl.pipelines.fingerprint import UnhashableError, _installed_version, canonical, fingerprint, outside_fields
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import make_plan
-from agentrl.pipelines.problems import SpecError
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file.external import external_digest, pinned, with_paths
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.file.problems import SpecError
+from agentrl.pipelines.plan.fingerprint import (
+    UnhashableError,
+    _installed_version,
+    canonical,
+    fingerprint,
+    outside_fields,
+)
+from agentrl.pipelines.plan.plan import make_plan
 from agentrl.pipelines.stage import External, StageConfig
 
 PIPELINE = """
@@ -159,8 +165,8 @@ def test_modules_of_another_folder_are_tracked(project: Project, tmp_path_factor
     project.edit("maths", f"from {project.package} import deeper", "import far_helpers as deeper")
     path = folder / "pipeline.yaml"
     path.write_text(project.write(PIPELINE).read_text())
-    from agentrl.pipelines.load import load
-    from agentrl.pipelines.plan import make_plan
+    from agentrl.pipelines.file.load import load
+    from agentrl.pipelines.plan.plan import make_plan
 
     before = {
         s.name: fingerprint(s.ingredients) for s in make_plan(load(str(path)), project.catalog, "store").steps.values()

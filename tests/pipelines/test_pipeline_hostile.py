@@ -12,8 +12,8 @@ from test_pipeline_load import problems
 from toy_project import Project
 
 from agentrl.environments import load_environment
-from agentrl.pipelines.load import load
-from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.file.problems import SpecError
 
 BOMB = "name: p\nx0: &x0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 12)

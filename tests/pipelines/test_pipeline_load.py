@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_project import Project
 
-from agentrl.pipelines.document import merge
-from agentrl.pipelines.load import Edge, load
-from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.file.document import merge
+from agentrl.pipelines.file.load import Edge, load
+from agentrl.pipelines.file.problems import SpecError
 from agentrl.schemas.pipeline import PipelineSpec
 
 CHAIN = """

@@ -8,9 +8,9 @@ import pytest
 from toy_project import Project
 
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.pipelines.execute import Outcome, open_output
-from agentrl.pipelines.plan import Selection, differences
-from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.file.problems import SpecError
+from agentrl.pipelines.plan.plan import Selection, differences
+from agentrl.pipelines.run.execute import Outcome, open_output
 from agentrl.schemas.manifest import Ingredients, InputRecord
 
 PIPELINE = """

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from agentrl.datastore.catalog import Catalog
-from agentrl.pipelines.gc import find_garbage
-from agentrl.pipelines.runs import all_runs, this_process
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.results.gc import find_garbage
+from agentrl.pipelines.run.runs import all_runs, this_process
 
 MINUTE = 60
 

@@ -10,12 +10,12 @@ from fake_machines import fake_gpus
 from shapes import LLAMA_70B, QWEN_7B, model_folder
 from typer.testing import CliRunner
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows.cli import app
-from agentrl.pipelines.load import load
-from agentrl.pipelines.placement import Placement, place
-from agentrl.pipelines.plan import make_plan
-from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.file.problems import SpecError
+from agentrl.pipelines.plan.placement import Placement, place
+from agentrl.pipelines.plan.plan import make_plan
 
 ONE_NODE, MANY = "cluster/dense-8b", "cluster/dense-70b"
 

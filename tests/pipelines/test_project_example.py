@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.pipelines.load import load
+from agentrl.pipelines.file.load import load
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "examples" / "project"

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.datastore import credentials
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.storage import credentials
 from agentrl.datastore.upkeep import migrate
 from agentrl.flows import cli
-from agentrl.pipelines import readiness
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import make_plan
-from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.file import readiness
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.file.problems import SpecError
+from agentrl.pipelines.plan.plan import make_plan
 
 PIPELINE = """
 name: p

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.datastore.digest import digest
+from agentrl.datastore.storage.digest import digest
 from agentrl.models.policy import Policy
-from agentrl.pipelines.fingerprint import _hashed, _unhashed
 from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness, Result
+from agentrl.pipelines.plan.fingerprint import _hashed, _unhashed
 from agentrl.pipelines.stages.grpo import online
 from agentrl.training import step
 from agentrl.training.rows import TrainingRows

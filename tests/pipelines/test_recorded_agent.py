@@ -18,8 +18,8 @@ from agentrl.datastore import TrajectoryBuffer
 from agentrl.engines.configs import EmbeddedConfig
 from agentrl.environments.lookup import LookupEnvironment
 from agentrl.models.policy import Policy
-from agentrl.pipelines.execute import job_of, perform
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.run.execute import job_of, perform
 from agentrl.pipelines.serve import BufferRows, recorder_of
 from agentrl.pipelines.stages.budget import SamplingConfig
 from agentrl.pipelines.stages.select import select

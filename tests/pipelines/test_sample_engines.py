@@ -10,11 +10,11 @@ from faulty_shop import task
 from json_server import serving
 from test_engine_openai import Endpoint
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.engines.base import EngineError
+from agentrl.pipelines.file.load import load
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.load import load
-from agentrl.pipelines.plan import make_plan
+from agentrl.pipelines.plan.plan import make_plan
 from agentrl.pipelines.stages.trajectories import sample
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Termination

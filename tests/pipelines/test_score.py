@@ -12,13 +12,13 @@ from judge_server import judging
 from own_classes import forget, planned, reasons, run
 from test_not_trained import acted, row
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.models.tiny import tiny_policy
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.lineage import find_artifact
-from agentrl.pipelines.load import load
-from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.results.lineage import find_artifact
 from agentrl.pipelines.stages import score as score_module
 from agentrl.pipelines.stages.curate import curate
 from agentrl.pipelines.stages.pairs import agentq

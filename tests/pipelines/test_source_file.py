@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.pipelines import source_file
-from agentrl.pipelines.source import ModuleSource
-from agentrl.pipelines.source_file import SourceFile
+from agentrl.pipelines.plan import source_file
+from agentrl.pipelines.plan.source import ModuleSource
+from agentrl.pipelines.plan.source_file import SourceFile
 
 CODE = """
 from typing import ClassVar

@@ -3,10 +3,10 @@
 import pytest
 from toy_project import Project
 
-from agentrl.pipelines.gc import find_garbage
-from agentrl.pipelines.lineage import lineage
-from agentrl.pipelines.plan import Selection
-from agentrl.pipelines.problems import SpecError
+from agentrl.pipelines.file.problems import SpecError
+from agentrl.pipelines.plan.plan import Selection
+from agentrl.pipelines.results.gc import find_garbage
+from agentrl.pipelines.results.lineage import lineage
 
 MAKES = """
     name: makes

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows.cli import app
 from agentrl.models.policy import load_tokenizer, tokenizer_fingerprint
 from agentrl.pipelines.handles import Model, Tasks
@@ -98,7 +98,7 @@ def test_rows_of_older_stores_are_read_by_their_models_tokenizer(
 
 def test_reading_imports_neither_torch_nor_transformers(harness: Harness, written: Written) -> None:
     program = (
-        "import sys; from agentrl.datastore.catalog import Catalog\n"
+        "import sys; from agentrl.datastore.artifacts.catalog import Catalog\n"
         "from agentrl.pipelines.tokenizers import token_bytes\n"
         f"assert token_bytes(Catalog({harness.buffer.store!r}), {written.tokenizer!r}).text([1, 2])[0]\n"
         "assert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules)"

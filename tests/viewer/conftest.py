@@ -13,7 +13,7 @@ from strange_rows import append_strange_rows
 from watched import ENV, Watched
 
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.retrieval.index import SearchIndex
+from agentrl.datastore.search.index import SearchIndex
 
 
 @pytest.fixture(scope="session")

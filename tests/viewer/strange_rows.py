@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
 from agentrl.pipelines.stages.curate import DROPPED_SCHEMA, FUNNEL_SCHEMA
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord

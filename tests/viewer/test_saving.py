@@ -9,8 +9,8 @@ import pytest
 from serving import serving, window
 from watched import ENV, PICTURES, Watched, both_themes, until
 
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
 
 pytestmark = pytest.mark.viewer
 FILTER = "stage = 'grpo' and not success"

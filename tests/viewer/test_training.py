@@ -13,10 +13,10 @@ from serving import serving, window
 from strange_rows import PAYLOADS
 from watched import PICTURES, Watched, both_themes, until
 
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.live_metrics import LiveLog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.live import LiveLog
-from agentrl.pipelines.runs import this_process
+from agentrl.pipelines.run.runs import this_process
 
 pytestmark = pytest.mark.viewer
 RUN = "20991231-235959-live"

@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.writer import SCALARS
+from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.offline import bundle
 from agentrl.flows.viewer.offline.redaction import Redactor
 from agentrl.flows.viewer.pages import compare, trajectory
@@ -23,9 +23,9 @@ from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.export import Contents, ExportedColumn
 from agentrl.flows.viewer.wire.trajectory import RowAnswer
-from agentrl.pipelines.execute import open_output
 from agentrl.pipelines.handles import Trajectories
-from agentrl.pipelines.lineage import find_artifact
+from agentrl.pipelines.results.lineage import find_artifact
+from agentrl.pipelines.run.execute import open_output
 from agentrl.schemas.manifest import InputRecord, Kind
 
 CAP = 25_000_000

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.pages.overview import EVALUATION
 from agentrl.flows.viewer.query.artifacts import Artifacts, label, numbers
@@ -76,7 +76,7 @@ def evaluations(artifacts: Artifacts) -> Evaluations:
 def compared(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDifference:
     """How ``arm`` differs from ``than``, as `agentrl compare` says it. Raises RefusedError if one of them was not
     measured, or they share no task."""
-    from agentrl.pipelines.compare import compare, verdict
+    from agentrl.pipelines.results.compare import compare, verdict
 
     try:
         found = compare(catalog, [than, arm], greedy=greedy)

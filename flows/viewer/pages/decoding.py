@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.datastore.tokenizers import UNKNOWN, TokenBytes
+from agentrl.datastore.artifacts.tokenizers import UNKNOWN, TokenBytes
 
 
 @dataclass(frozen=True)

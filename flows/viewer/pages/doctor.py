@@ -4,11 +4,11 @@ import json
 import subprocess
 import threading
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows.viewer.processes import command_of
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.training import Diagnosis, Symptom
-from agentrl.pipelines.runs import Run, find_run
+from agentrl.pipelines.run.runs import Run, find_run
 
 PATIENCE_S = 600.0
 """Seconds that the doctor may take."""

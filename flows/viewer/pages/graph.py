@@ -10,12 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from agentrl.datastore.catalog import Catalog
-from agentrl.datastore.places import LocalPlace
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.storage.object_store import LocalPlace
 from agentrl.flows.viewer.processes import command_of
 from agentrl.flows.viewer.wire.overview import StageBox, StageInput
-from agentrl.pipelines.document import LIBRARY
-from agentrl.pipelines.runs import Run
+from agentrl.pipelines.file.document import LIBRARY
+from agentrl.pipelines.run.runs import Run
 
 FRESH_S = 10.0
 """Seconds for which a plan is believed."""

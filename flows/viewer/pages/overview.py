@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.live_metrics import live_stages
 from agentrl.datastore.errors import NoBufferError, StoreError
-from agentrl.datastore.live import live_stages
 from agentrl.flows.viewer.pages import graph
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.query.tables import Tables
@@ -17,8 +17,8 @@ from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.overview import Measurement, Overview, PlanAnswer, RunLine
 from agentrl.flows.viewer.wire.runs import KnownSettings, Setting
 from agentrl.flows.viewer.wire.training import RunAnswer, RunStage
-from agentrl.pipelines.problems import did_you_mean
-from agentrl.pipelines.runs import Run, all_runs, find_run
+from agentrl.pipelines.file.problems import did_you_mean
+from agentrl.pipelines.run.runs import Run, all_runs, find_run
 from agentrl.pipelines.secrets import redacted
 
 RUNS = 50
@@ -79,7 +79,7 @@ def what_if(
 
 def known_settings(catalog: Catalog, pipeline: str) -> KnownSettings:
     """What the stages of the pipeline's newest run were configured with. Raises RefusedError if no run is of it."""
-    from agentrl.pipelines.compare import flat_config
+    from agentrl.pipelines.results.compare import flat_config
 
     run = _newest(all_runs(catalog), pipeline)
     found = []

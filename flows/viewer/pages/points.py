@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from agentrl.datastore.retrieval.index import SearchIndex, State
-from agentrl.datastore.retrieval.projection import PrincipalPlane
+from agentrl.datastore.search.index import SearchIndex, State
+from agentrl.datastore.search.projection import PrincipalPlane
 from agentrl.flows.viewer.query.tables import Snapshot
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.search import MapPrompt

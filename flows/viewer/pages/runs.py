@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.query.artifacts import label
 from agentrl.flows.viewer.query.tables import Snapshot
@@ -20,7 +20,7 @@ from agentrl.flows.viewer.wire.runs import (
     TaskOutcomes,
     TwoValues,
 )
-from agentrl.pipelines.runs import Run, all_runs, diff_runs, find_run
+from agentrl.pipelines.run.runs import Run, all_runs, diff_runs, find_run
 from agentrl.schemas.manifest import Kind, Manifest
 
 RUNS, TASKS, PROMPT = 200, 200, 300

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from agentrl.datastore import sql
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.read import sql
 from agentrl.flows.viewer.processes import command_of
 from agentrl.flows.viewer.query import filters
 from agentrl.flows.viewer.query.tables import COLUMNS, Snapshot
@@ -137,7 +137,7 @@ def _same_in_queries(snapshot: Snapshot, where: str) -> None:
 def _as_yaml(where: str) -> str:
     """The rule as a mapping of YAML that reads back as the same. Raises RefusedError if none does."""
     from agentrl.datastore.curation.rules import Rules
-    from agentrl.pipelines import yaml_text
+    from agentrl.pipelines.file import yaml_text
 
     quoted = "".join(
         one if one.isprintable() else f"\\U{ord(one):08x}" for one in json.dumps(where, ensure_ascii=False)

@@ -12,17 +12,17 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.live_metrics import length, lines_after, live_stages
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.live import length, lines_after, live_stages
 from agentrl.doctor.curves import ESS, KL
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.query.tables import Recent, Snapshot, Tables, plain
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.training import LiveAnswer, Pulse, SickBand, TrainingStage, TrainingStages
 from agentrl.pipelines.diagnose import bands_of
-from agentrl.pipelines.learned import rows_of_step
-from agentrl.pipelines.runs import Run, all_runs
+from agentrl.pipelines.results.learned import rows_of_step
+from agentrl.pipelines.run.runs import Run, all_runs
 from agentrl.schemas.manifest import Manifest
 
 PULSE_S = 0.5

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from agentrl.datastore.writer import SCALARS
+from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.query.artifacts import Artifacts, label, numbers
 from agentrl.flows.viewer.query.tables import Snapshot
 from agentrl.flows.viewer.refused import RefusedError

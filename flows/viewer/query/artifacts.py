@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agentrl.datastore.catalog import Catalog
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.query.tables import Recent
-from agentrl.pipelines.learned import TrainedOn, learned_by
+from agentrl.pipelines.results.learned import TrainedOn, learned_by
 from agentrl.schemas.manifest import Manifest
 
 FRESH_S = 5.0

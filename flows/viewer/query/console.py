@@ -19,14 +19,14 @@ from io import BytesIO
 import polars as pl
 import pyarrow as pa
 
-from agentrl.datastore import sql
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.read import sql
 from agentrl.flows.viewer.query import filters
 from agentrl.flows.viewer.query.sql_child import TABLE
 from agentrl.flows.viewer.query.tables import COLUMNS, TEXT, Tables, stream
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.queries import SQLQuery
-from agentrl.pipelines.problems import did_you_mean
+from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.schemas.installation import PACKAGE_ROOT
 
 ROWS = 1000

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
-from agentrl.datastore import sql
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.read import sql
 from agentrl.flows.viewer.refused import RefusedError
 
 MAX_CHARACTERS = 4000

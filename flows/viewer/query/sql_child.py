@@ -16,8 +16,8 @@ from typing import Any
 
 import polars as pl
 
-from agentrl.datastore import sql
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.read import sql
 
 TABLE = "trajectories"
 

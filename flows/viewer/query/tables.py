@@ -16,11 +16,11 @@ from polars.exceptions import PanicException, PolarsError
 
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import NoBufferError, StoreError
-from agentrl.datastore.scalars import SCHEMA
-from agentrl.datastore.writer import SCALARS
+from agentrl.datastore.read.scalars import SCHEMA
+from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.query import filters
 from agentrl.flows.viewer.refused import RefusedError
-from agentrl.pipelines.problems import did_you_mean
+from agentrl.pipelines.file.problems import did_you_mean
 
 COLUMNS = pl.Schema({name: SCHEMA[name] for name in SCALARS})
 """The scalar columns: what filters, sorts and pages are over."""

@@ -1,0 +1,149 @@
+"""What dead processes left behind: temporary files, half-moved folders, half-built and replaced artifacts.
+
+Names carry their owner (:mod:`agentrl.datastore.storage.ownership`), which tells whether somebody still works on
+something. If a name has no owner of this machine (on S3, or written by an older version), its age decides, by the
+place's clock.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.storage import ownership as owners
+from agentrl.datastore.storage.object_store import TRASH, LocalPlace, S3Place
+from agentrl.datastore.storage.ownership import Owner
+from agentrl.schemas.manifest import Manifest
+
+GRACE = timedelta(days=1)
+"""A leftover of an unknown owner is removed once it is older than this."""
+
+_OTHERS = ("prefect", "logs")
+"""Folders of the store that hold no names of ours."""
+_KEPT = ("owners", "scratch", "artifacts", "tokens", "scalars", "prefect", "logs")
+"""Folders of the working folder that hold what is used again."""
+
+
+def leftovers(place: LocalPlace | S3Place) -> list[Path]:
+    """Local files and folders, temporary by their name, that nobody uses any more."""
+    working = place.working_folder()
+    found = set(_in_working(working))
+    if isinstance(place, LocalPlace):
+        found |= set(_temporaries(place.root, (*_OTHERS, working.name)))
+    for one in ("scratch", "artifacts", "tokens", "scalars"):
+        found |= set(_temporaries(working / one))
+    return sorted(path for path in found if _is_over(working, path))
+
+
+def remove(paths: list[Path]) -> None:
+    """Remove files and folders of this machine."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def old_downloads(place: LocalPlace | S3Place, manifests: Mapping[tuple[str, str], Manifest]) -> list[Path]:
+    """Downloaded attempts at artifacts that no manifest names any more."""
+    if isinstance(place, LocalPlace):
+        return []
+    found = []
+    for folder in sorted((place.working_folder() / "artifacts").glob("*/*")):
+        manifest = manifests.get((folder.parent.name, folder.name))
+        if manifest is None:
+            found.append(folder)
+        else:
+            found += [one for one in folder.iterdir() if owners.owner_in(one.name) and one.name != manifest.attempt]
+    return found
+
+
+def abandoned_attempts(catalog: Catalog, stage: str, fingerprint: str, counts: Manifest | None) -> list[str]:
+    """Keys of attempts at an artifact that were never published and whose process is dead.
+
+    ``counts`` is the manifest that is published now, or None. The caller holds the artifact's lock. On S3 the
+    list is empty, because nobody can tell whether a process of another machine lives.
+    """
+    if counts is not None or not isinstance(catalog.place, LocalPlace):
+        return []
+    key = catalog.folder(stage, fingerprint)
+    return [f"{key}/{name}" for name in catalog.place.children(key)[0] if _dead(catalog.place.working_folder(), name)]
+
+
+def unnamed_attempts(catalog: Catalog, at_work: bool) -> Iterator[str]:
+    """Keys of attempts that no manifest names and nobody will publish: killed ones, and those that a forced run
+    replaced. With ``at_work``, a run may still read the latter, so they stay.
+
+    Attempts stay, too, if their manifest cannot be read.
+    """
+    place = catalog.place
+    working = place.working_folder()
+    for stage in catalog.stages():
+        for fingerprint in catalog.fingerprints(stage):
+            key = catalog.folder(stage, fingerprint)
+            attempts = [name for name in place.children(key)[0] if owners.owner_in(name)]
+            if not attempts:
+                continue
+            manifest = catalog.manifest(stage, fingerprint)
+            if manifest is None and place.read(f"{key}/manifest.json") is not None:
+                continue
+            if manifest is not None and at_work:
+                continue
+            for name in attempts:
+                named = manifest is not None and manifest.attempt == name
+                if not named and (_dead(working, name) or _is_old_at(place, f"{key}/{name}", working, name)):
+                    yield f"{key}/{name}"
+
+
+def _dead(working: Path, name: str) -> bool:
+    owner = owners.owner_in(name)
+    return owner is not None and owners.state(working, owner) is Owner.DEAD
+
+
+def _is_old_at(place: LocalPlace | S3Place, key: str, working: Path, name: str) -> bool:
+    """Whether an attempt of an owner that is not known here was last changed long ago."""
+    if owners.state(working, owners.owner_in(name) or "") is not Owner.UNKNOWN:
+        return False
+    newest = max((changed for _, changed in place.listing(key)), default=None)
+    return newest is not None and _now(place) - newest > GRACE
+
+
+def _now(place: LocalPlace | S3Place) -> datetime:
+    """The time by the clock that stamps the place's objects: on S3 the lock that the caller holds was just written."""
+    if isinstance(place, LocalPlace):
+        return datetime.now(UTC)
+    return max((changed for _, changed in place.listing("locks")), default=datetime.now(UTC))
+
+
+def _in_working(working: Path) -> Iterator[Path]:
+    """Everything in the working folder that is not kept there for later use."""
+    for path in working.glob("*"):
+        if path.name in ("trash", "staging"):
+            yield from path.iterdir()
+        elif path.name not in _KEPT:
+            yield path
+
+
+def _temporaries(root: Path, but: tuple[str, ...] = ()) -> Iterator[Path]:
+    """Files and folders that are temporary by their name."""
+    for folder, folders, files in os.walk(root):
+        if Path(folder) == root:
+            folders[:] = [name for name in folders if name not in but]
+        for name in [one for one in folders if one.startswith(TRASH)]:
+            folders.remove(name)
+            yield Path(folder, name)
+        yield from (Path(folder, name) for name in files if name.startswith(".") and name.endswith(".tmp"))
+
+
+def _is_over(working: Path, path: Path) -> bool:
+    owner = owners.owner_in(path.name)
+    known = owners.state(working, owner) if owner else Owner.UNKNOWN
+    if known is not Owner.UNKNOWN:
+        return known is Owner.DEAD
+    try:
+        changed = datetime.fromtimestamp(path.lstat().st_mtime, UTC)
+    except FileNotFoundError:
+        return False
+    return datetime.now(UTC) - changed > GRACE

@@ -1,0 +1,89 @@
+"""What every column of the buffer's views means, for people who write queries. A test compares it with the views."""
+
+from agentrl.schemas.trajectory import Termination
+
+_SHARED = {
+    "trajectory_id": "id of the row: stage, fingerprint, number; the same on every re-run",
+    "task_id": "id of the task that was attempted",
+    "env": "name of the environment",
+    "split": "split of the task: train, dev, heldout",
+    "stage": "stage of the pipeline that appended the row",
+    "policy_version": "version of the policy's weights, counted by online training",
+    "success": "whether the task was solved; null if nobody scored the row",
+    "reward": "reward of the episode; null if nobody scored the row",
+}
+
+_OF_A_STEP = {**_SHARED, "step": "number of the assistant message, from 0"}
+
+VIEWS: dict[str, dict[str, str]] = {
+    "trajectories": {
+        **_SHARED,
+        "episode_id": "id of the episode; its rows share it",
+        "segment": "number of the row within its episode, from 0",
+        "agent": "name of the agent that acts in the row",
+        "group_id": "rollouts that are compared with each other share it",
+        "sample_index": "number of the attempt among those of one task",
+        "parent_id": "row that this one was made from or forked from",
+        "fork_at": "leading tokens that the row shares with its parent and did not sample itself; 0 for a whole row",
+        "source": "how the row came about: model, expert, hinted, rationalized, relabelled, negative, or the format "
+        "of an import",
+        "env_version": "version that the environment declares",
+        "level": "difficulty of the task, as the environment counts it",
+        "prompt": "first user message",
+        "pipeline": "name of the pipeline whose stage appended the row; null if none did, as with imports by command",
+        "fingerprint": "fingerprint of the stage run that appended the row",
+        "run_id": "run that appended the row; see `agentrl runs`",
+        "policy": "what acted: STAGE/FINGERPRINT of a model, or another name",
+        "created_at": "when the row was made, UTC",
+        "sampling": "JSON: temperature and other settings of the sampler",
+        "termination": f"why the episode ended: {', '.join(Termination)}",
+        "reward_components": "list of {name, value, weight}; the reward is made of them",
+        "tags": "free words; evaluations tag their rows greedy or sampled",
+        "n_steps": "assistant messages",
+        "n_tokens": "tokens of the whole row",
+        "n_action_tokens": "tokens that the policy sampled",
+        "n_tool_calls": "tool calls",
+        "n_tool_errors": "tool calls that were answered by an error",
+        "messages": "list of {role, content, reasoning, tool_calls, tool_call_id, name, reward, token span}",
+        "tools": "JSON: schemas of the tools that were offered",
+        "final_state": "JSON: what a verifier needs to score the row again",
+        "tokenizer": "fingerprint of the tokenizer and its chat template",
+        "input_ids": "token ids as sampled",
+        "action_mask": "per token: whether the policy sampled it",
+        "logprobs": "per token: log-probability under the policy that sampled it; NaN if the mask is false",
+        "spans": "list of {version, start, end}: which version of the weights sampled the action tokens of this range",
+    },
+    "steps": {
+        **_OF_A_STEP,
+        "reward": "reward of the step, if the environment gives one",
+        "content": "what the assistant wrote",
+        "reasoning": "what it reasoned before, if its format has that",
+        "n_tool_calls": "tool calls of the step",
+        "tool_calls": "list of {id, name, arguments}",
+        "observation": "answers of the tools, joined by lines",
+        "n_tokens": "tokens that were sampled in the step",
+    },
+    "tool_calls": {
+        **{name: text for name, text in _OF_A_STEP.items() if name != "reward"},
+        "call": "number of the call within its step, from 0",
+        "call_id": "id that the policy gave the call",
+        "name": "name of the tool",
+        "arguments": "JSON: arguments of the call",
+        "observation": "what the tool answered; null if nothing answers the call's id",
+    },
+}
+
+
+def described() -> list[dict[str, str]]:
+    """A row per column: view, column, type, meaning. A column without a description has an empty meaning."""
+    import polars as pl
+
+    from agentrl.datastore.read.views import views
+    from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
+
+    empty = pl.DataFrame(pl.from_arrow(TRAJECTORY_SCHEMA.empty_table())).lazy()
+    return [
+        {"view": view, "column": column, "type": str(kind), "meaning": VIEWS[view].get(column, "")}
+        for view, frame in views(empty).items()
+        for column, kind in frame.collect_schema().items()
+    ]

@@ -1,0 +1,207 @@
+"""Rows by id. Files are found by Delta's statistics, row groups by Parquet's, and only those are decoded.
+
+Bounds of row groups are kept between calls, and footers up to a limit. Files never change, so what was read need not be
+read again.
+"""
+
+import os
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from agentrl.datastore.errors import CorruptError
+from agentrl.datastore.read.token_cache import Copies
+from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.table.older_schemas import to_read, upgrade
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+THREADS = os.cpu_count() or 2
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Ids: TypeAlias = Sequence[str] | pa.Array | pa.ChunkedArray
+_LAST = chr(0x10FFFF)
+FOOTER_BYTES = 2**25
+"""Footers stay in memory up to this total, as they are stored. In memory they take several times as much."""
+
+
+class _Group(NamedTuple):
+    """One row group: its number in the file, and bounds of its ids."""
+
+    number: int
+    least: str
+    most: str
+
+
+def id_array(ids: Ids) -> pa.Array:
+    """Ids as one Arrow array of strings."""
+    array = ids if isinstance(ids, pa.Array | pa.ChunkedArray) else pa.array(ids, pa.string())
+    array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    return array.cast(pa.string())
+
+
+@dataclass
+class _File:
+    """One data file: bounds of its ids, and once the footer was read, those of its row groups and its columns."""
+
+    path: str
+    least: str
+    most: str
+    groups: list[_Group] | None = None
+    names: list[str] | None = None
+    columns: tuple[str, ...] = ()
+
+
+class Lookup:
+    """Reads rows of one table by ``trajectory_id``."""
+
+    def __init__(self, place: LocalPlace | S3Place, folder: str) -> None:
+        self._place = place
+        self._folder = folder
+        self._files: dict[str, _File] = {}
+        self._version: tuple[object, int] | None = None
+        self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+        self._lock = threading.Lock()
+        self._copies = Copies(place)
+
+    def read(self, files: "Sequence[_File]", ids: pa.Array, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
+        """Rows of ``files`` with these ids; ids that are not there are left out. What is read together stays together,
+        and follows its least id, so that ids that are asked for in order often need no further copy."""
+        values = pc.unique(ids)
+        values = values.take(pc.sort_indices(values))
+        names = values.to_pylist()
+
+        def within(least: str, most: str) -> pa.Array:
+            first, end = _between(names, least, most)
+            return values.slice(first, end - first)
+
+        hit = [(file, asked) for file in files if len(asked := within(file.least, file.most))]
+        copied = _each(lambda one: self._copies.read(one[0].path, one[1], columns), hit)
+        rest = [file for (file, _), rows in zip(hit, copied, strict=True) if rows is None]
+        work = zip(rest, _each(lambda file: self._groups(file, names), rest), strict=True)
+        # several row groups of one file are one task, but never so many that one thread has all the work
+        tasks = [(file, groups[at : at + 8]) for file, groups in work for at in range(0, len(groups), 8)]
+
+        def one(task: tuple[_File, list[_Group]]) -> pa.Table:
+            file, groups = task
+            with self._reading(file), self._open(file) as source:
+                old = not set(columns) <= set(file.columns)
+                read = to_read(columns, file.columns) if old else list(columns)
+                numbers = [group.number for group in groups]
+                rows = source.read_row_groups(numbers, columns=read, use_threads=False)
+            # the ids that these row groups may hold, since Arrow hashes all that it is given
+            few = within(min(group.least for group in groups), max(group.most for group in groups))
+            rows = _chosen(rows, pc.is_in(rows["trajectory_id"], value_set=few))
+            return upgrade(rows, columns) if old else rows.select(list(columns))
+
+        parts = [rows for rows in [*copied, *_each(one, tasks)] if rows is not None and rows.num_rows]
+        parts.sort(key=lambda rows: rows["trajectory_id"][0].as_py())
+        # a cast copies, even to the same schema
+        cast = (rows if rows.schema.equals(schema) else rows.cast(schema) for rows in parts)
+        return pa.concat_tables([schema.empty_table(), *cast])
+
+    def files(self, table: "DeltaTable") -> list[_File]:
+        """The files of the table's version, for :meth:`read`."""
+        version = (table.metadata().id, table.version())
+        if version == self._version:
+            return list(self._files.values())
+        actions = pa.table(table.get_add_actions(flatten=True))
+        names = [unquote(path) for path in actions["path"].to_pylist()]
+        bounds = [
+            actions[f"{side}.trajectory_id"].to_pylist()
+            if f"{side}.trajectory_id" in actions.schema.names
+            else [None] * len(names)
+            for side in ("min", "max")
+        ]
+        self._files = {
+            name: self._files.get(name) or _File(name, least or "", most or _LAST)
+            for name, least, most in zip(names, *bounds, strict=True)
+        }
+        self._version = version
+        return list(self._files.values())
+
+    def _names(self, file: _File, source: pq.ParquetFile) -> list[str]:
+        if file.names is None:
+            file.names = source.schema_arrow.names  # made anew each time it is asked for
+        return file.names
+
+    def _groups(self, file: _File, names: list[str]) -> "list[_Group]":
+        """Row groups of a file that may hold one of these ids, which are sorted."""
+        if file.groups is None:
+            with self._reading(file), self._open(file) as source:
+                footer = source.metadata
+            file.columns = tuple(footer.schema.to_arrow_schema().names)
+            index = file.columns.index("trajectory_id")  # a scalar before all lists
+            found = (footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups))
+            bounds = ((one.min, one.max) if one and one.has_min_max else ("", _LAST) for one in found)
+            file.groups = [_Group(number, *both) for number, both in enumerate(bounds)]
+        return [group for group in file.groups if _hit(names, group.least, group.most)]
+
+    @contextmanager
+    def _reading(self, file: _File) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptError(f"data file {file.path}", str(error)) from error
+
+    def _open(self, file: _File) -> pq.ParquetFile:
+        source: Any
+        if isinstance(self._place, LocalPlace):
+            source = self._place.root / self._folder / file.path
+        else:
+            source = self._place.open(f"{self._folder}/{file.path}")
+        footer = self._footers.get(file.path)
+        opened = pq.ParquetFile(source, metadata=footer, pre_buffer=not isinstance(self._place, LocalPlace))
+        if footer is None:
+            self._keep(file.path, opened.metadata)
+        return opened
+
+    def _keep(self, path: str, footer: pq.FileMetaData) -> None:
+        with self._lock:
+            self._footers[path] = footer
+            kept = sum(one.serialized_size for one in self._footers.values())
+            while kept > FOOTER_BYTES:
+                _, dropped = self._footers.popitem(last=False)
+                kept -= dropped.serialized_size
+
+
+def _each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """What ``work`` makes of each item, in threads if there are several."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(work, items))
+
+
+def _chosen(rows: pa.Table, asked: pa.ChunkedArray) -> pa.Table:
+    """The rows that were asked for. A filter copies, and goes through all columns of a row group for one row: all rows
+    are passed on as they are, and a few are cut out."""
+    places = pc.indices_nonzero(asked).to_pylist()
+    if len(places) == rows.num_rows:
+        return rows
+    if places and len(places) * 32 <= rows.num_rows:
+        return pa.concat_tables([rows.slice(place, 1) for place in places])
+    return rows.filter(asked)
+
+
+def _between(names: list[str], least: str, most: str) -> tuple[int, int]:
+    """Where those of a sorted list begin and end that lie within bounds; an upper bound that was cut short counts as
+    open."""
+    return bisect_left(names, least), len(names) if most == _LAST else bisect_right(names, most + _LAST)
+
+
+def _hit(wanted: list[str], least: str, most: str) -> bool:
+    """Whether a sorted list has a value within bounds; an upper bound that was cut short counts as open."""
+    position = bisect_left(wanted, least)
+    return position < len(wanted) and (wanted[position] <= most or wanted[position].startswith(most))

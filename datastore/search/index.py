@@ -1,0 +1,286 @@
+"""The search index of a buffer: a vector for each distinct prompt, made by one embedder, up to one table version.
+
+``index/<embedder>/`` in the store holds ``index.json`` (embedder identity, table version, parts), the parts (Parquet
+of text and vector) and, for the embedded default, its model. A refresh embeds prompts that are new and writes one more
+part; ``index.json`` comes last. Rows are found by their prompt, so rows that leave the table leave the search.
+"""
+
+import json
+import re
+import uuid
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.read import sql
+from agentrl.datastore.read.ranking import RANK
+from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
+from agentrl.datastore.search.exact import mmr, nearest, top
+from agentrl.datastore.search.lexical import Lexical
+from agentrl.datastore.storage.lease import hold
+from agentrl.datastore.storage.ownership import mark
+
+if TYPE_CHECKING:
+    from agentrl.datastore.buffer import TrajectoryBuffer
+
+Method = Literal["dense", "lexical", "hybrid"]
+Where = pl.Expr | str | None
+
+RRF = 60
+"""Constant of reciprocal rank fusion (Cormack et al., 2009)."""
+POOL = 10
+"""Candidates per result that fusion and MMR choose from."""
+PART, BATCH = 50_000, 8192
+"""Prompts of a part when it is written, and prompts that are read from one at a time."""
+COLUMNS = ("trajectory_id", "task_id", "env", "split", "success", "reward", "n_steps", "n_tokens", "prompt")
+
+
+@dataclass(frozen=True)
+class State:
+    """What an index was built for, and the parts that hold its texts. ``stale``: commits of the table that it has not
+    seen."""
+
+    embedder: str
+    table_version: int
+    texts: int
+    stale: int
+    parts: tuple[str, ...] = ()
+
+
+class SearchIndex:
+    """Search over one buffer with one embedder (``embedded``, or a sentence-transformers name or path)."""
+
+    def __init__(self, buffer: "TrajectoryBuffer", embedder: str = EMBEDDED) -> None:
+        self.buffer = buffer
+        self.name = embedder
+        self.folder = f"index/{re.sub(r'[^A-Za-z0-9_.-]+', '_', embedder).strip('._') or 'model'}"
+        self._texts: list[str] = []
+        self._vectors = np.zeros((0, 0), dtype=np.float32)
+        self._loaded: tuple[str, ...] | None = None
+        self._rows: tuple[int, pl.DataFrame] | None = None
+        self._lexical: tuple[int, Lexical] | None = None
+
+    # state
+
+    def _meta(self) -> dict[str, object] | None:
+        data = self.buffer.place.read(f"{self.folder}/index.json")
+        return json.loads(data) if data else None
+
+    def state(self) -> State | None:
+        """What there is; None before the first refresh."""
+        meta = self._meta()
+        if meta is None:
+            return None
+        seen = int(str(meta["table_version"]))
+        newest = self.buffer.version or 0
+        return State(
+            str(meta["embedder"]),
+            seen,
+            int(str(meta["texts"])),
+            max(0, newest - seen),
+            tuple(map(str, meta["parts"])),  # type: ignore[call-overload]
+        )
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        if self.name != EMBEDDED:
+            return SentenceEmbedder(self.name)
+        path = self.buffer.place.working_folder() / f"embedder-{mark(self.buffer.place.working_folder())}.npz"
+        stored = self.buffer.place.read(f"{self.folder}/model.npz")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if stored is not None:
+                path.write_bytes(stored)
+                return LatentEmbedder.load(path)
+            made = LatentEmbedder.fit(self._prompts())
+            made.save(path)
+            self.buffer.place.write(f"{self.folder}/model.npz", path.read_bytes())
+            return made
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _prompts(self) -> list[str]:
+        return self.buffer.scan().select(pl.col("prompt").unique().sort()).collect()["prompt"].to_list()
+
+    def refresh(self, rebuild: bool = False) -> State:
+        """Embed the prompts that are new since the last refresh. ``rebuild`` starts over, with a newly fitted default
+        embedder. Raises if the stored vectors are another model's, which cannot be compared."""
+        with hold(self.buffer.place, f"locks/{self.folder.replace('/', '-')}.lock"):
+            if rebuild:
+                self.buffer.place.delete(self.folder)
+                self.__dict__.pop("embedder", None)
+                self._loaded = None
+            version = self.buffer.table().version()
+            meta = self._meta()
+            if meta is None or meta["table_version"] != version:
+                self._extend(meta, version)
+        found = self.state()
+        assert found is not None
+        return found
+
+    def _extend(self, meta: dict[str, object] | None, version: int) -> None:
+        if meta is not None and meta["embedder"] != self.embedder.identity:
+            raise StoreError(
+                f"the index {self.folder} was made by {meta['embedder']}, this embedder is {self.embedder.identity}; "
+                "`agentrl buffer index --rebuild` makes it anew"
+            )
+        parts = [str(part) for part in meta["parts"]] if meta else []  # type: ignore[attr-defined]
+        self._load()
+        known = set(self._texts)
+        new = [text for text in self._prompts() if text not in known]
+        for first in range(0, len(new), PART):
+            some = new[first : first + PART]
+            vectors = self.embedder.encode(some)
+            parts.append(f"part-{len(parts):05d}-{uuid.uuid4().hex[:8]}.parquet")
+            flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel(), pa.float32()), vectors.shape[1])
+            sink = pa.BufferOutputStream()
+            pq.write_table(pa.table({"text": pa.array(some, pa.string()), "vector": flat}), sink, compression="zstd")
+            self.buffer.place.write(f"{self.folder}/{parts[-1]}", sink.getvalue().to_pybytes())
+        body = {
+            "embedder": self.embedder.identity,
+            "table_version": version,
+            "texts": len(known) + len(new),
+            "parts": parts,
+        }
+        self.buffer.place.write(f"{self.folder}/index.json", json.dumps(body, indent=2).encode())
+
+    def _load(self) -> None:
+        """Read what the newest ``index.json`` names into memory, once."""
+        state = self.state()
+        if state is None or self._loaded == state.parts:
+            return
+        self._texts, filled = [], 0
+        for texts, vectors in self.batches(state):
+            if not filled:
+                self._vectors = np.empty((state.texts, vectors.shape[1]), np.float32)
+            self._vectors[filled : filled + len(texts)] = vectors
+            self._texts += texts
+            filled += len(texts)
+        self._loaded = state.parts
+        self._rows = self._lexical = None
+
+    def batches(self, state: State) -> Iterator[tuple[list[str], np.ndarray]]:
+        """The prompts that the index held in this state, in the order in which they came to it, and their vectors,
+        float32 [texts, dimensions], some thousand at a time. Raises StoreError if it was made anew since."""
+        for part in state.parts:
+            data = self.buffer.place.read(f"{self.folder}/{part}")
+            if data is None:
+                raise StoreError(f"{self.folder}/{part} is gone: the search index was made anew meanwhile; ask again")
+            for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(BATCH):
+                vectors = batch["vector"]
+                yield batch["text"].to_pylist(), vectors.flatten().to_numpy().reshape(len(vectors), -1)
+
+    # search
+
+    def search(
+        self,
+        text: str,
+        k: int = 5,
+        *,
+        where: Where = None,
+        method: Method = "hybrid",
+        diverse: float | None = None,
+        per_task: int | None = None,
+        refresh: bool = True,
+    ) -> pl.DataFrame:
+        """The ``k`` rows whose prompts are nearest, with ``score``, best first; among equal prompts, best runs first.
+
+        ``where`` (an expression, or SQL) filters before anything is ranked. ``diverse`` between 0 and 1 re-ranks by
+        MMR, 1 being relevance alone. ``per_task`` limits rows of one task. ``score`` is a cosine, a BM25 score, or a
+        sum of reciprocal ranks, by ``method``. If the index knows no word of the text, no row is returned. Without
+        ``refresh`` a stale index answers as it is, with a warning.
+        """
+        if k < 1:
+            raise StoreError(f"k {k} is less than 1")
+        if diverse is not None and not 0 <= diverse <= 1:
+            raise StoreError(f"diverse {diverse} is not between 0 (only unlike results) and 1 (only relevance)")
+        if refresh or self._meta() is None:
+            self.refresh()
+        elif (state := self.state()) and state.stale:
+            warnings.warn(
+                f"the index has not seen the last {state.stale} commits of the buffer; `agentrl buffer index` brings "
+                "it up to date",
+                stacklevel=2,
+            )
+        self._load()
+        rows = self._filtered(where)
+        texts = np.unique(rows["__text"].to_numpy())
+        # every text has a row, so k texts are enough, unless one task holds many of them: then look at all
+        for limit in (max(k * POOL, 100), len(texts)):
+            found = self._ranked(rows, texts, text, limit, method, diverse)
+            if per_task is not None:
+                found = found.group_by("task_id", maintain_order=True).head(per_task).sort("__place", *RANK)
+            if found.height >= k or limit >= len(texts):
+                break
+        return found.head(k).select("trajectory_id", "score", *COLUMNS[1:])
+
+    def _ranked(
+        self, rows: pl.DataFrame, texts: np.ndarray, text: str, limit: int, method: Method, diverse: float | None
+    ) -> pl.DataFrame:
+        """The rows of the ``limit`` best texts, best first."""
+        positions, scores = self._rank(text, texts, limit, method)
+        if diverse is not None:
+            relevance = scores / max(float(np.abs(scores).max(initial=0)), 1e-12)
+            order = mmr(self._vectors[positions], relevance.astype(np.float32), len(positions), diverse)
+            positions, scores = positions[order], scores[order]
+        ranked = pl.DataFrame({"__text": positions, "score": scores, "__place": np.arange(len(positions))})
+        return rows.join(ranked, on="__text").sort("__place", *RANK)
+
+    def _filtered(self, where: Where) -> pl.DataFrame:
+        """Rows that the index knows and the filter leaves, with the number of their text."""
+        version = self.buffer.table().version()
+        if where is None and self._rows is not None and self._rows[0] == version:
+            return self._rows[1]
+        rows = self.buffer.scan(version)
+        try:
+            if isinstance(where, str):
+                rows = sql.matching(rows, where, f"filter {where}")
+            elif where is not None:
+                rows = rows.filter(where)
+            chosen = rows.select(COLUMNS).collect()
+        except pl.exceptions.PolarsError as error:
+            raise StoreError(f"filter {where!s}: {str(error).splitlines()[0]}") from None
+        numbers = pl.DataFrame({"prompt": self._texts, "__text": np.arange(len(self._texts))}, schema_overrides=_TYPES)
+        found = chosen.join(numbers, on="prompt", how="inner")
+        if where is None:
+            self._rows = (version, found)
+        return found
+
+    def _rank(self, text: str, allowed: np.ndarray, k: int, method: Method) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of texts, best first, and their scores."""
+        if method == "lexical":
+            scores = self._bm25().scores(text)
+            best = top(scores, k, allowed)
+            best = best[scores[best] > 0]  # texts that share no word are not results
+            return best, scores[best]
+        if method == "dense":
+            if not len(self._vectors):
+                return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+            query = self.embedder.encode([text])[0]
+            if not query.any():  # the embedder knows none of its words, so nothing is nearer than anything else
+                return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+            everything = len(allowed) == len(self._texts)
+            return nearest(self._vectors, query, k, None if everything else allowed)
+        fused = np.zeros(len(self._texts))
+        for one in ("dense", "lexical"):
+            best, _ = self._rank(text, allowed, k, one)
+            fused[best] += 1 / (RRF + 1 + np.arange(len(best)))
+        best = top(fused, k, allowed)
+        best = best[fused[best] > 0]
+        return best, fused[best]
+
+    def _bm25(self) -> Lexical:
+        if self._lexical is None or self._lexical[0] != len(self._texts):
+            self._lexical = (len(self._texts), Lexical(self._texts))
+        return self._lexical[1]
+
+
+_TYPES = {"prompt": pl.String, "__text": pl.Int64}

@@ -1,0 +1,122 @@
+"""One commit of the buffer's table, written by us: it is durable, it is checked against the version that it follows,
+and after any interruption it is known whether it is in the log.
+
+The file of a commit is created under the next free number, or not at all. So what was checked on the version before
+is still true when the commit happens: no other writer can commit in between. delta-rs checks less (two compactions may
+remove the same files), and does not make sure that a commit reaches the disk.
+"""
+
+import json
+import random
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrl.datastore.errors import CorruptError, StoreError
+from agentrl.datastore.storage.object_store import LocalPlace, S3Place, sync
+from agentrl.datastore.table.delta_log import LOG, commit_key
+from agentrl.datastore.table.delta_table import BufferTable
+from agentrl.datastore.table.open_writers import death
+from agentrl.datastore.table.writer import Action, FileWriter
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+CHECKPOINT_EVERY = 50
+"""Commits from one checkpoint to the next. At most so many files of the log are read to open the table."""
+
+
+def commit(
+    to: BufferTable,
+    files: FileWriter | None,
+    build: "Callable[[DeltaTable], Sequence[Action]]",
+    operation: str,
+    info: dict[str, Any],
+) -> int:
+    """Write one commit and give its version.
+
+    ``build`` gives the actions for a commit that follows the version it is called with, or raises if they must not
+    follow it. It is called again if another commit comes first. ``files`` are those that the commit adds. They are
+    kept if the outcome is not known.
+    """
+    mark = uuid.uuid4().hex
+    while True:
+        with to.following() as table:
+            if files is not None and table.transaction_version(death(files.id)) is not None:
+                raise StoreError(
+                    "a vacuum took this writer for dead, since its mark was not renewed, and removed its files; "
+                    "nothing was committed, do it again"
+                )
+            version = table.version() + 1
+            try:
+                actions = list(build(table))
+            except CorruptError:
+                if to.open().version() < version:
+                    raise
+                continue  # the file that could not be read may have left the table
+        said = {"timestamp": int(time.time() * 1000), "operation": operation, "operationParameters": {}, "commit": mark}
+        # commitInfo comes last: a file that was cut short lacks it
+        lines = [json.dumps(one, ensure_ascii=False) for one in [*actions, {"commitInfo": said | info}]]
+        if _create(to.place, version, "\n".join(lines).encode(), files):
+            break
+        time.sleep(random.uniform(0, 0.01))
+    if version % CHECKPOINT_EVERY == 0:
+        _checkpoint(to)
+    return version
+
+
+def _create(place: LocalPlace | S3Place, version: int, body: bytes, files: FileWriter | None) -> bool:
+    """Create the commit. Returns whether the log has it under this version. After an error the log is read, and on S3
+    the commit is put again."""
+    key = commit_key(version)
+    outcome: bool | None = None
+    try:
+        if files is not None:
+            files.committed = None
+        try:
+            # False also if the answer to a put was lost, and the client has put it twice
+            outcome = place.put_if(key, body, None) is not None or place.read(key) == body
+        except BaseException as error:
+            outcome = _settle(place, key, body)
+            if outcome and isinstance(error, Exception):
+                return True
+            if isinstance(error, Exception):
+                raise StoreError(f"commit {version} of {place.uri} failed, the table is as it was: {error}") from error
+            raise
+    finally:
+        if files is not None:
+            files.committed = outcome
+    return outcome
+
+
+def _settle(place: LocalPlace | S3Place, key: str, body: bytes) -> bool:
+    """Whether a commit is in the log, after an error that does not tell. On S3 a put may still be on its way. Only a
+    commit with this number settles that, so it is put again."""
+    try:
+        found = place.read(key)
+        if found is None and not isinstance(place, LocalPlace):
+            return place.put_if(key, body, None) is not None or place.read(key) == body
+        if found == body and isinstance(place, LocalPlace):
+            sync((place.root / key).parent)
+    except Exception as error:
+        raise StoreError(
+            f"nobody knows whether {place.uri}/{key} was committed, since the store does not answer ({error}); its "
+            "files are kept. Do it again: what is in the table already is not done twice"
+        ) from error
+    return found == body
+
+
+def _checkpoint(to: BufferTable) -> None:
+    """Write a checkpoint, which sums up the log in one file. Without it everything works, but slower, so an error is
+    only a warning."""
+    try:
+        to.open().create_checkpoint()
+        if isinstance(to.place, LocalPlace):
+            for name in ("*.checkpoint*.parquet", "_last_checkpoint"):  # the hint after the file that it names
+                for path in sorted((to.place.root / LOG).glob(name))[-1:]:
+                    sync(path)
+                sync(to.place.root / LOG)
+    except Exception as error:
+        warnings.warn(f"no checkpoint of the log of {to.uri} could be written: {error}", stacklevel=2)

@@ -1,0 +1,170 @@
+"""The Delta table that holds the buffer's rows: created once, opened at any version, followed as it grows."""
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from agentrl.datastore.errors import CorruptError, NewerSchemaError, NoBufferError, OlderSchemaError, StoreError
+from agentrl.datastore.storage.delta_paths import opened_as
+from agentrl.datastore.storage.object_store import LocalPlace, S3Place, storage_options
+from agentrl.datastore.table.delta_log import commit_key, is_torn, mend
+from agentrl.datastore.table.row_digests import STORED_SCHEMA
+from agentrl.datastore.table.writer import FOLDER, SCALARS, Action
+from agentrl.schemas.trajectory import TRAJECTORY_VERSION
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+VERSION_PROPERTY = "agentrl.schema_version"
+
+PROPERTIES = {
+    VERSION_PROPERTY: str(TRAJECTORY_VERSION),
+    "delta.dataSkippingStatsColumns": ",".join(SCALARS),
+    # artifacts point at old versions, so `vacuum` decides which files may be removed
+    "delta.logRetentionDuration": "interval 36500 days",
+    "delta.deletedFileRetentionDuration": "interval 36500 days",
+}
+
+
+class BufferTable:
+    """The table of one store."""
+
+    def __init__(self, place: LocalPlace | S3Place) -> None:
+        self.place = place
+        self.uri = f"{place.uri.rstrip('/')}/{FOLDER}"
+        self.options = storage_options(place.uri)
+        self.known: int | None = None
+        """The version that :meth:`following` gave last; None before its first call."""
+        self._newest: DeltaTable | None = None
+        self._born: tuple[int, int] | None = None
+        self._lock = threading.Lock()
+
+    def open(self, version: int | datetime | None = None) -> "DeltaTable":
+        """The table at a version or a time. Raises if there is none, or if it is newer than we can read.
+
+        A newest commit or a checkpoint that a power loss left torn is set aside, with a warning.
+        """
+        from deltalake.exceptions import DeltaError
+
+        table = self._open()
+        self._check(table)
+        if version is not None:
+            try:
+                table.load_as_version(version)
+            except (DeltaError, ValueError) as error:
+                raise StoreError(
+                    f"the buffer at {self.uri} has no version {version!s}: {error}; `agentrl buffer history` lists them"
+                ) from None
+        return table
+
+    def _open(self, mended: bool = False) -> "DeltaTable":
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        try:
+            table = DeltaTable(opened_as(self.place, FOLDER), storage_options=self.options)
+        except TableNotFoundError:
+            raise NoBufferError(self.uri) from None
+        except DeltaError as error:
+            with suppress(OSError):  # a store that cannot be written to
+                if not mended and mend(self.place):
+                    return self._open(mended=True)
+            raise CorruptError(f"the log of the buffer at {self.uri}", str(error)) from None
+        # delta-rs takes an empty commit for one that does nothing
+        if not mended and isinstance(self.place, LocalPlace) and is_torn(self.place, table.version()):
+            mend(self.place)
+            return self._open(mended=True)
+        return table
+
+    @contextmanager
+    def following(self) -> "Iterator[DeltaTable]":
+        """The newest version, for one thread at a time and only within the block. Locally it is one handle, which
+        reads only what was committed since the last time: opening a table takes longer than most look-ups."""
+        from deltalake.exceptions import DeltaError
+
+        with self._lock:
+            birth = self._birth(self._newest)
+            if self._newest is None or birth is None or birth != self._born:
+                self._newest = self.open()
+                self._born = self._birth(self._newest)
+            else:
+                try:
+                    self._newest.update_incremental()
+                except DeltaError:
+                    self._newest = self.open()  # which says what is wrong, or mends it
+                self._check(self._newest)
+            self.known = self._newest.version()
+            yield self._newest
+
+    def _birth(self, table: "DeltaTable | None") -> tuple[int, int] | None:
+        """What distinguishes this table from a new one at the same place. None if that is not known, as on S3, or if
+        the newest commit that ``table`` knows is gone."""
+        if table is None or not isinstance(self.place, LocalPlace):
+            return None
+        log = self.place.root / FOLDER / "_delta_log"
+        try:
+            (log / f"{table.version():020d}.json").stat()
+            first = (log / f"{0:020d}.json").stat()
+        except OSError:
+            return None
+        return first.st_ino, first.st_mtime_ns
+
+    def _check(self, table: "DeltaTable") -> None:
+        if (found := schema_version(table)) > TRAJECTORY_VERSION:
+            raise NewerSchemaError(self.uri, found, TRAJECTORY_VERSION)
+
+    def ensure(self) -> None:
+        """Create the table if there is none. Raises as :meth:`refuse_older` does."""
+        try:
+            self.refuse_older()
+        except NoBufferError:
+            self._create()
+
+    def refuse_older(self) -> None:
+        """Raise OlderSchemaError if the table's schema is older than ours, since it then takes no appends, and
+        NoBufferError if there is none."""
+        with self.following() as table:
+            found = schema_version(table)
+        if found < TRAJECTORY_VERSION:
+            raise OlderSchemaError(self.uri, found, TRAJECTORY_VERSION)
+
+    def _create(self) -> None:
+        """Commit the empty table. If another process is faster, its table is the one."""
+        actions: list[Action] = [
+            {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+            metadata(str(uuid.uuid4()), {}),
+            {"commitInfo": {"timestamp": _now(), "operation": "CREATE TABLE", "operationParameters": {}}},
+        ]
+        self.place.put_if(commit_key(0), "\n".join(map(json.dumps, actions)).encode(), None)
+
+
+def metadata(table_id: str, configuration: dict[str, Any]) -> Action:
+    """The action that gives a table our schema and properties."""
+    from deltalake import Schema
+
+    return {
+        "metaData": {
+            "id": table_id,
+            "name": None,
+            "description": "agentrl trajectory buffer",
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": Schema.from_arrow(STORED_SCHEMA).to_json(),
+            "partitionColumns": [],
+            "createdTime": _now(),
+            "configuration": configuration | PROPERTIES,
+        }
+    }
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def schema_version(table: "DeltaTable") -> int:
+    """The version of our schema that a table was written with."""
+    return int(table.metadata().configuration.get(VERSION_PROPERTY) or 1)

@@ -1,0 +1,174 @@
+"""A pipeline file as text: YAML with the place of every key, files that extend others, profiles and ``--set``.
+
+Everything here works on plain values; :mod:`agentrl.pipelines.file.load` gives them their meaning.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl.pipelines.file import yaml_text
+from agentrl.pipelines.file.problems import Origin, Problem, SpecError, did_you_mean
+from agentrl.pipelines.file.yaml_text import Key, YamlError
+
+LIBRARY = Path(__file__).parents[1] / "specs"
+
+
+@dataclass
+class Document:
+    """``value`` as read and merged; ``places`` says for each key path where it was written."""
+
+    path: Path
+    value: dict[str, Any]
+    places: dict[Key, Origin] = field(default_factory=dict)
+
+    def place(self, key: Key) -> Origin:
+        """Where a key was written, or the nearest key above it."""
+        while key and key not in self.places:
+            key = key[:-1]
+        return self.places.get(key, Origin(str(self.path), None))
+
+
+def library_names() -> list[str]:
+    return sorted(path.stem for path in LIBRARY.glob("*.yaml"))
+
+
+def find(name: str, relative_to: Path | None = None) -> Path:
+    """The file of a pipeline, by path or by its name in the library.
+
+    Raises SpecError if there is neither.
+    """
+    path = (relative_to or Path()) / name
+    try:
+        for found in (path, LIBRARY / f"{name}.yaml"):
+            if found.is_file():
+                return found
+    except (OSError, ValueError) as error:  # too long for a path, or a character that no path has
+        raise SpecError([Problem(f"{name[:80]!r} cannot be the path of a pipeline file: {error}")]) from None
+    near = [str(other) for other in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    hint = did_you_mean(name, [*near, *library_names()]) or f"; the library has: {', '.join(library_names()) or 'none'}"
+    raise SpecError([Problem(f"there is no pipeline file {path} and no pipeline of that name in the library{hint}")])
+
+
+def parse(text: str, path: Path) -> Document:
+    """Read YAML 1.2. Raises SpecError if it is not YAML, not a mapping, too large, or a key is written twice."""
+    document = Document(path, {})
+
+    def place(key: Key, line: int) -> None:
+        document.places[key] = Origin(str(path), line)
+
+    try:
+        value, wrong = yaml_text.parse(text, place)
+    except YamlError as error:
+        raise SpecError([Problem(error.message, Origin(str(path), error.line))]) from None
+    problems = [Problem(error.message, Origin(str(path), error.line), error.key) for error in wrong]
+    if not isinstance(value, dict):
+        problems.append(Problem("a pipeline file is a mapping with the keys name and stages", Origin(str(path), 1)))
+    if problems:
+        raise SpecError(problems)
+    document.value = value
+    return document
+
+
+def merge(base: Any, over: Any) -> Any:
+    """``base`` changed by ``over``: mappings are merged key by key, other values replaced; null removes a key."""
+    if not (isinstance(base, dict) and isinstance(over, dict)):
+        return over
+    merged = dict(base)
+    for name, value in over.items():
+        if value is None and isinstance(base.get(name), dict):
+            merged.pop(name)
+        else:
+            merged[name] = merge(base[name], value) if name in base else value
+    return merged
+
+
+def read(path: Path, seen: Sequence[Path] = ()) -> Document:
+    """A file and those that it extends, as one document."""
+    try:
+        document = parse(path.read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Problem(f"cannot be read: {error}", Origin(str(path), None))]) from None
+    extends = document.value.get("extends")
+    if extends is None:
+        return document
+    place = document.place(("extends",))
+    if not isinstance(extends, str):
+        raise SpecError([Problem("is the path of a file, or a name in the library", place, ("extends",))])
+    seen = [*seen, path.resolve()]
+    parent_path = find(extends, path.parent)
+    if parent_path.resolve() in seen:
+        circle = " -> ".join(str(other) for other in [*seen, parent_path.resolve()])
+        raise SpecError([Problem(f"extends itself: {circle}", place, ("extends",))])
+    parent = read(parent_path, seen)
+    value = merge({key: item for key, item in parent.value.items() if key != "extends"}, document.value)
+    return Document(path, value, parent.places | document.places)
+
+
+def with_profile(document: Document, name: str) -> Document:
+    """The document under one of its profiles. Raises SpecError if there is none of that name, or it is no overlay."""
+    profiles = document.value.get("profiles")
+    profiles = profiles if isinstance(profiles, dict) else {}
+    if name not in profiles:
+        hint = did_you_mean(name, profiles) or f"; profiles: {', '.join(profiles) or 'none'}"
+        raise SpecError([Problem(f"--profile {name}: there is no such profile{hint}", document.place(("profiles",)))])
+    profile = profiles[name] or {}
+    prefix = ("profiles", name)
+    if not isinstance(profile, dict) or not isinstance(profile.get("stages") or {}, dict):
+        key: Key = (*prefix, "stages") if isinstance(profile, dict) else prefix
+        raise SpecError([Problem("is a mapping of what it changes", document.place(key), key)])
+    stages: Any = document.value.get("stages")
+    for stage, entry in (profile.get("stages") or {}).items() if isinstance(stages, dict) else ():
+        if stage not in stages and not (isinstance(entry, dict) and {"uses", "repeat"} & set(entry)):
+            hint = did_you_mean(str(stage), stages) or f"; stages: {', '.join(stages)}"
+            place = (*prefix, "stages", stage)
+            raise SpecError([Problem(f"there is no stage {stage!r} to overlay{hint}", document.place(place), place)])
+    overlay = {key: profile[key] for key in ("seed", "execution", "stages") if profile.get(key) is not None}
+    moved = {key[2:]: place for key, place in document.places.items() if key[:2] == prefix and len(key) > 3}
+    return Document(document.path, merge(document.value, overlay), document.places | moved)
+
+
+def with_settings(document: Document, settings: Iterable[str]) -> Document:
+    """``stages.dpo.with.beta=0.3`` and the like, read as YAML values and merged into the document.
+
+    Raises SpecError if a setting is not ``path=value`` or its path leads nowhere. No message repeats a value.
+    """
+    value, places, problems = document.value, dict(document.places), []
+    for setting in settings:
+        dotted, equals, text = setting.partition("=")
+        key = tuple(dotted.strip().split("."))
+        place = Origin(f"--set {dotted.strip()[:200]}" if equals else "--set", None)
+        if not equals or not all(key) or len(key) > yaml_text.MAX_DEPTH:
+            problems.append(Problem("is written as a.b.c=value, e.g. stages.dpo.with.beta=0.3", place))
+            continue
+        try:
+            parsed = yaml_text.plain(text)
+        except YamlError as error:
+            problems.append(Problem(f"the value {error.message}", place))
+            continue
+        problem = _leads_nowhere(value, key)
+        if problem:
+            problems.append(Problem(problem, place))
+            continue
+        value = merge(value, _nested(key, parsed))
+        places[key] = place
+    if problems:
+        raise SpecError(problems)
+    return Document(document.path, value, places)
+
+
+def _leads_nowhere(value: Mapping[str, Any], key: Key) -> str | None:
+    """Refuse a setting that would add a stage, since its name must be misspelt. Keys below a stage may be added."""
+    here: Any = value
+    for depth, name in enumerate(key):
+        if depth and key[depth - 1] == "stages" and isinstance(here, dict) and name not in here:
+            return f"there is no stage {name!r}" + (did_you_mean(str(name), here) or f"; stages: {', '.join(here)}")
+        here = here.get(name, {}) if isinstance(here, dict) else {}
+    return None
+
+
+def _nested(key: Key, value: Any) -> Any:
+    for name in reversed(key):
+        value = {name: value}
+    return value

@@ -1,0 +1,385 @@
+"""From a pipeline file to a pipeline that can be planned: every name resolved, every edge typed, every config checked.
+
+Loading does not stop at the first problem: :class:`agentrl.pipelines.file.problems.SpecError` holds all that were
+found.
+"""
+
+import graphlib
+import heapq
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from agentrl.pipelines.file import library
+from agentrl.pipelines.file.choices import Chosen, choices, chosen, named
+from agentrl.pipelines.file.document import Document, Key, find, read, with_profile, with_settings
+from agentrl.pipelines.file.expand import Expanded, StageDraft, expand
+from agentrl.pipelines.file.external import missing, outside
+from agentrl.pipelines.file.machines import unsplittable, wrong
+from agentrl.pipelines.file.problems import Problem, SpecError, did_you_mean
+from agentrl.pipelines.file.readiness import missing_packages
+from agentrl.pipelines.secrets import is_reference, names_a_secret
+from agentrl.pipelines.stage import Stage
+from agentrl.placement.base import LaunchError
+from agentrl.schemas.annotations import is_secret, markers, unknown_key
+from agentrl.schemas.manifest import Kind
+from agentrl.schemas.pipeline import Execution, PipelineSpec
+
+_STORED = re.compile(r"([A-Za-z][^/\\]*/[0-9a-f]{8,32})(?:\.(\w+))?")
+
+
+class Edge(NamedTuple):
+    """An output of a stage of the pipeline, or of an artifact of the store: then ``stage`` is STAGE/FINGERPRINT, and an
+    empty ``output`` is the only one of the wanted kind."""
+
+    stage: str
+    output: str
+
+    @property
+    def is_stored(self) -> bool:
+        return "/" in self.stage  # which no stage's name has
+
+    def __str__(self) -> str:
+        return f"{self.stage}.{self.output}" if self.output else self.stage
+
+
+@dataclass(frozen=True)
+class Node:
+    """One stage of a pipeline, ready to be planned. ``inputs`` keeps the order of declaration of the stage."""
+
+    name: str
+    stage: Stage
+    config: BaseModel
+    inputs: dict[str, tuple[Edge, ...]]
+    seed: int
+    execution: Execution
+
+    @property
+    def choices(self) -> list[Chosen]:
+        """What its config chooses by name."""
+        return choices(self.config)
+
+    @property
+    def upstream(self) -> list[str]:
+        """Stages of the pipeline that it reads from."""
+        return list(dict.fromkeys(edge.stage for edges in self.inputs.values() for edge in edges if not edge.is_stored))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """``nodes`` are in an order in which they can run. ``folders`` are searched for the user's own modules."""
+
+    name: str
+    path: Path
+    description: str
+    nodes: dict[str, Node]
+    folders: tuple[Path, ...]
+    reference: str
+    profile: str | None = None
+    settings: tuple[str, ...] = ()
+
+    def downstream(self, names: Iterable[str]) -> set[str]:
+        """These stages and all that read from them, directly or not."""
+        reached = set(names)
+        for node in self.nodes.values():
+            if reached.intersection(node.upstream):
+                reached.add(node.name)
+        return reached
+
+    def flowing(self, name: str) -> set[Chosen]:
+        """What upstream stages chose by name for tasks or trajectories that flow into this stage."""
+        found: set[Chosen] = set()
+        for edges in self.nodes[name].inputs.values():
+            for edge in edges:
+                if edge.is_stored:
+                    continue
+                before = self.nodes[edge.stage]
+                if before.stage.outputs[edge.output] in (Kind.TASKS, Kind.TRAJECTORIES):
+                    found |= {*before.choices, *self.flowing(edge.stage)}
+        return found
+
+    def ancestors(self, names: Iterable[str]) -> set[str]:
+        """These stages and all that they read from, directly or not."""
+        reached = set(names)
+        for node in reversed(self.nodes.values()):
+            if node.name in reached:
+                reached.update(node.upstream)
+        return reached
+
+
+@dataclass
+class _Loader:
+    document: Document
+    problems: list[Problem] = field(default_factory=list)
+
+    def problem(self, key: Key, message: str, more: Key = ()) -> None:
+        self.problems.append(Problem(message, self.document.place((*key, *more)), (*key, *more)))
+
+    def invalid(self, error: ValidationError, model: type[BaseModel], key: Key = ()) -> None:
+        for item in error.errors(include_url=False):
+            location = _without_tags(item["loc"], self.document.value, key)
+            message = _message(dict(item), model, item["loc"])
+            self.problem(key, message, location)
+
+
+def load(name: str, *, profile: str | None = None, settings: Iterable[str] = ()) -> Pipeline:
+    """Read a pipeline, by path or by its name in the library.
+
+    Raises SpecError with everything that is wrong with it.
+    """
+    path = find(name)
+    settings = tuple(settings)
+    document = read(path)
+    if profile:
+        document = with_profile(document, profile)
+    document = with_settings(document, settings)
+    return resolve(document, name, profile, settings)
+
+
+def resolve(document: Document, reference: str, profile: str | None, settings: tuple[str, ...]) -> Pipeline:
+    """Names, edges and configs of a document. Raises SpecError with all problems."""
+    loader = _Loader(document)
+    try:
+        spec = PipelineSpec.model_validate(document.value)
+    except ValidationError as error:
+        loader.invalid(error, PipelineSpec)
+        raise SpecError(loader.problems) from None
+    for key in _secrets_in_env(document):
+        loader.problem(key, "is kept in records and logs; export a secret before the run instead, stages inherit it")
+    folders = (document.path.parent.resolve(), Path.cwd())
+    library.search_in(folders)
+    expanded, problems = expand(spec)
+    for key, message in problems:
+        loader.problem(key, message)
+    stages = {draft.name: stage for draft in expanded.drafts.values() if (stage := _stage(loader, draft))}
+    nodes = {}
+    for name, stage in stages.items():
+        draft = expanded.drafts[name]
+        inputs = _inputs(loader, draft, stage, expanded, stages)
+        config = _config(loader, draft, stage)
+        if config is not None:
+            seed = spec.seed if draft.spec.seed is None else draft.spec.seed
+            execution = _execution(spec, draft)
+            for key, message in wrong(execution, draft.spec.execution.model_fields_set, config):
+                loader.problem((*draft.key, "execution"), message, key)
+            nodes[name] = Node(name, stage, config, inputs, seed, execution)
+    for node in nodes.values():
+        draft = expanded.drafts[node.name]
+        _scorer(loader, node, draft, nodes)
+        for message in _unsplittable(node, nodes):
+            loader.problem((*draft.key, "with"), message, ("deepspeed", "sequence_parallel"))
+    if loader.problems:
+        raise SpecError(sorted(dict.fromkeys(loader.problems), key=Problem.where))
+    ordered = _in_order(loader, nodes)
+    return Pipeline(spec.name, document.path, spec.description, ordered, folders, reference, profile, settings)
+
+
+def _secrets_in_env(document: Document) -> list[Key]:
+    """Keys of ``execution.env`` that are named like a secret. They are refused, because ``execution.env`` is
+    recorded."""
+    return [
+        key
+        for key in document.places
+        if len(key) > 2 and key[-3:-1] == ("execution", "env") and names_a_secret(key[-1:])
+    ]
+
+
+def _stage(loader: _Loader, draft: StageDraft) -> Stage | None:
+    try:
+        return library.resolve(draft.spec.uses)
+    except LookupError as error:
+        loader.problem(draft.key, str(error.args[0]), ("uses",))
+        return None
+
+
+def _execution(spec: PipelineSpec, draft: StageDraft) -> Execution:
+    """The stage's ``execution`` merged over the pipeline's."""
+    merged = spec.execution.model_dump(exclude_unset=True) | draft.spec.execution.model_dump(exclude_unset=True)
+    return Execution.model_validate(merged)
+
+
+def _config(loader: _Loader, draft: StageDraft, stage: Stage) -> BaseModel | None:
+    try:
+        config = stage.config.model_validate(draft.spec.with_)
+    except ValidationError as error:
+        loader.invalid(error, stage.config, (*draft.key, "with"))
+        return None
+    for key in variables(config):
+        message = "environment variables are for secrets only; this field is not one"
+        loader.problem((*draft.key, "with"), message, key)
+    for key, marker, name in outside(config):
+        if reason := missing(name, marker.what):
+            loader.problem((*draft.key, "with"), reason, key)
+    for key, kind, name in named(config):
+        try:
+            chosen(kind, name)
+        except LookupError as error:
+            loader.problem((*draft.key, "with"), str(error.args[0]), key)
+    here = draft.spec.execution.pool is None  # a work pool has packages of its own
+    for key, message in missing_packages(config) if here else ():
+        loader.problem((*draft.key, "with"), message, key)
+    return config
+
+
+def variables(config: BaseModel) -> list[Key]:
+    """Keys of a config that hold ``${NAME}`` though they are no secrets."""
+    found: list[Key] = []
+
+    def walk(value: Any, key: Key, secret: bool) -> None:
+        if isinstance(value, BaseModel):
+            for name, info in type(value).model_fields.items():
+                walk(getattr(value, name), (*key, name), "secret" in markers(info))
+        elif isinstance(value, Mapping):
+            for name, item in value.items():
+                walk(item, (*key, name), secret)
+        elif isinstance(value, list | tuple):
+            for number, item in enumerate(value):
+                walk(item, (*key, number), secret)
+        elif is_reference(value) and not secret:
+            found.append(key)
+
+    walk(config, (), False)
+    return found
+
+
+def _inputs(
+    loader: _Loader, draft: StageDraft, stage: Stage, expanded: Expanded, stages: Mapping[str, Stage]
+) -> dict[str, tuple[Edge, ...]]:
+    written = draft.spec.inputs
+    for name in written.keys() - stage.inputs.keys():
+        hint = did_you_mean(name, stage.inputs) or f"; it has: {', '.join(stage.inputs) or 'none'}"
+        loader.problem((*draft.key, "inputs"), f"{stage.name} has no input {name!r}{hint}", (name,))
+    wired: dict[str, tuple[Edge, ...]] = {}
+    for name, declared in stage.inputs.items():
+        if name not in written:
+            if declared.required:
+                what = f"{stage.name} needs input {name!r} ({declared.kind}); wire it: inputs: {{{name}: STAGE}}"
+                loader.problem(draft.key, what, ("inputs",))
+            continue
+        edges: list[Edge] = []
+        texts = written[name]
+        for text in [texts] if isinstance(texts, str) else texts:
+            try:
+                found = expanded.edges(text, draft)
+                known = [one for one in found if one[0] in stages or "/" in one[0]]
+                edges += [_edge(other, output, declared.kind, stages) for other, output in known]
+            except LookupError as error:
+                loader.problem((*draft.key, "inputs"), str(error.args[0]), (name,))
+        if len(edges) > 1 and not declared.many:
+            names = ", ".join(map(str, edges))
+            loader.problem((*draft.key, "inputs"), f"takes one {declared.kind}, is given {names}; name one", (name,))
+        wired[name] = tuple(edges)
+    return wired
+
+
+def _edge(name: str, output: str | None, kind: Kind, stages: Mapping[str, Stage]) -> Edge:
+    """Check one edge. Raises LookupError if the output is missing, ambiguous or of another kind. Whether an artifact is
+    in the store is seen by the plan."""
+    if "/" in name:
+        found = _STORED.fullmatch(name)
+        if found is None:
+            raise LookupError(
+                f"{name!r} names no artifact: write STAGE/FINGERPRINT, with at least eight digits of the fingerprint, "
+                "as `agentrl status` and `agentrl buffer select` print it"
+            )
+        return Edge(found[1], found[2] or "")
+    outputs = stages[name].outputs
+    if output is None:
+        fitting = [out for out, found in outputs.items() if found is kind]
+        if len(fitting) == 1:
+            return Edge(name, fitting[0])
+        listed = ", ".join(f"{name}.{out} ({found})" for out, found in outputs.items())
+        what = f"{len(fitting)} outputs of kind {kind}; name one of" if fitting else f"no output of kind {kind}; it has"
+        raise LookupError(f"{name!r} has {what}: {listed}")
+    if output not in outputs:
+        hint = did_you_mean(output, outputs) or f"; it has: {', '.join(outputs)}"
+        raise LookupError(f"{name!r} has no output {output!r}{hint}")
+    if outputs[output] is not kind:
+        fitting = [f"{name}.{out}" for out, found in outputs.items() if found is kind]
+        hint = f"; did you mean {fitting[0]!r}?" if fitting else ""
+        raise LookupError(f"{name}.{output} is {outputs[output]}, the input takes {kind}{hint}")
+    return Edge(name, output)
+
+
+def _scorer(loader: _Loader, node: Node, draft: StageDraft, nodes: Mapping[str, Node]) -> None:
+    """Report a scorer if no stage that is wired to the input ``scores`` has its name. A stage of the user's may name
+    its scorers freely."""
+    scorer, edges = getattr(node.config, "scorer", None), node.inputs.get("scores", ())
+    if "scores" not in node.stage.inputs:
+        return
+    if scorer is None or not edges:
+        if scorer or edges:
+            missing = "set with.scorer to one of them" if edges else f"wire inputs.scores to a stage that is {scorer!r}"
+            loader.problem((*draft.key, "with"), f"{node.stage.name} reads scores by name: {missing}", ("scorer",))
+        return
+    known = [getattr(nodes[one.stage].config, "scorer", "") or one.stage for one in edges if one.stage in nodes]
+    ours = all(one.stage in nodes and nodes[one.stage].stage.name == "trajectories.score" for one in edges)
+    if ours and scorer not in known:
+        hint = did_you_mean(scorer, known) or f"; there are: {', '.join(known)}"
+        loader.problem((*draft.key, "with"), f"no stage of inputs.scores is the scorer {scorer!r}{hint}", ("scorer",))
+
+
+def _unsplittable(node: Node, nodes: Mapping[str, Node]) -> list[str]:
+    """Why the rows that a stage trains on cannot be split over its ranks."""
+    first, seen = node, {node.name}
+    while (edges := first.inputs.get("model")) and edges[0].stage in nodes.keys() - seen:
+        first = nodes[edges[0].stage]
+        seen.add(first.name)
+    try:
+        return list(unsplittable(node.execution, node.config, getattr(first.config, "model", None)))
+    except LaunchError:
+        return []  # a bad hostfile is said where it stands
+
+
+def _in_order(loader: _Loader, nodes: dict[str, Node]) -> dict[str, Node]:
+    """Upstream first, otherwise in the order of the file."""
+    sorter = graphlib.TopologicalSorter({name: node.upstream for name, node in nodes.items()})
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        circle = " -> ".join(error.args[1])
+        loader.problem(("stages",), f"stages wait for each other: {circle}")
+        raise SpecError(loader.problems) from None
+    names = list(nodes)
+    place = {name: number for number, name in enumerate(names)}
+    ordered: dict[str, Node] = {}
+    ready: list[int] = []
+    while sorter.is_active():
+        for name in sorter.get_ready():
+            heapq.heappush(ready, place[name])
+        name = names[heapq.heappop(ready)]
+        ordered[name] = nodes[name]
+        sorter.done(name)
+    return ordered
+
+
+def _without_tags(location: tuple[int | str, ...], value: Any, key: Key) -> Key:
+    """A location of pydantic's without the tags of unions, which are not keys of the file."""
+    for part in key:
+        value = value.get(part, {}) if isinstance(value, Mapping) else {}
+    kept: list[int | str] = []
+    for number, part in enumerate(location):
+        inside = part in value if isinstance(value, Mapping) else isinstance(value, list) and isinstance(part, int)
+        if not inside and number < len(location) - 1:
+            continue
+        kept.append(part)
+        value = value[part] if inside and not (isinstance(part, int) and part >= len(value)) else None
+    return tuple(kept)
+
+
+def _message(item: Mapping[str, Any], model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    if item["type"] in ("choice", "unknown_key", "unknown_name"):
+        return str(item["msg"])
+    if item["type"] == "extra_forbidden":
+        return unknown_key(model, location)
+    if item["type"] == "missing":
+        return "is required"
+    message = item["msg"].removeprefix("Value error, ")
+    if names_a_secret(location) or is_secret(model, location) or isinstance(item["input"], dict | list):
+        return message
+    shown = repr(item["input"])
+    return message if len(shown) > 80 else f"{message}, not {shown}"

@@ -1,0 +1,1 @@
+"""The plan: what a run would do and why, from fingerprints; and what it would start where."""

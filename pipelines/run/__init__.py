@@ -1,0 +1,1 @@
+"""The run: planned stages in worker processes, and its record."""

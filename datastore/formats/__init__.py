@@ -40,8 +40,10 @@ from agentrl.schemas.choice import RULE
 from agentrl.schemas.hints import did_you_mean
 from agentrl.schemas.trajectory import Trajectory
 
-Fits = Callable[[Source], int]
+Fits = Callable[[Source], float]
 Rows = Callable[[Source], Iterator[Row]]
+RECORDS = ("lines", "array", "document", "parquet")
+"""Kinds of files that have records."""
 Write = Callable[[Iterable[Trajectory], Path], int]
 
 
@@ -65,6 +67,8 @@ class Format:
     """Whether what is written is a training set: held-out rows are then left out unless they are asked for."""
     cut: Cut | None = None
     """How a large file is cut; None: files are read as a whole."""
+    reads: Collection[str] = RECORDS
+    """Kinds of files that the reader takes."""
 
     def tables(self, source: Source) -> Iterator[pa.Table]:
         """The rows of a file, checked, a bounded number at a time. A record that gives none is refused."""
@@ -76,21 +80,23 @@ class Format:
             yield from from_table(Trajectory, table)
 
 
-_RECORDS = ("lines", "array", "document", "parquet")
+@dataclass(frozen=True)
+class ByRecord:
+    """How well the first records of a file fit on average; a record without the shape of the format does not fit."""
 
+    fits: Callable[[Any], int]
+    kinds: Collection[str] = RECORDS
 
-def _head(fits: Callable[[Any], int], kinds: Collection[str] = _RECORDS) -> Fits:
-    """Decide by the first record only. A record without the shape of the format does not fit."""
-
-    def guarded(source: Source) -> int:
-        if source.kind not in kinds:
-            return 0
+    def of(self, record: Any) -> int:
         try:
-            return fits(source.head)
+            return self.fits(record)
         except (AttributeError, LookupError, TypeError, ValueError):
             return 0
 
-    return guarded
+    def __call__(self, source: Source) -> float:
+        if source.kind not in self.kinds or not source.sample:
+            return 0
+        return sum(map(self.of, source.sample)) / len(source.sample)
 
 
 _SPANS = frozenset({"spans of assistant messages", "spans of other messages"})
@@ -114,13 +120,13 @@ def _pairless(row: Trajectory) -> bool:
 
 
 FORMATS: dict[str, Format] = {
-    "openai-chat": Format(_head(chat.fits), chat.read, chat.write, loses=_TEXT_ONLY, training=True, cut=by_record),
-    "openai-responses": Format(_head(responses.fits), responses.read, cut=by_record),
+    "openai-chat": Format(ByRecord(chat.fits), chat.read, chat.write, loses=_TEXT_ONLY, training=True, cut=by_record),
+    "openai-responses": Format(ByRecord(responses.fits), responses.read, cut=by_record),
     "anthropic": Format(
-        _head(anthropic.fits), anthropic.read, anthropic.write, loses=_TEXT_ONLY | _SPELLING, cut=by_record
+        ByRecord(anthropic.fits), anthropic.read, anthropic.write, loses=_TEXT_ONLY | _SPELLING, cut=by_record
     ),
     "trl-sft": Format(
-        _head(trl.fits_sft),
+        ByRecord(trl.fits_sft),
         trl.read_sft,
         trl.write_sft,
         loses=_TEXT_ONLY - {"token ids", "action mask"} | _SPELLING,
@@ -128,7 +134,7 @@ FORMATS: dict[str, Format] = {
         cut=by_record,
     ),
     "trl-prompt-completion": Format(
-        _head(trl.fits_prompt_completion),
+        ByRecord(trl.fits_prompt_completion),
         trl.read_prompt_completion,
         trl.write_prompt_completion,
         loses=_TEXT_ONLY | _SPELLING,
@@ -136,7 +142,7 @@ FORMATS: dict[str, Format] = {
         cut=by_record,
     ),
     "trl-preference": Format(
-        _head(trl.fits_preference),
+        ByRecord(trl.fits_preference),
         trl.read_preference,
         trl.write_preference,
         loses=_TEXT_ONLY - {"success"} | _SPELLING,
@@ -145,7 +151,7 @@ FORMATS: dict[str, Format] = {
         cut=by_record,
     ),
     "trl-kto": Format(
-        _head(trl.fits_kto),
+        ByRecord(trl.fits_kto),
         trl.read_kto,
         trl.write_kto,
         loses=_TEXT_ONLY - {"success"} | _SPELLING,
@@ -154,28 +160,36 @@ FORMATS: dict[str, Format] = {
         cut=by_record,
     ),
     "verl-sft": Format(
-        verl.fits, verl.read, verl.write, suffix=".parquet", loses=_TEXT_ONLY, training=True, cut=by_record
+        ByRecord(verl.fits, ["parquet"]),
+        verl.read,
+        verl.write,
+        suffix=".parquet",
+        loses=_TEXT_ONLY,
+        training=True,
+        cut=by_record,
     ),
     "verifiers": Format(
-        _head(verifiers.fits),
+        ByRecord(verifiers.fits),
         verifiers.read,
         verifiers.write,
         tokens=True,
         loses=frozenset({"spans of other messages"}),
         cut=by_record,
     ),
-    "verifiers-v1": Format(_head(verifiers_v1.fits), verifiers_v1.read, verifiers_v1.write, tokens=True, cut=by_record),
-    "nemo-gym": Format(_head(nemo_gym.fits), nemo_gym.read, cut=by_record),
-    "atif": Format(_head(atif.fits), atif.read, atif.write, tokens=True, suffix="", cut=by_record),
+    "verifiers-v1": Format(
+        ByRecord(verifiers_v1.fits), verifiers_v1.read, verifiers_v1.write, tokens=True, cut=by_record
+    ),
+    "nemo-gym": Format(ByRecord(nemo_gym.fits), nemo_gym.read, cut=by_record),
+    "atif": Format(ByRecord(atif.fits), atif.read, atif.write, tokens=True, suffix="", cut=by_record),
     "swe-agent": Format(
-        _head(swe_agent.fits),
+        ByRecord(swe_agent.fits),
         swe_agent.read,
         swe_agent.write,
         suffix="",
         loses=_TOKENS - {"tokenizer"} | {"step rewards"},
     ),
     "tau2": Format(
-        _head(tau2.fits),
+        ByRecord(tau2.fits),
         tau2.read,
         tau2.write,
         suffix=".json",
@@ -183,23 +197,29 @@ FORMATS: dict[str, Format] = {
         cut=tau2.cut,
     ),
     "mini-swe-agent": Format(mini_swe.fits, mini_swe.read),
-    "openhands": Format(_head(openhands.fits), openhands.read, cut=openhands.cut),
-    "claude-code": Format(_head(claude_code.fits), claude_code.read, cut=claude_code.cut),
-    "inspect": Format(inspect_logs.fits, inspect_logs.read, cut=inspect_logs.cut),
-    "otel": Format(_head(otel.fits, (*_RECORDS, "csv")), otel.read, cut=otel.cut),
-    "alpaca": Format(_head(alpaca.fits), alpaca.read, cut=by_record),
-    "tau-bench": Format(_head(tau_bench.fits), tau_bench.read, cut=by_record),
+    "openhands": Format(ByRecord(openhands.fits), openhands.read, cut=openhands.cut),
+    "claude-code": Format(ByRecord(claude_code.fits), claude_code.read, cut=claude_code.cut),
+    "inspect": Format(inspect_logs.fits, inspect_logs.read, cut=inspect_logs.cut, reads=(*RECORDS, "zip")),
+    "otel": Format(ByRecord(otel.fits, (*RECORDS, "csv")), otel.read, cut=otel.cut, reads=(*RECORDS, "csv")),
+    "alpaca": Format(ByRecord(alpaca.fits), alpaca.read, cut=by_record),
+    "tau-bench": Format(ByRecord(tau_bench.fits), tau_bench.read, cut=by_record),
     "sharegpt": Format(
-        _head(sharegpt.fits),
+        ByRecord(sharegpt.fits),
         sharegpt.read,
         sharegpt.write,
         loses=_TEXT_ONLY | _SPELLING | _SHAREGPT,
         training=True,
         cut=by_record,
     ),
-    "sharegpt-preference": Format(_head(sharegpt.fits_preference), sharegpt.read_preference, cut=by_record),
+    "sharegpt-preference": Format(ByRecord(sharegpt.fits_preference), sharegpt.read_preference, cut=by_record),
     "huggingface": Format(
-        huggingface.fits, huggingface.read, huggingface.write, tokens=True, suffix="", cut=huggingface.cut
+        huggingface.fits,
+        huggingface.read,
+        huggingface.write,
+        tokens=True,
+        suffix="",
+        cut=huggingface.cut,
+        reads=("folder",),
     ),
 }
 
@@ -222,7 +242,7 @@ def named(name: str | OwnFormat) -> Format:
 
 
 def detect(source: Source) -> str | None:
-    """The name of the format that fits a file best; None if none does."""
+    """The name of the format that fits a file best; None if none does. Of those that fit equally it is the first."""
     scores = {name: format.fits(source) for name, format in FORMATS.items()}
     best = max(scores, key=lambda name: scores[name])
     return best if scores[best] else None

@@ -40,29 +40,44 @@ STOPS = {
     "pause_turn": Termination.UNKNOWN,
 }
 _CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
-_BLOCKS = (*_CALLS, "tool_result", "thinking", "redacted_thinking")
+_BLOCKS = frozenset({*_CALLS, "tool_result", "thinking", "redacted_thinking"})
+_MEDIA = ("image", "document")
+_ROLES_OF_CHAT = frozenset({"tool", "function"})
 
 
 def fits(head: Any) -> int:
+    """2 for what only this API has, 1 for a talk of users and assistants that may be of this one or of chat."""
     if not isinstance(head, dict):
         return 0
     if head.get("type") == "message" and head.get("role") == "assistant":
         return 2 if isinstance(head.get("content"), list) else 0
-    head = head.get("request") or head
-    if not isinstance(head.get("messages"), list) or any(
-        isinstance(one, dict) and ("tool_calls" in one or one.get("role") == "tool") for one in head["messages"]
-    ):
+    answer = head.get("response")
+    asked = head["request"] if isinstance(head.get("request"), dict) else head
+    messages = asked.get("messages")
+    if not isinstance(messages, list) or (isinstance(answer, dict) and "choices" in answer):
         return 0
-    blocks = [
-        block
-        for one in head["messages"]
-        if isinstance(one, dict) and isinstance(one.get("content"), list)
-        for block in one["content"]
-        if isinstance(block, dict)
-    ]
-    tools = head.get("tools")
+    roles = {one["role"] for one in messages}
+    if roles & _ROLES_OF_CHAT or any(one.get("tool_calls") or one.get("function_call") for one in messages):
+        return 0
+    if isinstance(answer, dict) and isinstance(answer.get("content"), list):
+        return 2
+    tools = asked.get("tools")
     schemas = isinstance(tools, list) and any(isinstance(one, dict) and "input_schema" in one for one in tools)
-    return 2 if schemas or any(block.get("type") in _BLOCKS and "value" not in block for block in blocks) else 0
+    prompted = isinstance(asked.get("system"), str | list) and not roles & {"system", "developer"}
+    if schemas or prompted or any(map(_has_blocks, messages)):
+        return 2
+    return int(bool(roles) and roles <= {"user", "assistant"} and "responses_create_params" not in head)
+
+
+def _has_blocks(message: dict[str, Any]) -> bool:
+    """Whether a message has a block that chat does not have."""
+    content = message.get("content")
+    return isinstance(content, list) and any(
+        ((kind := block.get("type")) in _BLOCKS and "value" not in block)
+        or (kind in _MEDIA and isinstance(block.get("source"), dict))
+        for block in content
+        if isinstance(block, dict)
+    )
 
 
 def read(source: Source) -> Iterator[Row]:

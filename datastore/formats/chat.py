@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from agentrl.datastore.formats import anthropic
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import from_chat, to_chat, tools_text
 from agentrl.datastore.formats.rows import make_row
@@ -27,7 +28,7 @@ def is_chat(value: Any) -> bool:
 
 
 def fits(head: Any) -> int:
-    return 1 if isinstance(head, dict) and is_chat(head.get("messages")) else 0
+    return int(isinstance(head, dict) and is_chat(head.get("messages")) and anthropic.fits(head) < 2)
 
 
 def read(source: Source) -> Iterator[Row]:

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentrl.datastore.errors import InvalidRowsError, NoBufferError, StoreError
-from agentrl.datastore.formats import detect, named
+from agentrl.datastore.formats import detect
 from agentrl.datastore.formats.columns import RowBatch, with_column
 from agentrl.datastore.formats.labels import AS_SOURCE, Labels, labelled, named_reward
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.own import OwnFormat
-from agentrl.datastore.formats.recognise import format_of
+from agentrl.datastore.formats.recognise import Recognised, format_of
 from agentrl.datastore.formats.rows import NAMELESS
 from agentrl.datastore.formats.source import Source
 from agentrl.datastore.formats.workers import File, read_files
@@ -79,7 +79,7 @@ class Imported:
 @dataclass(frozen=True)
 class _File:
     source: Source
-    format: str | OwnFormat
+    recognised: Recognised
     fingerprint: str
     """Its last half is of the content; its first half is of the format, the labels and the stage."""
 
@@ -98,8 +98,9 @@ class _Owner:
         return own
 
     def as_dict(self) -> dict[str, Any]:
-        one = self.file
-        return {"path": one.source.name, "format": str(one.format), "fingerprint": one.fingerprint, "rows": self.rows}
+        one, recognised = self.file, self.file.recognised
+        about = {"path": one.source.name, "format": str(recognised.format), "evidence": recognised.evidence}
+        return about | {"fingerprint": one.fingerprint, "rows": self.rows}
 
 
 def import_paths(
@@ -180,7 +181,9 @@ class Reading:
             if chosen is None:
                 self.result.skipped.append(name)
             else:
-                self.files.append(_File(source, chosen, self._fingerprint(source, chosen)))
+                self.files.append(_File(source, chosen, self._fingerprint(source, chosen.format)))
+                if chosen.looks:
+                    notes.remark(f"files that look like {chosen.looks} and are read as {chosen.format}, which is named")
         if not self.files:
             named_ones = ", ".join(self.result.skipped[:5]) or "no file at all"
             raise StoreError(f"nothing to import: no format fits {named_ones}; docs/formats.md lists the formats")
@@ -214,8 +217,9 @@ class Reading:
         """Rows of all files; ``name`` tells the episodes and groups of this import from those of others. Raises
         StoreError if there are none."""
         owners = {id(one.source): _Owner(one, self.stage) for one in self.files}
-        files = [File(one.source, named(one.format)) for one in self.files]
-        for batch in read_files(files, lambda record: named_reward(self.labels.reward, record)):
+        files = [File(one.source, one.recognised.reader) for one in self.files]
+        read = read_files(files, lambda record: named_reward(self.labels.reward, record))
+        for batch in self._saying_what_files_look_like(read):
             own = self._own(batch, [owners[id(one)] for one in batch.sources], name)
             rows = labelled(own, batch.kept, self.labels)
             self.result.count(rows)
@@ -227,6 +231,17 @@ class Reading:
         if self.files and not self.result.rows:
             bad = [f"; {one.place} cannot be read: {one.reason}" for one in self.notes.unreadable[:1]]
             raise StoreError(f"{self.files[0].source.name} gives no row{''.join(bad)}; nothing was imported")
+
+    def _saying_what_files_look_like(self, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
+        """The batches. An error of a file that does not look like the format that was named says so."""
+        try:
+            yield from batches
+        except StoreError as error:
+            for one in self.files:
+                if (looks := one.recognised.looks) and one.source.name in str(error):
+                    format = one.recognised.format
+                    raise StoreError(f"{error}; it does not look like {format}, it looks like {looks}") from None
+            raise
 
     def _own(self, batch: RowBatch, owners: "list[_Owner]", name: str) -> pa.Table:
         """Rows under ids of this import."""

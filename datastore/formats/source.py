@@ -30,7 +30,9 @@ from agentrl.datastore.formats.stream import (
     find_list,
     later_members,
     members,
+    not_json,
     outline,
+    utf8_fault,
 )
 
 Row: TypeAlias = dict[str, Any]
@@ -40,6 +42,7 @@ Kind = Literal["lines", "array", "document", "csv", "parquet", "zip", "folder", 
 
 BUFFER = 2**18
 _GZIP = b"\x1f\x8b"
+SAMPLE_RECORDS = 64
 LONGEST_LINE = 2**26
 """Characters. A file with a longer first line counts as a document, which is read piece by piece."""
 
@@ -70,6 +73,7 @@ class Source:
         self.before: dict[str, Any] = {}
         """The members beside the list, if :meth:`elements` reads a document."""
         self.span: Stretch | None = None
+        self.given: Iterator[Any] | None = None
 
     def __repr__(self) -> str:
         return f"Source({self.name!r}, {self.kind})"
@@ -128,21 +132,29 @@ class Source:
         with self.text("replace") as text:
             return next((line for line in iter(lambda: text.readline(LONGEST_LINE), "") if line.strip()), "")
 
-    @cached_property
+    @property
     def head(self) -> Any:
-        """The first record, or of a document its top-level keys, with one element of each list. None if there is
-        none that can be read; ``headless`` says why."""
+        """The first of :attr:`sample`. None if there is none that can be read; ``headless`` says why."""
+        return self.sample[0] if self.sample else None
+
+    @cached_property
+    def sample(self) -> list[Any]:
+        """The first records, at most :data:`SAMPLE_RECORDS` or little more than a megabyte of them; of a document that
+        is longer its top-level keys, with one element of each list."""
         notes = Notes(quarantine=True)
+        probe, found = Source(self.path, notes, self.name), []
         try:
-            if self.kind == "document":
-                return outline(Chars(self.text()))
-            if (found := next(iter(Source(self.path, notes, self.name).records()), None)) is not None:
-                return found
+            if self.kind == "document" and (self.compressed or self.path.stat().st_size > CHUNK):
+                return [outline(Chars(self.text()))]
+            for record in probe.records():
+                found.append(record)
+                if len(found) == SAMPLE_RECORDS or probe.read_to > CHUNK:
+                    break
         except (StoreError, *BROKEN) as error:
             self.headless = str(error)
         if notes.unreadable:
             self.headless = notes.unreadable[0].reason
-        return None
+        return found
 
     def text(self, errors: str = "strict") -> IO[str]:
         """The file as text. Reading raises StoreError if it is not UTF-8, or its compression is broken."""
@@ -175,7 +187,11 @@ class Source:
 
     def records(self) -> Iterator[Any]:
         """Every record: a line, an element of the array, a row of the table (CSV: its cells with text, by the names in
-        the first line), or the whole document."""
+        the first line), or the whole document; or those that are ``given``."""
+        if self.given is not None:
+            given, self.given = self.given, None
+            yield from given
+            return
         self.number = self.span.before if self.span else 0
         match self.kind:
             case "lines":
@@ -203,7 +219,7 @@ class Source:
             except (ValueError, RecursionError) as error:  # nobody knows where the next record begins
                 if isinstance(error, StoreError):
                     raise
-                self.notes.refuse(self.place, _not_json(error))
+                self.notes.refuse(self.place, not_json(error))
                 return
             if chars:
                 self.read_to = chars.position
@@ -222,7 +238,7 @@ class Source:
                         if line.isspace() or not line:
                             continue
                         self.number = number
-                        reason = _utf8_fault(line) or _not_json(error)
+                        reason = utf8_fault(line) or not_json(error)
                         self.notes.refuse(self.place, reason, line.decode(errors="replace"))
                         continue
                     self.number, self.record = number, record
@@ -277,7 +293,7 @@ class Source:
         try:
             return from_json(text, cache_strings="keys")
         except ValueError as error:
-            raise StoreError(f"{self.name} {_not_json(error)}") from None
+            raise StoreError(f"{self.name} {not_json(error)}") from None
 
     def elements(self, key: str, needed: Sequence[str] = ()) -> Iterator[Any]:
         """Elements of the list ``key`` of a document, one at a time; ``before`` collects the other members: those that
@@ -288,10 +304,13 @@ class Source:
                 if not isinstance(document, dict):
                     self.notes.refuse(self.place, f"is a {type(document).__name__}, an object is needed")
                     continue
+                if not isinstance(listed := document.get(key) or [], list):
+                    self.notes.refuse(self.place, f"{key} is a {type(listed).__name__}, a list is needed")
+                    continue
                 self.before.clear()
                 self.before.update((name, value) for name, value in document.items() if name != key)
                 self.number = 0
-                yield from self._counted(iter(document.get(key) or []))
+                yield from self._counted(iter(listed))
             return
         self.before.clear()
         if self.span:
@@ -363,20 +382,6 @@ def _within(file: IO[bytes], span: Stretch) -> Iterator[bytes]:
         left -= len(line)
         if left <= 0:
             return
-
-
-def _utf8_fault(line: bytes) -> str | None:
-    """Why a line is no text, None if it is."""
-    try:
-        line.decode()
-    except UnicodeDecodeError as error:
-        return f"is not UTF-8 text: {error}"
-    return None
-
-
-def _not_json(error: BaseException) -> str:
-    text = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
-    return text if text.startswith("is not ") else f"is not JSON: {text}"
 
 
 def each(source: Source, records: Iterable[Any], convert: Callable[[Any], Iterable[Row]]) -> Iterator[Row]:

@@ -172,3 +172,17 @@ def outline(chars: Chars) -> dict[str, Any]:
         if chars.taken >= HEAD or chars.expect(",}") == "}":
             break
     return found
+
+
+def utf8_fault(line: bytes) -> str | None:
+    """Why a line is no text, None if it is."""
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8 text: {error}"
+    return None
+
+
+def not_json(error: BaseException) -> str:
+    text = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+    return text if text.startswith("is not ") else f"is not JSON: {text}"

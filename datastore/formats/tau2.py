@@ -72,7 +72,7 @@ def fits(head: Any) -> int:
 
 
 def read(source: Source) -> Iterator[Row]:
-    if "simulations" in source.head:
+    if isinstance(source.head, dict) and "simulations" in source.head:
         document = source.before
         yield from each(source, source.elements("simulations", _NEEDED), _Context(source, document).rows)
         if source.ended:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from agentrl.datastore.formats import anthropic
 from agentrl.datastore.formats.chat import is_chat
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
@@ -33,7 +34,7 @@ def _chat(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def fits_sft(head: Any) -> int:
-    if not (isinstance(head, dict) and is_chat(head.get("messages"))):
+    if not (isinstance(head, dict) and is_chat(head.get("messages"))) or anthropic.fits(head) == 2:
         return 0
     calls = [one for message in head["messages"] for one in message.get("tool_calls") or []]
     dicts = any(

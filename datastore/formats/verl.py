@@ -55,11 +55,8 @@ _RL = pa.schema(
 )
 
 
-def fits(source: Source) -> int:
-    if source.kind != "parquet" or not isinstance(source.head, dict):
-        return 0
-    head = source.head
-    return 2 if is_chat(head.get("messages")) and "enable_thinking" in head else int(is_chat(head.get("messages")))
+def fits(head: Any) -> int:
+    return (1 + ("enable_thinking" in head)) if isinstance(head, dict) and is_chat(head.get("messages")) else 0
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:

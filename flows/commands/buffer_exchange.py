@@ -1,5 +1,6 @@
 """Commands that bring trajectories in and out in the formats of others: import, tokenizer, export, forget."""
 
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,8 +92,10 @@ def _report(result: "Imported") -> None:
             f"{result.rows} rows {done}: {result.messages} messages, {result.calls} calls, {result.tokens} tokens, "
             f"{result.successes} successes, {result.unscored} unscored"
         )
-        formats = sorted({one["format"] for one in result.files})
-        say(f"read as {', '.join(formats)} from {len(result.files)} files")
+        for format, files in groupby(sorted(result.files, key=_format_of), _format_of):
+            found = list(files)
+            why = sorted({one["evidence"] for one in found} - {""})
+            say(f"read as {format} from {len(found)} files" + (f" ({_some(why)})" if why else ""))
     if result.ignored:
         say("ignored: " + _some([f"{key} {count}" for key, count in result.ignored.items()]))
     for text, count in result.remarks.items():
@@ -106,6 +109,10 @@ def _report(result: "Imported") -> None:
         say(f"{result.quarantined} rows break the contract and are set aside; `agentrl buffer quarantine` lists them")
     if result.fingerprint:
         say(f"import {result.fingerprint}; `agentrl buffer forget {result.fingerprint[:12]}` undoes it")
+
+
+def _format_of(file: dict[str, Any]) -> str:
+    return str(file["format"])
 
 
 def _some(names: list[str]) -> str:

@@ -75,6 +75,6 @@ def test_the_wheel_has_every_file_of_the_front_end(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    files = {path.relative_to(ROOT).as_posix() for path in STATIC.rglob("*") if path.is_file()}
+    files = {f"agentrl/{path.relative_to(ROOT).as_posix()}" for path in STATIC.rglob("*") if path.is_file()}
     assert len(files) > 40
     assert files - names == set()

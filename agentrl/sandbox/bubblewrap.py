@@ -18,6 +18,7 @@ from typing import IO, Literal
 
 from pydantic import Field
 
+from agentrl.sandbox import seccomp
 from agentrl.sandbox.cgroups import Cgroup, places
 from agentrl.sandbox.run import LocalPrograms, Ran, ResourceLimits, SandboxError, archive, attended, room
 
@@ -32,6 +33,15 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
 }
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where the tools that set a run up are found, besides ``bwrap`` and ``setpriv`` themselves."""
+
+HIDDEN = ["--size", "4096", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"]
+"""bwrap's own process in the run, whose memory and variables a program of the same user could open as files; and the
+lists of the kernel's keys."""
+for _list in ("/proc/keys", "/proc/key-users"):
+    HIDDEN += ["--ro-bind", "/dev/null", _list] if os.path.exists(_list) else []
+
 # bwrap's own --disable-userns lets the program survive bwrap (0.8): it forgets to die with its parent
 BEGIN = f"""
 echo 0 > /proc/sys/user/max_user_namespaces && tar -xf - -C {FOLDER} || exit 125
@@ -87,14 +97,22 @@ class Bubblewrap(LocalPrograms):
                 return ran
 
     async def _attended(self, command: Sequence[str], packed: IO[bytes], limits: ResourceLimits, cgroup: Cgroup) -> Ran:
-        argv = [*_as_nobody(self._folders(), cgroup.doors), "bwrap", *self._view(limits), "--"]
-        argv += ["/bin/sh", "-c", BEGIN, "sh", *_limited(limits, bool(cgroup.doors)), *command]
-        # bwrap's own environment could be read inside, in /proc/1/environ
-        return await attended(argv, packed, limits, {"PATH": os.environ.get("PATH", os.defpath)}, _kill)
+        filtered = seccomp.readable()
+        try:
+            argv = [*_as_nobody(self._folders(), cgroup.doors), _tool("bwrap"), *self._view(limits)]
+            argv += ["--seccomp", str(filtered), "--"]
+            argv += ["/bin/sh", "-c", BEGIN, "sh", *_limited(limits, bool(cgroup.doors)), *command]
+            # nothing of the host's variables or working folder goes in, not even into bwrap's own process
+            return await attended(
+                argv, packed, limits, {"PATH": SYSTEM_PATH}, _kill, folder="/", descriptors=[filtered]
+            )
+        finally:
+            os.close(filtered)
 
     def _folders(self) -> list[Path]:
         """The folders outside the system that programs may read."""
-        return [one for one in map(Path, (sys.base_prefix, *self.readable)) if not one.is_relative_to("/usr")]
+        folders = [Path(folder).absolute() for folder in (sys.base_prefix, *self.readable)]
+        return [folder for folder in folders if not folder.is_relative_to("/usr")]
 
     def _view(self, limits: ResourceLimits) -> list[str]:
         """What a program sees of the machine."""
@@ -115,7 +133,7 @@ class Bubblewrap(LocalPrograms):
         view += ["--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp", "--dir", FOLDER, "--chdir", FOLDER]
         for folder in self._folders():
             view += ["--ro-bind", _source(folder, self._folders()), str(folder)]
-        view += ["--proc", "/proc", "--dev", "/dev", "--size", str(1 << 20), "--tmpfs", "/dev/shm"]
+        view += ["--proc", "/proc", *HIDDEN, "--dev", "/dev", "--size", str(1 << 20), "--tmpfs", "/dev/shm"]
         return [*view, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
@@ -126,8 +144,13 @@ def _as_nobody(folders: Sequence[Path], doors: Sequence[str]) -> list[str]:
     opened = [str(folder) for folder in folders if _closed(folder)] if os.geteuid() == 0 else []
     apart = ["unshare", "--mount", "--propagation", "private"] if opened else []
     begin = [*apart, "/bin/sh", "-c", OPEN, "sh", " ".join(doors), str(len(opened)), *opened]
-    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    nobody = [_tool("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
     return [*(begin if doors or opened else []), *nobody]
+
+
+def _tool(name: str) -> str:
+    """The path of a program of the host, by the host's own PATH."""
+    return os.path.abspath(shutil.which(name) or name)
 
 
 def _closed(folder: Path) -> bool:
@@ -177,6 +200,10 @@ def check() -> str:
     for name in ("setpriv", "flock"):
         if not shutil.which(name):
             raise SandboxError(f"there is no `{name}` on this machine; install the package util-linux")
+    try:
+        seccomp.program()
+    except ValueError as error:
+        raise SandboxError(f"{error}; choose `sandbox: docker`, whose daemon has a filter of its own") from error
     tried = asyncio.run(Bubblewrap()._run(["/bin/true"], {}, ResourceLimits()))
     if tried.code:
         said = tried.stderr.decode(errors="replace").strip() or f"exit code {tried.code}"

@@ -101,9 +101,13 @@ async def attended(
     limits: ResourceLimits,
     environment: Mapping[str, str],
     end: Callable[[asyncio.subprocess.Process], Awaitable[None]],
+    *,
+    folder: str | None = None,
+    descriptors: Sequence[int] = (),
 ) -> Ran:
     """Start a program, read its output, and end it by ``end`` if it exceeds its time or its output, or if this call is
-    cancelled. When this returns, the program is gone."""
+    cancelled. When this returns, the program is gone. It starts in ``folder``, and gets the file
+    ``descriptors``."""
     started = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -111,6 +115,8 @@ async def attended(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=environment,
+        cwd=folder,
+        pass_fds=descriptors,
         start_new_session=True,
     )
     kept, ended = (bytearray(), bytearray()), False

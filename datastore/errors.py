@@ -1,11 +1,24 @@
 """Errors of the store. Each message names what was asked, what is there, and the next step; the command line prints
 it as it is and exits with code 2."""
 
+import re
 from collections.abc import Sequence
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def one_line(reason: object) -> str:
+    """An error's text in one line, without colours and arrows: native libraries write a line for each cause."""
+    lines = (line.strip(" \t↳") for line in _COLOUR.sub("", str(reason)).splitlines())
+    return ": ".join(line.rstrip(":") for line in lines if line) or "unknown error"
 
 
 class StoreError(ValueError):
     """A request to the store cannot be fulfilled. The message says why."""
+
+
+class UnfinishedError(StoreError):
+    """Part of the work is done, and the message says which part is not. The command line exits with code 1."""
 
 
 class NoBufferError(StoreError):
@@ -39,8 +52,9 @@ class CorruptError(StoreError):
     """A file of the table cannot be read."""
 
     def __init__(self, what: str, reason: str) -> None:
-        first = reason.strip().splitlines()[0] if reason.strip() else "unknown error"
-        super().__init__(f"{what} cannot be read: {first}; `agentrl buffer check` says what is damaged and what to do")
+        super().__init__(
+            f"{what} cannot be read: {one_line(reason)}; `agentrl buffer check` says what is damaged and what to do"
+        )
 
 
 class VersionGoneError(StoreError):

@@ -49,7 +49,7 @@ for _module in (buffer_read, buffer_choose, buffer_exchange, buffer):
 app.add_typer(_buffer, name="buffer")
 app.add_typer(view.app, name="view")
 
-_STORES = ("deltalake", "obstore", "botocore", "pyarrow", "polars", "_internal")
+_STORES = ("deltalake", "obstore", "botocore", "pyarrow", "polars", "_internal", "pyo3_runtime")
 """Packages whose errors describe a fault of a store or a disk, not a bug of ours."""
 
 _FULL, _FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO), (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -67,16 +67,20 @@ def call(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the program that reads our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except Exception as error:
+    except BaseException as error:
+        if (
+            not isinstance(error, Exception) and type(error).__name__ != "PanicException"
+        ):  # of Rust, in native libraries
+            raise
         code, message = _explained(error)
         if message:
             say(f"error: {message}", stderr=True)
         return code
 
 
-def _explained(error: Exception) -> tuple[int, str]:
+def _explained(error: BaseException) -> tuple[int, str]:
     """The exit code of an error, and what to say."""
-    from agentrl.datastore.errors import StoreError
+    from agentrl.datastore.errors import StoreError, UnfinishedError, one_line
     from agentrl.pipelines.file.problems import SpecError
 
     if hasattr(error, "format_message"):  # an option or argument that the command does not take
@@ -85,21 +89,30 @@ def _explained(error: Exception) -> tuple[int, str]:
         return BAD_INPUT, message.rstrip(".") + hint  # no message: the help was shown instead
     if isinstance(error, StoreError | SpecError):
         full = isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL
-        return FAILED if full else BAD_INPUT, str(error)
+        return FAILED if full or isinstance(error, UnfinishedError) else BAD_INPUT, str(error)
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
-        return BAD_INPUT if error.errno in _FORBIDDEN else FAILED, f"{error.strerror or error}{where}"
+        said = f"{error.strerror or one_line(error)}{where}"
+        if error.errno == errno.EMFILE or f"(os error {errno.EMFILE})" in said:
+            said += f"; this process may open {_most_files()} files at once: raise `ulimit -n`"
+        return BAD_INPUT if error.errno in _FORBIDDEN else FAILED, said
     if type(error).__module__.partition(".")[0] in _STORES:
         return FAILED, _first_line(error)
     return FAILED, f"{_first_line(error)}; this is a bug of agentrl's, {_kept(error)}"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = redacted(str(error)).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _kept(error: Exception) -> str:
+def _most_files() -> int:
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _kept(error: BaseException) -> str:
     """Keep the traceback in a file outside the store, which may be what is broken, and say where it is."""
     try:
         descriptor, path = tempfile.mkstemp(prefix="agentrl-error-", suffix=".txt")

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentrl.datastore.errors import CorruptError, StoreError
+from agentrl.datastore.errors import CorruptError, StoreError, one_line
 from agentrl.datastore.storage.object_store import LocalPlace, S3Place, sync
 from agentrl.datastore.table.delta_log import LOG, commit_key
 from agentrl.datastore.table.delta_table import BufferTable
@@ -83,7 +83,9 @@ def _create(place: LocalPlace | S3Place, version: int, body: bytes, files: FileW
             if outcome and isinstance(error, Exception):
                 return True
             if isinstance(error, Exception):
-                raise StoreError(f"commit {version} of {place.uri} failed, the table is as it was: {error}") from error
+                raise StoreError(
+                    f"commit {version} of {place.uri} failed, the table is as it was: {one_line(error)}"
+                ) from error
             raise
     finally:
         if files is not None:
@@ -102,8 +104,8 @@ def _settle(place: LocalPlace | S3Place, key: str, body: bytes) -> bool:
             sync((place.root / key).parent)
     except Exception as error:
         raise StoreError(
-            f"nobody knows whether {place.uri}/{key} was committed, since the store does not answer ({error}); its "
-            "files are kept. Do it again: what is in the table already is not done twice"
+            f"nobody knows whether {place.uri}/{key} was committed, since the store is silent ({one_line(error)}); "
+            "its files are kept. Do it again: what is in the table already is not done twice"
         ) from error
     return found == body
 
@@ -112,11 +114,31 @@ def _checkpoint(to: BufferTable) -> None:
     """Write a checkpoint, which sums up the log in one file. Without it everything works, but slower, so an error is
     only a warning."""
     try:
-        to.open().create_checkpoint()
-        if isinstance(to.place, LocalPlace):
-            for name in ("*.checkpoint*.parquet", "_last_checkpoint"):  # the hint after the file that it names
-                for path in sorted((to.place.root / LOG).glob(name))[-1:]:
-                    sync(path)
-                sync(to.place.root / LOG)
+        _write_checkpoint(to)
     except Exception as error:
-        warnings.warn(f"no checkpoint of the log of {to.uri} could be written: {error}", stacklevel=2)
+        warnings.warn(f"no checkpoint of the log of {to.uri} could be written: {one_line(error)}", stacklevel=2)
+
+
+def overdue_checkpoint(to: BufferTable) -> str:
+    """Write a checkpoint, if that of an earlier commit could not be written. Gives the reason if this one cannot be
+    either; empty if none is overdue any more."""
+    try:
+        last = int(json.loads(to.place.read(f"{LOG}/_last_checkpoint") or b"")["version"])
+    except (ValueError, TypeError, KeyError):
+        last = 0
+    if to.open().version() - last < CHECKPOINT_EVERY:
+        return ""
+    try:
+        _write_checkpoint(to)
+    except Exception as error:
+        return one_line(error)
+    return ""
+
+
+def _write_checkpoint(to: BufferTable) -> None:
+    to.open().create_checkpoint()
+    if isinstance(to.place, LocalPlace):
+        for name in ("*.checkpoint*.parquet", "_last_checkpoint"):  # the hint after the file that it names
+            for path in sorted((to.place.root / LOG).glob(name))[-1:]:
+                sync(path)
+            sync(to.place.root / LOG)

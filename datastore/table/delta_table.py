@@ -31,10 +31,28 @@ PROPERTIES = {
 }
 
 
+LEAST_ADDRESSES = 2**32
+"""Bytes of address space that a process needs for the buffer: a query reserves 3 GB on two cores, and more on more.
+With less, threads and allocations of the native libraries fail, which ends the process, or lets it wait for ever."""
+
+
+def _check_limits() -> None:
+    """Raise StoreError if `ulimit -v` allows less than :data:`LEAST_ADDRESSES`."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESSES:
+        raise StoreError(
+            f"this process may reserve {limit // 2**20:,} MiB of addresses (ulimit -v), the native libraries that read "
+            f"the buffer need {LEAST_ADDRESSES // 2**20:,}: nothing was done; raise it, or limit memory by a cgroup"
+        )
+
+
 class BufferTable:
     """The table of one store."""
 
     def __init__(self, place: LocalPlace | S3Place) -> None:
+        _check_limits()
         self.place = place
         self.uri = f"{place.uri.rstrip('/')}/{FOLDER}"
         self.options = storage_options(place.uri)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from agentrl.datastore.errors import StoreError
-from agentrl.datastore.table.commit import commit
+from agentrl.datastore.errors import StoreError, UnfinishedError
+from agentrl.datastore.table.commit import commit, overdue_checkpoint
 from agentrl.datastore.table.delta_table import schema_version
 from agentrl.datastore.table.ids import bounds
 from agentrl.datastore.table.maintenance import alone, live_files, read_parts
@@ -35,7 +35,8 @@ def compact(buffer: "TrajectoryBuffer") -> dict[str, int]:
     """Merge small files, until no two are left. Gives the number of files before and after, and the version.
 
     Appends may go on meanwhile. Their files are left to the next compaction, so that this one ends. A
-    second compaction waits for the first one, and finds nothing left to do.
+    second compaction waits for the first one, and finds nothing left to do. Raises UnfinishedError if files were merged
+    and an overdue checkpoint of the log cannot be written.
     """
     before = len(live_files(buffer.table()))
     with alone(buffer):
@@ -47,7 +48,13 @@ def compact(buffer: "TrajectoryBuffer") -> dict[str, int]:
             except SourcesGoneError:
                 continue  # by an upkeep that ran in spite of the lock; start again with the files that are left
         table = buffer.table()
-        return {"files_before": before, "files_after": len(live_files(table)), "version": table.version()}
+        after, version = len(live_files(table)), table.version()
+        if why := overdue_checkpoint(buffer.committed):
+            raise UnfinishedError(
+                f"{before} files are {after} now, in version {version}, but a checkpoint of the log could not be "
+                f"written, so that the table opens more slowly: {why}; mend that and compact again"
+            )
+        return {"files_before": before, "files_after": after, "version": version}
 
 
 def _groups(table: "DeltaTable", among: set[str]) -> list[list[str]]:

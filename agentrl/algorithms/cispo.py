@@ -27,9 +27,15 @@ class CISPO(PolicyGradient):
         return Advantages(step.every_token(group_advantages(step.returns(), step.groups)[0]))
 
     def token_loss(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
-        from agentrl.losses.cispo import cispo_loss
-
         return cispo_loss(logprobs, batch.logprobs, batch.weights, self.clip_high)
 
     def _clipped(self, log_ratio: "Tensor", batch: "Batch") -> "Tensor":
         return log_ratio.exp() > 1 + self.clip_high
+
+
+def cispo_loss(logprobs: "Tensor", behaviour_logprobs: "Tensor", advantages: "Tensor", clip_high: float) -> "Tensor":
+    """Loss of each token, [rows, tokens]: ``-stop_gradient(min(r, 1 + clip_high)) A log p`` (MiniMax-M1, Chen et al.
+    2025, equations 4 and 5). Clipping bounds a token's weight and never drops its gradient.
+    """
+    weight = (logprobs - behaviour_logprobs).exp().clamp(max=1 + clip_high).detach()
+    return -weight * advantages * logprobs

@@ -39,6 +39,10 @@ class Distill(PolicyGradient):
         return Advantages(tokens)
 
     def token_loss(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
-        from agentrl.losses.importance import importance_loss
-
         return importance_loss(logprobs, batch.logprobs, batch.weights)
+
+
+def importance_loss(logprobs: "Tensor", behaviour_logprobs: "Tensor", advantages: "Tensor") -> "Tensor":
+    """Loss of each token, [rows, tokens]: ``-r A`` with the ratio ``r`` of policy to behaviour policy (Ionides 2008),
+    without a bound. Its gradient is that of ``-A log p`` at the policy that sampled."""
+    return -(logprobs - behaviour_logprobs).exp() * advantages

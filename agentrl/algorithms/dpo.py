@@ -17,6 +17,15 @@ class DPO(Preference):
     beta: float = Field(0.1, gt=0, description="strength of the pull towards the reference policy")
 
     def pair_loss(self, chosen: "Tensor", rejected: "Tensor") -> "Tensor":
-        from agentrl.losses.dpo import dpo_loss
-
         return dpo_loss(chosen, rejected, self.beta)
+
+
+def dpo_loss(chosen_logratio: "Tensor", rejected_logratio: "Tensor", beta: float) -> "Tensor":
+    """Loss of each pair, [pairs]: ``-log sigmoid(beta (chosen - rejected))`` (Rafailov et al. 2023, equation 7).
+
+    A log-ratio is the sum over the trained tokens of one side of ``log policy - log reference``, [pairs]. With masks on
+    one step only it is the step-level loss of Agent Q (Putta et al. 2024).
+    """
+    from torch.nn.functional import logsigmoid
+
+    return -logsigmoid(beta * (chosen_logratio - rejected_logratio))

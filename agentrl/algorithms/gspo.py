@@ -26,11 +26,27 @@ class GSPO(ClippedPolicyGradient):
         return Advantages(step.every_token(group_advantages(step.returns(), step.groups)[0]))
 
     def token_loss(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
-        from agentrl.losses.gspo import gspo_loss
-
         return gspo_loss(logprobs, batch.logprobs, batch.weights, batch.mask, self.clip_low, self.clip_high)
 
     def _clipped(self, log_ratio: "Tensor", batch: "Batch") -> "Tensor":
         length = batch.mask.sum(-1, keepdim=True).clamp(min=1)
         whole = (log_ratio * batch.mask).sum(-1, keepdim=True) / length
         return super()._clipped(whole.expand_as(log_ratio), batch)
+
+
+def gspo_loss(
+    logprobs: "Tensor",
+    behaviour_logprobs: "Tensor",
+    advantages: "Tensor",
+    mask: "Tensor",
+    clip_low: float,
+    clip_high: float,
+) -> "Tensor":
+    """Loss of each token, [rows, tokens]: the clipped surrogate with one ratio for the sequence,
+    ``s = exp(mean over its action tokens of (log p - log p_behaviour))`` (Zheng et al. 2025, equations 5 and 7).
+
+    The mean over a sequence is GSPO. If advantages differ between tokens of a row, each is clipped with the same ratio.
+    """
+    length = mask.sum(-1, keepdim=True).clamp(min=1)
+    ratio = (((logprobs - behaviour_logprobs) * mask).sum(-1, keepdim=True) / length).exp()
+    return -(ratio * advantages).minimum(ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)

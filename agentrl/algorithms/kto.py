@@ -32,8 +32,6 @@ class KTO(AtRest):
     def loss(
         self, logprobs: "Tensor", entropies: "Tensor", batch: "Batch", baseline: float = 0.0
     ) -> "tuple[Tensor, Sums]":
-        from agentrl.losses.kto import kto_loss
-
         logratio = self.logratio(logprobs, batch)
         good = batch.label > 0
         weight = batch.row_weights * (good * self.desirable + ~good * self.undesirable)
@@ -41,3 +39,14 @@ class KTO(AtRest):
             "desirable_logratio": (batch.row_weights * logratio * good).sum().item(),
             "undesirable_logratio": (batch.row_weights * logratio * ~good).sum().item(),
         }
+
+
+def kto_loss(logratio: "Tensor", label: "Tensor", baseline: "Tensor | float", beta: float) -> "Tensor":
+    """Loss of each row, [rows]: ``1 - sigmoid(beta (logratio - z))`` if ``label`` > 0, else
+    ``1 - sigmoid(beta (z - logratio))`` (Ethayarajh et al. 2024, equation 8).
+
+    ``logratio`` [rows] is the sum over a row's trained tokens of ``log policy - log reference``. ``z`` is ``baseline``,
+    an estimate of the policy's divergence from the reference, at least 0.
+    """
+    sign = (label > 0) * 2.0 - 1.0
+    return 1 - (beta * sign * (logratio - baseline)).sigmoid()

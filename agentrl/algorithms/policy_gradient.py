@@ -252,8 +252,6 @@ class PolicyGradient(Minimised):
 
     def token_loss(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
         """Loss of each token, [rows, tokens]: the plain policy gradient, unless an algorithm has its own."""
-        from agentrl.losses.reinforce import reinforce_loss
-
         return reinforce_loss(logprobs, batch.weights)
 
     def loss(
@@ -264,7 +262,7 @@ class PolicyGradient(Minimised):
             losses = losses - self.entropy * entropies
         sums: dict[str, Tensor] = {}
         if self.kl and self.kl.where == "loss":
-            from agentrl.losses.kl import ESTIMATORS
+            from agentrl.algorithms.kl import ESTIMATORS
 
             divergence = ESTIMATORS[self.kl.estimator](logprobs, batch.ref_logprobs)
             losses = losses + self.kl.coef * divergence
@@ -293,9 +291,24 @@ class ClippedPolicyGradient(PolicyGradient):
     clip_high: float = Field(0.2, gt=0)
 
     def token_loss(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
-        from agentrl.losses.ppo_clip import ppo_clip_loss
-
         return ppo_clip_loss(logprobs, batch.logprobs, batch.weights, self.clip_low, self.clip_high)
 
     def _clipped(self, log_ratio: "Tensor", batch: "Batch") -> "Tensor":
         return (log_ratio.exp() > 1 + self.clip_high) | (log_ratio.exp() < 1 - self.clip_low)
+
+
+def reinforce_loss(logprobs: "Tensor", advantages: "Tensor") -> "Tensor":
+    """Loss of each token, [rows, tokens]: ``-A log p`` (Williams 1992). Its gradient is that of the clipped surrogate
+    at the policy that sampled."""
+    return -advantages * logprobs
+
+
+def ppo_clip_loss(
+    logprobs: "Tensor", behaviour_logprobs: "Tensor", advantages: "Tensor", clip_low: float, clip_high: float
+) -> "Tensor":
+    """Loss of each token, [rows, tokens]: ``-min(r A, clip(r, 1 - low, 1 + high) A)`` with ``r`` the ratio of policy to
+    behaviour policy (Schulman et al. 2017, equation 7; two bounds as in DAPO, Yu et al. 2025).
+    """
+    ratio = (logprobs - behaviour_logprobs).exp()
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return -(ratio * advantages).minimum(clipped * advantages)

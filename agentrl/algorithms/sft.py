@@ -22,6 +22,9 @@ class SFT(AtRest):
     def loss(
         self, logprobs: "Tensor", entropies: "Tensor", batch: "Batch", baseline: float = 0.0
     ) -> "tuple[Tensor, Sums]":
-        from agentrl.losses.nll import nll_loss
-
         return nll_loss(logprobs, batch.weights * batch.mask).sum(), {}
+
+
+def nll_loss(logprobs: "Tensor", weights: "Tensor") -> "Tensor":
+    """Weighted negative log-likelihood of each token: ``-w log p``. All [rows, tokens]; zero weight trains nothing."""
+    return -weights * logprobs

@@ -20,6 +20,12 @@ class SimPO(Preference):
     reference: ClassVar[bool] = False
 
     def pair_loss(self, chosen: "Tensor", rejected: "Tensor") -> "Tensor":
-        from agentrl.losses.simpo import simpo_loss
-
         return simpo_loss(chosen, rejected, self.beta, self.margin)
+
+
+def simpo_loss(chosen_logprob: "Tensor", rejected_logprob: "Tensor", beta: float, margin: float) -> "Tensor":
+    """Loss of each pair, [pairs], from *mean* log-probabilities of the trained tokens, without a reference:
+    ``-log sigmoid(beta (chosen - rejected) - margin)`` (Meng et al. 2024, equation 6)."""
+    from torch.nn.functional import logsigmoid
+
+    return -logsigmoid(beta * (chosen_logprob - rejected_logprob) - margin)

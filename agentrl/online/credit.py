@@ -262,7 +262,7 @@ def _penalties(
 
 def penalty(kl: KL, logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     """What the divergence from a reference takes off the reward of each token, [tokens]; 0 where ``mask`` is false."""
-    from agentrl.losses.kl import ESTIMATORS
+    from agentrl.algorithms.kl import ESTIMATORS
 
     return (ESTIMATORS[kl.estimator](logprobs, reference) * kl.coef).where(mask, torch.zeros(()))
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.ppo import Critic
-from agentrl.losses.value import value_loss
 from agentrl.models.policy import Policy
 from agentrl.training.backend import Backend, OneProcess
 from agentrl.training.batch import collate, micro_batches
@@ -102,3 +101,13 @@ def _explained(rows: TrainingRows) -> float:
     target, old = torch.from_numpy(pairs).unbind(-1)
     variance = target.var(correction=0).item()
     return 1 - (target - old).var(correction=0).item() / variance if variance > 0 else 0.0
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """Loss of each token, [rows, tokens]: ``(V - R)^2 / 2``; with ``clip``, the larger of that and the loss of ``V``
+    moved to within ``clip`` of the old value (the PPO of Schulman et al. 2017 as published in its code)."""
+    loss = (values - returns) ** 2
+    if clip is not None:
+        near = old_values + (values - old_values).clamp(-clip, clip)
+        loss = torch.maximum(loss, (near - returns) ** 2)
+    return loss / 2

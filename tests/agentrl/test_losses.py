@@ -8,14 +8,12 @@ import torch
 from agentrl.algorithms.dpo import DPO
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.gspo import GSPO
-from agentrl.algorithms.policy_gradient import KL
+from agentrl.algorithms.kl import k1, k2, k3
+from agentrl.algorithms.policy_gradient import KL, ppo_clip_loss
 from agentrl.algorithms.rloo import RLOO
 from agentrl.algorithms.sft import SFT
-from agentrl.algorithms.simpo import SimPO
-from agentrl.losses.kl import k1, k2, k3
-from agentrl.losses.ppo_clip import ppo_clip_loss
-from agentrl.losses.simpo import simpo_loss
-from agentrl.losses.value import value_loss
+from agentrl.algorithms.simpo import SimPO, simpo_loss
+from agentrl.online.critic import value_loss
 from agentrl.schemas.training import TrainingRow
 from agentrl.training.batch import collate
 from agentrl.training.rows import TrainingRows

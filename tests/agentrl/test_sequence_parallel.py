@@ -17,10 +17,9 @@ from torch import Tensor
 from agentrl.algorithms.dpo import DPO
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.gspo import GSPO
-from agentrl.losses.value import value_loss
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import train_tokenizer
-from agentrl.online.critic import ValueHead
+from agentrl.online.critic import ValueHead, value_loss
 from agentrl.placement.local import free_port
 from agentrl.training.batch import TrainingError, collate
 from agentrl.training.job import DeepSpeed, TrainingJob

@@ -30,6 +30,7 @@ from agentrl.pipelines.file.external import external_digest, outside
 from agentrl.pipelines.file.fields import Key, dotted, models
 from agentrl.pipelines.file.load import Node
 from agentrl.pipelines.plan.code import USED_IF_SET, CodeGraph, Reached, Sources, Start
+from agentrl.pipelines.secrets import without_userinfo
 from agentrl.pipelines.stage import External
 from agentrl.schemas.annotations import ADDED, markers
 from agentrl.schemas.declared import OURS
@@ -118,13 +119,16 @@ class UnhashableError(ValueError):
 
 
 def canonical(value: Any, field: str = "config") -> Any:
-    """A value as plain JSON data, equal for equal configs whatever their order of keys.
+    """A value as plain JSON data, equal for equal configs whatever their order of keys. User and password of an URL
+    are left out, like other secrets.
 
     Raises UnhashableError, with the field's name, if a value has no stable form.
     """
     if isinstance(value, enum.Enum):
         return canonical(value.value, field)
-    if value is None or isinstance(value, str | bool | int):
+    if isinstance(value, str):
+        return without_userinfo(value)
+    if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
@@ -193,7 +197,7 @@ def _unhashed(stage: str) -> Callable[[Key, tuple[Any, ...], Any], bool]:
 
 def outside_fields(config: BaseModel) -> dict[str, str]:
     """Field -> path or name of everything outside the store that a config names."""
-    return {dotted(key): name for key, _, name in outside(config)}
+    return {dotted(key): without_userinfo(name) for key, _, name in outside(config)}
 
 
 class Fingerprinter:

@@ -10,8 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    from agentrl.pipelines.run.printed import Printed
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SWEEP_S = 2.0
@@ -54,13 +58,14 @@ def _send(processes: list[psutil.Process], number: signal.Signals) -> None:
             one.send_signal(number)
 
 
-def split_off_guard(alive: int, theirs: tuple[int, ...]) -> None:
+def split_off_guard(alive: int, theirs: tuple[int, ...], printed: "Printed") -> None:
     """Fork. The child returns from here and does the work. The parent becomes its guard and never returns.
 
     The guard runs no code of a stage, so nothing that a stage does, such as holding the interpreter lock, can stop it.
     It ends if the child is gone, with the child's exit code or signal, or if the pipe ``alive`` closes, which means
     that the run is gone. Before it ends, it kills all that is left below it, also daemons that forked twice, since it
     adopts them. If the guard itself is killed, the child dies with it. ``theirs`` are descriptors of the child alone.
+    What the child and all below it print goes through the guard (``printed``).
 
     Adopting, and dying with the guard, need Linux.
     """
@@ -72,12 +77,14 @@ def split_off_guard(alive: int, theirs: tuple[int, ...]) -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guard:  # it died before we could ask
             os._exit(1)
+        printed.begin()
         return
     for descriptor in theirs:
         os.close(descriptor)
     status = 1
     try:
-        status = _stand_guard(child, alive)
+        printed.guard()
+        status = _stand_guard(child, alive, printed)
     finally:
         os._exit(status)
 
@@ -87,7 +94,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _stand_guard(child: int, alive: int) -> int:
+def _stand_guard(child: int, alive: int, printed: "Printed") -> int:
     """Wait until the child or the run is gone, and end the rest. Returns the exit code, or dies of the child's
     signal."""
     readable, writable = os.pipe()
@@ -97,13 +104,15 @@ def _stand_guard(child: int, alive: int) -> int:
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     status: int | None = None
     while status is None:
-        ready, _, _ = select.select([alive, readable], [], [], 1.0)
+        ready, _, _ = select.select([alive, readable, *printed.descriptors], [], [], 1.0)
         if alive in ready:
             break
         if readable in ready:
             os.read(readable, 4096)
+        printed.forward()
         status = _reap(child)
     _sweep()
+    printed.end()
     if status is None:
         return 1
     if os.WIFSIGNALED(status):

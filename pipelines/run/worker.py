@@ -22,11 +22,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.pipelines.run.printed import Printed
 from agentrl.pipelines.run.processes import descendants, end, split_off_guard
-from agentrl.pipelines.secrets import RedactedStream, redacted
+from agentrl.pipelines.secrets import RedactedStream, is_reference, redacted, revealed
 from agentrl.schemas.installation import PACKAGE_ROOT
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from agentrl.pipelines.run.execute import Outcome, StageJob
 
 OnProgress = Callable[[str, int, int | None, Mapping[str, float | int | str]], None]
@@ -224,21 +227,12 @@ def _death(code: int) -> str:
     return f"its process exited with code {code}"
 
 
-def _redirect(log: str) -> None:
-    """From here on, everything that this process and its children print goes to the stage's log."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-
-
 def main() -> None:
     jobs, replies, alive = map(int, sys.argv[1:])
     for descriptor in (jobs, replies, alive):
         os.set_inheritable(descriptor, False)
-    split_off_guard(alive, (jobs, replies))
+    printed = Printed()
+    split_off_guard(alive, (jobs, replies), printed)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` blocks run
     sys.stdout, sys.stderr = RedactedStream(1), RedactedStream(2)
     connection = _TwoPipes(jobs, replies)
@@ -263,18 +257,30 @@ def main() -> None:
         except EOFError:
             return
         Path(log).parent.mkdir(parents=True, exist_ok=True)
-        _redirect(log)
+        printed.to(log)
         library.search_in(folders)
         result: Outcome | str
         try:
-            result = execute.perform(pickle.loads(packed), progress, waits)
+            job = pickle.loads(packed)
+            _hide_secrets(job.config)
+            result = execute.perform(job, progress, waits)
         except Exception as error:
             result = _one_line(error)
             with contextlib.suppress(OSError):  # the disk may be full; then the result says so
                 traceback.print_exc()
         with contextlib.suppress(OSError):
             sys.stdout.flush()
+        printed.written()
         connection.send_bytes(pickle.dumps(("result", result)))
+
+
+def _hide_secrets(config: "BaseModel") -> None:
+    """Note the values of the secrets that a config names, before anything can print them."""
+    from agentrl.pipelines.file.fields import leaves
+
+    for _, _, value in leaves(config):
+        if is_reference(value) and (name := value[2:-1]) in os.environ:
+            revealed(os.environ[name])
 
 
 def _one_line(error: Exception) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import json_text, text_of, tools_text
 from agentrl.datastore.formats.notes import Notes
-from agentrl.datastore.formats.rows import make_row, termination
+from agentrl.datastore.formats.rows import answered, make_row, termination
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
@@ -94,7 +94,7 @@ def read(source: Source) -> Iterator[Row]:
         if asked.get("system"):
             messages.insert(0, {"role": "system", "content": text_of(asked["system"], notes, "system.")})
         stop = answer.get("stop_reason") or one.get("stop_reason")
-        yield make_row(
+        row = make_row(
             messages,
             source="anthropic",
             tools=tools_text(asked.get("tools")),
@@ -102,6 +102,7 @@ def read(source: Source) -> Iterator[Row]:
             termination=termination(STOPS, stop, notes),
             n_tool_errors=errors,
         )
+        yield answered(row, notes)
 
     return each(source, source.records(), convert)
 

@@ -1,8 +1,10 @@
 """OpenAI chat, JSON Lines or a JSON array: ``{"messages": [...], "tools": [...]}``, arguments of calls as JSON text.
 
 Reads also: arguments as objects, calls as JSON text, legacy ``function_call`` with ``functions`` and messages of role
-``function``, content in parts, ``model`` (policy), and ``label`` (success, as LLaMA-Factory's KTO data has it). An
-answer without an id takes that of the call before it. Carries roles, text, reasoning (``reasoning_content``), calls
+``function``, content in parts, ``system`` beside the messages, ``model`` (policy), ``label`` (success, as
+LLaMA-Factory's KTO data has it), and logs of requests with their completions, see ``completions``. An answer without an
+id takes that of the call before it. A record without any assistant message is refused unless such rows are asked for.
+Carries roles, text, reasoning (``reasoning_content``), calls
 with ids, tool names, tool schemas. Cannot carry tokens, outcome, identity and lineage.
 """
 
@@ -12,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.datastore.formats import anthropic
+from agentrl.datastore.formats.completions import FINISHES, SETTINGS, answer_key, asked, completions, model_of, setting
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import from_chat, to_chat, tools_text
-from agentrl.datastore.formats.rows import make_row
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.rows import answered, make_row, termination
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.json_text import loads
 from agentrl.schemas.trajectory import Trajectory
 
-_KNOWN = frozenset({"messages", "tools", "functions", "model", "label"})
+_KNOWN = frozenset({"messages", "tools", "functions", "model", "label", "system", "request"})
 
 
 def is_chat(value: Any) -> bool:
@@ -28,29 +32,54 @@ def is_chat(value: Any) -> bool:
 
 
 def fits(head: Any) -> int:
-    return int(isinstance(head, dict) and is_chat(head.get("messages")) and anthropic.fits(head) < 2)
+    if not isinstance(head, dict) or not is_chat(asked(head).get("messages")) or anthropic.fits(head) == 2:
+        return 0
+    return 1 + is_log(head)
+
+
+def is_log(line: dict[str, Any]) -> bool:
+    """Whether a record has a completion beside its messages."""
+    return (key := answer_key(line)) is not None and (not isinstance(line[key], dict) or "choices" in line[key])
 
 
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(line, _KNOWN)
-        messages, tools = _tools_taken_out(line["messages"])
-        yield make_row(
-            from_chat(messages, source.notes),
-            source="openai-chat",
-            tools=tools_text(tools) if tools else _tools(line),
-            policy=line.get("model"),
-            success=source.notes.outcome(line, "label"),
-        )
+        key, request = answer_key(line), asked(line)
+        _count_rest(line, key, source.notes)
+        messages, tools = _tools_taken_out(request["messages"])
+        system = request.get("system")
+        if system and not any(one["role"] in ("system", "developer") for one in messages[:1]):
+            messages.insert(0, {"role": "system", "content": system})
+        answers = list(completions(line[key], source.notes, key)) if key else [(None, None)]
+        for number, (said, finish) in enumerate(answers):
+            talk = from_chat([*messages, said] if said else messages, source.notes)
+            row = make_row(
+                talk,
+                source="openai-chat",
+                tools=tools_text(tools) if tools else _tools(line),
+                policy=setting(line, "model") or model_of(line.get(key or "")),
+                success=source.notes.outcome(line, "label"),
+                sample_index=number or None,
+                termination=termination(FINISHES, finish, source.notes),
+            )
+            yield answered(row, source.notes)
 
     return each(source, source.records(), convert)
 
 
+def _count_rest(line: dict[str, Any], answer: str | None, notes: Notes) -> None:
+    """Count what no column takes of a record."""
+    settings = [name for name in SETTINGS if isinstance(line.get(name), dict)]
+    notes.rest(line, _KNOWN | {answer, *settings} if answer or settings else _KNOWN)
+    for name in settings:
+        notes.rest(line[name], _KNOWN, f"{name}.")
+
+
 def _tools(line: dict[str, Any]) -> str:
     """Tool schemas; legacy ``functions`` in the form of ``tools``."""
-    if line.get("functions"):
-        return tools_text([{"type": "function", "function": one} for one in line["functions"]])
-    return tools_text(line.get("tools"))
+    if functions := setting(line, "functions"):
+        return tools_text([{"type": "function", "function": one} for one in functions])
+    return tools_text(setting(line, "tools"))
 
 
 def _tools_taken_out(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:

@@ -111,6 +111,7 @@ def import_paths(
     stage: str = "import",
     labels: Labels = AS_SOURCE,
     on_error: "OnError" = "raise",
+    prompts: bool = False,
     dry_run: bool = False,
     check_tokens: CheckTokens | None = None,
 ) -> Imported:
@@ -119,13 +120,15 @@ def import_paths(
     Without ``format`` each file's own is found. A file whose rows are in the buffer already is left out, so that
     another import of a folder takes only its new files. Rows get ids of this import, and keep the source's in
     ``episode_id`` and ``task_id``. Raises StoreError if a path is missing, fits no format or not the one named, or
-    if no row comes out; with ``on_error="quarantine"`` records that cannot be read are set aside instead. On any
-    error the table stays as it was.
+    if no row comes out; with ``on_error="quarantine"`` records that cannot be read are set aside instead. With
+    ``prompts`` a record of chat without any assistant message is a row too. On any error the table stays as it was.
     """
     from agentrl.datastore.storage.lease import hold
     from agentrl.datastore.upkeep.forgetting import IMPORT_RUN
 
-    with reading(paths, format, stage=stage, labels=labels, on_error=on_error, check_tokens=check_tokens) as found:
+    with reading(
+        paths, format, stage=stage, labels=labels, on_error=on_error, prompts=prompts, check_tokens=check_tokens
+    ) as found:
         found.result.dry_run = dry_run
         if dry_run:
             found.leave_out(_fingerprints(buffer, stage))
@@ -152,10 +155,11 @@ def reading(
     stage: str = "import",
     labels: Labels = AS_SOURCE,
     on_error: "OnError" = "raise",
+    prompts: bool = False,
     check_tokens: CheckTokens | None = None,
 ) -> "Iterator[Reading]":
     """Files that were recognised, to take rows from within the block: what a stage that appends itself uses."""
-    notes = Notes(quarantine=on_error == "quarantine")
+    notes = Notes(on_error == "quarantine", prompts)
     with TemporaryDirectory(prefix="agentrl-import-") as folder:
         yield Reading(_expand(paths, Path(folder)), format, stage, labels, notes, check_tokens)
 
@@ -189,7 +193,8 @@ class Reading:
             raise StoreError(f"nothing to import: no format fits {named_ones}; docs/formats.md lists the formats")
 
     def _fingerprint(self, source: Source, format: str | OwnFormat) -> str:
-        how = json.dumps([str(format), self.stage, asdict(self.labels)], sort_keys=True)
+        asked = ["prompts"] if self.notes.prompts else []
+        how = json.dumps([str(format), self.stage, asdict(self.labels), *asked], sort_keys=True)
         content = source.digest()[:16]
         return hashlib.blake2b(f"{how}{content}".encode(), digest_size=8).hexdigest() + content
 

@@ -29,9 +29,11 @@ class Unreadable:
 
 @dataclass
 class Notes:
-    """Counts of one import. With ``quarantine`` records that cannot be read are set aside, otherwise they raise."""
+    """Counts of one import. With ``quarantine`` records that cannot be read are set aside, otherwise they raise. With
+    ``prompts`` records of chat without any assistant message are rows too."""
 
     quarantine: bool = False
+    prompts: bool = False
     ignored: Counter[str] = field(default_factory=Counter)
     """How often each key of the source had a value that no column takes."""
     remarks: Counter[str] = field(default_factory=Counter)

@@ -4,7 +4,8 @@ JSON array or as JSON Lines. Events of version 0 (``action``, ``observation``) a
 
 The model's own message in ``tool_call_metadata.model_response`` is the assistant message, once for all its calls;
 an action without it is a call by the action's name, with ``thought`` as text. An observation answers the call of
-its ``tool_call_id`` or ``cause``; one of kind ``error`` is a tool error. ``finish`` is an answer.
+its ``tool_call_id`` or ``cause``; one of kind ``error`` is a tool error, and without either it answers the last call
+that has no answer. ``finish`` is an answer.
 ``metadata.llm_config.model`` is the policy, ``test_result.git_patch`` the final state, ``report.resolved`` or
 ``success`` the success (otherwise unscored). An ``error`` of the instance gives the end. Actions and observations
 of the program (``recall``, changes of state, condensation) are counted. Not carried: ``metrics``, ``extras``,
@@ -221,10 +222,18 @@ class _Talk:
         error = event["observation"] == "error" or event.get("success") is False
         self.errors += error
         content = text_of(event.get("content"), self.notes, data=True)
+        if identity is None and event["observation"] == "error" and event.get("cause") is None:
+            identity = next(reversed(self._open()), None)
         if identity is None and event.get("cause") is None and "id" in event:
             self.notes.ignored[f"events of kind {event['observation']}"] += 1
             return
         self.chat.append({"role": "tool", "content": content, "tool_call_id": identity})
+
+    def _open(self) -> list[str]:
+        """Ids of the calls without an answer, in order."""
+        answered = {one.get("tool_call_id") for one in self.chat}
+        calls = [str(call["id"]) for one in self.chat for call in one.get("tool_calls") or [] if call.get("id")]
+        return [one for one in calls if one not in answered]
 
     def _sdk(self, event: dict[str, Any], kind: str) -> None:
         self.notes.rest(event, _KNOWN_SDK[kind])

@@ -18,7 +18,7 @@ from typing import Any
 
 from agentrl.datastore.formats.messages import ROLES, json_text, text_of, tools_text
 from agentrl.datastore.formats.notes import Notes
-from agentrl.datastore.formats.rows import make_row, termination
+from agentrl.datastore.formats.rows import answered, make_row, termination
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.trajectory import Termination
 
@@ -60,7 +60,8 @@ def fits(head: Any) -> int:
 def read(source: Source) -> Iterator[Row]:
     def convert(one: dict[str, Any]) -> Iterator[Row]:
         source.notes.inside(one, {"": KNOWN, "request": KNOWN, "response": KNOWN})
-        yield response_row(one.get("request") or one, one.get("response") or one, source.notes)
+        row = response_row(one.get("request") or one, one.get("response") or one, source.notes)
+        yield answered(row, source.notes)
 
     return each(source, source.records(), convert)
 

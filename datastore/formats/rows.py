@@ -114,6 +114,16 @@ def _opening(messages: Sequence[dict[str, Any]]) -> str:
     return "\0".join(parts)
 
 
+def answered(row: Row, notes: Notes) -> Row:
+    """The row. Raises ValueError if no message is an assistant's, unless the import asks for such rows."""
+    if not notes.prompts and all(one["role"] in _ASKING for one in row["messages"]):
+        raise ValueError("has no assistant message; --prompts takes such records as rows too")
+    return row
+
+
+_ASKING = frozenset({"system", "user", "tool"})
+
+
 def _termination(messages: Sequence[dict[str, Any]]) -> Termination:
     """The end that messages show: ``answered`` if the last one is an assistant message without a call."""
     last = messages[-1]

@@ -2,8 +2,10 @@
 
 Import: the messages before the first step are those of its ``query`` (``message`` before 1.1) that are system or
 user messages, else the head of ``history``. If ``history`` has native tool calls, the whole ``history`` is the
-conversation. Otherwise a step becomes an assistant message (``thought``, else ``response``) with a call of the tool
-``bash`` (``{"command": action}``) and its observation; ``response``, the text that both were parsed from, is counted.
+conversation; the last steps that it lacks, and the observation of its last one, come from ``trajectory``, as calls of
+a tool that the history has called (``submit``), else of ``bash``. Otherwise a step becomes an assistant message
+(``thought``, else ``response``) with a call of the tool ``bash`` (``{"command": action}``) and its observation;
+``response``, the text that both were parsed from, is counted.
 ``info.exit_status`` is the end: ``submitted`` is an answer, also after ``exit_cost`` and the like, and every other
 exit its own termination. Whether the submission is right is not in the file: rows are unscored. ``info.submission``
 is the final state, ``replay_config.agent.model.name`` the policy; the rest of ``replay_config`` is not carried.
@@ -14,13 +16,14 @@ carry: tokens, masks, log-probs.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from agentrl.datastore.formats.files import file_name
 from agentrl.datastore.formats.messages import from_chat, split_prompt, text_of, to_chat, tools_text
+from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.rows import carried, make_row, termination
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.json_text import loads
@@ -93,15 +96,53 @@ def _messages(document: dict[str, Any], source: Source) -> list[dict[str, Any]]:
     steps, history = document.get("trajectory") or [], document.get("history") or []
     ours = any((step.get("extra_info") or {}).get("agentrl") for step in steps)
     if history and not ours and (not steps or any(one.get("tool_calls") for one in history)):
-        for step in steps:  # their text is in the history too
-            source.notes.rest(step, _KNOWN_STEP | {"response"}, "trajectory.")
-        return _chat(history, source)
+        return _from_history(history, steps, source)
     if not steps:
         raise KeyError("trajectory")
     messages = _chat(_opening(steps[0]) or _leading(history), source)
     for number, step in enumerate(steps):
         messages += _step_messages(number, step, source)
     return messages
+
+
+def _from_history(history: list[dict[str, Any]], steps: list[dict[str, Any]], source: Source) -> list[dict[str, Any]]:
+    """The history, and what the steps have beyond its end: a run that is ended from outside leaves its last step in the
+    trajectory alone."""
+    messages = _chat(history, source)
+    own = [one for one in history if one["role"] == "assistant" and not one.get("is_demo")]
+    within, exact = _steps_within(steps, own)
+    later = steps[within:]
+    for step in steps[:within]:  # their text is in the history too
+        source.notes.rest(step, _KNOWN_STEP | {"response"}, "trajectory.")
+    last = messages[-1] if messages else {}
+    if exact and last.get("tool_calls"):
+        told = text_of(steps[within - 1].get("observation"), source.notes, "trajectory.observation.", data=True)
+        if told:
+            source.notes.remark("observations of a last step that the history lacks: taken from the trajectory")
+            call = last["tool_calls"][0]
+            messages.append({"role": "tool", "content": told, "tool_call_id": call["id"], "name": call["name"]})
+    tools = {call["name"] for one in messages for call in one.get("tool_calls") or []}
+    for number, step in enumerate(later, within):
+        source.notes.remark("last steps that the history lacks: taken from the trajectory")
+        messages += _step_messages(number, step, source, tools)
+    return messages
+
+
+def _steps_within(steps: list[dict[str, Any]], own: list[dict[str, Any]]) -> tuple[int, bool]:
+    """How many steps the history has: up to the last one that says or does what its last assistant message does, and
+    whether there is such a one. Otherwise as many as it has assistant messages."""
+    if not own:
+        return 0, False
+    last = own[-1]
+    for number in range(len(steps), 0, -1):
+        step = steps[number - 1]
+        said = text_of(last.get("content"), Notes())
+        acted = bool(last.get("action")) and step.get("action") == last["action"]
+        if (acted and (step.get("thought") or "") == (last.get("thought") or "")) or (
+            said and step.get("response") == said
+        ):
+            return number, True
+    return min(len(own), len(steps)), False
 
 
 def _chat(history: list[dict[str, Any]], source: Source) -> list[dict[str, Any]]:
@@ -124,7 +165,10 @@ def _chat(history: list[dict[str, Any]], source: Source) -> list[dict[str, Any]]
     return from_chat(plain, source.notes)
 
 
-def _step_messages(number: int, step: dict[str, Any], source: Source) -> list[dict[str, Any]]:
+def _step_messages(
+    number: int, step: dict[str, Any], source: Source, tools: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """An action and its observation. ``tools`` are those that may be called by their name alone."""
     notes = source.notes
     kept = (step.get("extra_info") or {}).get("agentrl")
     if kept:  # written by us: the messages as they were
@@ -136,11 +180,12 @@ def _step_messages(number: int, step: dict[str, Any], source: Source) -> list[di
     if not action:
         said = (thought or step.get("response") or "").strip()
         return [{"role": "assistant", "content": said}] if said else []
-    call = {"id": f"call_{number}", "name": "bash", "arguments": json.dumps({"command": action})}
+    name, arguments = (action, {}) if action in tools else ("bash", {"command": action})
+    call = {"id": f"call_{number}", "name": name, "arguments": json.dumps(arguments)}
     result = text_of(step.get("observation"), notes, "trajectory.observation.", data=True)
     return [
         {"role": "assistant", "content": thought.strip(), "tool_calls": [call]},
-        {"role": "tool", "content": result, "tool_call_id": call["id"], "name": "bash"},
+        {"role": "tool", "content": result, "tool_call_id": call["id"], "name": name},
     ]
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.datastore.formats import anthropic
-from agentrl.datastore.formats.chat import is_chat
+from agentrl.datastore.formats.chat import is_chat, is_log
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
-from agentrl.datastore.formats.rows import canonical, make_row
+from agentrl.datastore.formats.rows import answered, canonical, make_row
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.trajectory import Message, Trajectory
 
@@ -34,7 +34,7 @@ def _chat(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def fits_sft(head: Any) -> int:
-    if not (isinstance(head, dict) and is_chat(head.get("messages"))) or anthropic.fits(head) == 2:
+    if not (isinstance(head, dict) and is_chat(head.get("messages"))) or anthropic.fits(head) == 2 or is_log(head):
         return 0
     calls = [one for message in head["messages"] for one in message.get("tool_calls") or []]
     dicts = any(
@@ -55,14 +55,16 @@ def read_sft(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN_SFT)
         ids = line.get("input_ids") or []
-        yield make_row(
-            from_chat(line["messages"], source.notes),
+        messages = from_chat(line["messages"], source.notes)
+        row = make_row(
+            messages,
             source="trl",
             tools=tools_text(line.get("tools")),
             input_ids=ids,
             action_mask=_mask(line, len(ids)),
             logprobs=[None] * len(ids),
         )
+        yield answered(row, source.notes)
 
     return each(source, source.records(), convert)
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from agentrl.datastore.formats.chat import is_chat
 from agentrl.datastore.formats.messages import from_chat, json_text, to_chat, tools_text
-from agentrl.datastore.formats.rows import batched, make_row
+from agentrl.datastore.formats.rows import answered, batched, make_row
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Trajectory
@@ -102,7 +102,8 @@ def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         chat = [{key: value for key, value in one.items() if value is not None} for one in line["messages"]]
-        yield make_row(from_chat(chat, source.notes), source="verl", tools=tools_text(line.get("tools")))
+        messages = from_chat(chat, source.notes)
+        yield answered(make_row(messages, source="verl", tools=tools_text(line.get("tools"))), source.notes)
 
     return each(source, source.records(), convert)
 

@@ -208,7 +208,9 @@ def _work(parent: socket.socket, files: Sequence[File], keep: Keep) -> None:
 def _write(part: Part, files: Sequence[File], keep: Keep, file: Any) -> _Read:
     """Write the tables of a part as an Arrow stream."""
     sources = {number: files[number].source for number in range(part.first, part.first + part.files)}
-    own = {number: one.part(part.span, Notes(quarantine=one.notes.quarantine)) for number, one in sources.items()}
+    own = {
+        number: one.part(part.span, Notes(one.notes.quarantine, one.notes.prompts)) for number, one in sources.items()
+    }
     numbers = {id(one): number for number, one in own.items()}
     said = _Read([], [], [])
     try:

@@ -35,6 +35,9 @@ def import_(
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Set broken records and rows aside, and append the rest")
     ] = False,
+    prompts: Annotated[
+        bool, typer.Option("--prompts", help="Take records of chat without any assistant message too")
+    ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +56,13 @@ def import_(
     fingerprint = speaker.tokenizer_fingerprint if speaker else None
     labels = Labels(env, split, policy, task_prefix, reward, success, fingerprint)
     on_error: Any = "quarantine" if quarantine else "raise"
-    options: dict[str, Any] = {"stage": stage, "on_error": on_error, "dry_run": dry_run, "check_tokens": check}
+    options: dict[str, Any] = {
+        "stage": stage,
+        "on_error": on_error,
+        "dry_run": dry_run,
+        "check_tokens": check,
+        "prompts": prompts,
+    }
     result = import_paths(buffer, paths, format, labels=labels, **options)
     if as_json:
         say_json(result.as_dict())

@@ -66,6 +66,7 @@ class ImportConfig(StageConfig):
         None, description="folder or name of the tokenizer that made the ids"
     )
     quarantine: bool = Field(False, description="set records and rows that are broken aside, and append the rest")
+    prompts: bool = Field(False, description="take records of chat without any assistant message too")
 
     @field_validator("success")
     @classmethod
@@ -114,7 +115,13 @@ def import_(context: Context, config: ImportConfig) -> Import:
     labels = config.labels(speaker.tokenizer_fingerprint if speaker else None)
     on_error: OnError = "quarantine" if config.quarantine else "raise"
     with reading(
-        config.paths, config.format, stage=context.stage, labels=labels, on_error=on_error, check_tokens=check
+        config.paths,
+        config.format,
+        stage=context.stage,
+        labels=labels,
+        on_error=on_error,
+        prompts=config.prompts,
+        check_tokens=check,
     ) as found:
         found.leave_out(set())
         rows = _renamed(found.tables(context.fingerprint), context)

@@ -125,7 +125,7 @@ def import_(context: Context, config: TaskImportConfig) -> Tasks:
     if config.format:
         from agentrl.datastore.formats.imports import reading
 
-        with reading(config.paths, config.format, stage=context.stage) as found:
+        with reading(config.paths, config.format, stage=context.stage, prompts=True) as found:
             rows = list(_of_rows(found.tables(context.fingerprint)))
             ignored = Counter(found.notes.ignored)
     else:

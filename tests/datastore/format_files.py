@@ -18,7 +18,7 @@ class Read:
     """What a file gave."""
 
     def __init__(self, path: Path, name: str, document: Any, suffix: str = ".json") -> None:
-        self.notes = Notes(quarantine=True)
+        self.notes = Notes(quarantine=True, prompts=True)
         file = path / f"file{suffix}"
         if suffix.startswith(".jsonl"):
             file.write_text("".join(json.dumps(one) + "\n" for one in document))

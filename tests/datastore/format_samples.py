@@ -13,6 +13,7 @@ PARTS = {
 THOUGHT = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}], "tool_calls": [CALL]}
 ANSWER = {"role": "tool", "tool_call_id": "c1", "content": "in Rome"}
 CHAT = [PARTS, THOUGHT, ANSWER, SAID]
+COMPLETION = {"model": "m", "choices": [{"message": THOUGHT, "finish_reason": "tool_calls"}]}
 TURN = {"from": "human", "value": "where is Ann?"}
 LABELLED = {"from": "gpt", "value": "In Rome."}
 ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "where is Ann?"}]}
@@ -53,7 +54,10 @@ TALKED = {
 TOLD = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "in Rome"}]}
 
 SAMPLES: dict[str, list[tuple[str, Any]]] = {
-    "openai-chat": [(".jsonl", [{"messages": CHAT, "tools": [SCHEMA], "model": "m", "label": True}])],
+    "openai-chat": [
+        (".jsonl", [{"messages": CHAT, "tools": [SCHEMA], "model": "m", "label": True}]),
+        (".jsonl", [{"messages": [USER], "response": COMPLETION, "kwargs": {"tools": [SCHEMA]}}]),
+    ],
     "trl-prompt-completion": [(".jsonl", [{"prompt": CHAT[:1], "completion": CHAT[1:], "tools": [SCHEMA]}])],
     "trl-kto": [(".jsonl", [{"prompt": [USER], "completion": [SAID], "label": True}])],
     "trl-preference": [(".jsonl", [{"prompt": [USER], "chosen": [SAID], "rejected": [THOUGHT]}])],

@@ -1,0 +1,78 @@
+"""Logs of chat requests with what came back: OpenHands' ``llm_completions`` (``messages``, ``response``, ``kwargs``),
+litellm's callbacks (``original_response``, ``optional_params``) and payloads (``model_parameters``), and any log of
+``{"request", "response"}``.
+
+A response is a completion (``choices``, of which each is a row), a message of chat or of Anthropic, either as JSON
+text, or plain text. ``finish_reason`` gives the end.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from agentrl.datastore.formats.anthropic import from_blocks
+from agentrl.datastore.formats.notes import Notes
+from agentrl.schemas.json_text import loads
+from agentrl.schemas.trajectory import Termination
+
+ANSWERS = ("response", "original_response")
+SETTINGS = ("kwargs", "optional_params", "model_parameters", "request")
+"""Objects that may hold the tools and the model of a request."""
+FINISHES = {
+    "length": Termination.MAX_TOKENS,
+    "max_tokens": Termination.MAX_TOKENS,
+    "stop": Termination.ANSWERED,
+    "end_turn": Termination.ANSWERED,
+    "tool_calls": Termination.UNKNOWN,
+    "tool_use": Termination.UNKNOWN,
+    "function_call": Termination.UNKNOWN,
+    "content_filter": Termination.UNKNOWN,
+}
+
+
+def asked(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What holds the messages of a request: the record, or its ``request``."""
+    request = line.get("request")
+    return request if "messages" not in line and isinstance(request, dict) else line
+
+
+def answer_key(line: Mapping[str, Any]) -> str | None:
+    """The key that holds what came back; None if nothing did."""
+    return next((key for key in ANSWERS if line.get(key)), None)
+
+
+def setting(line: Mapping[str, Any], name: str) -> Any:
+    """A setting of the request (``tools``, ``model``), wherever it stands."""
+    holders = (line, *(line.get(key) for key in SETTINGS))
+    return next((value for one in holders if isinstance(one, dict) and (value := one.get(name))), None)
+
+
+def model_of(answer: Any) -> str | None:
+    """The model that a response names."""
+    return answer.get("model") if isinstance(answer, dict) else None
+
+
+def completions(value: Any, notes: Notes, key: str) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Each message of a response, as chat has it, and why it ended. Raises ValueError if there is none."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = loads(value)
+    if isinstance(value, str):
+        yield {"role": "assistant", "content": value}, None
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"{key} is a {type(value).__name__}, a completion is needed")
+    if choices := value.get("choices"):
+        notes.rest(value, {"choices", "model", "object"}, f"{key}.")
+        for choice in choices:
+            notes.rest(choice, {"message", "text", "index", "finish_reason"}, f"{key}.choices.")
+            said = choice.get("message") or {"role": "assistant", "content": choice["text"]}
+            yield {"role": "assistant", **said}, choice.get("finish_reason")
+    elif value.get("type") == "message" and isinstance(value.get("content"), list):
+        notes.rest(value, {"type", "role", "content", "model", "stop_reason"}, f"{key}.")
+        for message in from_blocks([{"role": "assistant", "content": value["content"]}], notes)[0]:
+            yield message, value.get("stop_reason")
+    elif "content" in value or "tool_calls" in value:
+        yield {"role": "assistant", **value}, None
+    else:
+        raise ValueError(f"{key} holds no completion, but the keys {', '.join(map(str, list(value)[:6]))}")

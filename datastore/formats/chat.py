@@ -70,7 +70,7 @@ def read(source: Source) -> Iterator[Row]:
 def _count_rest(line: dict[str, Any], answer: str | None, notes: Notes) -> None:
     """Count what no column takes of a record."""
     settings = [name for name in SETTINGS if isinstance(line.get(name), dict)]
-    notes.rest(line, _KNOWN | {answer, *settings} if answer or settings else _KNOWN)
+    notes.rest(line, _KNOWN | {answer or "", *settings})
     for name in settings:
         notes.rest(line[name], _KNOWN, f"{name}.")
 

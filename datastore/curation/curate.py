@@ -3,18 +3,22 @@ by the rules that look at them, for the rows that are left by then."""
 
 import hashlib
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from agentrl.datastore.curation import rules as r
+from agentrl.datastore.curation.calls import Declared, Verdict
 from agentrl.datastore.curation.conditions import tasks_of
-from agentrl.datastore.curation.text import action_texts, contaminated, near_duplicates, tool_vectors
+from agentrl.datastore.curation.contamination import HeldOut
+from agentrl.datastore.curation.duplicates import near_duplicates
+from agentrl.datastore.curation.text import Part, first_question, part_text, tool_vectors, units
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read import sql
 from agentrl.datastore.read.lookup import Ids, id_array
@@ -73,9 +77,18 @@ class Work:
     def actions(self, rows: pl.DataFrame) -> Iterator[str]:
         """What the policy wrote and called in each row, as text: a line for each message, and for each call. Texts are
         read as they are asked for, fastest if ``rows`` are sorted by id, as they are given to rules."""
+        return (text for [text] in self.parts(rows, ["actions"]))
+
+    def parts(self, rows: pl.DataFrame, parts: Sequence[Part]) -> Iterator[list[str]]:
+        """The texts of these parts of each row, read as :meth:`actions` are."""
+        for row in self.conversations(rows):
+            yield [part_text(part, row["prompt"], row["messages"]) for part in parts]
+
+    def conversations(self, rows: pl.DataFrame, *more: str) -> Iterator[dict[str, Any]]:
+        """``prompt``, ``messages`` and ``more`` columns of each row, read as :meth:`actions` are."""
         ids = rows["trajectory_id"].to_arrow()
         for start in range(0, len(ids), TEXTS):
-            yield from action_texts(self.buffer.read(ids.slice(start, TEXTS), ["messages"])["messages"])
+            yield from self.buffer.read(ids.slice(start, TEXTS), ["prompt", "messages", *more]).to_pylist()
 
     def columns(self, rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         """Other columns of these rows, in their order."""
@@ -126,7 +139,7 @@ def curate(
 
 
 _BUILT_ON = ("trajectory_id", "task_id", "reward", "success", "n_steps", "n_tokens", "env", "level")
-_READS = {"decontaminate": ("prompt", "split")}
+_READS = {"decontaminate": ("split",)}
 
 
 def _needed(rules: Sequence[r.Rule]) -> list[str]:
@@ -192,15 +205,25 @@ def _keep(rows: pl.DataFrame, rule: r.Keep, work: Work) -> pl.DataFrame:
 
 
 def _exact(rows: pl.DataFrame, rule: r.Exact, work: Work) -> pl.DataFrame:
-    digests = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in work.actions(rows)]
-    keys = ["__actions"] + (["task_id"] if rule.scope == "task" else [])
-    marked = rows.with_columns(pl.Series("__actions", digests, dtype=pl.Binary)).sort(*RANK)
-    return marked.unique(keys, keep="first", maintain_order=True).drop("__actions")
+    digests = [_digest(parts) for parts in work.parts(rows, rule.compare)]
+    keys = ["__compared"] + (["task_id"] if rule.scope == "task" else [])
+    marked = rows.with_columns(pl.Series("__compared", digests, dtype=pl.Binary)).sort(*RANK)
+    return marked.unique(keys, keep="first", maintain_order=True).drop("__compared")
+
+
+def _digest(parts: Sequence[str]) -> bytes:
+    """A digest of texts, in which where one ends counts."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in map(str.encode, parts):
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return digest.digest()
 
 
 def _near(rows: pl.DataFrame, rule: r.Near, work: Work) -> pl.DataFrame:
     scopes = rows["task_id"].to_list() if rule.scope == "task" else [""] * rows.height
-    doubled = near_duplicates(work.actions(rows), scopes, _ranked(rows), rule.threshold, work.seed)
+    doubled = near_duplicates(
+        lambda places: work.parts(rows[places], rule.compare), scopes, _ranked(rows), rule.threshold, work.seed
+    )
     return rows.filter(~pl.Series(doubled))
 
 
@@ -209,21 +232,47 @@ def _ranked(rows: pl.DataFrame) -> np.ndarray:
     return rows.with_row_index("__place").sort(*RANK)["__place"].to_numpy()
 
 
+def _valid_calls(rows: pl.DataFrame, rule: r.ValidCalls, work: Work) -> pl.DataFrame:
+    declared = Declared()
+    verdicts = [declared.verdict(row["messages"], row["tools"]) for row in work.conversations(rows, "tools")]
+    kept = {Verdict.VALID} | ({Verdict.UNDECLARED, Verdict.UNUSABLE} if rule.undeclared == "keep" else set())
+    if unusable := verdicts.count(Verdict.UNUSABLE):
+        first = rows["trajectory_id"][verdicts.index(Verdict.UNUSABLE)]
+        warnings.warn(
+            f"valid_calls: {unusable} rows call tools whose schema cannot be used, and are "
+            f"{'kept' if rule.undeclared == 'keep' else 'dropped'}; the first is {first}: {declared.problem}",
+            stacklevel=2,
+        )
+    return rows.filter(pl.Series([verdict in kept for verdict in verdicts], dtype=pl.Boolean))
+
+
 def _decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: Work) -> pl.DataFrame:
-    prompt, held_out = pl.col("prompt"), pl.col("split").is_in(rule.splits)
-    heldout = sorted({*work.heldout, *work.column(lambda rows: rows.filter(held_out).select(prompt.unique()))})
-    if not heldout:
+    held_out = pl.col("split").is_in(rule.splits)
+    ids = work.column(lambda rows: rows.filter(held_out).select("trajectory_id"))
+    questions, solutions = dict.fromkeys(work.heldout), list[tuple[str, str]]()
+    for row in work.conversations(ids.sort().to_frame()):
+        question = first_question(row["prompt"], row["messages"])
+        questions[question] = None
+        if "actions" in rule.against:
+            solutions.append((question, part_text("actions", "", row["messages"])))
+    asked = sorted(questions) if "question" in rule.against else []
+    heldout = HeldOut(asked, solutions, rule.ngram)
+    if not len(heldout):
         splits = ", ".join(rule.splits)
         raise StoreError(
             f"decontaminate has nothing to compare with: no held-out tasks given, no rows of split {splits}"
         )
-    prompts = rows["prompt"].unique().sort().to_list()
-    bad = contaminated(prompts, heldout, rule.ngram, rule.overlap)
-    if rule.cosine is not None:
-        cosine = work.embedder.encode(prompts) @ work.embedder.encode(heldout).T
-        bad |= cosine.max(1) >= rule.cosine
-    dirty = [prompt for prompt, is_bad in zip(prompts, bad, strict=True) if is_bad]
-    return rows.filter(~pl.col("prompt").is_in(dirty) & ~pl.col("split").is_in(rule.splits))
+    bad, own = [], []
+    for row in work.conversations(rows):
+        own.append(first_question(row["prompt"], row["messages"]))
+        bad.append(heldout.in_conversation(own[-1], units(row["prompt"], row["messages"]), rule.overlap))
+    dirty = pl.Series(bad, dtype=pl.Boolean)
+    if rule.cosine is not None and rows.height:
+        distinct = sorted(set(own))
+        cosine = work.embedder.encode(distinct) @ work.embedder.encode(sorted(filter(None, questions))).T
+        close = {text for text, most in zip(distinct, cosine.max(1), strict=True) if most >= rule.cosine}
+        dirty |= pl.Series([text in close for text in own])
+    return rows.filter(~dirty & ~held_out)
 
 
 def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: Work) -> pl.DataFrame:
@@ -266,6 +315,7 @@ _APPLY: dict[str, Callable[..., pl.DataFrame]] = {
     "keep": _keep,
     "exact_duplicates": _exact,
     "near_duplicates": _near,
+    "valid_calls": _valid_calls,
     "decontaminate": _decontaminate,
     "diverse": _diverse,
     "balance": _balance,

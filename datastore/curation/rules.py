@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from agentrl.datastore.curation.text import Part
 from agentrl.schemas.choice import OneOf
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ def _column(name: str) -> str:
     from agentrl.datastore.curation.conditions import check_column
 
     return check_column(name)
+
+
+def _each_once(parts: list[str]) -> list[str]:
+    if len(set(parts)) < len(parts):
+        raise ValueError(f"names a part twice: {', '.join(parts)}; name each once")
+    return parts
 
 
 Column = Annotated[str, AfterValidator(_column)]
@@ -72,31 +79,59 @@ class Keep(CurationRule):
     n: int = Field(1, ge=1)
 
 
+Compared = Annotated[list[Part], AfterValidator(_each_once), Field(min_length=1)]
+"""Parts of a conversation, each once."""
+
+
 class Exact(CurationRule):
-    """Keep the first of rows whose actions (assistant text and tool calls) are equal."""
+    """Keep the best of rows that are equal in all parts that ``compare`` names: by default the question and the actions
+    (what the assistant wrote and called). White space and the order of a call's arguments do not count."""
 
     rule: Literal["exact_duplicates"]
     scope: Literal["task", "all"] = "task"
+    compare: Compared = ["question", "actions"]
 
 
 class Near(CurationRule):
-    """Keep the first of rows whose actions are similar: Jaccard of word 3-grams, estimated by MinHash (Broder,
-    1997)."""
+    """Keep the best of rows that are similar in each part that ``compare`` names: by default the question and the
+    actions. Similar is a Jaccard similarity of word 3-grams at or above ``threshold``. Candidates are found by MinHash
+    (Broder, 1997), and no row is dropped by an estimate."""
 
     rule: Literal["near_duplicates"]
     threshold: float = Field(0.8, gt=0, le=1)
     scope: Literal["task", "all"] = "task"
+    compare: Compared = ["question", "actions"]
+
+
+class ValidCalls(CurationRule):
+    """Keep rows of which every tool call is valid: its arguments are a JSON object that fits the schema of the tool, as
+    JSON Schema defines it. A row without calls is kept."""
+
+    rule: Literal["valid_calls"]
+    undeclared: Literal["drop", "keep"] = Field(
+        "drop",
+        description="rows with a call whose tool the row does not declare, or declares with a schema that cannot be "
+        "used; keep asks only for an object of arguments",
+    )
 
 
 class Decontaminate(CurationRule):
-    """Drop rows whose prompt is too close to a held-out task: at least ``overlap`` of its word n-grams occur in one
-    held-out prompt, or its embedding has a cosine of ``cosine`` or more (None: n-grams alone)."""
+    """Drop rows that hold a held-out task. Held out are the tasks given to the stage, and rows of ``splits``.
+
+    The whole conversation is searched: prompt, messages, reasoning, calls and answers of tools. A row is dropped if
+    ``overlap`` of the word n-grams of a held-out question, or of the actions for it, stand there; if that share of the
+    n-grams of its own question is in one held-out question; or if its question's embedding has a cosine of ``cosine``
+    or more (None: n-grams alone). A question shorter than ``ngram`` words is found if a text of the conversation is
+    exactly it. Actions of fewer words, and n-grams of actions for several questions, do not count."""
 
     rule: Literal["decontaminate"]
     ngram: int = Field(8, ge=1)
     overlap: float = Field(0.5, gt=0, le=1)
     cosine: float | None = Field(None, gt=0, le=1)
     splits: list[str] = Field(["heldout", "test"], description="rows of the buffer that count as held out")
+    against: Annotated[list[Literal["question", "actions"]], AfterValidator(_each_once), Field(min_length=1)] = Field(
+        ["question", "actions"], description="what of held-out rows must not be in a conversation"
+    )
 
 
 class Diverse(CurationRule):
@@ -144,6 +179,7 @@ RULES = {
     "keep": "Keep",
     "exact_duplicates": "Exact",
     "near_duplicates": "Near",
+    "valid_calls": "ValidCalls",
     "decontaminate": "Decontaminate",
     "diverse": "Diverse",
     "balance": "Balance",

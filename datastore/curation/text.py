@@ -1,15 +1,19 @@
-"""What curation compares: the actions of a trajectory, word n-grams, and sequences of tool calls."""
+"""What curation compares: the parts of a conversation as texts, their word n-grams, and sequences of tool calls."""
 
 import json
 import re
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from xxhash import xxh3_64_intdigest
 
-from agentrl.datastore.optional import optional
+Part = Literal["question", "actions", "reasoning", "observations"]
+"""Parts of a conversation. ``question``: the prompt, or the first user message if the prompt is empty, and the user
+messages after the first. ``actions``: what the assistant wrote and called. ``observations``: what tools answered."""
 
 CALL = "\x1f"
 """Stands before each tool call in an action text, so that calls can be told from prose."""
@@ -17,96 +21,87 @@ CALL = "\x1f"
 
 def action_texts(messages: pa.ChunkedArray) -> list[str]:
     """What the assistant wrote and called in each trajectory, one action per line; arguments in canonical order."""
-    texts = []
-    for row in messages.to_pylist():
-        lines = []
-        for message in row:
-            if message["role"] != "assistant":
-                continue
-            if message["content"].strip():
-                lines.append(" ".join(message["content"].split()))
-            for call in message["tool_calls"]:
-                arguments = json.dumps(json.loads(call["arguments"]), sort_keys=True, ensure_ascii=False)
-                lines.append(f"{CALL}{call['name']} {arguments}")
-        texts.append("\n".join(lines))
-    return texts
+    return [part_text("actions", "", row) for row in messages.to_pylist()]
+
+
+def part_text(part: Part, prompt: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """One part of a conversation, a line for each message and for each call; white space counts as one space."""
+    if part == "question":
+        return "\n".join(_questions(prompt, messages))
+    if part == "observations":
+        return "\n".join(_line(message["content"]) for message in messages if message["role"] == "tool")
+    assistant = [message for message in messages if message["role"] == "assistant"]
+    if part == "reasoning":
+        return "\n".join(_line(message["reasoning"] or "") for message in assistant)
+    return "\n".join(line for message in assistant for line in _actions(message))
+
+
+def first_question(prompt: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The prompt, or the first user message if the prompt is empty."""
+    return next(iter(_questions(prompt, messages)), "")
+
+
+def units(prompt: str, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """All texts of a conversation, each by itself: the prompt, what each message says and reasons, each text within the
+    arguments of a call, and the actions as one."""
+    found = [prompt, part_text("actions", prompt, messages)]
+    for message in messages:
+        found += [message["content"], message["reasoning"] or ""]
+        found += [text for call in message["tool_calls"] for text in _texts(json.loads(call["arguments"]))]
+    return found
+
+
+def _questions(prompt: str, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    said = [_line(message["content"]) for message in messages if message["role"] == "user"]
+    return [_line(prompt), *said[1:]] if prompt.strip() else said
+
+
+def _actions(message: Mapping[str, Any]) -> list[str]:
+    said = [_line(message["content"])] if message["content"].strip() else []
+    return said + [f"{CALL}{call['name']} {_canonical(call['arguments'])}" for call in message["tool_calls"]]
+
+
+def _canonical(arguments: str) -> str:
+    return json.dumps(json.loads(arguments), sort_keys=True, ensure_ascii=False)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for one in inner for text in _texts(one)]
 
 
 def words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-def ngrams(text: str, n: int) -> set[tuple[str, ...]]:
-    """Word n-grams; of a shorter text the whole text."""
-    tokens = words(text)
-    return {tuple(tokens[i : i + n]) for i in range(max(1, len(tokens) - n + 1))} if tokens else set()
+def ngrams(text: str, n: int) -> np.ndarray:
+    """Hashes of the word n-grams of a text, sorted and each once, uint64 [n-grams]; of a shorter text of the whole.
 
-
-PERMUTATIONS = 128
-
-
-def near_duplicates(
-    texts: Iterable[str], scopes: Sequence[str], order: np.ndarray, threshold: float, seed: int
-) -> np.ndarray:
-    """Whether each text [texts] resembles another one of its scope: estimated Jaccard at or above the threshold. The
-    other one comes before it in ``order`` [texts], and resembles none itself.
-
-    A text is held only until its sketch is made. Sketches take 512 bytes each, in a temporary file.
+    A hash depends on the words alone: not on the process, the machine or the version of a library. Two different
+    n-grams have one hash with probability 2^-64, about.
     """
-    lsh = optional("datasketch", "retrieval").MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
-    doubled = np.zeros(len(scopes), dtype=bool)
-    with tempfile.TemporaryFile() as file:
-        sketches = np.memmap(file, np.uint32, "w+", shape=(max(1, len(scopes)), PERMUTATIONS))
-        for row, sketch in enumerate(_sketches(texts, seed)):
-            sketches[row] = sketch
-        buckets = _buckets(sketches[: len(scopes)], scopes, lsh.b, lsh.r)
-        kept: dict[int, list[int]] = {}
-        for row in order[(buckets[order] >= 0).any(1)].tolist():
-            shared = [bucket for bucket in buckets[row].tolist() if bucket >= 0]
-            near = sorted({other for bucket in shared for other in kept.get(bucket, ())})
-            doubled[row] = ((sketches[near] == sketches[row]).mean(1) >= threshold).any()
-            if not doubled[row]:
-                for bucket in shared:
-                    kept.setdefault(bucket, []).append(row)
-    return doubled
+    tokens = words(text)
+    hashes = np.fromiter(map(xxh3_64_intdigest, map(str.encode, tokens)), np.uint64, len(tokens))
+    if not len(hashes):
+        return hashes
+    size = min(n, len(hashes))
+    count = len(hashes) - size + 1
+    mixed = np.zeros(count, np.uint64)
+    for place in range(size):
+        mixed += hashes[place : place + count] * _factor(place)  # modulo 2^64
+    return np.unique(mixed)
 
 
-def _sketches(texts: Iterable[str], seed: int) -> Iterable[np.ndarray]:
-    """The MinHash of the word 3-grams of each text, [:data:`PERMUTATIONS`]."""
-    empty = optional("datasketch", "retrieval").MinHash(num_perm=PERMUTATIONS, seed=seed + 1)
-    for text in texts:
-        sketch = empty.copy()  # drawing the permutations costs more than hashing
-        sketch.update_batch([" ".join(gram).encode() for gram in ngrams(text, 3)])
-        yield sketch.hashvalues
-
-
-def _buckets(sketches: np.ndarray, scopes: Sequence[str], bands: int, width: int) -> np.ndarray:
-    """The bucket of each sketch in each band of ``width`` values, [sketches, bands]. Sketches of one scope that are
-    equal in a band share a bucket. It is -1 if no other one is in it."""
-    scope = np.unique(np.asarray(scopes, dtype=str), return_inverse=True)[1].astype(np.uint32)
-    buckets = np.full((len(sketches), bands), -1)
-    first = 0
-    for band in range(bands):
-        part = sketches[:, band * width : (band + 1) * width]
-        keys = np.ascontiguousarray(np.column_stack([scope, part])).view(np.dtype((np.void, 4 * (width + 1))))[:, 0]
-        _, bucket, sizes = np.unique(keys, return_inverse=True, return_counts=True)
-        buckets[:, band] = np.where(sizes[bucket] > 1, first + bucket, -1)
-        first += len(sizes)
-    return buckets
-
-
-def contaminated(texts: Sequence[str], heldout: Sequence[str], n: int, overlap: float) -> np.ndarray:
-    """True for each text of whose n-grams at least a share ``overlap`` occurs in one held-out text."""
-    owners: dict[tuple[str, ...], list[int]] = {}
-    for number, text in enumerate(heldout):
-        for gram in ngrams(text, n):
-            owners.setdefault(gram, []).append(number)
-    bad = np.zeros(len(texts), dtype=bool)
-    for row, text in enumerate(texts):
-        grams = ngrams(text, n)
-        shared = Counter(owner for gram in grams for owner in owners.get(gram, ()))
-        bad[row] = bool(shared) and max(shared.values()) >= overlap * len(grams)
-    return bad
+@lru_cache(maxsize=1024)
+def _factor(place: int) -> np.uint64:
+    """An odd number for each place within an n-gram, so that the order of its words counts."""
+    return np.uint64(xxh3_64_intdigest(f"place {place}".encode()) | 1)
 
 
 def tool_vectors(texts: Iterable[str]) -> np.ndarray:

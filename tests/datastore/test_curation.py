@@ -96,17 +96,19 @@ def test_duplicates(tmp_path: Path) -> None:
         row(3, "a", 1.0, say="something else entirely"),
         row(4, "b", 1.0, say=long),
     ]
-    assert apply(tmp_path / "1", rows, {"rule": "exact_duplicates"})[0] == [1, 2, 3, 4]
-    assert apply(tmp_path / "2", rows, {"rule": "exact_duplicates", "scope": "all"})[0] == [1, 2, 3]
-    assert apply(tmp_path / "3", rows, {"rule": "near_duplicates", "threshold": 0.7})[0] == [1, 3, 4]
-    assert apply(tmp_path / "4", rows, {"rule": "near_duplicates", "threshold": 0.7, "scope": "all"})[0] == [1, 3]
+    exact, near = {"rule": "exact_duplicates"}, {"rule": "near_duplicates", "threshold": 0.7}
+    everywhere = {"scope": "all", "compare": ["actions"]}
+    assert apply(tmp_path / "1", rows, exact)[0] == [1, 2, 3, 4]
+    assert apply(tmp_path / "2", rows, exact | everywhere)[0] == [1, 2, 3]
+    assert apply(tmp_path / "3", rows, near)[0] == [1, 3, 4]
+    assert apply(tmp_path / "4", rows, near | everywhere)[0] == [1, 3]
 
 
 @pytest.mark.parametrize(
     "rule",
     [
-        {"rule": "exact_duplicates", "scope": "all"},
-        {"rule": "near_duplicates", "scope": "all"},
+        {"rule": "exact_duplicates", "scope": "all", "compare": ["actions"]},
+        {"rule": "near_duplicates", "scope": "all", "compare": ["actions"]},
         {"rule": "diverse", "n": 2, "over": "tools"},
     ],
     ids=lambda rule: rule["rule"],
@@ -326,4 +328,4 @@ def test_rules_read_the_columns_that_they_look_at_and_no_other(tmp_path: Path, m
         curate(buffer, Rules.model_validate({"rules": [rule]}).rules)
     basis, *more = read
     assert not basis & {"prompt", "sampling"}
-    assert [one - basis for one in more] == [{"prompt", "split"}, {"segment", "agent"}, {"split"}]
+    assert [one - basis for one in more] == [{"split"}, {"segment", "agent"}, {"split"}]

@@ -1,0 +1,159 @@
+"""Which rows the rules of duplicates drop, against similarities that are computed here from sets of words."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from store_rows import build
+
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.curation.curate import curate
+from agentrl.datastore.curation.duplicates import PERMUTATIONS, bands, jaccard, near_duplicates
+from agentrl.datastore.curation.rules import Rules
+from agentrl.datastore.curation.text import ngrams
+from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
+
+THRESHOLD = 0.8
+
+
+def grams(text: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[place : place + 3]) for place in range(max(1, len(words) - 2))} if words else set()
+
+
+def similarity(one: str, other: str) -> float:
+    first, second = grams(one), grams(other)
+    return len(first & second) / len(first | second) if first | second else 1.0
+
+
+def changed(words: list[str], edits: int, random: np.random.Generator) -> list[str]:
+    copy = list(words)
+    for place in random.choice(len(copy), edits, replace=False).tolist():
+        copy[place] = f"new{random.integers(10**9)}"
+    return copy
+
+
+def planted(seed: int) -> list[list[str]]:
+    """Families of texts of 200 words: originals with copies on both sides of the threshold, and texts from one template
+    whose pairs lie just below it."""
+    random = np.random.default_rng(seed)
+    families = []
+    for _ in range(60):
+        original = [f"w{number}" for number in random.integers(0, 5000, 200)]
+        families.append([original, *(changed(original, edits, random) for edits in (1, 3, 5, 6, 7, 8, 9, 10, 12))])
+    template = [f"t{number}" for number in range(200)]
+    families.append([changed(template, 5, random) for _ in range(80)])
+    return [[" ".join(words) for words in family] for family in families]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_row_is_dropped_that_resembles_none_that_is_left(seed: int) -> None:
+    families = planted(seed)
+    texts = [text for family in families for text in family]
+    order = np.random.default_rng(seed).permutation(len(texts))
+    doubled = near_duplicates(lambda rows: ([texts[row]] for row in rows), [""] * len(texts), order, THRESHOLD, seed)
+    first, wrong, missed = 0, [], 0
+    for family in families:
+        sets, dropped = [grams(text) for text in family], doubled[first : first + len(family)]
+        for row, one in enumerate(sets):
+            kept = [other for number, other in enumerate(sets) if not dropped[number] and number != row]
+            alike = any(len(one & other) >= THRESHOLD * len(one | other) for other in kept)
+            wrong += [first + row] if dropped[row] and not alike else []
+            missed += alike and not dropped[row]
+        first += len(family)
+    assert wrong == []
+    assert doubled.sum() > 200
+    assert missed <= 0.03 * len(texts), "pairs above the threshold are found nearly always"
+
+
+def test_the_bands_find_pairs_at_the_threshold() -> None:
+    for threshold in (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0):
+        number, width = bands(threshold)
+        assert number * width <= PERMUTATIONS
+        assert 1 - (1 - threshold**width) ** number >= 0.95
+
+
+def words_of(text: list[str]) -> str:
+    return " ".join(text)
+
+
+texts_of_few_words = st.lists(st.sampled_from("abcd"), max_size=12).map(words_of)
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts_of_few_words, texts_of_few_words)
+def test_hashes_give_the_similarity_of_the_words(one: str, other: str) -> None:
+    assert jaccard(ngrams(one, 3), ngrams(other, 3)) == pytest.approx(similarity(one, other))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(texts_of_few_words, st.sampled_from("xy")), max_size=12), st.sampled_from([0.3, 0.6, 1.0]))
+def test_few_texts_of_any_kind(rows: list[tuple[str, str]], threshold: float) -> None:
+    texts, scopes = [text for text, _ in rows], [scope for _, scope in rows]
+    doubled = near_duplicates(lambda some: ([texts[row]] for row in some), scopes, np.arange(len(rows)), threshold, 0)
+    for row in np.flatnonzero(doubled).tolist():
+        before = [other for other in range(row) if not doubled[other] and scopes[other] == scopes[row]]
+        assert any(similarity(texts[row], texts[other]) >= threshold for other in before)
+    if threshold == 1:
+        assert len(set(zip(map(frozenset, map(grams, texts)), scopes, strict=True))) == (~doubled).sum()
+
+
+LONG = "look at the list of orders then open the one with the wrong price and send it back to the store at once"
+
+
+def asked(number: int, question: str, said: str, **fields: Any) -> Trajectory:
+    call = ToolCall(id="1", name="send", arguments='{"b": 1, "a": 2}')
+    messages = [
+        Message(role=Role.USER, content=question),
+        Message(role=Role.ASSISTANT, content=said, reasoning=f"thought {number}", tool_calls=[call]),
+        Message(role=Role.TOOL, content=f"sent {number}", tool_call_id="1"),
+    ]
+    values = {"task_id": f"t{number}", "prompt": question, "messages": messages, "reward": 1.0} | fields
+    return build(number, input_ids=[], action_mask=[], logprobs=[], **values)
+
+
+def left(folder: Path, rows: list[Trajectory], rule: dict[str, Any]) -> list[int]:
+    buffer = TrajectoryBuffer(folder)
+    buffer.append(rows, stage="rollout", fingerprint="f")
+    rules = Rules.model_validate({"rules": [{"scope": "all"} | rule]}).rules
+    return [int(name[-6:]) for name in curate(buffer, rules).ids.to_pylist()]
+
+
+@pytest.mark.parametrize("rule", ["exact_duplicates", "near_duplicates"])
+def test_equal_actions_for_other_questions_are_no_duplicates(tmp_path: Path, rule: str) -> None:
+    rows = [
+        asked(0, "send order 17 back", LONG),
+        asked(1, "send order 18 back", LONG),
+        asked(2, "send order 17 back", LONG),
+        asked(3, "send order 17 back", "no"),
+    ]
+    assert left(tmp_path / "1", rows, {"rule": rule}) == [0, 1, 3]
+    assert left(tmp_path / "2", rows, {"rule": rule, "compare": ["actions"]}) == [0, 3]
+    assert left(tmp_path / "3", rows, {"rule": rule, "compare": ["question"]}) == [0, 1]
+    assert left(tmp_path / "4", rows, {"rule": rule, "compare": ["question", "actions", "reasoning"]}) == [0, 1, 2, 3]
+    assert left(tmp_path / "5", rows, {"rule": rule, "compare": ["actions", "observations"]}) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("rule", ["exact_duplicates", "near_duplicates"])
+def test_what_users_say_later_and_first_messages_without_a_prompt_are_questions(tmp_path: Path, rule: str) -> None:
+    later = [Message(role=Role.USER, content="and order 19 too"), Message(role=Role.ASSISTANT, content="done")]
+    rows = [
+        asked(0, "send order 17 back", LONG, prompt=""),
+        asked(1, "send order 18 back", LONG, prompt=""),
+        asked(2, "send order 17 back", LONG),
+    ]
+    rows += [one.model_copy(update={"messages": [*one.messages, *later]}) for one in [asked(3, "hello", LONG)]]
+    other = [later[0].model_copy(update={"content": "and order 20 too"}), later[1]]
+    rows += [one.model_copy(update={"messages": [*one.messages, *other]}) for one in [asked(4, "hello", LONG)]]
+    assert left(tmp_path, rows, {"rule": rule}) == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("compare", [[], ["question", "question"], ["prompt"]])
+def test_parts_are_named_once(compare: list[str]) -> None:
+    with pytest.raises(ValidationError, match="compare"):
+        Rules.model_validate({"rules": [{"rule": "near_duplicates", "compare": compare}]})

@@ -169,7 +169,7 @@ class TrajectoryBuffer:
         from agentrl.datastore.read.scores import rescored
 
         def ask() -> "pl.DataFrame":
-            return sql.collect(views.views(rescored(self.scan(version), scores)), query, unsafe=unsafe)
+            return sql.collect(views.views(rescored(self.scan(version), scores), query), query, unsafe=unsafe)
 
         return self.current(version, ask)
 

@@ -68,8 +68,12 @@ VIEWS: dict[str, dict[str, str]] = {
         "call": "number of the call within its step, from 0",
         "call_id": "id that the policy gave the call",
         "name": "name of the tool",
-        "arguments": "JSON: arguments of the call",
+        "arguments": "JSON: arguments of the call; args.KEY is the value of one of them, as text",
         "observation": "what the tool answered; null if nothing answers the call's id",
+        "observation_length": "characters of what the tool answered",
+        "error": "whether the answer reports a failure; null if it is not known: rows count their errors, and which "
+        "calls these are is known if all answers are errors, or as many as begin with error, traceback, exception, "
+        "failed",
     },
 }
 

@@ -100,11 +100,15 @@ def failed(error: BaseException, tables: Mapping[str, pl.LazyFrame], query: str)
 
 
 def _did_you_mean(reason: str, tables: Mapping[str, pl.LazyFrame]) -> str:
-    """The column or table that is most like a name that Polars has not found; empty if none is."""
+    """Where a name is that Polars has not found, or what is most like it; empty if nothing is."""
     found = re.search(r"unable to find column \"([^\"]+)\"|column named '([^']+)'|relation '([^']+)'", reason)
     if not found:
         return ""
     *column, table = found.groups()
+    if elsewhere := [name for name, frame in tables.items() if {*column} & {*frame.collect_schema().names()}]:
+        return f"; it is a column of {elsewhere[0]}"
     columns = [name for frame in tables.values() for name in frame.collect_schema().names()]
+    if "args" in column and "arguments" in columns:
+        return "; name a key of the arguments, as in args.path"
     near = difflib.get_close_matches(next(filter(None, [table, *column])), tables if table else columns, 1, 0.75)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,6 +1,10 @@
 """The buffer as tables for SQL: ``trajectories``, ``steps`` and ``tool_calls``."""
 
+import re
+
 import polars as pl
+
+from agentrl.datastore.errors import StoreError
 
 KEYS = ("trajectory_id", "task_id", "env", "split", "stage", "policy_version", "success", "reward")
 
@@ -8,9 +12,15 @@ _STEP = ((pl.col("role") == "assistant").cast(pl.Int32).cum_sum().over("trajecto
 """Number of the step that a message belongs to; -1 before the first assistant message."""
 
 
-def _messages(trajectories: pl.LazyFrame) -> pl.LazyFrame:
-    """One row per message: the keys, ``message`` (its number from 0) and the message's fields."""
-    renamed = trajectories.select(*(pl.col(name) for name in KEYS if name != "reward"), "messages")
+_SAYS_ERROR = r'(?i)^\s*(error|traceback|exception|\{"error|failed)'
+"""How the answers of most tools begin that report a failure."""
+
+_ARGUMENT = re.compile(r"""\bargs\s*(?:\.\s*(?:"((?:[^"]|"")+)"|`([^`]+)`|(\w+))|->>?\s*'((?:[^']|'')+)')""")
+
+
+def _messages(trajectories: pl.LazyFrame, *more: str) -> pl.LazyFrame:
+    """One row per message: the keys, ``more`` columns, ``message`` (its number from 0) and the message's fields."""
+    renamed = trajectories.select(*(pl.col(name) for name in KEYS if name != "reward"), *more, "messages")
     return (
         renamed.with_columns(pl.int_ranges(pl.col("messages").list.len()).alias("message"))
         .explode("messages", "message", empty_as_null=False)
@@ -40,10 +50,16 @@ def steps(trajectories: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def tool_calls(trajectories: pl.LazyFrame) -> pl.LazyFrame:
-    """One row per tool call: ``step``, ``call`` (its number in the step), ``name``, ``arguments`` (JSON) and the
-    observation that answers it by id; null if none does."""
-    messages = _messages(trajectories).with_columns(_STEP)
+def tool_calls(trajectories: pl.LazyFrame, keys: list[str] | None = None) -> pl.LazyFrame:
+    """One row per tool call: ``step``, ``call`` (its number in the step), ``name``, ``arguments`` (JSON), the
+    ``observation`` that answers it by id (null if none does), its length, and whether it is an ``error``. Of calls of
+    one step with the same id, the first is answered by the first answer with that id, and so on.
+
+    ``error`` is known if the row's ``n_tool_errors`` is the number of its answers, or of those that begin as errors do;
+    it is null otherwise. ``keys`` of arguments, or JSON paths that begin with ``$.`` or ``$[``, are the fields of a
+    column ``args``, as text."""
+    messages = _messages(trajectories, "n_tool_errors").with_columns(_STEP)
+    nth = pl.int_range(pl.len()).over("trajectory_id", "step", "call_id").alias("nth")
     calls = (
         messages.filter(pl.col("role") == "assistant")
         .select(*(name for name in KEYS if name != "reward"), "step", "tool_calls")
@@ -51,15 +67,58 @@ def tool_calls(trajectories: pl.LazyFrame) -> pl.LazyFrame:
         .explode("tool_calls", "call", empty_as_null=False)
         .unnest("tool_calls")
         .rename({"id": "call_id"})
+        .with_columns(nth)
     )
-    answers = messages.filter(pl.col("role") == "tool", pl.col("tool_call_id").is_not_null()).select(
-        "trajectory_id", "step", pl.col("tool_call_id").alias("call_id"), pl.col("content").alias("observation")
+    says = pl.col("content").str.contains(_SAYS_ERROR)
+    errors, of_row = pl.col("n_tool_errors"), "trajectory_id"
+    answers = (
+        messages.filter(pl.col("role") == "tool")
+        .with_columns(
+            pl.when(errors == pl.len().over(of_row))
+            .then(True)
+            .when(errors == says.sum().over(of_row))
+            .then(says)
+            .alias("error")
+        )
+        .filter(pl.col("tool_call_id").is_not_null())
+        .select(
+            "trajectory_id",
+            "step",
+            pl.col("tool_call_id").alias("call_id"),
+            pl.col("content").alias("observation"),
+            pl.col("content").str.len_chars().cast(pl.Int64).alias("observation_length"),
+            "error",
+        )
+        .with_columns(nth)
     )
-    unique = answers.unique(["trajectory_id", "step", "call_id"], keep="first")
-    joined = calls.join(unique, on=["trajectory_id", "step", "call_id"], how="left")
-    return joined.sort("trajectory_id", "step", "call")
+    joined = calls.join(answers, on=["trajectory_id", "step", "call_id", "nth"], how="left").drop("nth")
+    ordered = joined.sort("trajectory_id", "step", "call")
+    return ordered.with_columns(pl.struct(map(_argument, keys)).alias("args")) if keys else ordered
 
 
-def views(trajectories: pl.LazyFrame) -> dict[str, pl.LazyFrame]:
-    """The three views by name, each read only when a query names it."""
-    return {"trajectories": trajectories, "steps": steps(trajectories), "tool_calls": tool_calls(trajectories)}
+def _argument(key: str) -> pl.Expr:
+    quote = "'" if '"' in key else '"'
+    path = key if key.startswith(("$.", "$[")) else f"$[{quote}{key}{quote}]"
+    return pl.col("arguments").str.json_path_match(path).alias(key)
+
+
+def keys_of(query: str) -> list[str]:
+    """The keys of arguments that a query names, as in ``args.who``, ``args."a key"`` and ``args ->> 'who'``. Raises
+    StoreError if Polars' JSON paths cannot name one: it has a backslash, or both kinds of quotes."""
+    found = [
+        quoted.replace('""', '"') or ticked or plain or text.replace("''", "'")
+        for quoted, ticked, plain, text in _ARGUMENT.findall(query)
+    ]
+    if wrong := [key for key in found if "\\" in key or {"'", '"'} <= set(key)]:
+        raise StoreError(
+            f"args: the key {wrong[0]!r} has a backslash or both kinds of quotes, and no path reaches it; "
+            "select arguments, and read their JSON"
+        )
+    return list(dict.fromkeys(found))
+
+
+def views(trajectories: pl.LazyFrame, query: str = "") -> dict[str, pl.LazyFrame]:
+    """The three views by name, each read only when a query names it. The view ``tool_calls`` has the column ``args`` if
+    ``query`` names keys of it."""
+    calls = tool_calls(trajectories, keys_of(query))
+    return {"trajectories": trajectories, "steps": steps(trajectories), "tool_calls": calls}

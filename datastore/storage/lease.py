@@ -5,6 +5,9 @@ after the object stayed the same for ``LEASE_SECONDS`` of the waiter's own monot
 compared. If a holder was stopped for so long, the check that :func:`hold` yields tells it, because its own conditional
 put is refused. If a holder died on this machine, it is replaced at once, because its file lock
 (:mod:`agentrl.datastore.storage.ownership`) is free.
+
+A file goes when its lock is released: whoever opened it before sees that it has no name any more, and begins again. An
+object stays, so that every change is a conditional put; :func:`tidy` removes those that nobody has touched for long.
 """
 
 import json
@@ -15,8 +18,8 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.errors import LeaseLostError, LockTimeoutError
@@ -30,6 +33,9 @@ LEASE_SECONDS = 60.0
 POLL_SECONDS = 0.2
 QUIET_SECONDS = 5.0
 """After this many seconds of waiting, a warning says for what."""
+
+UNUSED = timedelta(hours=1)
+"""A lease that was not renewed for so long is nobody's: all who wanted it could have taken it over."""
 
 _seen: dict[str, tuple[str, float]] = {}
 """Leases of others that this process waits for, or waited for: their tags, and since when they are the same."""
@@ -64,6 +70,7 @@ def _held(place: LocalPlace | S3Place, key: str, timeout: float) -> Iterator[Che
         try:
             yield _always
         finally:
+            (place.root / key).unlink(missing_ok=True)  # while it is held
             lock.release()
     else:
         lease = _Lease(place, key)
@@ -93,7 +100,7 @@ def _file_lock(place: LocalPlace, key: str, timeout: float) -> "BaseFileLock":
 
 
 class _Lease:
-    """One lease of this process. The object stays when it is released, so that every change is a conditional put."""
+    """One lease of this process."""
 
     def __init__(self, place: S3Place, key: str) -> None:
         self._place, self._key = place, key
@@ -118,7 +125,11 @@ class _Lease:
                 free, tag, holder = True, None, {}
             else:
                 tag, holder = found[1], _holder(found[0])
-                free = not holder or self._died_here(holder) or looked - self._unchanged_since(tag) >= LEASE_SECONDS
+                free = (
+                    not holder
+                    or _died_here(self._place, holder)
+                    or looked - self._unchanged_since(tag) >= LEASE_SECONDS
+                )
             if free and (taken := self._put(self._holder, tag)):
                 self._tag = taken
                 self._thread.start()
@@ -134,11 +145,6 @@ class _Lease:
         if _seen.get(name, ("", 0.0))[0] != tag:
             _seen[name] = (tag, time.monotonic())
         return _seen[name][1]
-
-    def _died_here(self, holder: dict[str, Any]) -> bool:
-        if holder.get("host") != self._holder["host"]:
-            return False
-        return owners.state(self._place.working_folder(), str(holder.get("owner"))) is owners.Owner.DEAD
 
     def renew(self) -> None:
         """Renew the lease. Raises LeaseLostError if it is not ours any more."""
@@ -175,8 +181,34 @@ class _Lease:
                 )
 
     def _put(self, holder: dict[str, Any], tag: str | None) -> str | None:
-        body = json.dumps({**holder, "beat": uuid.uuid4().hex}).encode()  # each version has a tag of its own
-        return self._place.put_if(self._key, body, tag)
+        return self._place.put_if(self._key, _body(holder), tag)
+
+
+def tidy(place: LocalPlace | S3Place) -> None:
+    """Remove what locks leave behind: files of killed holders, and leases that nobody has touched for :data:`UNUSED`.
+    Leases of processes that died on this machine are released. The caller holds a lock, so that on S3 the newest one
+    tells the time."""
+    if isinstance(place, LocalPlace):
+        for name in place.children("locks")[1]:
+            with suppress(LockTimeoutError), _held(place, f"locks/{name}", 0):
+                pass
+        return
+    leases = dict(place.listing("locks"))
+    for key, changed in leases.items():
+        if max(leases.values()) - changed > UNUSED:
+            place.delete(key)
+        elif (found := place.tagged(key)) and _died_here(place, _holder(found[0])):
+            place.put_if(key, _body({}), found[1])
+
+
+def _body(holder: dict[str, Any]) -> bytes:
+    return json.dumps({**holder, "beat": uuid.uuid4().hex}).encode()  # each version has a tag of its own
+
+
+def _died_here(place: S3Place, holder: dict[str, Any]) -> bool:
+    if holder.get("host") != socket.gethostname():
+        return False
+    return owners.state(place.working_folder(), str(holder.get("owner"))) is owners.Owner.DEAD
 
 
 def _holder(body: bytes) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import uuid
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
@@ -69,11 +70,16 @@ def state(working: Path, owner: str) -> Owner:
         os.close(handle)
 
 
-def forget_dead(working: Path) -> None:
-    """Remove the locks of owners that died; nothing of theirs may be left."""
-    for path in (working / "owners").glob("*.lock"):
-        if state(working, path.stem) is Owner.DEAD:
-            path.unlink(missing_ok=True)
+def dead(working: Path) -> set[str]:
+    """Owners that worked on this machine and are dead, and not forgotten."""
+    names = [path.stem for path in (working / "owners").glob("*.lock")]
+    return {name for name in names if state(working, name) is Owner.DEAD}
+
+
+def forget(working: Path, owners: Iterable[str]) -> None:
+    """Remove the locks of owners that died; nothing may be left that names them."""
+    for name in owners:
+        _lock(working, name).unlink(missing_ok=True)
 
 
 def _lock(working: Path, name: str) -> Path:

@@ -10,6 +10,8 @@ from agentrl.datastore.artifacts import unfinished as leftovers
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import LockTimeoutError
 from agentrl.datastore.storage import ownership as owners
+from agentrl.datastore.storage.lease import tidy
+from agentrl.datastore.table.open_writers import marks
 from agentrl.pipelines.results.lineage import Artifact
 from agentrl.pipelines.run.runs import Run, all_runs
 from agentrl.schemas.manifest import Manifest
@@ -105,6 +107,8 @@ def collect(catalog: Catalog, keep_runs: int) -> Garbage:
     A run records what it needs under a lock. The same lock is held here, from the decision what is needed until the
     rest has lost its manifests.
     """
+    place = catalog.place
+    dead = owners.dead(place.working_folder())
     with catalog.lock_garbage():
         garbage = find_garbage(catalog, keep_runs)
         if garbage.damaged:
@@ -127,8 +131,9 @@ def collect(catalog: Catalog, keep_runs: int) -> Garbage:
         for key in garbage.attempts:
             catalog.remove_attempt(key)
         for run_id in garbage.live:
-            catalog.place.delete(f"runs/{run_id}")
+            place.delete(f"runs/{run_id}")
+        tidy(place)
     leftovers.remove(garbage.folders)
     if not garbage.at_work and not garbage.damaged:  # otherwise something of a dead owner may be left
-        owners.forget_dead(catalog.place.working_folder())
+        owners.forget(place.working_folder(), dead - {mark.owner for mark in marks(place)})
     return garbage

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 from toy_project import Project
 
 from agentrl.datastore import Catalog, StoreError
+from agentrl.datastore.storage import lease
 from agentrl.datastore.storage.object_store import LocalPlace
 from agentrl.flows.display import display_for
 from agentrl.flows.session import RunSession
@@ -126,3 +128,50 @@ def test_a_run_whose_artifacts_were_freed_meanwhile_says_so(project: Project) ->
     with pytest.raises(StoreError, match="artifacts of a were freed since the plan was made"), session.recorded():
         pass
     assert project.catalog.runs() == []
+
+
+def test_a_lock_leaves_no_file_and_excludes_all_the_same(tmp_path: Path) -> None:
+    catalog, counts = Catalog(tmp_path), [0]
+
+    def count() -> None:
+        for _ in range(20):
+            with Catalog(tmp_path).lock("expert", "f1"):
+                before = counts[0]
+                time.sleep(0.0005)
+                counts[0] = before + 1
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [80]
+    assert catalog.place.children("locks") == ([], [])
+    started(str(tmp_path), "killed").wait()
+    assert catalog.place.children("locks")[1] == ["expert-f1.lock"]
+    collect(catalog, keep_runs=1)
+    assert catalog.place.children("locks") == ([], [])
+
+
+def test_gc_frees_the_lease_of_a_killed_process_at_once(s3_store: str) -> None:
+    """Its owner is forgotten, so nobody could tell later that it died here."""
+    started(s3_store, "killed", 60).wait()
+    catalog = Catalog(s3_store)
+    collect(catalog, keep_runs=1)
+    assert not list((catalog.place.working_folder() / "owners").glob("*.lock"))[1:]  # only this process is known
+    began = time.monotonic()
+    with Catalog(s3_store).lock("expert", "f1", timeout=30):
+        assert time.monotonic() - began < 10
+
+
+def test_gc_removes_leases_that_nobody_has_touched_for_long(s3_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = Catalog(s3_store)
+    for number in range(3):
+        with catalog.lock("expert", f"f{number}"):
+            pass
+    collect(catalog, keep_runs=1)
+    assert len(list(catalog.place.keys("locks"))) == 4  # they are young
+    monkeypatch.setattr(lease, "UNUSED", timedelta(0))
+    time.sleep(1.1)  # the store tells whole seconds
+    collect(catalog, keep_runs=1)
+    assert list(catalog.place.keys("locks")) == ["locks/gc.lock"]

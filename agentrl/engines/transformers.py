@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
-from agentrl.engines.lanes import Lanes, Row
-from agentrl.engines.seats import Seat, Seats
-from agentrl.engines.slab import Slab
+from agentrl.engines.decoding import CacheSlot, CacheSlots, DecodingBatch, Row
+from agentrl.engines.kv_cache import KVCache
 from agentrl.engines.weights import check_copy
 
 if TYPE_CHECKING:
@@ -70,9 +69,9 @@ class TransformersEngine:
         self.version = 0
         self.work = EngineCounts()
         self._autocast = autocast
-        self._slab = Slab(model)
-        self._lanes = Lanes()
-        self._seats = Seats(max_rows)
+        self._cache = KVCache(model)
+        self._decoding = DecodingBatch()
+        self._cache_slots = CacheSlots(max_rows)
         self._waiting: list[Row] = []
         self._outside: set[Session] = set()
         self._names = itertools.count()
@@ -104,9 +103,9 @@ class TransformersEngine:
         done: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         row = Row(session, sampling, tuple(stop), limit, seed, deadline, expires, done)
         self._waiting.append(row)
-        seat = self._seats.by_session.get(session)
-        if seat is not None:
-            seat.row = row
+        cache_slot = self._cache_slots.by_session.get(session)
+        if cache_slot is not None:
+            cache_slot.row = row
         self._returned(session)
         if self._pump is None or self._pump.done():
             self._all_back = asyncio.Event()
@@ -133,11 +132,11 @@ class TransformersEngine:
             source = _module(weights.source, self.model.dtype)
             self.model.load_state_dict(source.state_dict())
             check_copy(self.model, source, weights.version)
-        for seat in self._seats.by_session.values():
-            if seat.row is not None and seat.row not in self._waiting:
-                self._lanes.suspend(seat.slot, self.version)
-                self._waiting.append(seat.row)
-            self._lanes.length[seat.slot] = 0
+        for cache_slot in self._cache_slots.by_session.values():
+            if cache_slot.row is not None and cache_slot.row not in self._waiting:
+                self._decoding.suspend(cache_slot.slot, self.version)
+                self._waiting.append(cache_slot.row)
+            self._decoding.length[cache_slot.slot] = 0
         self.version = weights.version
 
     async def close(self) -> None:
@@ -147,7 +146,7 @@ class TransformersEngine:
             await asyncio.gather(self._pump, return_exceptions=True)
         self._fail(EngineError("the engine was closed"))
         self._outside.clear()
-        self._slab.clear()
+        self._cache.clear()
 
     # -- which sessions are outside: in a tool, or about to begin
 
@@ -157,10 +156,10 @@ class TransformersEngine:
             self._all_back.set()
 
     def _end(self, session: Session) -> None:
-        seat = self._seats.by_session.get(session)
-        if seat is not None:
-            self._lanes.length[seat.slot] = 0
-            self._seats.leave(session)
+        cache_slot = self._cache_slots.by_session.get(session)
+        if cache_slot is not None:
+            self._decoding.length[cache_slot.slot] = 0
+            self._cache_slots.leave(session)
         self._returned(session)
 
     def _forked(self, parent: Session, child: Session) -> None:
@@ -168,13 +167,13 @@ class TransformersEngine:
 
     def _withdraw(self, row: Row) -> None:
         """Forget a turn that nobody waits for any more."""
-        seat = self._seats.by_session.get(row.session)
-        if seat is not None and seat.row is row:
+        cache_slot = self._cache_slots.by_session.get(row.session)
+        if cache_slot is not None and cache_slot.row is row:
             if row not in self._waiting:
-                self._lanes.suspend(seat.slot, self.version)
-                known = min(int(self._lanes.length[seat.slot]), len(row.session.ids))
-                self._lanes.length[seat.slot] = known
-            seat.row = None
+                self._decoding.suspend(cache_slot.slot, self.version)
+                known = min(int(self._decoding.length[cache_slot.slot]), len(row.session.ids))
+                self._decoding.length[cache_slot.slot] = known
+            cache_slot.row = None
         if row in self._waiting:
             self._waiting.remove(row)
         self._outside.add(row.session)
@@ -186,7 +185,7 @@ class TransformersEngine:
         was_training = self.model.training
         self.model.eval()
         try:
-            while self._waiting or self._lanes.rows:
+            while self._waiting or self._decoding.rows:
                 while self.reproducible and self._outside:
                     self._all_back.clear()
                     await self._all_back.wait()
@@ -205,30 +204,30 @@ class TransformersEngine:
 
     def _step(self) -> None:
         now = time.monotonic()
-        self._cut(row for row in (*self._waiting, *self._lanes.rows.values()) if row.expires <= now)
+        self._cut(row for row in (*self._waiting, *self._decoding.rows.values()) if row.expires <= now)
         self._gather()
         self._held += 1
-        enough = max(1, len(self._lanes.rows) // _WAIT_SHARE)
+        enough = max(1, len(self._decoding.rows) // _WAIT_SHARE)
         if self._waiting and (self._small() or len(self._waiting) >= enough or self._held >= _WAIT_STEPS):
             self._held = 0
             while self._admit():
                 pass
-        if self._lanes.rows:
+        if self._decoding.rows:
             self.work.steps += 1
-            self.work.computed += len(self._lanes.rows) + sum(map(len, self._lanes.ahead.values()))
-            self.work.sampled += len(self._lanes.rows)
-            for slot in self._lanes.step(self._slab, self._seats.slots):
+            self.work.computed += len(self._decoding.rows) + sum(map(len, self._decoding.ahead.values()))
+            self.work.sampled += len(self._decoding.rows)
+            for slot in self._decoding.step(self._cache, self._cache_slots.slots):
                 self._finish(slot)
 
     def _finish(self, slot: int, cut: bool = False) -> None:
         """Resolve the turn that a slot samples."""
-        row = self._lanes.suspend(slot, self.version)
+        row = self._decoding.suspend(slot, self.version)
         self._resolve(row, "cut" if cut else "stop" if row.ids and row.ids[-1] in row.stop else "length")
 
     def _resolve(self, row: Row, stop: Literal["stop", "length", "cut"]) -> None:
-        seat = self._seats.by_session.get(row.session)
-        if seat is not None:
-            seat.row, seat.used = None, self.work.steps
+        cache_slot = self._cache_slots.by_session.get(row.session)
+        if cache_slot is not None:
+            cache_slot.row, cache_slot.used = None, self.work.steps
         self._outside.add(row.session)
         if not row.done.done():
             row.done.set_result(Turn(row.ids, row.logprobs, row.spans, stop))
@@ -239,25 +238,27 @@ class TransformersEngine:
                 self._waiting.remove(row)
                 self._resolve(row, "cut")
             else:
-                self._finish(self._seats.by_session[row.session].slot, cut=True)
+                self._finish(self._cache_slots.by_session[row.session].slot, cut=True)
 
     def _fail(self, error: EngineError, cause: BaseException | None = None) -> None:
         """Give an error to all who wait, and start from nothing."""
         error.__cause__ = cause
-        seated = [seat.row for seat in self._seats.by_session.values() if seat.row is not None]
-        for row in (*self._waiting, *seated):
+        under_way = [
+            cache_slot.row for cache_slot in self._cache_slots.by_session.values() if cache_slot.row is not None
+        ]
+        for row in (*self._waiting, *under_way):
             if not row.done.done():
                 row.done.set_exception(error)
-        self._waiting, self._lanes, self._seats = [], Lanes(), Seats(self._seats.limit)
-        self._slab.clear()
+        self._waiting, self._decoding, self._cache_slots = [], DecodingBatch(), CacheSlots(self._cache_slots.limit)
+        self._cache.clear()
 
     def _gather(self) -> None:
         """Move rows together if many slots are unused."""
-        seats = self._seats
-        if seats.slots > 8 and len(seats.by_session) < _MOVE_BELOW * seats.slots:
-            order = seats.gather()
-            self._lanes.keep(order)
-            self._slab.keep(order) if order else self._slab.clear()
+        cache_slots = self._cache_slots
+        if cache_slots.slots > 8 and len(cache_slots.by_session) < _MOVE_BELOW * cache_slots.slots:
+            order = cache_slots.gather()
+            self._decoding.keep(order)
+            self._cache.keep(order) if order else self._cache.clear()
 
     # -- chunks
 
@@ -265,15 +266,15 @@ class TransformersEngine:
         """Compute what waiting rows have that the cache has not, except for the last token of each, and begin to
         sample. Returns whether rows were left that can share what was computed now."""
         self._waiting.sort(key=lambda row: row.session.key if self.reproducible else (row.deadline,))
-        begun: list[Seat] = []
+        begun: list[CacheSlot] = []
         left: list[Row] = []
         leading: set[str] = set()
         copies: list[tuple[int, int, int]] = []
         shared = full = False
         for row in self._waiting:
             session = row.session
-            seat = self._seats.by_session.get(session)
-            if seat is None:
+            cache_slot = self._cache_slots.by_session.get(session)
+            if cache_slot is None:
                 if full:
                     left.append(row)
                     continue
@@ -282,19 +283,19 @@ class TransformersEngine:
                     left.append(row)
                     continue
                 donor, width = self._donor(session)
-                seat = self._seats.take(session)
-                if seat is None:
+                cache_slot = self._cache_slots.take(session)
+                if cache_slot is None:
                     full = True
                     left.append(row)
                     continue
-                self._lanes.reserve(self._seats.slots)
-                self._lanes.length[seat.slot] = 0
+                self._decoding.reserve(self._cache_slots.slots)
+                self._decoding.length[cache_slot.slot] = 0
                 if donor is None:
                     leading.add(session.root)
                 else:
-                    copies.append((donor.slot, seat.slot, width))
-            seat.row = row
-            begun.append(seat)
+                    copies.append((donor.slot, cache_slot.slot, width))
+            cache_slot.row = row
+            begun.append(cache_slot)
         self._waiting = left
         if copies:
             self._copy(copies)
@@ -309,47 +310,47 @@ class TransformersEngine:
         return self._along(sum(sizes) - sum(known), max(sizes))
 
     def _cached(self, session: Session) -> int:
-        seat = self._seats.by_session.get(session)
-        return int(self._lanes.length[seat.slot]) if seat else 0
+        cache_slot = self._cache_slots.by_session.get(session)
+        return int(self._decoding.length[cache_slot.slot]) if cache_slot else 0
 
     def _along(self, tokens: int, width: int) -> bool:
         """Whether so many tokens of rows that are at most so long can go along with a step."""
-        sampled = list(self._lanes.rows)
-        width = max(width, int(self._lanes.length[sampled].max(initial=0)))
+        sampled = list(self._decoding.rows)
+        width = max(width, int(self._decoding.length[sampled].max(initial=0)))
         return tokens <= _ALONG_TOKENS and (tokens + len(sampled)) * width <= _ALONG_CELLS
 
-    def _donor(self, session: Session) -> tuple[Seat | None, int]:
-        """The seat whose cache has the longest common prefix with a session, and its length."""
+    def _donor(self, session: Session) -> tuple[CacheSlot | None, int]:
+        """The cache_slot whose cache has the longest common prefix with a session, and its length."""
         best, width = None, _SHARED_TOKENS - 1
-        for seat in self._seats.by_root.get(session.root, ()):
-            common = _common(session.ids, seat.session.ids, int(self._lanes.length[seat.slot]))
+        for cache_slot in self._cache_slots.by_root.get(session.root, ()):
+            common = _common(session.ids, cache_slot.session.ids, int(self._decoding.length[cache_slot.slot]))
             if common > width:
-                best, width = seat, common
+                best, width = cache_slot, common
         return best, min(width, len(session.ids) - 1) if best else 0
 
     def _copy(self, copies: list[tuple[int, int, int]]) -> None:
         sources, targets, widths = map(list, zip(*copies, strict=True))
-        self._slab.copy(sources, targets, max(widths))
-        self._lanes.length[targets] = widths
+        self._cache.copy(sources, targets, max(widths))
+        self._decoding.length[targets] = widths
         self.work.copied += sum(widths)
 
-    def _begin(self, seats: list[Seat]) -> bool:
+    def _begin(self, cache_slots: list[CacheSlot]) -> bool:
         """Begin to sample. Chunks go along with the next step if they are short together; returns whether they did
         not, so that they are computed now."""
         chunks: list[tuple[int, int, int, list[int]]] = []
-        for seat in seats:
-            assert seat.row is not None
-            tokens = [*seat.session.ids, *seat.row.ids]
-            start = min(int(self._lanes.length[seat.slot]), len(tokens) - 1)
-            self._lanes.length[seat.slot], self._lanes.last[seat.slot] = start, tokens[-1]
-            chunks.append((len(tokens) - 1 - start, start, seat.slot, tokens[start:-1]))
+        for cache_slot in cache_slots:
+            assert cache_slot.row is not None
+            tokens = [*cache_slot.session.ids, *cache_slot.row.ids]
+            start = min(int(self._decoding.length[cache_slot.slot]), len(tokens) - 1)
+            self._decoding.length[cache_slot.slot], self._decoding.last[cache_slot.slot] = start, tokens[-1]
+            chunks.append((len(tokens) - 1 - start, start, cache_slot.slot, tokens[start:-1]))
         total = sum(size + 1 for size, _, _, _ in chunks)
         along = self._along(total, max((start + size + 1 for size, start, _, _ in chunks), default=0))
         if not along:
             self._compute([chunk for chunk in chunks if chunk[0]])
-        for seat, (_, _, _, tokens) in zip(seats, chunks, strict=True):
-            assert seat.row is not None
-            self._lanes.begin(seat.slot, seat.row, tokens if along else [])
+        for cache_slot, (_, _, _, tokens) in zip(cache_slots, chunks, strict=True):
+            assert cache_slot.row is not None
+            self._decoding.begin(cache_slot.slot, cache_slot.row, tokens if along else [])
         return not along
 
     def _compute(self, chunks: list[tuple[int, int, int, list[int]]]) -> None:
@@ -360,7 +361,7 @@ class TransformersEngine:
             part, chunks = chunks[-rows:], chunks[:-rows]
             self._pass(part)
             for size, start, slot, _ in part:
-                self._lanes.length[slot] = start + size
+                self._decoding.length[slot] = start + size
 
     def _pass(self, part: list[tuple[int, int, int, list[int]]]) -> None:
         longest, device = part[-1][0], self.model.device
@@ -371,7 +372,7 @@ class TransformersEngine:
         places = torch.minimum(torch.arange(longest, device=device), sizes[:, None])
         slots = torch.tensor([slot for _, _, slot, _ in part], device=device)
         width = max(start + size for size, start, _, _ in part) + 1
-        self._slab.forward(slots, ids, starts[:, None] + places, width)
+        self._cache.forward(slots, ids, starts[:, None] + places, width)
         self.work.computed += sum(size for size, _, _, _ in part)
 
 

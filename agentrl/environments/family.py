@@ -18,9 +18,9 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.environments.base import Observation, Score, Step, answered
-from agentrl.environments.drawing import Draft, digest, draw
 from agentrl.environments.faults import Faults
 from agentrl.environments.scripted import random_turn
+from agentrl.environments.task_splits import Draft, digest, draw
 from agentrl.environments.tools import answer_async, schemas
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role, ToolCall

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from agentrl.environments.base import Observation, Score, Step, answer_calls
-from agentrl.environments.drawing import digest
+from agentrl.environments.task_splits import digest
 from agentrl.rewards.answers import exact_match
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from agentrl.advantages.group import degenerate_groups
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.online.curriculum import Curriculum, Draws, EveryTask
 from agentrl.online.forest import replayed_calls
 from agentrl.online.learner import Learner, OnlineState
 from agentrl.online.recorded import Log, Recorded
 from agentrl.online.tickets import Tickets
 from agentrl.rollouts.attempts import Prefix
-from agentrl.rollouts.flow import Flow, NumberedAttempt
+from agentrl.rollouts.in_flight import Flow, NumberedAttempt
 from agentrl.rollouts.runner import Attempt, RolloutRunner, nothing_sampled
 from agentrl.rollouts.segments import firsts
 from agentrl.schemas.task import Task

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from agentrl.engines.base import EngineError, Sampling, Session, Turn
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.recorder.episode import About, PostedReward, RecordedEpisode
 from agentrl.recorder.episodes import KEY, REMEMBERED, Episodes
 from agentrl.recorder.sampler import Sampler

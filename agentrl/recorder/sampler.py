@@ -9,7 +9,7 @@ from typing import Literal
 from agentrl.chat.codec import ChatCodec
 from agentrl.chat.hermes import Parsed
 from agentrl.engines.base import Engine, Sampling, Session, Turn
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.models.policy import Speaker
 
 PIECE = 8

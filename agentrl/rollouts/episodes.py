@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from agentrl.chat.codec import ChatCodec, spanned
 from agentrl.engines.base import Engine, EngineError, Session, Turn, TurnError
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.environments.adapted import AdaptedEpisode
 from agentrl.environments.base import (
     FORMAT_ERROR,

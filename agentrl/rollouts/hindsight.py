@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 from pydantic import Field
 
 from agentrl.environments.base import Score
-from agentrl.environments.drawing import digest
+from agentrl.environments.task_splits import digest
 from agentrl.rewards.asking import Asking, transcript
 from agentrl.rewards.judge import Judge
 from agentrl.rollouts.reopen import opening_of

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import gc
 import json
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import Any, Self, TypeVar
 from agentrl.chat.probes import check_asking
 from agentrl.engines.base import Engine, EngineError, Sampling, Weights
 from agentrl.engines.blocking import Background, blocking
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.environments.adapted import Adapted, protocol
 from agentrl.environments.base import Environment
 from agentrl.environments.forks import rebuild
@@ -27,8 +28,7 @@ from agentrl.rollouts.continuations import held_back
 from agentrl.rollouts.corrections import advised_alone
 from agentrl.rollouts.episodes import DIVERGED, EpisodeRun
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
-from agentrl.rollouts.flow import Flow, NumberedAttempt, OnRows
-from agentrl.rollouts.garbage import rare_collections
+from agentrl.rollouts.in_flight import Flow, NumberedAttempt, OnRows
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from agentrl.rollouts.outcomes import COUNTED
 from agentrl.rollouts.segments import Segment, by_episode, firsts, name_of
@@ -42,6 +42,8 @@ Result = TypeVar("Result")
 
 OnProgress = Callable[[int, int, dict[str, float | str]], None]
 """Told of episodes done, of how many, and with what numbers."""
+
+_ALLOCATIONS, _GENERATIONS = 50_000, 20  # between collections of garbage, see `rare_collections`
 
 
 class RolloutRunner:
@@ -353,3 +355,17 @@ class _Report:
         if self.tokens:
             shown["tokens/s"] = f"{self.tokens / seconds:,.0f}"
         self.tell(self.done, self.total, shown)
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let Python look for circular garbage rarely, and not at what was there before. Rows and libraries are millions of
+    objects without circles, and looking at them again and again takes a third of the time of rollouts."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(_ALLOCATIONS, _GENERATIONS, _GENERATIONS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

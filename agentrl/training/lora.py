@@ -2,7 +2,7 @@
 
 import torch
 
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.models.policy import Policy
 from agentrl.schemas.installation import install_hint
 from agentrl.training.optimizer import LoRA

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from agentrl.datastore.storage.object_store import sync_tree
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Folder, Model
 from agentrl.pipelines.stage import Context, Earlier, StageConfig
 from agentrl.rollouts.segments import episode_of, firsts

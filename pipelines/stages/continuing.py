@@ -14,7 +14,7 @@ from agentrl.advantages.turns import acting, own_turns, turn_spans
 from agentrl.chat.codec import tokenize
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Tasks, Trajectories
 from agentrl.pipelines.stage import Context, StageConfig
 from agentrl.pipelines.stages.budget import SamplingConfig

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from agentrl.advantages.turns import own_turns
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.pipelines.stages.budget import SamplingConfig

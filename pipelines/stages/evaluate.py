@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import DEFAULT_ENGINE
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, Table, Tasks, Trajectories
 from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
 from agentrl.pipelines.stages.budget import Compressing, check_room

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from agentrl.engines import EngineChoice
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, NoteTable, Tasks, Trajectories
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.pipelines.stages.budget import SamplingConfig

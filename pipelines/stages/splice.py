@@ -11,7 +11,7 @@ from pydantic import Field
 
 from agentrl.chat.codec import tokenize
 from agentrl.engines.blocking import blocking
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, NoteTable, Tasks, Trajectories
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.pipelines.stages.common import count, environment, record_dialect, refuse_measured, warn_of_error

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from agentrl.datastore.search.experience import estimate_tokens
 from agentrl.engines import EngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, NoteTable, Scores, Tasks, Trajectories
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.pipelines.stages.budget import CompressingSampling, check_room

@@ -9,8 +9,7 @@ from architectures import POLICIES, lookup_tasks
 from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import EmbeddedConfig
-from agentrl.engines.drawing import draw, uniforms
-from agentrl.engines.seats import Seat, Seats
+from agentrl.engines.decoding import CacheSlot, CacheSlots, draw, uniforms
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
@@ -142,14 +141,14 @@ def test_only_the_exact_schedule_waits_for_tools(policy: Policy, schedule: str) 
 
 def test_no_more_rows_than_allowed_are_in_the_cache(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
-    take = Seats.take
+    take = CacheSlots.take
 
-    def noted(seats: Seats, session: Session) -> Seat | None:
-        seat = take(seats, session)
-        taken.append(seats.slots)
-        return seat
+    def noted(cache_slots: CacheSlots, session: Session) -> CacheSlot | None:
+        cache_slot = take(cache_slots, session)
+        taken.append(cache_slots.slots)
+        return cache_slot
 
-    monkeypatch.setattr(Seats, "take", noted)
+    monkeypatch.setattr(CacheSlots, "take", noted)
     for rows in (2, 5):
         engine = EmbeddedConfig(rows=rows).build(policy)
         taken.clear()  # what tried the engine out is not meant

@@ -22,7 +22,7 @@ from agentrl.environments.forks import rebuild
 from agentrl.environments.hosts import Threads
 from agentrl.environments.tools import schemas
 from agentrl.models.policy import Policy
-from agentrl.rollouts.flow import NumberedAttempt
+from agentrl.rollouts.in_flight import NumberedAttempt
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory

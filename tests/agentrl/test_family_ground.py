@@ -15,10 +15,10 @@ from pydantic import Field, ValidationError
 from agentrl.engines.base import Sampling
 from agentrl.environments import ENVIRONMENT, load_environment
 from agentrl.environments.base import Observation, Score
-from agentrl.environments.drawing import Draft, draw, spread
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.faults import Faults
 from agentrl.environments.scripted import random_turn
+from agentrl.environments.task_splits import Draft, draw, spread
 from agentrl.environments.tools import ToolError, answer, offered, schemas, tool
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.schemas.task import Task

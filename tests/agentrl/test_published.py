@@ -22,7 +22,7 @@ from agentrl.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from agentrl.algorithms.remax import ReMax
 from agentrl.algorithms.rloo import RLOO
 from agentrl.algorithms.vapo import VAPO
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.online.credit import Extras, assign, shaped_rewards
 from agentrl.online.learner import Learner
 from agentrl.online.recorded import Recorded

@@ -14,7 +14,7 @@ from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.stages.grpo import online
 from agentrl.pipelines.stages.trajectories import sample
-from agentrl.rollouts.flow import Flow
+from agentrl.rollouts.in_flight import Flow
 from agentrl.schemas.training import TrainingRow
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import batch_logprobs

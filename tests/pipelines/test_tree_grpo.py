@@ -13,7 +13,7 @@ from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.stages.grpo import online
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.rollouts.continuations import check_continuation, node
-from agentrl.rollouts.flow import Flow
+from agentrl.rollouts.in_flight import Flow
 from agentrl.schemas.trajectory import Role
 
 __all__ = ["harness", "model", "tabular", "tasks"]

@@ -16,8 +16,8 @@ from agentrl.environments.base import Score
 from agentrl.environments.code.checks import right_calls, visible_tests
 from agentrl.environments.code.episode import CodingConfig, CodingEpisode
 from agentrl.environments.code.repositories import drafts
-from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family
+from agentrl.environments.task_splits import Draft
 from agentrl.sandbox import Bubblewrap, ResourceLimits, Sandbox
 from agentrl.schemas.task import Task
 

@@ -16,7 +16,7 @@ from agentrl.environments.code.programs import (
     sentence,
     with_bug,
 )
-from agentrl.environments.drawing import Draft
+from agentrl.environments.task_splits import Draft
 
 VISIBLE, INPUTS = 2, 8
 """Tests that the policy sees, and lists that are drawn for them and for the hidden calls."""

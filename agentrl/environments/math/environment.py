@@ -11,11 +11,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agentrl.environments.base import Observation, Score
-from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.interpreter import LIMITS, Interpreter
 from agentrl.environments.math.calculator import calculate, shown
 from agentrl.environments.math.problems import WordProblem, compose, longer
+from agentrl.environments.task_splits import Draft
 from agentrl.environments.tools import ToolError, tool
 from agentrl.rewards.mathematics import math_equal
 from agentrl.sandbox import Bubblewrap, Sandbox

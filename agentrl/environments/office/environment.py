@@ -14,13 +14,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agentrl.environments.base import Observation, Score
-from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.office.apps import APPS, Desk, HardViolation
 from agentrl.environments.office.goals import check
 from agentrl.environments.office.hindsight import done
 from agentrl.environments.office.tasks import LEVELS, Action, Errand
 from agentrl.environments.office.world import INBOX, USER, office
+from agentrl.environments.task_splits import Draft
 from agentrl.environments.tools import Tool, answer, offered, tool
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall, Trajectory

@@ -15,10 +15,10 @@ from pydantic import Field
 
 from agentrl.environments.base import Score
 from agentrl.environments.code.episode import CodingConfig, CodingEpisode
-from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family
 from agentrl.environments.repository.instances import instances, patched, snapshot
 from agentrl.environments.repository.testing import HiddenTests, visible_report
+from agentrl.environments.task_splits import Draft
 from agentrl.sandbox import Bubblewrap, Docker, ResourceLimits, Sandbox
 from agentrl.schemas.annotations import External
 from agentrl.schemas.task import Task

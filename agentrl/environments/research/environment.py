@@ -14,10 +14,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agentrl.environments.base import Observation, Score
-from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.research import report
 from agentrl.environments.research.laboratory import FACTORS, Paper, laboratory
+from agentrl.environments.task_splits import Draft
 from agentrl.environments.tools import ToolError, tool
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, RewardComponent, ToolCall, Trajectory

@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import Field
 
 from agentrl.environments.base import Score
-from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.rooms.house import DOORS, NAMES, Door, house
+from agentrl.environments.task_splits import Draft
 from agentrl.environments.tools import tool
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, RewardComponent, Role, Trajectory

@@ -13,11 +13,11 @@ from pydantic import Field
 
 from agentrl.environments.base import Observation, Score
 from agentrl.environments.bm25 import Index
-from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.search_qa import questions
 from agentrl.environments.search_qa.expert import SHOWN, Missing, Seen, answers, answers_within
 from agentrl.environments.search_qa.graph import graph
+from agentrl.environments.task_splits import Draft
 from agentrl.environments.tools import ToolError, tool
 from agentrl.rewards.answers import exact_match, f1
 from agentrl.schemas.task import Task

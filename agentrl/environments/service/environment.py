@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from agentrl.engines.streams import stream
+from agentrl.engines.seeds import stream
 from agentrl.environments.base import Score, Step
-from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.service.customer import (
     ChangeRequest,
@@ -30,6 +29,7 @@ from agentrl.environments.service.customer import (
 )
 from agentrl.environments.service.records import POLICY, Item, Order, Rule, forbidden, records
 from agentrl.environments.simulated_user import SimulatedUser, UserConfig
+from agentrl.environments.task_splits import Draft
 from agentrl.environments.tools import ToolError, tool
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, RewardComponent, Role

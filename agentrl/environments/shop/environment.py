@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agentrl.environments.base import Score
-from agentrl.environments.drawing import Draft
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.shop.catalogue import Product, Wish, catalogue
+from agentrl.environments.task_splits import Draft
 from agentrl.environments.tools import ToolError, tool
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, RewardComponent, Trajectory

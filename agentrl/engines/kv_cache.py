@@ -1,4 +1,4 @@
-"""The key-value cache of the embedded engine: rows of their own lengths in the slots of one slab."""
+"""The key-value cache of the embedded engine: rows of their own lengths in its slots."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ class _Place:
         self._flat = {}
 
     def flat(self, heads: int) -> Tensor:
-        """Rows of a slab, seen as [slots x heads x capacity, width], that new keys and values go to."""
+        """Rows of a cache, seen as [slots x heads x capacity, width], that new keys and values go to."""
         if heads not in self._flat:
             head = torch.arange(heads, device=self.slots.device)
             rows = self.slots[:, None] * heads + head  # [rows, heads]
@@ -37,37 +37,37 @@ class _Place:
         return self._flat[heads]
 
 
-class _SlabLayer(DynamicLayer):
+class _CacheLayer(DynamicLayer):
     """Keys and values [slots, heads, capacity, width] of one layer. Writing a token copies one token; the library's
     layer copies the whole cache."""
 
     def __init__(self, place: _Place, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         self.place = place
-        self.slabs: list[Tensor] = []
+        self.storages: list[Tensor] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         place = self.place
-        if not self.slabs:
-            self.slabs = [self._empty(new, place.size, place.capacity) for new in (key_states, value_states)]
+        if not self.storages:
+            self.storages = [self._empty(new, place.size, place.capacity) for new in (key_states, value_states)]
         found = []
-        for slab, new in zip(self.slabs, (key_states, value_states), strict=True):
+        for storage, new in zip(self.storages, (key_states, value_states), strict=True):
             _, heads, _, size = new.shape
-            slab.view(-1, size).index_copy_(0, place.flat(heads), new.reshape(-1, size))
-            read = slab[:, :, : place.width]
+            storage.view(-1, size).index_copy_(0, place.flat(heads), new.reshape(-1, size))
+            read = storage[:, :, : place.width]
             found.append(read[: len(place.slots)] if place.leading else read.index_select(0, place.slots))
         self.keys, self.values = found
         return self.keys, self.values
 
     def resize(self, size: int, capacity: int) -> None:
         grown = []
-        for slab in self.slabs:
-            new = self._empty(slab, size, capacity)
-            new[: slab.shape[0], :, : slab.shape[2]] = slab
+        for storage in self.storages:
+            new = self._empty(storage, size, capacity)
+            new[: storage.shape[0], :, : storage.shape[2]] = storage
             grown.append(new)
-        self.slabs = grown
+        self.storages = grown
 
     @staticmethod
     def _empty(like: Tensor, size: int, capacity: int) -> Tensor:
@@ -75,7 +75,7 @@ class _SlabLayer(DynamicLayer):
         return like.new_zeros(size, like.shape[1], capacity, like.shape[3])
 
 
-class Slab:
+class KVCache:
     """Slots for rows of one model. Slot ``s`` holds what the model computed for the first tokens of a row; a row's
     length is kept by the caller."""
 
@@ -84,7 +84,7 @@ class Slab:
         self._place = _Place()
         self._cache = DynamicCache()
         self._cache.layers = []
-        self._cache.layer_class_to_replicate = partial(_SlabLayer, self._place)  # type: ignore[assignment]
+        self._cache.layer_class_to_replicate = partial(_CacheLayer, self._place)  # type: ignore[assignment]
         self._masks = _Masks(model.config.get_text_config(), model.dtype)
 
     def forward(self, slots: Tensor, ids: Tensor, positions: Tensor, width: int, leading: bool = False) -> Tensor:
@@ -107,15 +107,15 @@ class Slab:
         self._reserve(max(targets) + 1, width)
         device = self.model.device
         source, target = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
-        for slab in self._slabs():
-            slab[target, :, :width] = slab[source, :, :width]
+        for storage in self._storages():
+            storage[target, :, :width] = storage[source, :, :width]
 
     def keep(self, slots: list[int]) -> None:
         """Keep these slots alone, numbered in this order."""
         self._reserve(max(slots) + 1, 0)
         order = torch.tensor(slots, device=self.model.device)
         for layer in self._layers():
-            layer.slabs = [slab.index_select(0, order) for slab in layer.slabs]
+            layer.storages = [storage.index_select(0, order) for storage in layer.storages]
         self._place.size = len(slots)
 
     def clear(self) -> None:
@@ -133,11 +133,11 @@ class Slab:
         for layer in self._layers():
             layer.resize(place.size, place.capacity)
 
-    def _layers(self) -> list[_SlabLayer]:
-        return [layer for layer in self._cache.layers if isinstance(layer, _SlabLayer)]
+    def _layers(self) -> list[_CacheLayer]:
+        return [layer for layer in self._cache.layers if isinstance(layer, _CacheLayer)]
 
-    def _slabs(self) -> list[Tensor]:
-        return [slab for layer in self._layers() for slab in layer.slabs]
+    def _storages(self) -> list[Tensor]:
+        return [storage for layer in self._layers() for storage in layer.storages]
 
 
 class _Masks:

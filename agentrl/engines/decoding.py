@@ -1,20 +1,60 @@
-"""What the slots of the embedded engine sample now: one token for each of them per step."""
+"""Batched decoding of the embedded engine: which slot of its cache belongs to which session, and one token per step for
+each slot that samples, drawn with one given number per token."""
 
 import asyncio
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agentrl.engines.base import Sampling, Session, Turn
-from agentrl.engines.drawing import draw, uniforms
 from agentrl.schemas.trajectory import Span
 
 if TYPE_CHECKING:
-    from agentrl.engines.slab import Slab
+    from agentrl.engines.kv_cache import KVCache
 
 _LEAD_ABOVE = 0.5  # above this share of sampling slots, computing all slots is faster than gathering some
+
+
+def uniforms(seed: int, number: int) -> np.ndarray:
+    """``number`` float32 numbers in [0, 1), a function of ``seed``; the first ones do not depend on ``number``."""
+    digest = hashlib.shake_128(seed.to_bytes(8, "little")).digest(4 * number)
+    return ((np.frombuffer(digest, dtype="<u4") >> 8) * np.float32(2.0**-24)).astype(np.float32)
+
+
+def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Logits [rows, vocabulary] after temperature, top-k and top-p; excluded tokens are -inf."""
+    logits = logits.float() / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        kth = logits.topk(sampling.top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, float("-inf"))
+    if sampling.top_p < 1:
+        ordered, order = logits.sort(descending=True)
+        probabilities = ordered.softmax(-1)
+        outside = probabilities.cumsum(-1) - probabilities >= sampling.top_p
+        logits = logits.masked_fill(outside.scatter(-1, order, outside), float("-inf"))
+    return logits
+
+
+def draw(logits: Tensor, sampling: Sampling, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """A token for each row of ``logits`` [rows, vocabulary] and its log-probability, both [rows]: the first token at
+    which the cumulative probability exceeds the row's number, in [0, 1)."""
+    if sampling.temperature == 0:
+        tokens = logits.argmax(-1)
+        return tokens, torch.zeros_like(tokens, dtype=torch.float32)
+    logits = filtered(logits, sampling)
+    largest = logits.amax(-1, keepdim=True)
+    masses = (logits - largest).exp()
+    cumulative = masses.cumsum(-1)
+    total = cumulative[:, -1:].contiguous()
+    tokens = torch.searchsorted(cumulative, numbers[:, None] * total, right=True)
+    last = torch.searchsorted(cumulative, total)  # rounding never reaches a token of no probability
+    tokens = torch.minimum(tokens, last)
+    logprobs = logits.gather(-1, tokens) - largest - masses.sum(-1, keepdim=True).log()
+    return tokens[:, 0], logprobs[:, 0]
 
 
 @dataclass(eq=False)
@@ -34,7 +74,7 @@ class Row:
     spans: list[Span] = field(default_factory=list)
 
 
-class Lanes:
+class DecodingBatch:
     """``rows`` are the turns that are sampled now, by slot. By slot too: ``length`` counts the tokens in the cache,
     ``last`` is the token that comes after them, or after those of ``ahead``, which the next step computes too. Drawn
     tokens wait in arrays until their turn ends."""
@@ -94,10 +134,10 @@ class Lanes:
         numbers = {old: new for new, old in enumerate(slots)}
         self.rows = {numbers[slot]: row for slot, row in self.rows.items()}
 
-    def step(self, slab: "Slab", slots: int) -> list[int]:
+    def step(self, cache: "KVCache", slots: int) -> list[int]:
         """Draw one token for each row; returns the slots whose turns are over."""
         here = np.array(sorted(self.rows))
-        logits = self._logits_with_chunks(slab, here) if self.ahead else self._logits(slab, here, slots)
+        logits = self._logits_with_chunks(cache, here) if self.ahead else self._logits(cache, here, slots)
         tokens, logprobs = self._draw(logits, here)
         made = self._made[here]
         self._ids[here, made] = tokens
@@ -117,8 +157,8 @@ class Lanes:
                 ended.append(slot)
         return ended
 
-    def _logits(self, slab: "Slab", here: np.ndarray, slots: int) -> torch.Tensor:
-        device = slab.model.device
+    def _logits(self, cache: "KVCache", here: np.ndarray, slots: int) -> torch.Tensor:
+        device = cache.model.device
         width = int(self.length[here].max()) + 1
         leading = len(here) >= _LEAD_ABOVE * slots
         if leading:  # slots that do not sample write behind their end, which is overwritten before it is read
@@ -127,13 +167,13 @@ class Lanes:
         chosen = np.arange(count) if leading else here
         ids = torch.from_numpy(self.last[chosen, None]).to(device)
         positions = torch.from_numpy(self.length[chosen, None]).to(device)
-        logits = slab.forward(torch.from_numpy(chosen).to(device), ids, positions, width, leading)
+        logits = cache.forward(torch.from_numpy(chosen).to(device), ids, positions, width, leading)
         return logits[torch.from_numpy(here).to(device)] if len(here) < len(chosen) else logits
 
-    def _logits_with_chunks(self, slab: "Slab", here: np.ndarray) -> torch.Tensor:
+    def _logits_with_chunks(self, cache: "KVCache", here: np.ndarray) -> torch.Tensor:
         """Each token is a row of the pass. All keys and values of a layer are written before any is read, so tokens of
         one slot see each other."""
-        device = slab.model.device
+        device = cache.model.device
         behind: list[int] = []
         tokens: list[int] = []
         places: list[int] = []
@@ -148,7 +188,7 @@ class Lanes:
             lasts.append(len(tokens) - 1)
         self.ahead = {}
         ids, positions = (torch.tensor(one, device=device)[:, None] for one in (tokens, places))
-        logits = slab.forward(torch.tensor(behind, device=device), ids, positions, max(places) + 1)
+        logits = cache.forward(torch.tensor(behind, device=device), ids, positions, max(places) + 1)
         return logits[torch.tensor(lasts, device=device)]
 
     def _draw(self, logits: torch.Tensor, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -167,3 +207,61 @@ class Lanes:
             tokens, logprobs = draw(logits[which], sampling, numbers[which])
             tokens_of[places], logprobs_of[places] = tokens.cpu().numpy(), logprobs.cpu().numpy()
         return tokens_of, logprobs_of
+
+
+@dataclass(eq=False)
+class CacheSlot:
+    """A session and the slot that holds its cache. ``row`` is its turn under way, ``used`` when it last had one."""
+
+    session: Session
+    slot: int
+    row: Row | None = None
+    used: int = 0
+
+
+@dataclass(eq=False)
+class CacheSlots:
+    """Which slot belongs to which session. A cache_slot without a turn under way may be taken by another session."""
+
+    limit: int
+    by_session: dict[Session, CacheSlot] = field(default_factory=dict)
+    by_root: dict[str, list[CacheSlot]] = field(default_factory=dict)
+    free: list[int] = field(default_factory=list)
+    slots: int = 0
+
+    def take(self, session: Session) -> CacheSlot | None:
+        """A cache_slot for a session that has none; None if all have turns under way."""
+        if self.free:
+            slot = min(self.free)
+            self.free.remove(slot)
+        elif self.slots < self.limit:
+            slot, self.slots = self.slots, self.slots + 1
+        else:
+            idle = [cache_slot for cache_slot in self.by_session.values() if cache_slot.row is None]
+            if not idle:
+                return None
+            oldest = min(idle, key=lambda cache_slot: cache_slot.used)
+            self.leave(oldest.session)
+            return self.take(session)
+        cache_slot = self.by_session[session] = CacheSlot(session, slot)
+        self.by_root.setdefault(session.root, []).append(cache_slot)
+        return cache_slot
+
+    def leave(self, session: Session) -> None:
+        cache_slot = self.by_session.pop(session, None)
+        if cache_slot is not None:
+            self.free.append(cache_slot.slot)
+            self.by_root[session.root].remove(cache_slot)
+            if not self.by_root[session.root]:
+                del self.by_root[session.root]
+        if not self.by_session:  # what comes next is computed as by a new engine: the number of slots changes shapes
+            self.free, self.slots = [], 0
+
+    def gather(self) -> list[int]:
+        """Renumber the used slots from 0 on; returns their old numbers in the new order."""
+        cache_slots = sorted(self.by_session.values(), key=lambda cache_slot: cache_slot.slot)
+        order = [cache_slot.slot for cache_slot in cache_slots]
+        for slot, cache_slot in enumerate(cache_slots):
+            cache_slot.slot = slot
+        self.free, self.slots = [], len(cache_slots)
+        return order

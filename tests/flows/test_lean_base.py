@@ -94,7 +94,7 @@ def test_hints_name_what_the_extra_needs_where_there_is_no_checkout(
 ) -> None:
     monkeypatch.chdir(ROOT)
     assert install_hint("report") == "pip install -c constraints.txt -e '.[report]'"
-    monkeypatch.setattr(installation, "_ROOT", tmp_path)
+    monkeypatch.setattr(installation, "PACKAGE_ROOT", tmp_path)
     lines = ["torch>=2.6", 'matplotlib>=3.9; extra == "report"', "peft>=0.18; extra == 'lora'"]
     monkeypatch.setattr(installation, "requires", lambda name: lines)
     assert install_hint("report") == "pip install 'matplotlib>=3.9'"

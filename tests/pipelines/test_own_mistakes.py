@@ -177,7 +177,7 @@ def test_what_an_episode_opens_with() -> None:
     [
         ("Listed", r"returned a list; return a dict of a list of Task for each of train, dev, heldout"),
         ("OtherSplits", r"returned the splits test; return a dict"),
-        ("Texts", r"returned 'turn' as a task; return lists of schemas\.task\.Task"),
+        ("Texts", r"returned 'turn' as a task; return lists of agentrl\.schemas\.task\.Task"),
         ("SameIds", r"4 ids of tasks of .*SameIds are those of several tasks, such as '0'.*in all splits"),
     ],
 )

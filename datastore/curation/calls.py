@@ -3,13 +3,14 @@ tool, as JSON Schema defines it."""
 
 import enum
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from jsonschema import SchemaError
+import polars as pl
+from jsonschema import SchemaError, ValidationError
 from jsonschema.protocols import Validator
-from jsonschema.validators import Draft202012Validator, validator_for
+from jsonschema.validators import Draft202012Validator, extend, validator_for
 from referencing.jsonschema import EMPTY_REGISTRY
 
 
@@ -81,13 +82,29 @@ def _schemas(tools: str) -> dict[str, str]:
 
 
 def _validator(schema: str) -> Validator | UnusableSchemaError:
-    """What checks arguments. Nothing is fetched that a schema refers to."""
+    """What checks arguments. Nothing is fetched that a schema refers to, and no pattern takes for ever."""
     parsed = json.loads(schema)
     try:
         kind = validator_for(parsed, default=Draft202012Validator)
         kind.check_schema(parsed)
-        return kind(parsed, registry=EMPTY_REGISTRY)
+        if _has_key(parsed, "patternProperties"):  # which jsonschema matches in several places, by backtracking
+            raise UnusableSchemaError("patternProperties are not supported")
+        return extend(kind, {"pattern": _pattern})(parsed, registry=EMPTY_REGISTRY)
     except SchemaError as error:
         return UnusableSchemaError(f"{'.'.join(map(str, error.absolute_path)) or 'schema'}: {error.message[:200]}")
+    except UnusableSchemaError as error:
+        return error
     except Exception as error:  # as above
         return UnusableSchemaError(f"{type(error).__name__}: {str(error)[:200]}")
+
+
+def _pattern(_: Validator, pattern: str, text: Any, schema: Any) -> Iterator[ValidationError]:
+    """Match in time that is linear in the text, as Rust's expressions do: those of Python may take for ever, and
+    schemas are of others. Raises if Rust has no such pattern, as with look-ahead."""
+    if isinstance(text, str) and not pl.Series([text]).str.contains(pattern)[0]:
+        yield ValidationError(f"{text!r} does not match {pattern!r}")
+
+
+def _has_key(value: Any, key: str) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (isinstance(value, dict) and key in value) or any(_has_key(one, key) for one in inner)

@@ -248,31 +248,32 @@ def _valid_calls(rows: pl.DataFrame, rule: r.ValidCalls, work: Work) -> pl.DataF
 
 def _decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: Work) -> pl.DataFrame:
     held_out = pl.col("split").is_in(rule.splits)
-    ids = work.column(lambda rows: rows.filter(held_out).select("trajectory_id"))
-    questions, solutions = dict.fromkeys(work.heldout), list[tuple[str, str]]()
-    for row in work.conversations(ids.sort().to_frame()):
+    ids = work.column(lambda rows: rows.filter(held_out).select("trajectory_id")).sort()
+    heldout, questions = HeldOut(rule.ngram), dict.fromkeys(work.heldout)
+    for row in work.conversations(ids.to_frame()):
         question = first_question(row["prompt"], row["messages"])
         questions[question] = None
         if "actions" in rule.against:
-            solutions.append((question, part_text("actions", "", row["messages"])))
-    asked = sorted(questions) if "question" in rule.against else []
-    heldout = HeldOut(asked, solutions, rule.ngram)
+            heldout.add_actions(question, part_text("actions", "", row["messages"]))
+    if "question" in rule.against:
+        for question in sorted(questions):
+            heldout.add_question(question)
     if not len(heldout):
         splits = ", ".join(rule.splits)
         raise StoreError(
             f"decontaminate has nothing to compare with: no held-out tasks given, no rows of split {splits}"
         )
-    bad, own = [], []
+    bad, asked, own = [], dict[str, int](), list[int]()
     for row in work.conversations(rows):
-        own.append(first_question(row["prompt"], row["messages"]))
-        bad.append(heldout.in_conversation(own[-1], units(row["prompt"], row["messages"]), rule.overlap))
-    dirty = pl.Series(bad, dtype=pl.Boolean)
-    if rule.cosine is not None and rows.height:
-        distinct = sorted(set(own))
-        cosine = work.embedder.encode(distinct) @ work.embedder.encode(sorted(filter(None, questions))).T
-        close = {text for text, most in zip(distinct, cosine.max(1), strict=True) if most >= rule.cosine}
-        dirty |= pl.Series([text in close for text in own])
-    return rows.filter(~dirty & ~held_out)
+        question = first_question(row["prompt"], row["messages"])
+        bad.append(heldout.in_conversation(question, units(row["prompt"], row["messages"]), rule.overlap))
+        if rule.cosine is not None:
+            own.append(asked.setdefault(question, len(asked)))
+    dirty = np.array(bad, dtype=bool)
+    if own:
+        cosine = work.embedder.encode(list(asked)) @ work.embedder.encode(sorted(filter(None, questions))).T
+        dirty |= (cosine.max(1) >= rule.cosine)[own]
+    return rows.filter(~pl.Series(dirty) & ~held_out)
 
 
 def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: Work) -> pl.DataFrame:

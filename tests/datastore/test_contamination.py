@@ -1,6 +1,7 @@
 """Rows that hold a held-out task are found wherever it stands in them, and no others."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from store_rows import build
 
 from agentrl.datastore import StoreError, TrajectoryBuffer
+from agentrl.datastore.curation import curate as module
 from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.rules import Rules
 from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
@@ -98,3 +100,24 @@ def test_embeddings_see_the_first_message_of_rows_without_a_prompt(tmp_path: Pat
     rows = [talk(0, user(turned), acting(say="no"), prompt=""), talk(1, user(OTHER), acting(say="no"))]
     assert left(tmp_path / "1", rows, [HELD]) == [0, 1]
     assert left(tmp_path / "2", rows, [HELD], cosine=0.7) == [1]
+
+
+def test_texts_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TEXTS", 32)
+    buffer = TrajectoryBuffer(tmp_path)
+    splits = ["train", "heldout"]
+    buffer.append(
+        (talk(i, user(f"{HELD} {i}"), acting(say="x" * 20_000 + f" {i}"), split=splits[i % 2]) for i in range(400)),
+        stage="rollout",
+        fingerprint="f",
+    )
+    rules = Rules.model_validate({"rules": [{"rule": "valid_calls"}, {"rule": "decontaminate", "ngram": 2}]}).rules
+    curate(buffer, rules)  # imports what it needs
+    tracemalloc.start()
+    try:
+        kept = curate(buffer, rules).ids
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(kept) == 0
+    assert peak < 4_000_000  # all of them take 8 MB

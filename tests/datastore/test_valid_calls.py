@@ -104,6 +104,8 @@ UNUSABLE = [
     {"$ref": "#/$defs/none"},
     {"properties": {"who": {"$ref": "file:///etc/passwd"}}},
     {"properties": {"who": {"$ref": "http://127.0.0.1:9/schema"}}},
+    {"properties": {"who": {"pattern": "(?=A)A"}}},
+    {"patternProperties": {"^(w+)+$": {}}},
     {"$schema": 5},
     {"$schema": []},
     [],
@@ -123,6 +125,13 @@ def test_schemas_that_cannot_be_used_are_said_and_nothing_is_fetched(
     for undeclared, expected in (("drop", [1]), ("keep", [0, 1])):
         with pytest.warns(UserWarning, match=r"valid_calls: 1 rows call tools whose schema cannot be used.*: find: "):
             assert left(tmp_path / undeclared, rows, undeclared=undeclared) == expected
+
+
+def test_patterns_match_in_linear_time(tmp_path: Path) -> None:
+    schema = {"properties": {"who": {"pattern": "^(a+)+$"}}}
+    rows = [calling(number, {"who": "a" * 60 + end}, parameters=schema) for number, end in enumerate(["", "!"])]
+    rows.append(calling(2, {"who": 1}, parameters=schema))  # which a pattern says nothing of
+    assert left(tmp_path, rows) == [0, 2]
 
 
 def test_no_schema_asks_for_an_object_alone(tmp_path: Path) -> None:

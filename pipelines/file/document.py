@@ -3,7 +3,8 @@
 Everything here works on plain values; :mod:`agentrl.pipelines.file.load` gives them their meaning.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,13 @@ from typing import Any
 from agentrl.pipelines.file import yaml_text
 from agentrl.pipelines.file.problems import Origin, Problem, SpecError, did_you_mean
 from agentrl.pipelines.file.yaml_text import Key, YamlError
+from agentrl.schemas.pipeline import PipelineSpec
 
 LIBRARY = Path(__file__).parents[1] / "specs"
+
+
+KINDS = (("type", "type"), ("init", "path"), ("path", "init"))
+"""Keys that say what a mapping is, and the keys that make something else of it."""
 
 
 @dataclass
@@ -73,15 +79,38 @@ def parse(text: str, path: Path) -> Document:
 
 def merge(base: Any, over: Any) -> Any:
     """``base`` changed by ``over``: mappings are merged key by key, other values replaced; null removes a key."""
-    if not (isinstance(base, dict) and isinstance(over, dict)):
+    return _merged(base, over, lambda base, over, key: False, ())
+
+
+def overlaid(base: Any, over: Any) -> Any:
+    """:func:`merge` for what people lay over a file (``extends``, profiles, ``--set``): a mapping that becomes another
+    thing, since its ``type`` changes or ``path`` stands in for ``init``, is replaced. What that drops is warned of."""
+    return _merged(base, over, _is_another, ())
+
+
+def _merged(base: Any, over: Any, is_another: Callable[[Any, Any, Key], bool], key: Key) -> Any:
+    if not (isinstance(base, dict) and isinstance(over, dict)) or is_another(base, over, key):
         return over
     merged = dict(base)
     for name, value in over.items():
         if value is None and isinstance(base.get(name), dict):
             merged.pop(name)
         else:
-            merged[name] = merge(base[name], value) if name in base else value
+            merged[name] = _merged(base[name], value, is_another, (*key, name)) if name in base else value
     return merged
+
+
+def _is_another(base: Mapping[str, Any], over: Mapping[str, Any], key: Key) -> bool:
+    for before, now in KINDS:
+        if base.get(before) is None or over.get(now) is None or (before in over and over[before] == base[before]):
+            continue
+        if before != now and before in over:
+            continue  # both are written: let them be checked
+        if dropped := sorted(base.keys() - over.keys() - {before}):
+            where = ".".join(map(str, key))
+            warnings.warn(f"{where}: another {now} replaces all of it, also {', '.join(dropped)}", stacklevel=2)
+        return True
+    return False
 
 
 def read(path: Path, seen: Sequence[Path] = ()) -> Document:
@@ -101,9 +130,32 @@ def read(path: Path, seen: Sequence[Path] = ()) -> Document:
     if parent_path.resolve() in seen:
         circle = " -> ".join(str(other) for other in [*seen, parent_path.resolve()])
         raise SpecError([Problem(f"extends itself: {circle}", place, ("extends",))])
-    parent = read(parent_path, seen)
-    value = merge({key: item for key, item in parent.value.items() if key != "extends"}, document.value)
+    parent = _extended(parent_path, seen)
+    value = overlaid({key: item for key, item in parent.value.items() if key != "extends"}, document.value)
     return Document(path, value, parent.places | document.places)
+
+
+def _extended(path: Path, seen: Sequence[Path]) -> Document:
+    """A file that another one extends. A stranger's file may name any file of this machine: outside the folder of the
+    first file, an error names a line and the kind of mistake, and repeats nothing of what stands there."""
+    if path.resolve().is_relative_to(seen[0].parent) or path.parent == LIBRARY:
+        return read(path, seen)
+    more = f"its text is not repeated, since it is outside {seen[0].parent}; ask `agentrl validate` for it"
+    try:
+        document = read(path, seen)
+    except SpecError as error:
+        first = error.problems[0]
+        if first.place and Path(first.place.source) != path:
+            raise  # of a file that it extends, where this was decided already
+        kind = first.message if first.message.startswith("cannot be read") else "is no pipeline file in YAML"
+        raise SpecError(
+            [Problem(f"{kind.partition(':')[0]}; {more}", first.place or Origin(str(path), None))]
+        ) from None
+    known = {*PipelineSpec.model_fields}
+    if foreign := [key for key in document.value if key not in known]:
+        place = document.place((foreign[0],))
+        raise SpecError([Problem(f"has {len(foreign)} keys that no pipeline file has; {more}", place)])
+    return document
 
 
 def with_profile(document: Document, name: str) -> Document:
@@ -126,7 +178,7 @@ def with_profile(document: Document, name: str) -> Document:
             raise SpecError([Problem(f"there is no stage {stage!r} to overlay{hint}", document.place(place), place)])
     overlay = {key: profile[key] for key in ("seed", "execution", "stages") if profile.get(key) is not None}
     moved = {key[2:]: place for key, place in document.places.items() if key[:2] == prefix and len(key) > 3}
-    return Document(document.path, merge(document.value, overlay), document.places | moved)
+    return Document(document.path, overlaid(document.value, overlay), document.places | moved)
 
 
 def with_settings(document: Document, settings: Iterable[str]) -> Document:
@@ -151,7 +203,7 @@ def with_settings(document: Document, settings: Iterable[str]) -> Document:
         if problem:
             problems.append(Problem(problem, place))
             continue
-        value = merge(value, _nested(key, parsed))
+        value = overlaid(value, _nested(key, parsed))
         places[key] = place
     if problems:
         raise SpecError(problems)

@@ -30,12 +30,22 @@ REMEMBER_BYTES = 16 * 2**20
 def external_digest(name: str, what: str) -> str:
     """Digest of a path, or of a Hugging Face name by the revision in the local cache.
 
-    Raises LookupError with a message for the user if it is not on this machine.
+    Raises LookupError with a message for the user if it is not on this machine, or may not be read.
     """
+    try:
+        return _external_digest(name, what)
+    except OSError as error:
+        refused = f": {error.filename}" if error.filename and str(error.filename) != name else ""
+        raise LookupError(f"{name} cannot be read as {what}: {error.strerror or error}{refused}") from None
+
+
+def _external_digest(name: str, what: str) -> str:
     path = Path(name).expanduser()
     if path.is_file():
         return _remembered(path, [path])
     if path.is_dir():
+        if path.resolve() == Path(path.anchor or "/"):
+            raise LookupError(f"{name} is the root of the file system; name the folder of the {what}")
         patterns = TOKENIZER_FILES if what == "tokenizer" else ("**/*",)
         files = sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
         if not files:

@@ -7,14 +7,17 @@ read only if a query names them.
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.arrow import Float32, Int32, Json, arrow_schema
 from agentrl.schemas.json_text import loads
 
-TRAJECTORY_VERSION = 4
+TRAJECTORY_VERSION: Annotated[int, ADDED, 4] = 5
+"""Version of the columns. For the fingerprints of stages it counts as 4: what came later are columns that may be null,
+from which no stage computes anything unless its code names them."""
 
 
 class Termination(StrEnum):
@@ -101,7 +104,11 @@ class Trajectory(BaseModel):
 
     ``fork_at`` counts the leading tokens that a row shares with ``parent_id`` and did not sample itself; 0 is a whole
     row. ``pipeline`` is None if no pipeline made the row. ``spans`` are in order and together hold every action token;
-    they are empty if it is not known which weights sampled the row."""
+    they are empty if it is not known which weights sampled the row.
+
+    The columns of the origin are what the source of an imported row says of it: the id of its record, the file that it
+    came from, when it happened, the model that acted as the source spells it, the tokens of all calls of that model
+    together, and what they cost in US dollars. They are None in rows of our own stages."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -143,6 +150,14 @@ class Trajectory(BaseModel):
     n_action_tokens: Int32 = 0
     n_tool_calls: Int32 = 0
     n_tool_errors: Int32 = 0
+    # origin of an imported row; None if the source does not say it
+    source_id: Annotated[str | None, ADDED] = None
+    source_file: Annotated[str | None, ADDED] = None
+    source_time: Annotated[datetime | None, ADDED] = None
+    model: Annotated[str | None, ADDED] = None
+    prompt_tokens: Annotated[int | None, ADDED] = None
+    completion_tokens: Annotated[int | None, ADDED] = None
+    cost_usd: Annotated[float | None, ADDED] = None
     # content
     messages: list[Message]
     tools: Json = "[]"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrl.datastore.formats.messages import text_of
+from agentrl.datastore.formats.origin import BESIDE, beside, unspent
 from agentrl.datastore.formats.rows import canonical, make_row
 from agentrl.datastore.formats.source import Row, Source, each
 
@@ -32,7 +33,8 @@ def read(source: Source) -> Iterator[Row]:
         asked = "\n".join(filter(None, (line["instruction"], line.get("input"))))
         opening.append({"role": "user", "content": asked})
         paired = "chosen" in line
-        source.notes.rest(line, _KNOWN_PAIR if paired else _KNOWN_ONE)
+        source.notes.rest(line, (_KNOWN_PAIR if paired else _KNOWN_ONE) | BESIDE)
+        origin = beside(line, source.notes)
         sides = [("output", source.notes.outcome(line, "kto_tag"))]
         if paired:
             sides = [("chosen", True), ("rejected", False)]
@@ -41,6 +43,7 @@ def read(source: Source) -> Iterator[Row]:
             yield make_row(
                 [*opening, {"role": "assistant", "content": text_of(line[key], source.notes, f"{key}.")}],
                 source="alpaca",
+                origin=unspent(origin) if index else origin,
                 task_content=content,
                 sample_index=index,
                 success=success,

@@ -20,6 +20,7 @@ from typing import Any
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import json_text, text_of, tools_text
 from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.origin import BESIDE, within
 from agentrl.datastore.formats.rows import answered, make_row, termination
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
@@ -86,9 +87,9 @@ def read(source: Source) -> Iterator[Row]:
         asked = {"messages": []} if one.get("type") == "message" else one.get("request") or one
         answer = one if one.get("type") == "message" else one.get("response") or {}
         if asked is not one and answer is not one:
-            notes.rest(one, _KNOWN)
-        notes.rest(asked, _KNOWN)
-        notes.rest(answer, _KNOWN_RESPONSE, "response.")
+            notes.rest(one, _KNOWN | BESIDE)
+        notes.rest(asked, _KNOWN | BESIDE)
+        notes.rest(answer, _KNOWN_RESPONSE | BESIDE, "response.")
         said = [{"role": "assistant", "content": answer["content"]}] if answer.get("content") else []
         messages, errors = from_blocks([*asked["messages"], *said], notes)
         if asked.get("system"):
@@ -97,6 +98,7 @@ def read(source: Source) -> Iterator[Row]:
         row = make_row(
             messages,
             source="anthropic",
+            origin=within(one, notes, "request", "response"),
             tools=tools_text(asked.get("tools")),
             policy=answer.get("model") or asked.get("model"),
             termination=termination(STOPS, stop, notes),

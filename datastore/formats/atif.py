@@ -8,7 +8,7 @@ in another document and are marked as such by a remark. Completion ids without p
 such a document comes without tokens, and so does one whose steps are not one sequence.
 
 A tool message that does not follow an agent step is a user step. Not read:
-``subagent_trajectories`` (documents of their own), ``notes``, ``final_metrics`` and ``metrics`` other than tokens.
+``subagent_trajectories`` (documents of their own), ``notes``, times of steps after the first, ``cached_tokens``.
 """
 
 import json
@@ -19,6 +19,7 @@ from typing import Any
 from agentrl.datastore.formats.files import file_name, is_lines, write_lines
 from agentrl.datastore.formats.messages import json_text, text_of, tools_text
 from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.origin import Calls, count, moment
 from agentrl.datastore.formats.rows import carried, finite, make_row, spoken
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.trajectory import Message, Role, Trajectory
@@ -121,7 +122,10 @@ _KNOWN_STEP = frozenset(
     {"step_id", "source", "message", "reasoning_content", "tool_calls", "observation", "metrics", "extra"}
     | {"is_copied_context"}
 )
-_KNOWN_METRICS = frozenset({"prompt_token_ids", "completion_token_ids", "logprobs"})
+_KNOWN_METRICS = frozenset(
+    {"prompt_token_ids", "completion_token_ids", "logprobs", "prompt_tokens", "completion_tokens", "cost_usd"}
+)
+_TOTALS = ("total_prompt_tokens", "total_completion_tokens", "total_cost_usd")
 _KNOWN_EXTRA = frozenset({"role", "reward", "span", "name", "tool_call_id"})
 _KNOWN_CALL = frozenset({"tool_call_id", "function_name", "arguments", "extra"})
 _KNOWN_RESULT = frozenset({"source_call_id", "content", "extra"})
@@ -140,7 +144,8 @@ def _row(source: Source, document: dict[str, Any]) -> Row:
     extra = dict((document.get("extra") or {}).get("agentrl") or {})
     agent = document.get("agent") or {}
     if not extra:  # ours has counts there, which follow from the rest
-        notes.rest(document, _KNOWN)
+        notes.rest(document, _KNOWN | {"final_metrics"})
+        notes.rest(document.get("final_metrics") or {}, frozenset(_TOTALS), "final_metrics.")
         notes.rest(agent, _KNOWN_AGENT, "agent.")
     notes.rest(document.get("extra") or {}, _OURS, "extra.")
     models = [agent.get("model_name"), *(step.get("model_name") for step in document["steps"])]
@@ -165,6 +170,7 @@ def _row(source: Source, document: dict[str, Any]) -> Row:
         messages,
         source="atif",
         extra=extra,
+        origin=_origin(document, notes),
         trajectory_id=document.get("trajectory_id") or document.get("session_id"),
         episode_id=document.get("session_id"),
         agent=agent.get("name"),
@@ -172,6 +178,21 @@ def _row(source: Source, document: dict[str, Any]) -> Row:
         tools=tools,
         **(tokens or _tokens(sampled, messages, source)),
     )
+
+
+def _origin(document: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    """The time of the first step, and the totals of the document, else the sums over its steps."""
+    times = (moment(step.get("timestamp")) for step in document["steps"])
+    summed, total = Calls(notes), Calls(notes)
+    for step in document["steps"]:
+        if not step.get("is_copied_context"):
+            metrics = step.get("metrics") or {}
+            summed.tokens(count(metrics.get("prompt_tokens")), count(metrics.get("completion_tokens")))
+            summed.paid(metrics.get("cost_usd"), "steps.metrics.cost_usd")
+    final = document.get("final_metrics") or {}
+    total.tokens(*(count(final.get(name)) for name in _TOTALS[:2]))
+    total.paid(final.get(_TOTALS[2]), "final_metrics.total_cost_usd")
+    return {"source_time": next((one for one in times if one), None)} | summed.fields() | total.fields()
 
 
 def _messages(step: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:

@@ -2,10 +2,10 @@
 
 Reads also: arguments as objects, calls as JSON text, legacy ``function_call`` with ``functions`` and messages of role
 ``function``, content in parts, ``system`` beside the messages, ``model`` (policy), ``label`` (success, as
-LLaMA-Factory's KTO data has it), and logs of requests with their completions, see ``completions``. An answer without an
-id takes that of the call before it. A record without any assistant message is refused unless such rows are asked for.
-Carries roles, text, reasoning (``reasoning_content``), calls
-with ids, tool names, tool schemas. Cannot carry tokens, outcome, identity and lineage.
+LLaMA-Factory's KTO data has it), ``id``, a time, ``usage`` and a cost, and logs of requests with their completions, see
+``completions``. An answer without an id takes that of the call before it. A record without any assistant message is
+refused unless such rows are asked for. Carries roles, text, reasoning (``reasoning_content``), calls with ids, tool
+names, tool schemas. Cannot carry tokens, outcome and identity.
 """
 
 import json
@@ -14,16 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.datastore.formats import anthropic
-from agentrl.datastore.formats.completions import FINISHES, SETTINGS, answer_key, asked, completions, model_of, setting
+from agentrl.datastore.formats.completions import (
+    FINISHES,
+    SETTINGS,
+    answer_key,
+    asked,
+    completions,
+    model_of,
+    setting,
+    with_answer_read,
+)
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import from_chat, to_chat, tools_text
 from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.origin import BESIDE, unspent, within
 from agentrl.datastore.formats.rows import answered, make_row, termination
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.json_text import loads
 from agentrl.schemas.trajectory import Trajectory
 
-_KNOWN = frozenset({"messages", "tools", "functions", "model", "label", "system", "request"})
+_KNOWN = frozenset({"messages", "tools", "functions", "label", "system", "request"}) | BESIDE
 
 
 def is_chat(value: Any) -> bool:
@@ -44,18 +54,21 @@ def is_log(line: dict[str, Any]) -> bool:
 
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
+        line = with_answer_read(line)
         key, request = answer_key(line), asked(line)
         _count_rest(line, key, source.notes)
         messages, tools = _tools_taken_out(request["messages"])
         system = request.get("system")
         if system and not any(one["role"] in ("system", "developer") for one in messages[:1]):
             messages.insert(0, {"role": "system", "content": system})
+        origin = within(line, source.notes, *SETTINGS, key or "")
         answers = list(completions(line[key], source.notes, key)) if key else [(None, None)]
         for number, (said, finish) in enumerate(answers):
             talk = from_chat([*messages, said] if said else messages, source.notes)
             row = make_row(
                 talk,
                 source="openai-chat",
+                origin=unspent(origin) if number else origin,
                 tools=tools_text(tools) if tools else _tools(line),
                 policy=setting(line, "model") or model_of(line.get(key or "")),
                 success=source.notes.outcome(line, "label"),

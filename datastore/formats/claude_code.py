@@ -7,7 +7,8 @@ policy, ``tool_result`` with ``is_error`` a tool error; the last ``stop_reason``
 ``<synthetic>`` was made by the program; the row that ends in an API error (``isApiErrorMessage``) is an
 ``infra_error``. Rows are unscored.
 
-Cannot carry: the system prompt and tool schemas (not in the file), ``toolUseResult``, usage, signatures. Lines of
+Cannot carry: the system prompt and tool schemas (not in the file), ``toolUseResult``, signatures, times after the
+first. Lines of
 other types (``summary``, ``system``, ``file-history-snapshot``, ``progress``) are counted by type. A session that
 was rewound has its abandoned lines in the file too; they stay, in the file's order.
 """
@@ -17,14 +18,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrl.datastore.formats.anthropic import STOPS, from_blocks
+from agentrl.datastore.formats.origin import Calls, moment
 from agentrl.datastore.formats.parts import between, in_parts
 from agentrl.datastore.formats.rows import make_row, termination
 from agentrl.datastore.formats.source import Row, Source, Stretch, each
 from agentrl.schemas.trajectory import Termination
 
 _SESSION = re.compile(rb'"sessionId"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}]+)')
-_KNOWN = frozenset({"type", "message", "sessionId", "isSidechain", "agentId", "isApiErrorMessage", "subtype"})
-_KNOWN_MESSAGE = frozenset({"role", "content", "id", "type", "model", "stop_reason"})
+_KNOWN = frozenset(
+    {"type", "message", "sessionId", "isSidechain", "agentId", "isApiErrorMessage", "subtype", "costUSD"}
+)
+_KNOWN_MESSAGE = frozenset({"role", "content", "id", "type", "model", "stop_reason", "usage"})
 
 
 def fits(head: Any) -> int:
@@ -76,6 +80,20 @@ def _sessions(source: Source) -> Iterator[Row]:
         yield from each(source, [lines], lambda one, s=session, a=agent, n=segment: [_row(source, one, s, a, n)])  # type: ignore[misc]
 
 
+def _origin(lines: list[dict[str, Any]], session: str, source: Source) -> dict[str, Any]:
+    """The session, the time of its first line, and what its messages used. Pieces of one message repeat its usage."""
+    spent = Calls(source.notes)
+    last: dict[Any, Any] = {}
+    for number, line in enumerate(lines):
+        spent.paid(line.get("costUSD"), "costUSD")
+        if usage := line["message"].get("usage"):
+            last[line["message"].get("id") or number] = usage
+    for usage in last.values():
+        spent.usage(usage, "message.usage.")
+    times = (moment(line.get("timestamp")) for line in lines)
+    return {"source_id": session, "source_time": next((one for one in times if one), None)} | spent.fields()
+
+
 def _row(source: Source, lines: list[dict[str, Any]], session: str, agent: str, segment: int) -> Row:
     chat: list[dict[str, Any]] = []
     last = None
@@ -96,6 +114,7 @@ def _row(source: Source, lines: list[dict[str, Any]], session: str, agent: str, 
     return make_row(
         messages,
         source="claude-code",
+        origin=_origin(lines, session, source),
         trajectory_id=f"{session}-{segment}",
         episode_id=session,
         segment=segment,

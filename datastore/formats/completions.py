@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.datastore.formats.anthropic import from_blocks
 from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.origin import BESIDE
 from agentrl.schemas.json_text import loads
 from agentrl.schemas.trajectory import Termination
 
@@ -41,6 +42,15 @@ def answer_key(line: Mapping[str, Any]) -> str | None:
     return next((key for key in ANSWERS if line.get(key)), None)
 
 
+def with_answer_read(line: dict[str, Any]) -> dict[str, Any]:
+    """The record, with what came back as an object if it is one that was written as JSON text."""
+    key = answer_key(line)
+    if key and isinstance(line[key], str):
+        with suppress(ValueError):
+            return {**line, key: loads(line[key])}
+    return line
+
+
 def setting(line: Mapping[str, Any], name: str) -> Any:
     """A setting of the request (``tools``, ``model``), wherever it stands."""
     holders = (line, *(line.get(key) for key in SETTINGS))
@@ -55,21 +65,18 @@ def model_of(answer: Any) -> str | None:
 def completions(value: Any, notes: Notes, key: str) -> Iterator[tuple[dict[str, Any], str | None]]:
     """Each message of a response, as chat has it, and why it ended. Raises ValueError if there is none."""
     if isinstance(value, str):
-        with suppress(ValueError):
-            value = loads(value)
-    if isinstance(value, str):
         yield {"role": "assistant", "content": value}, None
         return
     if not isinstance(value, dict):
         raise ValueError(f"{key} is a {type(value).__name__}, a completion is needed")
     if choices := value.get("choices"):
-        notes.rest(value, {"choices", "model", "object"}, f"{key}.")
+        notes.rest(value, BESIDE | {"choices", "object"}, f"{key}.")
         for choice in choices:
             notes.rest(choice, {"message", "text", "index", "finish_reason"}, f"{key}.choices.")
             said = choice.get("message") or {"role": "assistant", "content": choice["text"]}
             yield {"role": "assistant", **said}, choice.get("finish_reason")
     elif value.get("type") == "message" and isinstance(value.get("content"), list):
-        notes.rest(value, {"type", "role", "content", "model", "stop_reason"}, f"{key}.")
+        notes.rest(value, BESIDE | {"type", "role", "content", "stop_reason"}, f"{key}.")
         for message in from_blocks([{"role": "assistant", "content": value["content"]}], notes)[0]:
             yield message, value.get("stop_reason")
     elif "content" in value or "tool_calls" in value:

@@ -119,9 +119,10 @@ def import_paths(
 
     Without ``format`` each file's own is found. A file whose rows are in the buffer already is left out, so that
     another import of a folder takes only its new files. Rows get ids of this import, and keep the source's in
-    ``episode_id`` and ``task_id``. Raises StoreError if a path is missing, fits no format or not the one named, or
-    if no row comes out; with ``on_error="quarantine"`` records that cannot be read are set aside instead. With
-    ``prompts`` a record of chat without any assistant message is a row too. On any error the table stays as it was.
+    ``source_id``, ``episode_id`` and ``task_id``. Raises StoreError if a path is missing, fits no format or not the one
+    named, or if no row comes out; with ``on_error="quarantine"`` records that cannot be read are set aside instead.
+    With ``prompts`` a record of chat without any assistant message is a row too. On any error the table stays as it
+    was.
     """
     from agentrl.datastore.storage.lease import hold
     from agentrl.datastore.upkeep.forgetting import IMPORT_RUN
@@ -250,9 +251,9 @@ class Reading:
 
     def _own(self, batch: RowBatch, owners: "list[_Owner]", name: str) -> pa.Table:
         """Rows under ids of this import."""
-        table, labels = batch.table, self.labels
+        table, labels, mark = batch.table, self.labels, name[:8]
         sources = table.select(
-            ["trajectory_id", "episode_id", "task_id", "group_id", "parent_id", "fork_at"]
+            ["trajectory_id", "episode_id", "task_id", "group_id", "parent_id", "fork_at", "source_id"]
         ).to_pydict()
         ids = [owner.add(one) for owner, one in zip(owners, sources["trajectory_id"], strict=True)]
         parents = [owner.ids.get(one) if one else None for owner, one in zip(owners, sources["parent_id"], strict=True)]
@@ -263,17 +264,21 @@ class Reading:
         columns: dict[str, list[Any]] = {
             "trajectory_id": ids,
             "episode_id": [
-                f"{own if one == NAMELESS else one}@{name[:8]}"
-                for own, one in zip(ids, sources["episode_id"], strict=True)
+                f"{own if one == NAMELESS else one}@{mark}" for own, one in zip(ids, sources["episode_id"], strict=True)
             ],
             "task_id": tasks,
-            "group_id": [f"{one or task}@{name[:8]}" for one, task in zip(sources["group_id"], tasks, strict=True)],
+            "group_id": [f"{one or task}@{mark}" for one, task in zip(sources["group_id"], tasks, strict=True)],
             "parent_id": parents,
             "fork_at": [0 if without else one for one, without in zip(sources["fork_at"], lost, strict=True)],
             "pipeline": [None] * len(ids),
             "stage": [""] * len(ids),
             "run_id": [""] * len(ids),
             "fingerprint": [owner.file.fingerprint for owner in owners],
+            "source_id": [
+                given or (None if name == NAMELESS else name)
+                for given, name in zip(sources["source_id"], sources["trajectory_id"], strict=True)
+            ],
+            "source_file": [owner.file.source.name for owner in owners],
         }
         for key in ("env", "split", "policy"):
             if (value := getattr(labels, key)) is not None:

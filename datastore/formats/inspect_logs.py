@@ -1,16 +1,17 @@
 """Inspect logs: ``.eval`` (a ZIP archive) and ``.json`` (a document). Read only.
 
-A sample is a row. ``messages`` (content in parts; reasoning parts; calls ``{id, function, arguments}``, an answer
-with ``error`` is a tool error), ``scores`` (each scorer's value as a component: ``C`` 1, ``I`` and ``N`` 0, ``P``
-0.5, numbers and booleans as they are, the numbers of a dict one by one), ``input`` and ``target`` (the task's
-content), ``id``, ``epoch`` (sample index), ``eval.model`` (policy), ``eval.task`` (env). The reward is the only
-score, and a score of exactly 1 or 0 is the success; with several scorers say ``--reward NAME --success SQL``.
-``limit`` and ``error`` give the end. Text that was moved to ``attachments`` is put back.
+A sample is a row. ``messages`` (content in parts; reasoning parts; calls ``{id, function, arguments}``, an answer with
+``error`` is a tool error), ``scores`` (each scorer's value as a component: ``C`` 1, ``I`` and ``N`` 0, ``P`` 0.5,
+numbers and booleans as they are, the numbers of a dict one by one), ``input`` and ``target`` (the task's content),
+``id``, ``epoch`` (sample index), ``eval.model`` (policy), ``eval.task`` (env), ``started_at`` (else ``eval.created``),
+``model_usage`` of that model. The reward is the only score, and a score of exactly 1 or 0 is the success; with several
+scorers say ``--reward NAME --success SQL``. ``limit`` and ``error`` give the end. Text that was moved to
+``attachments`` is put back.
 
 The archive is read by ``zipfile``, one sample in memory at a time, and what Zstandard compressed (as Inspect writes
 since 0.3.160) by Arrow's decoder: ``inspect_ai`` itself cannot be installed beside this project's dependencies. Not
-carried: ``target``, explanations of scores, ``events``, ``store``, ``output``, usage and times, and of the log all
-but ``eval.task`` and ``eval.model``.
+carried: ``target``, explanations of scores, ``events``, ``store``, ``output``, other times, and of the log all
+but ``eval.task``, ``eval.model`` and ``eval.created``.
 """
 
 import json
@@ -28,14 +29,16 @@ from pydantic_core import from_json
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats.messages import from_chat
 from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.origin import Calls, moment
 from agentrl.datastore.formats.parts import grouped
 from agentrl.datastore.formats.rows import components, make_row, number, termination
 from agentrl.datastore.formats.source import Row, Source, Stretch, each
 from agentrl.schemas.trajectory import Termination
 
 _KNOWN_LOG = frozenset({"version", "eval", "samples"})
-_KNOWN_EVAL = frozenset({"task", "model"})
+_KNOWN_EVAL = frozenset({"task", "model", "created"})
 _KNOWN = frozenset({"id", "epoch", "input", "messages", "scores", "score", "limit", "attachments"})
+_KNOWN |= {"started_at", "model_usage"}
 _KNOWN_MESSAGE = frozenset({"role", "content", "tool_calls", "tool_call_id", "function", "error"})
 _KNOWN_CALL = frozenset({"id", "function", "arguments", "type"})
 _ZSTANDARD = 93
@@ -166,6 +169,7 @@ def _row(source: Source, header: dict[str, Any], sample: dict[str, Any]) -> Row:
     return make_row(
         messages,
         source="inspect",
+        origin=_origin(sample, about, notes),
         task=f"{about.get('task') or 'task'}/{sample.get('id')}",
         task_content=[_asked(_restored(sample.get("input"), stored)), sample.get("target")],
         trajectory_id=f"{sample.get('id')}-{epoch}",
@@ -178,6 +182,17 @@ def _row(source: Source, header: dict[str, Any], sample: dict[str, Any]) -> Row:
         termination=end,
         n_tool_errors=errors,
     )
+
+
+def _origin(sample: dict[str, Any], about: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    """When the sample began, else the log, and what its model used. Other models, as a judge's, are counted."""
+    spent, used = Calls(notes), sample.get("model_usage") or {}
+    for model, usage in used.items():
+        if model == about.get("model") or len(used) == 1:
+            spent.usage(usage, "samples.model_usage.")
+        else:
+            notes.ignored["samples.model_usage of another model"] += 1
+    return {"source_time": moment(sample.get("started_at")) or moment(about.get("created"))} | spent.fields()
 
 
 def _asked(given: Any) -> Any:

@@ -15,6 +15,7 @@ from agentrl.datastore.formats.rows import number
 SCALARS = (
     *("reward", "env", "split", "policy", "agent", "termination", "n_steps", "n_tokens", "n_tool_calls"),
     *("n_tool_errors", "level", "sample_index"),
+    *("model", "prompt_tokens", "completion_tokens", "cost_usd", "source_id", "source_time"),
 )
 """Columns that an expression for the success may name, beside the reward components."""
 

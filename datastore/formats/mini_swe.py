@@ -1,13 +1,14 @@
 """mini-swe-agent ``.traj.json``: a document with ``info``, ``messages`` and ``trajectory_format``; before version 1
 a bare list of messages. Read only.
 
-``messages`` are OpenAI chat, with calls from version 2 on, and otherwise with commands in code blocks, which stay
-text as the model saw it; or they are items of OpenAI Responses, each answer of the model a response (checked against
-files that version 2.4.6 wrote). ``info.exit_status`` is the end (``Submitted``, ``LimitsExceeded``,
-``TimeExceeded``, or the name of an exception, an ``infra_error``), ``info.submission`` the final state,
-``info.config.model.model_name`` the policy, ``instance_id`` or the file's name the task. The message of role
-``exit``, or the last one if it is empty, only repeats them. Whether the submission is right is not in the file: rows
-are unscored. Not carried: ``extra`` (costs, raw responses, parsed actions), ``model_stats``.
+``messages`` are OpenAI chat, with calls from version 2 on, and otherwise with commands in code blocks, which stay text
+as the model saw it; or they are items of OpenAI Responses, each answer of the model a response (checked against files
+that version 2.4.6 wrote). ``info.exit_status`` is the end (``Submitted``, ``LimitsExceeded``, ``TimeExceeded``, or the
+name of an exception, an ``infra_error``), ``info.submission`` the final state, ``info.config.model.model_name`` the
+policy, ``instance_id`` or the file's name the task. The message of role ``exit``, or the last one if it is empty, only
+repeats them. Whether the submission is right is not in the file: rows are unscored. Usage and time are those of the
+responses in ``extra``, the cost is ``info.model_stats.instance_cost``. Not carried: the rest of ``extra`` (raw
+responses, parsed actions).
 """
 
 import json
@@ -17,6 +18,7 @@ from typing import Any
 from agentrl.datastore.formats.chat import is_chat
 from agentrl.datastore.formats.messages import from_chat
 from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.origin import Calls, moment
 from agentrl.datastore.formats.responses import from_items
 from agentrl.datastore.formats.rows import make_row
 from agentrl.datastore.formats.source import Row, Source, each
@@ -34,7 +36,8 @@ _EXITS = {
 }
 _KNOWN = {
     "": frozenset({"info", "messages", "trajectory_format", "instance_id"}),
-    "info": frozenset({"exit_status", "submission", "config"}),
+    "info": frozenset({"exit_status", "submission", "config", "model_stats"}),
+    "info.model_stats": frozenset({"instance_cost"}),
     "info.config": frozenset({"model"}),
     "info.config.model": frozenset({"model_name"}),
 }
@@ -60,6 +63,7 @@ def read(source: Source) -> Iterator[Row]:
         yield make_row(
             _messages(document["messages"], source.notes),
             source="mini-swe-agent",
+            origin=_origin(document["messages"], info.get("model_stats") or {}, source.notes),
             task=document.get("instance_id") or source.path.name.split(".")[0],
             policy=model,
             termination=_EXITS.get(status, Termination.INFRA_ERROR) if status else None,
@@ -72,6 +76,23 @@ def read(source: Source) -> Iterator[Row]:
         yield source.record
 
     return each(source, documents(), convert)
+
+
+def _origin(messages: list[dict[str, Any]], stats: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    """The time of the first message that has one, the usage of the responses, and the cost of the instance."""
+    inner = Notes()  # of ``extra`` most is not read: it is counted as a whole
+    spent, start = Calls(inner), None
+    for one in messages:
+        extra = one.get("extra") if isinstance(one.get("extra"), dict) else {}
+        assert extra is not None
+        start = start or moment(extra.get("timestamp") or one.get("timestamp"))
+        response = extra.get("response") or (one if one.get("object") == "response" else {})
+        if isinstance(response, dict):
+            spent.usage(response.get("usage"), "")
+    spent.cost = None
+    total = Calls(notes)
+    total.paid(stats.get("instance_cost"), "info.model_stats.instance_cost")
+    return {"source_time": start} | spent.fields() | total.fields()
 
 
 def _messages(messages: list[dict[str, Any]], notes: Notes) -> list[dict[str, Any]]:

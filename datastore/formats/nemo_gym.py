@@ -11,6 +11,7 @@ A response whose output is a list of transitions (Aviary) gives its last one, wh
 from collections.abc import Iterator
 from typing import Any
 
+from agentrl.datastore.formats.origin import beside, spoken_id
 from agentrl.datastore.formats.responses import KNOWN, response_row
 from agentrl.datastore.formats.rows import components, number
 from agentrl.datastore.formats.source import Row, Source, each
@@ -46,6 +47,7 @@ def read(source: Source) -> Iterator[Row]:
             {**(one.get("response") or {}), "output": [_plain(item) for item in output]},
             source.notes,
             source="nemo-gym",
+            origin=beside(one.get("response") or {}, source.notes, "response.") | {"source_id": spoken_id(task)},
             task=task,
             env=(agent or {}).get("name"),
             agent=(agent or {}).get("name"),

@@ -8,8 +8,8 @@ its ``tool_call_id`` or ``cause``; one of kind ``error`` is a tool error, and wi
 that has no answer. ``finish`` is an answer.
 ``metadata.llm_config.model`` is the policy, ``test_result.git_patch`` the final state, ``report.resolved`` or
 ``success`` the success (otherwise unscored). An ``error`` of the instance gives the end. Actions and observations
-of the program (``recall``, changes of state, condensation) are counted. Not carried: ``metrics``, ``extras``,
-``instance``.
+of the program (``recall``, changes of state, condensation) are counted. Cost and usage are those that ``metrics``
+accumulated. Not carried: other ``metrics``, ``extras``, ``instance``.
 """
 
 import json
@@ -17,13 +17,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrl.datastore.formats.messages import from_chat, text_of, tools_text
+from agentrl.datastore.formats.origin import Calls, count, moment
 from agentrl.datastore.formats.parts import by_record
 from agentrl.datastore.formats.rows import make_row
 from agentrl.datastore.formats.source import Row, Source, Stretch, each
 from agentrl.schemas.trajectory import Termination
 
 _KNOWN = {
-    "": frozenset({"instance_id", "history", "metadata", "test_result", "report", "success", "resolved", "git_patch"}),
+    "": frozenset({"instance_id", "history", "metadata", "test_result", "report", "success", "resolved", "git_patch"})
+    | {"metrics"},
+    "metrics": frozenset({"accumulated_cost", "accumulated_token_usage"}),
     "metadata": frozenset({"llm_config"}),
     "metadata.llm_config": frozenset({"model"}),
     "test_result": frozenset({"git_patch", "report"}),
@@ -107,6 +110,7 @@ def _row(source: Source, events: list[dict[str, Any]], line: dict[str, Any]) -> 
     return make_row(
         from_chat(talk.chat, source.notes),
         source="openhands",
+        origin=_origin(events, line, source),
         task=task,
         policy=((line.get("metadata") or {}).get("llm_config") or {}).get("model") or talk.model,
         success=solved if isinstance(solved, bool) else None,
@@ -116,6 +120,21 @@ def _row(source: Source, events: list[dict[str, Any]], line: dict[str, Any]) -> 
         termination=_end(line.get("error")) or (Termination.ANSWERED if talk.finished else None),
         n_tool_errors=talk.errors,
     )
+
+
+def _origin(events: list[dict[str, Any]], line: dict[str, Any], source: Source) -> dict[str, Any]:
+    """The time of the first event, and what the metrics of the line say, else those that the last event has."""
+    spent = Calls(source.notes)
+    last: dict[str, Any] = next(
+        (one["llm_metrics"] for one in reversed(events) if isinstance(one.get("llm_metrics"), dict)), {}
+    )
+    metrics = line.get("metrics") or last
+    usage = metrics.get("accumulated_token_usage")
+    if isinstance(usage, dict):
+        spent.tokens(count(usage.get("prompt_tokens")), count(usage.get("completion_tokens")))
+    spent.paid(metrics.get("accumulated_cost"), "metrics.accumulated_cost")
+    times = (moment(one.get("timestamp")) for one in events)
+    return {"source_time": next((one for one in times if one), None)} | spent.fields()
 
 
 def _end(error: Any) -> Termination | None:

@@ -4,17 +4,18 @@
 Lines, an array, a document, Parquet, or CSV whose cells are JSON. Read only.
 
 A trace is a row. It is made of the model call with the most messages, which is the last turn: its input holds the
-conversation before it. Calls that no longer one continues (a subagent, another prompt, another answer) are segments
-of the same episode. Messages come from ``gen_ai.input.messages`` and ``gen_ai.output.messages`` with their parts
+conversation before it. Calls that no longer one continues (a subagent, another prompt, another answer) are segments of
+the same episode. Messages come from ``gen_ai.input.messages`` and ``gen_ai.output.messages`` with their parts
 (``text``, ``reasoning``, ``tool_call``, ``tool_call_response``; others are counted by type),
 ``gen_ai.system_instructions``, the flattened ``llm.input_messages.0.message.role`` or ``gen_ai.prompt.0.role``, or
 Langfuse's ``input`` and ``output``; of a span of kind ``LLM`` without any of them, from ``input.value`` and
 ``output.value``. The model is the policy, ``gen_ai.tool.definitions``, ``llm.tools`` or ``input.tools`` the tools,
 ``gen_ai.agent.name`` the agent, a span's status ``ERROR`` an ``infra_error``, Langfuse's ``scores`` of a trace
-components. Rows are unscored: ``--reward NAME`` says which component is the reward. Memory holds the spans of all
-traces that are open at once, if the file is JSON Lines, else those of the file.
+components. The trace is the id, its first turn the time, and usage and cost are those of all turns. Rows are unscored:
+``--reward NAME`` says which component is the reward. Memory holds the spans of all traces that are open at once, if the
+file is JSON Lines, else those of the file.
 
-Not carried, and counted: spans of other kinds, events of a span, usage, times, every other attribute.
+Not carried, and counted: spans of other kinds, events of a span, other times, every other attribute.
 """
 
 import json
@@ -24,6 +25,7 @@ from typing import Any
 
 from agentrl.datastore.formats.messages import from_chat, tools_text
 from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.origin import SPENT, Calls, count, moment
 from agentrl.datastore.formats.parts import between, in_parts
 from agentrl.datastore.formats.rows import components, make_row
 from agentrl.datastore.formats.source import Row, Source, Stretch, each
@@ -40,6 +42,15 @@ _USED = frozenset(
     {*MESSAGES, *_MODEL, "gen_ai.system_instructions", "gen_ai.tool.definitions", "gen_ai.agent.name"}
     | {"openinference.span.kind", "gen_ai.operation.name", *_FINISH}
 )
+_USAGE = (
+    ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"),
+    ("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"),
+    ("llm.token_count.prompt", "llm.token_count.completion"),
+)
+"""Attributes with the tokens of a call: of the prompt, and of the answer."""
+_COST = ("llm.cost.total", "gen_ai.usage.cost")
+_LANGFUSE_COSTS = ("calculatedTotalCost", "totalCost", "total_cost")
+_KNOWN_ATTRIBUTES = _USED.union(*_USAGE, _COST)
 _FINISHES = {
     "length": Termination.MAX_TOKENS,
     "max_tokens": Termination.MAX_TOKENS,
@@ -51,7 +62,7 @@ _KINDS = ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", 
 _KNOWN_SPAN = frozenset(
     {"traceId", "trace_id", "context.trace_id", "context", "attributes", "status", "status_code", "level", "type"}
     | {"startTimeUnixNano", "start_time", "startTime", "input", "output", "model", "provided_model_name", "span_kind"}
-    | {"scores"}
+    | {"scores", "promptTokens", "completionTokens", *_LANGFUSE_COSTS}
 )
 _KNOWN_TRACE = frozenset({"id", "observations", "scores"})
 
@@ -217,7 +228,12 @@ def _calls(span: dict[str, Any], source: Source, own: Notes) -> Iterator[dict[st
     if not span.keys() <= _KNOWN_SPAN:
         notes.rest({key: value for key, value in span.items() if not key.startswith("attributes.")}, _KNOWN_SPAN)
     for key, value in attributes.items():
-        if key not in _USED and not _TOOL.fullmatch(key) and not FLAT.fullmatch(key) and value not in ("", [], {}):
+        if (
+            key not in _KNOWN_ATTRIBUTES
+            and not _TOOL.fullmatch(key)
+            and not FLAT.fullmatch(key)
+            and value not in ("", [], {})
+        ):
             notes.ignored[re.sub(r"\.\d+\b", "", f"attributes.{key}")] += 1
     status = span.get("status") or {}
     code = (status.get("code") or status.get("status_code")) if isinstance(status, dict) else status
@@ -235,7 +251,24 @@ def _calls(span: dict[str, Any], source: Source, own: Notes) -> Iterator[dict[st
         "start": str(span.get("startTimeUnixNano") or span.get("start_time") or span.get("startTime") or ""),
         "finish": finish,
         "scores": span.get("scores") or {},
+        "spent": _spent(span, attributes, notes),
     }
+
+
+def _spent(span: dict[str, Any], attributes: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    """What a call used and cost, in the spelling that has it."""
+    spent = Calls(notes)
+    langfuse = loaded(span.get("usageDetails") or span.get("usage_details")) or {}
+    pairs = [(attributes.get(asked), attributes.get(said)) for asked, said in _USAGE]
+    pairs += [(span.get("promptTokens"), span.get("completionTokens"))]
+    pairs += [(langfuse.get("input"), langfuse.get("output"))] if isinstance(langfuse, dict) else []
+    for asked, said in pairs:
+        if spent.prompt is None and spent.completion is None:
+            spent.tokens(count(asked), count(said))
+    for name, cost in [(name, attributes.get(name)) for name in _COST] + [(n, span.get(n)) for n in _LANGFUSE_COSTS]:
+        if spent.cost is None:
+            spent.paid(cost, name)
+    return spent.fields()
 
 
 def _finish(attributes: dict[str, Any], messages: list[dict[str, Any]]) -> str:
@@ -261,8 +294,14 @@ def _conversations(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     kept: list[tuple[list[str], dict[str, Any]]] = []
     for call in sorted(calls, key=lambda one: -len(one["messages"])):
         texts = [_told(one) for one in call["messages"]]
-        if not any(long[: len(texts)] == texts for long, _ in kept):
+        longer = next((one for long, one in kept if long[: len(texts)] == texts), None)
+        if longer is None:
             kept.append((texts, call))
+        else:  # it is a turn of the longer one
+            longer["began"] = min(longer.get("began", longer["start"]), call["start"])
+            for name in SPENT:
+                if (known := call["spent"].get(name)) is not None:
+                    longer["spent"][name] = longer["spent"].get(name, 0) + known
     return sorted((call for _, call in kept), key=lambda one: one["start"])
 
 
@@ -291,6 +330,7 @@ def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Row:
     return make_row(
         _joined(call["messages"]),
         source="otel",
+        origin={"source_id": trace, "source_time": moment(call.get("began", call["start"])), **call["spent"]},
         trajectory_id=f"{trace}-{segment}",
         episode_id=trace,
         segment=segment,

@@ -6,8 +6,8 @@ Items: ``message`` (``input_text``, ``output_text``, ``refusal``), ``function_ca
 ``reasoning`` (its ``content``, else its ``summary``), ``custom_tool_call`` and its output. Consecutive items of the
 model are one message: reasoning, text, calls. An item of another tool (``web_search_call`` and all other kinds in
 ``_call`` or ``_output``) is kept as the JSON text of a tool message, which no stage trains on. Items of every other
-kind, and parts of messages that are no text, are counted by their type.
-``status: incomplete`` gives ``max_tokens``, ``failed`` an ``infra_error``.
+kind, and parts of messages that are no text, are counted by their type. ``id``, ``created_at`` and ``usage`` of the
+response are those of the row. ``status: incomplete`` gives ``max_tokens``, ``failed`` an ``infra_error``.
 
 Cannot carry: ids of items, encrypted reasoning, annotations, log-probs of text without token ids; all are counted.
 """
@@ -18,13 +18,14 @@ from typing import Any
 
 from agentrl.datastore.formats.messages import ROLES, json_text, text_of, tools_text
 from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.origin import BESIDE, within
 from agentrl.datastore.formats.rows import answered, make_row, termination
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.trajectory import Termination
 
 _SETTINGS = frozenset({"temperature", "top_p", "max_output_tokens", "seed"})
 KNOWN = _SETTINGS | {"input", "output", "tools", "instructions", "model", "status", "request", "response", "object"}
-KNOWN |= {"incomplete_details"}
+KNOWN |= BESIDE | {"incomplete_details"}
 _ENDS = {
     "incomplete": Termination.MAX_TOKENS,
     "failed": Termination.INFRA_ERROR,
@@ -60,8 +61,9 @@ def fits(head: Any) -> int:
 def read(source: Source) -> Iterator[Row]:
     def convert(one: dict[str, Any]) -> Iterator[Row]:
         source.notes.inside(one, {"": KNOWN, "request": KNOWN, "response": KNOWN})
-        row = response_row(one.get("request") or one, one.get("response") or one, source.notes)
-        yield answered(row, source.notes)
+        asked, answer = one.get("request") or one, one.get("response") or one
+        origin = within(one, source.notes, "request", "response")
+        yield answered(response_row(asked, answer, source.notes, origin=origin), source.notes)
 
     return each(source, source.records(), convert)
 

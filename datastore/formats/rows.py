@@ -14,6 +14,7 @@ from agentrl.schemas.trajectory import NOT_TRAINED, Termination, Trajectory
 CARRIED = (
     *("trajectory_id", "episode_id", "segment", "agent", "task_id", "group_id", "sample_index", "parent_id", "source"),
     "fork_at",
+    *("source_id", "source_time", "model", "prompt_tokens", "completion_tokens", "cost_usd"),
     *("env", "env_version", "split", "level", "prompt", "policy", "policy_version", "sampling", "reward", "success"),
     *("termination", "tags", "final_state", "tokenizer", "n_tool_errors", "reward_components", "spans"),
 )
@@ -51,14 +52,16 @@ def make_row(
     task: Any = None,
     task_content: Any = None,
     extra: Mapping[str, Any] | None = None,
+    origin: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> Row:
     """A row from fields of messages.
 
     ``source`` names the format and ``task`` the task in it. ``task_content`` distinguishes tasks of one name; without
     it, the messages before the first assistant message do. ``extra`` is what :func:`carried` gave, and wins over
-    ``fields``, of which None counts as not given. Without an outcome the row is unscored. Log-probs may be None.
-    Raises ValueError if there is no message, or nothing in any.
+    ``fields``, of which None counts as not given. ``origin`` has columns of the origin, which a row with ``extra``
+    brings itself; without them the id is ``trajectory_id``, else that of the task, and the model is the policy. Without
+    an outcome the row is unscored. Log-probs may be None. Raises ValueError if there is no message, or nothing in any.
     """
     for one in messages:
         if one.get("content") or one.get("tool_calls") or one.get("reasoning"):
@@ -71,6 +74,8 @@ def make_row(
             row[name] = value
     if extra:
         row |= extra
+    else:
+        _name_origin(row, task, origin or {})
     if "task_id" not in row:
         row["task_id"] = task_id(source, task, _opening(messages) if task_content is None else task_content)
     if "termination" not in row:
@@ -81,6 +86,17 @@ def make_row(
         row.pop("spans", None)
         row.pop("fork_at", None)
     return row
+
+
+def _name_origin(row: Row, task: Any, origin: Mapping[str, Any]) -> None:
+    """Add the columns of the origin."""
+    for name, value in origin.items():
+        if value is not None:
+            row[name] = value
+    if "source_id" not in row and (known := row.get("trajectory_id", task)) is not None:
+        row["source_id"] = str(known)
+    if "model" not in row and isinstance(policy := row.get("policy"), str):
+        row["model"] = policy
 
 
 def _prompt(messages: Sequence[dict[str, Any]]) -> str:
@@ -148,11 +164,13 @@ def termination(known: Mapping[str, Termination], value: Any, notes: Notes) -> T
 
 def number(value: Any) -> float | None:
     """A score as a finite number; None if it is not one."""
-    if isinstance(value, bool):
-        return float(value)
-    if isinstance(value, int | float) and math.isfinite(value):
-        return float(value)
-    return None
+    if not isinstance(value, int | float):
+        return None
+    try:
+        known = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return known if math.isfinite(known) else None
 
 
 def components(values: Mapping[str, Any], notes: Notes, prefix: str, weight: float = 1.0) -> list[dict[str, Any]]:

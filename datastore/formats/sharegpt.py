@@ -20,6 +20,7 @@ from typing import Any
 from agentrl.datastore.formats.chat import is_chat
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import ROLES, call, from_chat, tools_text
+from agentrl.datastore.formats.origin import BESIDE, beside, unspent
 from agentrl.datastore.formats.rows import canonical, make_row
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.datastore.formats.trl import preference_rows
@@ -55,20 +56,23 @@ def _is_pair_of_chats(head: Any) -> bool:
 
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(line, _KNOWN)
+        source.notes.rest(line, _KNOWN | BESIDE)
+        origin = beside(line, source.notes)
         messages = _messages(line, line["conversations"], source)
         success = source.notes.outcome(line, "kto_tag")
         tools = tools_text(line.get("tools"))
-        yield make_row(messages, source="sharegpt", tools=tools, success=success)
+        yield make_row(messages, source="sharegpt", origin=origin, tools=tools, success=success)
 
     return each(source, source.records(), convert)
 
 
 def read_preference(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(line, _KNOWN)
+        source.notes.rest(line, _KNOWN | BESIDE)
+        origin = beside(line, source.notes)
         if _is_pair_of_chats(line):
-            yield from preference_rows(line, [from_chat(line[side], source.notes) for side in _SIDES], "sharegpt")
+            sides = [from_chat(line[side], source.notes) for side in _SIDES]
+            yield from preference_rows(line, sides, "sharegpt", origin)
             return
         content = canonical([line.get("system"), line["conversations"]])
         tools = tools_text(line.get("tools"))
@@ -77,6 +81,7 @@ def read_preference(source: Source) -> Iterator[Row]:
             yield make_row(
                 _messages(line, [*line["conversations"], *turns], source),
                 source="sharegpt",
+                origin=unspent(origin) if index else origin,
                 task_content=content,
                 tools=tools,
                 sample_index=index,

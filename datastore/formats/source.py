@@ -46,7 +46,7 @@ SAMPLE_RECORDS = 64
 LONGEST_LINE = 2**26
 """Characters. A file with a longer first line counts as a document, which is read piece by piece."""
 
-BROKEN = (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError)
+BROKEN = (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError, OverflowError)
 """What a reader raises if a record does not have the shape that its format promises."""
 
 

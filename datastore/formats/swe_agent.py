@@ -1,14 +1,14 @@
 """SWE-agent ``.traj``: one JSON document per trajectory.
 
-Import: the messages before the first step are those of its ``query`` (``message`` before 1.1) that are system or
-user messages, else the head of ``history``. If ``history`` has native tool calls, the whole ``history`` is the
-conversation; the last steps that it lacks, and the observation of its last one, come from ``trajectory``, as calls of
-a tool that the history has called (``submit``), else of ``bash``. Otherwise a step becomes an assistant message
-(``thought``, else ``response``) with a call of the tool ``bash`` (``{"command": action}``) and its observation;
-``response``, the text that both were parsed from, is counted.
-``info.exit_status`` is the end: ``submitted`` is an answer, also after ``exit_cost`` and the like, and every other
-exit its own termination. Whether the submission is right is not in the file: rows are unscored. ``info.submission``
-is the final state, ``replay_config.agent.model.name`` the policy; the rest of ``replay_config`` is not carried.
+Import: the messages before the first step are those of its ``query`` (``message`` before 1.1) that are system or user
+messages, else the head of ``history``. If ``history`` has native tool calls, the whole ``history`` is the conversation;
+the last steps that it lacks, and the observation of its last one, come from ``trajectory``, as calls of a tool that the
+history has called (``submit``), else of ``bash``. Otherwise a step becomes an assistant message (``thought``, else
+``response``) with a call of the tool ``bash`` (``{"command": action}``) and its observation; ``response``, the text
+that both were parsed from, is counted. ``info.exit_status`` is the end: ``submitted`` is an answer, also after
+``exit_cost`` and the like, and every other exit its own termination. Whether the submission is right is not in the
+file: rows are unscored. ``info.submission`` is the final state, ``replay_config.agent.model.name`` the policy,
+``info.model_stats`` usage and cost; the rest of ``replay_config`` is not carried.
 
 Export: a folder with a file per row. ``action`` is the command of the first call, or its name and arguments; the
 exact messages of a step go under ``extra_info.agentrl``, what else has no place under ``info.agentrl``. Cannot
@@ -24,6 +24,7 @@ from typing import Any
 from agentrl.datastore.formats.files import file_name
 from agentrl.datastore.formats.messages import from_chat, split_prompt, text_of, to_chat, tools_text
 from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.origin import Calls, count
 from agentrl.datastore.formats.rows import carried, make_row, termination
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.json_text import loads
@@ -44,7 +45,8 @@ _EXITS = {
     "exit_error": Termination.ENV_ERROR,
 }
 _KNOWN = frozenset({"trajectory", "history", "info", "instance_id"})
-_KNOWN_INFO = frozenset({"exit_status", "submission", "agentrl", "agentrl_tools"})
+_KNOWN_INFO = frozenset({"exit_status", "submission", "agentrl", "agentrl_tools", "model_stats"})
+_KNOWN_STATS = frozenset({"tokens_sent", "tokens_received", "instance_cost"})
 _KNOWN_STEP = frozenset({"action", "observation", "thought", "query", "message", "messages", "extra_info"})
 _KNOWN_HISTORY = frozenset(
     {"role", "content", "tool_calls", "tool_call_ids", "tool_call_id", "action", "thought", "thinking_blocks"}
@@ -73,6 +75,7 @@ def read(source: Source) -> Iterator[Row]:
             _messages(document, source),
             source="swe-agent",
             extra=info.get("agentrl"),
+            origin=_spent(info.get("model_stats") or {}, source),
             task=name,
             termination=termination(_EXITS, status, source.notes),
             policy=_model(document),
@@ -81,6 +84,17 @@ def read(source: Source) -> Iterator[Row]:
         )
 
     return each(source, source.records(), convert)
+
+
+def _spent(stats: dict[str, Any], source: Source) -> dict[str, Any]:
+    """Usage and cost of the trajectory; ``total_cost`` is that of the whole run, if there is one of the instance."""
+    spent = Calls(source.notes)
+    spent.tokens(count(stats.get("tokens_sent")), count(stats.get("tokens_received")))
+    cost = "instance_cost" if "instance_cost" in stats else "total_cost"
+    spent.paid(stats.get(cost), f"info.model_stats.{cost}")
+    same = {"total_cost"} if stats.get("total_cost") == stats.get(cost) else set()
+    source.notes.rest(stats, _KNOWN_STATS | same, "info.model_stats.")
+    return spent.fields()
 
 
 def _model(document: dict[str, Any]) -> str | None:

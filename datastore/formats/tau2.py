@@ -5,7 +5,8 @@ A simulation is a row. ``task_id`` with the content of its task in ``tasks``, ``
 ``reward_info.reward`` (success at 1, as the benchmark counts), ``reward_info.reward_breakdown`` and the checks
 ``db_check``, ``env_assertions``, ``action_checks``, ``nl_assertions``, ``communicate_checks`` as components,
 ``termination_reason``, ``messages``; from ``info`` the domain (env), the agent's model (policy) and the domain's
-policy as system message, if the messages have none. Without ``reward_info`` a row is unscored. Tool messages with
+policy as system message, if the messages have none; ``start_time``, ``agent_cost`` and the usage of the
+agent's messages. Without ``reward_info`` a row is unscored. Tool messages with
 ``error`` count as tool errors. Calls of the simulated user (``requestor: user``) stay calls of the user, which no
 stage trains on. A full-duplex (voice) simulation has ``ticks`` and no messages: refused by name. ``elements`` are
 streamed.
@@ -26,6 +27,7 @@ from typing import Any
 from agentrl.datastore.formats.files import line, text_file, write_list
 from agentrl.datastore.formats.messages import from_chat, tools_text
 from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.origin import Calls, moment
 from agentrl.datastore.formats.parts import of_list
 from agentrl.datastore.formats.rows import carried, components, make_row, number, spoken, termination
 from agentrl.datastore.formats.source import Row, Source, Stretch, each
@@ -52,13 +54,15 @@ _KNOWN_DOCUMENT = {
 }
 _KNOWN = frozenset(
     {"id", "task_id", "trial", "termination_reason", "reward_info", "messages", "seed", "agentrl", "policy"}
+    | {"start_time", "timestamp", "agent_cost"}
 )
 _NEEDED = ("info", "tasks")
 _CHECKS = ("action_checks", "env_assertions", "nl_assertions", "communicate_checks")
 _KNOWN_REWARD = frozenset({"reward", "reward_breakdown", "db_check", *_CHECKS})
 _MET = frozenset({"met", "action_match"})
 _KNOWN_MESSAGE = frozenset(
-    {"role", "content", "tool_calls", "id", "error", "requestor", "tool_messages", "name"} | {"reasoning_content"}
+    {"role", "content", "tool_calls", "id", "error", "requestor", "tool_messages", "name"}
+    | {"reasoning_content", "usage", "cost"}
 )
 
 
@@ -128,6 +132,7 @@ class _Context:
             messages,
             source="tau2",
             extra=extra,
+            origin=_origin(one, notes),
             task=f"{domain}/{one['task_id']}",
             task_content=self.task(str(one["task_id"])) or "",
             trajectory_id=str(one["id"]),
@@ -142,6 +147,22 @@ class _Context:
             reward_components=components(_parts(reward, notes), notes, "reward_info."),
             n_tool_errors=errors,
         )
+
+
+def _origin(one: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    """When a simulation began, and what the agent used: the user and the judge are not the policy."""
+    spent = Calls(notes)
+    cost = one.get("agent_cost")
+    for message in one["messages"]:
+        for name in ("usage", "cost"):
+            if message.get(name) and message.get("role") != "assistant":
+                notes.ignored[f"messages.{name}"] += 1
+        if message.get("role") == "assistant":
+            spent.usage(message.get("usage"), "messages.usage.")
+            if cost is None:
+                spent.paid(message.get("cost"), "messages.cost")
+    spent.paid(cost, "simulations.agent_cost")
+    return {"source_time": moment(one.get("start_time") or one.get("timestamp")), **spent.fields()}
 
 
 def _parts(reward: dict[str, Any], notes: Notes) -> dict[str, Any]:

@@ -20,13 +20,14 @@ from agentrl.datastore.formats import anthropic
 from agentrl.datastore.formats.chat import is_chat, is_log
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
+from agentrl.datastore.formats.origin import BESIDE, beside, unspent
 from agentrl.datastore.formats.rows import answered, canonical, make_row
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.trajectory import Message, Trajectory
 
 _TOKENS = frozenset({"input_ids", "assistant_masks", "completion_mask", "labels", "attention_mask"})
-_KNOWN_SFT = frozenset({"messages", "tools"}) | _TOKENS
-_KNOWN = frozenset({"prompt", "completion", "chosen", "rejected", "label", "tools"})
+_KNOWN_SFT = frozenset({"messages", "tools"}) | _TOKENS | BESIDE
+_KNOWN = frozenset({"prompt", "completion", "chosen", "rejected", "label", "tools"}) | BESIDE
 
 
 def _chat(messages: list[Message]) -> list[dict[str, Any]]:
@@ -59,6 +60,7 @@ def read_sft(source: Source) -> Iterator[Row]:
         row = make_row(
             messages,
             source="trl",
+            origin=beside(line, source.notes),
             tools=tools_text(line.get("tools")),
             input_ids=ids,
             action_mask=_mask(line, len(ids)),
@@ -96,7 +98,8 @@ def read_prompt_completion(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
         messages = _joined(source, line, "completion")
-        yield make_row(messages, source="trl", tools=tools_text(line.get("tools")))
+        origin = beside(line, source.notes)
+        yield make_row(messages, source="trl", origin=origin, tools=tools_text(line.get("tools")))
 
     return each(source, source.records(), convert)
 
@@ -127,7 +130,8 @@ def read_kto(source: Source) -> Iterator[Row]:
         label = bool(label)
         messages = _joined(source, line, "completion")
         tools = tools_text(line.get("tools"))
-        yield make_row(messages, source="trl", tools=tools, success=label, reward=float(label))
+        origin = beside(line, source.notes)
+        yield make_row(messages, source="trl", origin=origin, tools=tools, success=label, reward=float(label))
 
     return each(source, source.records(), convert)
 
@@ -169,12 +173,15 @@ def write_preference(rows: Iterable[Trajectory], path: Path) -> int:
 def read_preference(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN)
-        yield from preference_rows(line, [_joined(source, line, side) for side in ("chosen", "rejected")], "trl")
+        sides = [_joined(source, line, side) for side in ("chosen", "rejected")]
+        yield from preference_rows(line, sides, "trl", beside(line, source.notes))
 
     return each(source, source.records(), convert)
 
 
-def preference_rows(line: dict[str, Any], sides: list[list[dict[str, Any]]], source: str) -> Iterator[Row]:
+def preference_rows(
+    line: dict[str, Any], sides: list[list[dict[str, Any]]], source: str, origin: dict[str, Any]
+) -> Iterator[Row]:
     """Rows of one task from the messages of the chosen and of the rejected side. Without a prompt, the messages that
     both begin with are the prompt."""
     content = canonical([[one["role"], one["content"]] for one in _shared(*sides)])
@@ -183,6 +190,7 @@ def preference_rows(line: dict[str, Any], sides: list[list[dict[str, Any]]], sou
         yield make_row(
             messages,
             source=source,
+            origin=unspent(origin) if index else origin,
             task_content=content,
             tools=tools,
             sample_index=index,

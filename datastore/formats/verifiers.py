@@ -9,7 +9,7 @@ rewritten, a new segment of the same episode begins. A reward is a number and no
 ignored.
 
 Carries token ids, mask and log-probs exactly, also without spans. What has no place goes under ``info.agentrl``.
-Cannot carry: spans of other than assistant messages. Not read, and counted: ``answer``, ``timing``, ``token_usage``,
+Cannot carry: spans of other than assistant messages. Not read, and counted: ``answer``, ``timing``,
 ``response``, ``advantage``, the text of ``error``.
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
+from agentrl.datastore.formats.origin import Calls, spoken_id
 from agentrl.datastore.formats.rows import carried, components, finite, make_row, number, termination
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.json_text import loads
@@ -60,9 +61,9 @@ STOPS = {
 """Ends by the names that verifiers gives them (0.1 to 0.4)."""
 _KNOWN = frozenset(
     {"prompt", "completion", "reward", "metrics", "tool_defs", "oai_tools", "example_id", "id", "task", "info", "model"}
-    | {"stop_condition", "is_truncated", "is_completed", "trajectory"}
+    | {"stop_condition", "is_truncated", "is_completed", "trajectory", "token_usage"}
 )
-_STANDARD = _KNOWN | {"answer", "error", "timing", "token_usage", "error_chain", "long_error_chain", "state"}
+_STANDARD = _KNOWN | {"answer", "error", "timing", "error_chain", "long_error_chain", "state"}
 _KNOWN_INFO = frozenset({"agentrl", "oai_tools"})
 _KNOWN_TURN = frozenset({"prompt", "completion", "tokens", "reward", "extras"})
 _KNOWN_EXTRAS = frozenset({"trailing_ids"})
@@ -162,6 +163,8 @@ def _rows(line: dict[str, Any], source: Source) -> Iterator[Row]:
         stop = Termination.MAX_TOKENS
     name = extra.get("trajectory_id") or f"example-{example}-{source.number}"
     turns = line.get("trajectory") or []
+    calls = Calls(notes)
+    calls.usage(line.get("token_usage"), "token_usage.")
     for turn in turns:
         notes.rest(turn, _KNOWN_TURN, "trajectory.")
         notes.rest(turn.get("extras") or {}, _KNOWN_EXTRAS, "trajectory.extras.")
@@ -173,6 +176,7 @@ def _rows(line: dict[str, Any], source: Source) -> Iterator[Row]:
             part,
             source="verifiers",
             extra=extra | many,
+            origin={"source_id": spoken_id(example)} | ({} if segment else calls.fields()),
             task=f"{line.get('task') or 'example'}/{example}" if example is not None else None,
             task_content=[_chat(line.get("prompt"), "user"), line.get("answer")],
             trajectory_id=name,

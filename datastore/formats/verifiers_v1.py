@@ -2,12 +2,13 @@
 line, or a trace per line.
 
 A trace is a tree of ``nodes``, each a message with its ``token_ids``, ``mask``, ``is_content`` and one log-prob per
-true of the mask; every path to a leaf is a row, a segment of one episode. The reward is the sum of ``score *
-weight`` of ``rewards``; a reward that is None was not scored, and a trace without any is unscored. ``rewards`` and
-``metrics`` are components (a metric has weight 0). A reward is no success: give ``--success "reward >= 1"`` or the
-like. ``agent`` gives name, model (policy) and ``trainable``: a trace that is not trained (a judge, a fixed
-opponent) is tagged ``not-trained``. ``stop_condition``, ``is_timeout``, ``errors`` of a trace that is not ``ok``, and
-the ``finish_reason`` of the last of ``calls`` give the end. Tools are those of the first node, else the trace's.
+true of the mask; every path to a leaf is a row, a segment of one episode. The reward is the sum of ``score * weight``
+of ``rewards``; a reward that is None was not scored, and a trace without any is unscored. ``rewards`` and ``metrics``
+are components (a metric has weight 0). A reward is no success: give ``--success "reward >= 1"`` or the like. ``agent``
+gives name, model (policy) and ``trainable``: a trace that is not trained (a judge, a fixed opponent) is tagged
+``not-trained``. ``stop_condition``, ``is_timeout``, ``errors`` of a trace that is not ``ok``, and the ``finish_reason``
+of the last of ``calls`` give the end; their ``usage`` and ``timing.start`` are the row's. Tools are those of the first
+node, else the trace's.
 
 Carries token ids, mask, log-probs and all message spans exactly, also without spans. What has no place goes under
 ``info.agentrl``. Not carried: stage, run, fingerprint and time, which are the importer's; others' ``calls``,
@@ -22,6 +23,8 @@ from typing import Any
 
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import from_chat, to_chat, tools_text
+from agentrl.datastore.formats.notes import Notes
+from agentrl.datastore.formats.origin import Calls, moment, unspent
 from agentrl.datastore.formats.rows import carried, component, components, finite, make_row, termination, untrained
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.datastore.formats.verifiers import STOPS
@@ -123,9 +126,10 @@ def read(source: Source) -> Iterator[Row]:
             source.notes.remark("episodes without a trace: no row")
         for trace in episode["traces"]:
             _count_rest(trace, source)
-            paths = _paths(trace["nodes"])
+            paths, origin = _paths(trace["nodes"]), _origin(trace)
             for branch, nodes in enumerate(paths):
-                yield _row(source, episode, trace, nodes, branch if len(paths) > 1 else None)
+                own = unspent(origin) if branch else origin
+                yield _row(source, episode, trace, nodes, branch if len(paths) > 1 else None, own)
 
     return each(source, source.records(), convert)
 
@@ -159,8 +163,25 @@ def _paths(nodes: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return paths
 
 
+def _origin(trace: dict[str, Any]) -> dict[str, Any]:
+    """When a trace began, and what its calls used. ``calls`` and ``timing`` are counted as a whole: most is not
+    read."""
+    spent = Calls(Notes())
+    for call in trace.get("calls") or []:
+        if isinstance(call, dict):
+            spent.usage(call.get("usage"), "")
+    timing = trace.get("timing")
+    start = moment(timing.get("start")) if isinstance(timing, dict) else None
+    return spent.fields() | {"source_id": trace.get("id"), "source_time": start}
+
+
 def _row(
-    source: Source, episode: dict[str, Any], trace: dict[str, Any], nodes: list[dict[str, Any]], branch: int | None
+    source: Source,
+    episode: dict[str, Any],
+    trace: dict[str, Any],
+    nodes: list[dict[str, Any]],
+    branch: int | None,
+    origin: dict[str, Any],
 ) -> Row:
     messages, tokens = _content(nodes, source)
     extra = dict((trace.get("info") or {}).get("agentrl") or {})
@@ -179,6 +200,7 @@ def _row(
         messages,
         source="verifiers",
         extra=extra,
+        origin=origin,
         task=task.get("key") or task.get("hash"),
         task_content=task.get("data"),
         trajectory_id=name,

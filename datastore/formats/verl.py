@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from agentrl.datastore.formats.chat import is_chat
 from agentrl.datastore.formats.messages import from_chat, json_text, to_chat, tools_text
+from agentrl.datastore.formats.origin import BESIDE, beside
 from agentrl.datastore.formats.rows import answered, batched, make_row
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.task import Task
@@ -100,10 +101,11 @@ def _line(row: Trajectory) -> dict[str, Any]:
 
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(line, _KNOWN)
+        source.notes.rest(line, _KNOWN | BESIDE)
         chat = [{key: value for key, value in one.items() if value is not None} for one in line["messages"]]
-        messages = from_chat(chat, source.notes)
-        yield answered(make_row(messages, source="verl", tools=tools_text(line.get("tools"))), source.notes)
+        messages, origin = from_chat(chat, source.notes), beside(line, source.notes)
+        row = make_row(messages, source="verl", origin=origin, tools=tools_text(line.get("tools")))
+        yield answered(row, source.notes)
 
     return each(source, source.records(), convert)
 

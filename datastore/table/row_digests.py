@@ -16,24 +16,35 @@ import pyarrow.compute as pc
 from xxhash import xxh3_128_digest
 
 from agentrl.datastore.storage.digest import is_list, is_text, plain, type_name, without_fingerprints
-from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
+from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
 CONTENT = "content_digest"
 
 STORED_SCHEMA = TRAJECTORY_SCHEMA.append(pa.field(CONTENT, pa.binary(), nullable=False))
 """Columns of the table: those of a trajectory, and the digest of its content."""
 
-VOLATILE = ("created_at", "run_id", "fingerprint", "policy", "pipeline")
-"""Columns that differ between two runs of the same stage, and so are left out of digests."""
+VOLATILE = ("created_at", "run_id", "fingerprint", "policy", "pipeline", "source_file")
+"""Columns that differ between two runs of the same stage, or that name a file whose content counts, and so are left out
+of digests."""
 
 IDS = ("trajectory_id", "episode_id", "group_id", "parent_id")
 """Columns that may hold the fingerprint of the stage run that made a row. It does not count."""
 
 BATCH_ROWS = 1024
 
-_FIELDS = [TRAJECTORY_SCHEMA.field(name) for name in sorted(set(TRAJECTORY_SCHEMA.names) - set(VOLATILE))]
-_SCHEMA = hashlib.sha256("\n".join(f"{field.name} {type_name(field.type)}" for field in _FIELDS).encode()).digest()
-"""Rows of another schema have other digests."""
+_ADDED = {name for name, info in Trajectory.model_fields.items() if ADDED in info.metadata} - set(VOLATILE)
+_FIELDS = [TRAJECTORY_SCHEMA.field(name) for name in sorted(set(TRAJECTORY_SCHEMA.names) - {*VOLATILE, *_ADDED})]
+_LATER = [TRAJECTORY_SCHEMA.field(name) for name in sorted(_ADDED)]
+"""Columns that came later and may be null: a row in which all of them are has the digest that it had before."""
+
+
+def _named(fields: Sequence[pa.Field]) -> bytes:
+    """A digest of names and types: rows of another schema have other digests."""
+    return hashlib.sha256("\n".join(f"{one.name} {type_name(one.type)}" for one in fields).encode()).digest()
+
+
+_SCHEMA, _LATER_SCHEMA = _named(_FIELDS), _named(_LATER)
 
 
 def with_content(table: pa.Table) -> pa.Table:
@@ -43,7 +54,7 @@ def with_content(table: pa.Table) -> pa.Table:
 
 def contents(table: pa.Table) -> pa.ChunkedArray:
     """The content digest of each row, 16 bytes."""
-    rows = table.select([field.name for field in _FIELDS])
+    rows = table.select([field.name for field in (*_FIELDS, *_LATER)])
     return pa.chunked_array([_digests(part) for part in rows.to_batches(max_chunksize=BATCH_ROWS)], pa.binary())
 
 
@@ -51,13 +62,26 @@ def _digests(batch: pa.RecordBatch) -> pa.Array:
     """The digest of each row: the pieces of its content are laid out one after another and hashed at once."""
     columns = [
         without_fingerprints(column) if field.name in IDS else column
-        for field, column in zip(_FIELDS, batch.columns, strict=True)
+        for field, column in zip(_FIELDS, batch.columns[: len(_FIELDS)], strict=True)
     ]
     pieces = _pieces(_FIELDS, columns, np.arange(batch.num_rows + 1, dtype=np.int64))
     schema, separator = (pa.scalar(value, pa.large_binary()) for value in (_SCHEMA, b""))
-    laid_out = pc.binary_join_element_wise(schema, *pieces, separator)
+    later = _later(batch.columns[len(_FIELDS) :])
+    laid_out = pc.binary_join_element_wise(schema, *pieces, *later, separator)
     offsets, data = _offsets(laid_out).tolist(), memoryview(laid_out.buffers()[2] or b"")
     return pa.array([xxh3_128_digest(data[start:end]) for start, end in pairwise(offsets)], pa.binary())
+
+
+def _later(columns: Sequence[pa.Array]) -> Iterator[pa.Array]:
+    """The bytes of the columns that came later, of rows that have a value in one of them; nothing if no row has."""
+    if all(column.null_count == len(column) for column in columns):
+        return
+    there = columns[0].is_valid()
+    for column in columns[1:]:
+        there = pc.or_(there, column.is_valid())
+    schema, separator = (pa.scalar(value, pa.large_binary()) for value in (_LATER_SCHEMA, b""))
+    pieces = _pieces(_LATER, columns, np.arange(len(there) + 1, dtype=np.int64))
+    yield pc.if_else(there, pc.binary_join_element_wise(schema, *pieces, separator), separator)
 
 
 def _pieces(fields: Sequence[pa.Field], arrays: Sequence[pa.Array], bounds: np.ndarray) -> Iterator[pa.Array]:

@@ -41,6 +41,7 @@ _REPEATING = [
     *("agent", "task_id", "group_id", "source", "env", "env_version", "split"),
     *("pipeline", "stage", "fingerprint", "run_id"),
     *("policy", "sampling", "termination", "prompt", "tools", "tokenizer", "tags.list.element"),
+    *("source_file", "model"),
     "spans.list.element.version",
     *("messages.list.element.role", "messages.list.element.name"),
     "messages.list.element.tool_calls.list.element.name",

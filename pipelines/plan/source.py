@@ -3,7 +3,9 @@
 A name in a type position (the annotation of a parameter or a variable, the class in ``isinstance`` or in a ``case``)
 runs nothing of what it names, so it is not a use. The annotations of a class's own fields are: pydantic runs them. Code
 of the user's may read its annotations, as tools do that are described by the types of their parameters: these names are
-kept apart, in ``typed``.
+kept apart, in ``typed``. A field of a class that is declared as ``name: Annotated[..., ADDED] = None`` came after the
+first version and is None unless somebody sets it, so it is no part of the class; who sets it or reads it names it. A
+constant of a module that is declared as ``NAME: Annotated[int, ADDED, 4] = 5`` counts as it did at first, as 4.
 """
 
 import ast
@@ -95,7 +97,7 @@ def class_without(code: bytes, package: str, number: int, fields: Collection[str
 
 
 def _statements(code: bytes) -> list[ast.stmt]:
-    return list(_one_by_one(_read_by_python(module_tree(code).body)))
+    return [_at_first(node) for node in _one_by_one(_read_by_python(module_tree(code).body))]
 
 
 def _read_by_python(body: Iterable[ast.stmt]) -> list[ast.stmt]:
@@ -108,6 +110,8 @@ def _read_by_python(body: Iterable[ast.stmt]) -> list[ast.stmt]:
         if isinstance(node, ast.If) and _asks_for_type_checkers(node.test):
             kept += _read_by_python(node.orelse)
             continue
+        if isinstance(node, ast.ClassDef):
+            node.body = [child for child in node.body if not _came_later(child)] or [ast.Pass()]
         for block in (node, *getattr(node, "handlers", ()), *getattr(node, "cases", ())):
             for name in ("body", "orelse", "finalbody"):
                 if statements := getattr(block, name, None):
@@ -115,6 +119,24 @@ def _read_by_python(body: Iterable[ast.stmt]) -> list[ast.stmt]:
                     setattr(block, name, _read_by_python(statements) or empty)
         kept.append(node)
     return kept
+
+
+def _came_later(node: ast.stmt) -> bool:
+    """Whether a statement of a class declares a field that came later and is None if nobody sets it."""
+    if not isinstance(node, ast.AnnAssign) or not isinstance(node.value, ast.Constant) or node.value.value is not None:
+        return False
+    return any(isinstance(child, ast.Name) and child.id == "ADDED" for child in ast.walk(node.annotation))
+
+
+def _at_first(node: ast.stmt) -> ast.stmt:
+    """A top-level statement; of a constant whose annotation holds its first value the assignment of that value."""
+    match node:
+        case ast.AnnAssign(
+            target=ast.Name() as name,
+            annotation=ast.Subscript(slice=ast.Tuple(elts=[_, ast.Name(id="ADDED"), ast.Constant() as first])),
+        ):
+            return ast.Assign([name], first)
+    return node
 
 
 def _asks_for_type_checkers(test: ast.expr) -> bool:

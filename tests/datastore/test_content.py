@@ -1,6 +1,7 @@
 """Content digests of rows: computed at append, stored, and all that a selection's digest reads."""
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,11 @@ CHANGES: dict[str, list[Any]] = {
     "logprobs": [[], [float("nan")], [0.0]],
     "prompt": ["", "a"],
     "final_state": ["", "a"],
+    "source_id": [None, "", "a"],
+    "source_time": [None, datetime(1970, 1, 1, tzinfo=UTC), datetime(2026, 1, 31, tzinfo=UTC)],
+    "model": [None, "", "a"],
+    "prompt_tokens": [None, 0, 1],
+    "cost_usd": [None, 0.0, 0.5],
 }
 
 
@@ -138,11 +144,32 @@ def test_each_difference_is_one_of_content() -> None:
     assert len(set(digests(swapped))) == 2
 
 
+OF_VERSION_4 = "28b6cda90cde19bf15b89e53ce6e36cf"
+"""What version 4 of the schema gave for ``build(0)`` to ``build(3)``, the rows of ``old_store_version_4``."""
+
+
+def test_columns_that_came_later_leave_the_digests_of_rows_without_them(tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parent / "old_store_version_4", tmp_path, dirs_exist_ok=True)
+    buffer, ids = TrajectoryBuffer(tmp_path), [build(number).trajectory_id for number in range(4)]
+    assert buffer.digest(ids) == OF_VERSION_4
+    migrate(buffer)
+    assert buffer.digest(ids) == OF_VERSION_4
+    named = [build(number, stage="other", model="m") for number in range(4)]
+    buffer.append(named, stage="rollout", fingerprint="g")
+    assert buffer.digest([row.trajectory_id for row in named]) != OF_VERSION_4
+
+
+def test_a_rows_digest_does_not_follow_its_neighbours() -> None:
+    without, named = build(1), build(2, model="m", cost_usd=0.5)
+    assert digests([without, named]) == digests([without]) + digests([named])
+
+
 def test_what_differs_between_two_runs_does_not_count() -> None:
     one = build(
         1, created_at="2026-01-01T00:00:00Z", run_id="monday", policy="p/1", parent_id=trajectory_id("a", FP, 1)
     )
     two = one.model_copy(update={"run_id": "friday", "policy": "p/2", "fingerprint": OTHER, "pipeline": "q"})
+    two = two.model_copy(update={"source_file": "elsewhere.jsonl"})
     two = two.model_copy(update={"created_at": build(1).created_at, "parent_id": trajectory_id("a", OTHER, 1)})
     assert all(getattr(one, name) != getattr(two, name) for name in VOLATILE)
     assert digests([one]) == digests([two])

@@ -41,7 +41,8 @@ def test_atif_of_others(tmp_path: Path) -> None:
     assert (row.input_ids, row.action_mask) == ([1, 2, 3, 4, 5], [False, False, True, False, True])
     assert (row.messages[1].token_start, row.messages[4].token_end) == (2, 5)
     assert (row.messages[2].name, row.agent, row.policy) == ("look", "acme", "m")
-    assert read.notes.ignored == {"agent.version": 1, "steps.metrics.cost_usd": 1}
+    assert read.notes.ignored == {"agent.version": 1}
+    assert read.row.cost_usd == 1
     document["steps"][2]["metrics"]["prompt_token_ids"] = [7, 7]
     assert Read(tmp_path, "atif", document).row.input_ids == []  # not one sequence: better no tokens than wrong ones
 
@@ -51,13 +52,14 @@ def test_swe_agent_of_others(tmp_path: Path) -> None:
     query = [{"role": "system", "content": "you are"}, {"role": "user", "content": "fix it"}]
     last = {"action": "submit", "observation": "", "response": "", "thought": ""}
     for key in ("query", "message"):
-        info = {"exit_status": "submitted (exit_cost)", "submission": "d", "model_stats": {"cost": 1}}
+        info = {"exit_status": "submitted (exit_cost)", "submission": "d", "model_stats": {"cost": 1, "tokens_sent": 7}}
         read = Read(tmp_path, "swe-agent", {"trajectory": [step | {key: query}, last], "info": info}, ".traj")
         assert [m.content for m in read.row.messages[:4]] == ["you are", "fix it", "Let me look", "a.py"]
         assert read.row.messages[2].tool_calls[0].parsed() == {"command": "ls"}
         assert (read.row.termination, read.row.success) == (Termination.ANSWERED, None)
         assert json.loads(read.row.final_state) == {"submission": "d"}
-        assert read.notes.ignored == {"info.model_stats": 1, "trajectory.response": 1}
+        assert read.notes.ignored == {"info.model_stats.cost": 1, "trajectory.response": 1}
+        assert (read.row.prompt_tokens, read.row.completion_tokens, read.row.cost_usd) == (7, None, None)
     context = {"trajectory": [step], "info": {"exit_status": "exit_context"}}
     assert Read(tmp_path, "swe-agent", context, ".traj").row.termination is Termination.MAX_CONTEXT
     assert len(Read(tmp_path, "swe-agent", {"history": query}, ".traj").rows) == 1

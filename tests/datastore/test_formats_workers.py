@@ -60,7 +60,7 @@ class Found:
     def everything(self) -> dict[str, Any]:
         notes = {"ignored": self.notes.ignored, "remarks": self.notes.remarks}
         unreadable = sorted((one.place, one.key, one.reason, one.excerpt) for one in self.notes.unreadable)
-        rows = json.dumps(self.rows, sort_keys=True)
+        rows = json.dumps(self.rows, sort_keys=True, default=str)
         return notes | {"rows": rows, "sources": self.sources, "kept": self.kept, "unreadable": unreadable}
 
 

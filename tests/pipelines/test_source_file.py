@@ -96,3 +96,39 @@ def test_a_class_without_fields_is_that_of_a_source_without_them(module: Path, f
     lines = [line for line in CODE.splitlines() if line.strip().partition(":")[0] not in fields]
     module.write_text("\n".join(lines))
     assert found == read(module).statement(number)
+
+
+LATER = """
+from typing import Annotated
+from agentrl.schemas.annotations import ADDED
+
+VERSION: Annotated[int, ADDED, 4] = 5
+
+class Row(Base):
+    text: str
+    model: Annotated[str | None, ADDED] = None
+    cost: Annotated[float, ADDED] = 0.0
+"""
+BEFORE = """
+VERSION = 4
+
+class Row(Base):
+    text: str
+    cost: Annotated[float, ADDED] = 0.0
+"""
+
+
+def test_what_came_later_is_no_part_of_what_was_there_before(module: Path) -> None:
+    module.write_text(LATER)
+    after = read(module).content
+    module.write_text(BEFORE)
+    before = read(module).content
+    for name in ("VERSION", "Row"):
+        [new], [old] = after.bindings[name], before.bindings[name]
+        assert after.statements[new].digest == before.statements[old].digest
+    module.write_text(LATER.replace("= 0.0", "= 1.0").replace("5", "6"))
+    changed = read(module).content
+    assert [
+        after.statements[after.bindings[name][0]].digest == changed.statements[changed.bindings[name][0]].digest
+        for name in ("VERSION", "Row")
+    ] == [True, False]

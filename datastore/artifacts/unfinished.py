@@ -7,11 +7,13 @@ place's clock.
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.survey import FILE as SURVEY
+from agentrl.datastore.artifacts.survey import Artifact, Surveyed, survey
 from agentrl.datastore.storage import ownership as owners
 from agentrl.datastore.storage.object_store import TRASH, LocalPlace, S3Place
 from agentrl.datastore.storage.ownership import Owner
@@ -22,16 +24,19 @@ GRACE = timedelta(days=1)
 
 _OTHERS = ("prefect", "logs")
 """Folders of the store that hold no names of ours."""
-_KEPT = ("owners", "scratch", "artifacts", "tokens", "scalars", "prefect", "logs")
+_KEPT = ("owners", "scratch", "artifacts", "tokens", "scalars", "prefect", "logs", SURVEY)
 """Folders of the working folder that hold what is used again."""
 
 
-def leftovers(place: LocalPlace | S3Place) -> list[Path]:
-    """Local files and folders, temporary by their name, that nobody uses any more."""
+def leftovers(place: LocalPlace | S3Place, artifacts: Iterable[Artifact] | None = None) -> list[Path]:
+    """Local files and folders, temporary by their name, that nobody uses any more. ``artifacts``: those to look into;
+    default: all."""
     working = place.working_folder()
     found = set(_in_working(working))
     if isinstance(place, LocalPlace):
-        found |= set(_temporaries(place.root, (*_OTHERS, working.name)))
+        found |= set(_temporaries(place.root, (*_OTHERS, working.name, *([] if artifacts is None else ["artifacts"]))))
+        for artifact in artifacts or ():
+            found |= set(_temporaries(place.root.joinpath("artifacts", *artifact)))
     for one in ("scratch", "artifacts", "tokens", "scalars"):
         found |= set(_temporaries(working / one))
     return sorted(path for path in found if _is_over(working, path))
@@ -46,7 +51,7 @@ def remove(paths: list[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def old_downloads(place: LocalPlace | S3Place, manifests: Mapping[tuple[str, str], Manifest]) -> list[Path]:
+def old_downloads(place: LocalPlace | S3Place, manifests: Mapping[Artifact, Surveyed]) -> list[Path]:
     """Downloaded attempts at artifacts that no manifest names any more."""
     if isinstance(place, LocalPlace):
         return []
@@ -72,29 +77,29 @@ def abandoned_attempts(catalog: Catalog, stage: str, fingerprint: str, counts: M
     return [f"{key}/{name}" for name in catalog.place.children(key)[0] if _dead(catalog.place.working_folder(), name)]
 
 
-def unnamed_attempts(catalog: Catalog, at_work: bool) -> Iterator[str]:
+def unnamed_attempts(catalog: Catalog, at_work: bool, among: Iterable[Artifact] | None = None) -> Iterator[str]:
     """Keys of attempts that no manifest names and nobody will publish: killed ones, and those that a forced run
-    replaced. With ``at_work``, a run may still read the latter, so they stay.
+    replaced. With ``at_work``, a run may still read the latter, so they stay. ``among``: the artifacts to look into;
+    default: all.
 
     Attempts stay, too, if their manifest cannot be read.
     """
     place = catalog.place
     working = place.working_folder()
-    for stage in catalog.stages():
-        for fingerprint in catalog.fingerprints(stage):
-            key = catalog.folder(stage, fingerprint)
-            attempts = [name for name in place.children(key)[0] if owners.owner_in(name)]
-            if not attempts:
-                continue
-            manifest = catalog.manifest(stage, fingerprint)
-            if manifest is None and place.read(f"{key}/manifest.json") is not None:
-                continue
-            if manifest is not None and at_work:
-                continue
-            for name in attempts:
-                named = manifest is not None and manifest.attempt == name
-                if not named and (_dead(working, name) or _is_old_at(place, f"{key}/{name}", working, name)):
-                    yield f"{key}/{name}"
+    for stage, fingerprint in survey(catalog).unsettled if among is None else among:
+        key = catalog.folder(stage, fingerprint)
+        attempts = [name for name in place.children(key)[0] if owners.owner_in(name)]
+        if not attempts:
+            continue
+        manifest = catalog.manifest(stage, fingerprint)
+        if manifest is None and place.read(f"{key}/manifest.json") is not None:
+            continue
+        if manifest is not None and at_work:
+            continue
+        for name in attempts:
+            named = manifest is not None and manifest.attempt == name
+            if not named and (_dead(working, name) or _is_old_at(place, f"{key}/{name}", working, name)):
+                yield f"{key}/{name}"
 
 
 def _dead(working: Path, name: str) -> bool:

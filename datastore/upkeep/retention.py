@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.survey import survey
 from agentrl.datastore.artifacts.unfinished import leftovers, remove
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.scalar_cache import ScalarCopies
@@ -49,7 +50,8 @@ def vacuum(
     with alone(buffer), clock(buffer.place) as now:
         stored = dict(stored_files(buffer))
         living, dead = writers(buffer, now)
-        pinned = {one.buffer_version for one in Catalog(buffer.store).all() if one.buffer_version is not None}
+        named = {one.buffer_version for one in survey(Catalog(buffer.store)).artifacts.values()}
+        pinned = {version for version in named if version is not None}
         if dead and not dry_run:
             _declare_dead(buffer, dead)
         buffer.table()  # mends a torn log
@@ -88,7 +90,9 @@ def _spent(buffer: "TrajectoryBuffer") -> list[Path]:
     """Temporary files of dead writers on this machine: of the table, its log and marks, and of quarantine."""
     folders = (FOLDER, "_delta_log", MARKS)
     return [
-        path for path in leftovers(buffer.place) if path.parent.name in folders or path.name.startswith("quarantine-")
+        path
+        for path in leftovers(buffer.place, artifacts=())
+        if path.parent.name in folders or path.name.startswith("quarantine-")
     ]
 
 

@@ -1,13 +1,14 @@
 """Remove artifacts and leftovers that nothing needs any more. Rows of the buffer are never touched."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentrl.datastore.artifacts import unfinished as leftovers
 from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.survey import Surveyed, survey
 from agentrl.datastore.errors import LockTimeoutError
 from agentrl.datastore.storage import ownership as owners
 from agentrl.datastore.storage.lease import tidy
@@ -51,14 +52,16 @@ def find_garbage(catalog: Catalog, keep_runs: int) -> Garbage:
     """
     runs = all_runs(catalog)
     at_work = [run for run in runs if run["state"] == "running"]
-    manifests = {(one.ingredients.stage, one.fingerprint): one for one in catalog.all()}
+    surveyed = survey(catalog)
+    manifests = surveyed.artifacts
     kept = [*runs[:keep_runs], *at_work]
     keep = _needed(catalog, kept, manifests)
     garbage = Garbage(damaged=catalog.damaged(), at_work=bool(at_work))
-    garbage.artifacts = [] if garbage.damaged else [one for name, one in manifests.items() if name not in keep]
+    dead = [] if garbage.damaged else [catalog.manifest(*name) for name in manifests if name not in keep]
+    garbage.artifacts = [one for one in dead if one is not None]
     garbage.kept = len(manifests) - len(garbage.artifacts)
-    garbage.attempts = list(leftovers.unnamed_attempts(catalog, at_work=garbage.at_work))
-    garbage.folders = leftovers.leftovers(catalog.place)
+    garbage.attempts = list(leftovers.unnamed_attempts(catalog, garbage.at_work, surveyed.unsettled))
+    garbage.folders = leftovers.leftovers(catalog.place, surveyed.unsettled)
     if not garbage.damaged:
         garbage.folders += _old_scratch(catalog, keep)
         named = {run["run_id"] for run in kept}
@@ -68,7 +71,7 @@ def find_garbage(catalog: Catalog, keep_runs: int) -> Garbage:
     return garbage
 
 
-def _needed(catalog: Catalog, runs: Iterable[Run], manifests: dict[Artifact, Manifest]) -> set[Artifact]:
+def _needed(catalog: Catalog, runs: Iterable[Run], manifests: Mapping[Artifact, Surveyed]) -> set[Artifact]:
     """Artifacts that these runs, a tag or a command named, and all that those were made from."""
     todo: list[Artifact] = list(catalog.tags().values())
     todo += [name for name, manifest in manifests.items() if manifest.run_id == BY_COMMAND]
@@ -79,9 +82,7 @@ def _needed(catalog: Catalog, runs: Iterable[Run], manifests: dict[Artifact, Man
         name = todo.pop()
         if name not in found:
             found.add(name)
-            manifest = manifests.get(name)
-            records = manifest.ingredients.inputs.values() if manifest else ()
-            todo += [(record.stage, record.fingerprint) for several in records for record in several]
+            todo += manifests[name].inputs if name in manifests else ()
     return found
 
 

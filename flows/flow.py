@@ -55,6 +55,13 @@ def quiet() -> None:
             if "Console" in type(handler).__name__:
                 logger.removeHandler(handler)
         logger.propagate = False
+    logging.getLogger("prefect.task_runs").addFilter(_is_true)
+
+
+def _is_true(record: logging.LogRecord) -> bool:
+    """Prefect warns that a time limit cannot interrupt what blocks in a thread. Here the thread only waits for the
+    process of the stage, which is ended whatever it is doing."""
+    return "cannot interrupt blocking operations" not in str(record.msg)
 
 
 class _ProgressArtifact:

@@ -217,7 +217,10 @@ class RunSession:
             raise StageError(name, str(error), self.log(name)) from None
 
     def _failed(self, name: str, error: BaseException, took: float, tries_left: int) -> None:
+        limit = self.plan.steps[name].node.execution.timeout_s
         cause = redacted(error.cause) if isinstance(error, StageError) else type(error).__name__
+        if limit and took >= limit and not isinstance(error, StageError) and not self.stopping.is_set():
+            cause = f"did not end within timeout_s = {limit:g}"
         status = "cancelled" if self.stopping.is_set() else "failed"
         tries = self.record["stages"][name].get("failed_tries", 0) + 1
         self._stage(name, status=status, cause=cause, failed_tries=tries, duration_s=round(took, 3))

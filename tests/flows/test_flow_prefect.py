@@ -130,6 +130,35 @@ def test_a_hanging_stage_is_ended_at_its_limit_and_nothing_after_it_runs(project
     assert ours() == []
 
 
+BLOCKS = """
+import ctypes
+from agentrl.pipelines.handles import Table
+from agentrl.pipelines.stage import Context, StageConfig, stage
+
+class Config(StageConfig):
+    pass
+
+@stage("blocks.c", version=1)
+def block(context: Context, config: Config) -> Table:
+    ctypes.PyDLL(None).sleep(90)  # in C, and holding the interpreter's lock
+"""
+
+
+def test_a_stage_that_blocks_in_c_is_ended_at_its_limit_and_prefect_says_nothing_else(project: Project) -> None:
+    (project.folder / "blocks.py").write_text(BLOCKS)
+    started = time.monotonic()
+    code, output = run(project, 'name: p\nstages: {s: {uses: "blocks:block", execution: {timeout_s: 2}}}')
+    assert (code, ours()) == (1, [])
+    assert time.monotonic() - started < 80
+    assert "s: failed: did not end within timeout_s = 2" in output
+    assert last(project)["stages"]["s"]["cause"] == "did not end within timeout_s = 2"
+    database = sqlite3.connect(project.folder / "store" / "prefect" / "prefect.db")
+    logged = [message for (message,) in database.execute("select message from log")]
+    database.close()
+    assert logged
+    assert not [message for message in logged if "cannot interrupt" in message]
+
+
 def test_stages_run_side_by_side_and_slots_hold_them_back(project: Project) -> None:
     text = """
         name: toy

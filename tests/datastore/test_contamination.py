@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from store_rows import build
 
 from agentrl.datastore import StoreError, TrajectoryBuffer
 from agentrl.datastore.curation import curate as module
+from agentrl.datastore.curation.contamination import HeldOut
 from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.rules import Rules
 from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
@@ -121,3 +124,34 @@ def test_texts_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         tracemalloc.stop()
     assert len(kept) == 0
     assert peak < 4_000_000  # all of them take 8 MB
+
+
+few = st.lists(st.sampled_from("abc"), max_size=7).map(" ".join)
+
+
+def grams(text: str, n: int) -> set[tuple[str, ...]]:
+    found = text.split()
+    return {tuple(found[place : place + n]) for place in range(max(1, len(found) - n + 1))} if found else set()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(few, max_size=3), st.lists(st.tuples(st.sampled_from("xyz"), few), max_size=4), few,
+    st.lists(few, max_size=3), st.sampled_from([1, 2, 3]), st.sampled_from([0.3, 0.5, 1.0]),
+)  # fmt: skip
+def test_shares_are_those_of_sets_of_words(
+    questions: list[str], actions: list[tuple[str, str]], own: str, texts: list[str], n: int, overlap: float
+) -> None:
+    heldout = HeldOut(n)
+    for text in questions:
+        heldout.add_question(text)
+    for question, text in actions:
+        heldout.add_actions(question, text)
+    here, mine = set[tuple[str, ...]]().union(*(grams(text, n) for text in [own, *texts])), grams(own, n)
+    done = [(question, grams(text, n)) for question, text in actions if len(text.split()) >= n]
+    expected = any(len(grams(text, n) & here) >= overlap * len(grams(text, n)) for text in questions if text)
+    expected |= bool(mine) and any(len(grams(text, n) & mine) >= overlap * len(mine) for text in questions if text)
+    for question, one in done:
+        others = set[tuple[str, ...]]().union(*(other for asked, other in done if asked != question))
+        expected |= len((one - others) & here) >= overlap * len(one)
+    assert heldout.in_conversation(own, texts, overlap) == expected

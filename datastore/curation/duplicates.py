@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import IO
 
 import numpy as np
@@ -99,7 +100,9 @@ class _Shingles:
         file.flush()
         self.sizes = np.array(lengths)
         self._start = np.concatenate([[0], self.sizes.sum(1).cumsum()])
-        self._all = np.memmap(file, np.uint64, "r") if self._start[-1] else np.empty(0, np.uint64)
+        self._end = self._start[:-1, None] + self.sizes.cumsum(1)
+        mapped = np.memmap(file, np.uint64, "r") if self._start[-1] else np.empty(0, np.uint64)
+        self._all = np.asarray(mapped)  # slices of a memmap cost more than what is done with them
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
         """The places of rows in ``sizes``."""
@@ -107,8 +110,8 @@ class _Shingles:
 
     def parts(self, number: int) -> list[np.ndarray]:
         """The sorted shingles of each part of a row."""
-        whole = self._all[self._start[number] : self._start[number + 1]]
-        return np.split(whole, self.sizes[number].cumsum()[:-1])
+        ends = self._end[number].tolist()
+        return [self._all[start:end] for start, end in pairwise([int(self._start[number]), *ends])]
 
 
 class _Verify:
@@ -116,7 +119,7 @@ class _Verify:
     farther from the threshold than four standard errors; all others, and all that do, by the sets."""
 
     def __init__(self, sketches: np.ndarray, shingles: _Shingles, threshold: float) -> None:
-        self._sketches, self._shingles, self._threshold = sketches, shingles, threshold
+        self._sketches, self._shingles, self._threshold = np.asarray(sketches), shingles, threshold
         self._least = threshold - 4 * (threshold * (1 - threshold) / PERMUTATIONS) ** 0.5
 
     def any_resembles(self, row: int, others: np.ndarray) -> bool:

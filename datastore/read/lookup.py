@@ -7,7 +7,6 @@ read again.
 import os
 import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,7 +32,7 @@ Result = TypeVar("Result")
 Ids: TypeAlias = Sequence[str] | pa.Array | pa.ChunkedArray
 _LAST = chr(0x10FFFF)
 FOOTER_BYTES = 2**25
-"""Footers stay in memory up to this total, as they are stored. In memory they take several times as much."""
+"""Footers stay in memory up to this total, as they are stored. In memory they take about eleven times as much."""
 
 
 class _Group(NamedTuple):
@@ -71,7 +70,7 @@ class Lookup:
         self._folder = folder
         self._files: dict[str, _File] = {}
         self._version: tuple[object, int] | None = None
-        self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+        self._footers: dict[str, pq.FileMetaData] = {}
         self._lock = threading.Lock()
         self._copies = Copies(place)
 
@@ -129,6 +128,8 @@ class Lookup:
             for name, least, most in zip(names, *bounds, strict=True)
         }
         self._version = version
+        with self._lock:
+            self._footers = {name: one for name, one in self._footers.items() if name in self._files}
         return list(self._files.values())
 
     def _names(self, file: _File, source: pq.ParquetFile) -> list[str]:
@@ -168,12 +169,11 @@ class Lookup:
         return opened
 
     def _keep(self, path: str, footer: pq.FileMetaData) -> None:
+        """Keep a footer if there is room. None makes room for another: random ids go through all files again and again,
+        and the one that was used longest ago is then the one that is needed next."""
         with self._lock:
-            self._footers[path] = footer
-            kept = sum(one.serialized_size for one in self._footers.values())
-            while kept > FOOTER_BYTES:
-                _, dropped = self._footers.popitem(last=False)
-                kept -= dropped.serialized_size
+            if sum(one.serialized_size for one in self._footers.values()) + footer.serialized_size <= FOOTER_BYTES:
+                self._footers[path] = footer
 
 
 def _each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

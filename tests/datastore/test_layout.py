@@ -48,6 +48,33 @@ def test_footers_in_memory_are_bounded(tmp_path: Path, make: Make, monkeypatch: 
     assert 0 < sum(one.serialized_size for one in kept) <= limit
 
 
+def test_footers_that_fit_stay_when_all_files_are_read_in_turn(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    for shard in range(8):
+        buffer.append([make(8 * shard + i) for i in range(8)], stage="s", fingerprint=FP, shard=shard)
+    file = next((tmp_path / FOLDER).glob("*.parquet"))
+    monkeypatch.setattr(lookup, "FOOTER_BYTES", int(5.5 * pq.read_metadata(file).serialized_size))
+    ids = buffer.ids(FP)
+    buffer.get_many(ids)
+    parsed: list[object] = []
+    opened = pq.ParquetFile
+
+    def opening(source: object, metadata: object = None, **options: object) -> pq.ParquetFile:
+        parsed.extend([source] if metadata is None else [])
+        return opened(source, metadata=metadata, **options)
+
+    monkeypatch.setattr(lookup.pq, "ParquetFile", opening)
+    buffer.get_many(ids)
+    assert len(parsed) == 3  # those that there is no room for
+    compact(buffer)
+    buffer.get_many(ids)
+    parsed.clear()
+    buffer.get_many(ids)
+    assert not parsed  # files that left the table take no room
+
+
 def test_small_files_become_one_whatever_their_number_of_rows(tmp_path: Path, make: Make) -> None:
     buffer = TrajectoryBuffer(tmp_path)
     one = to_table([make(0)], TRAJECTORY_SCHEMA).take(pa.array(np.zeros(6_000, dtype=np.int64)))

@@ -1,6 +1,7 @@
 """JSON that others wrote, read only up to a depth that every later reader and writer can handle."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -11,6 +12,7 @@ from pydantic_core import from_json
 MAX_DEPTH = 100
 """Greatest depth of nested objects and lists. Python's own reader and writer fail at some hundreds."""
 
+_HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -22,6 +24,30 @@ def loads(text: str | bytes) -> Any:
     if found > MAX_DEPTH:
         raise ValueError(f"is nested {found:,} levels deep; at most {MAX_DEPTH} are allowed")
     return json.loads(text)
+
+
+def unstorable(value: Any) -> tuple[str, str] | None:
+    """The dotted path of the first value, or key, within a value read from JSON that no file can hold, and why: text
+    with half of a surrogate pair is no Unicode, and infinite numbers are no JSON. None if there is none."""
+    todo: list[tuple[tuple[str, ...], Any]] = [((), value)]
+    while todo:
+        path, inner = todo.pop()
+        if isinstance(inner, dict):
+            todo += [((*path, str(key)), one) for key, one in reversed(inner.items())]
+            todo += [((*path, key), key) for key in inner if not key.isascii()]
+        elif isinstance(inner, list):
+            todo += [((*path, str(number)), one) for number, one in reversed(list(enumerate(inner)))]
+        elif isinstance(inner, str):
+            if not inner.isascii() and _HALF_A_CHARACTER.search(inner):
+                return shown(".".join(path)), "has half of a surrogate pair, which is no Unicode character"
+        elif isinstance(inner, float) and not math.isfinite(inner):
+            return shown(".".join(path)), f"is {inner}, which JSON does not have; give a finite number"
+    return None
+
+
+def shown(text: str) -> str:
+    """A text in which halves of surrogate pairs are written as escapes, so that it can be printed."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def writer(ensure_ascii: bool = True, sort_keys: bool = False, default: Any = None) -> Callable[[Any], str]:

@@ -1,5 +1,6 @@
 """Rows on their way into the table: any source becomes a stream of checked record batches, never held as a whole."""
 
+import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -14,12 +15,15 @@ from agentrl.datastore.storage.object_store import Place
 from agentrl.datastore.storage.ownership import mark
 from agentrl.datastore.table.ids import KnownIds
 from agentrl.datastore.table.validation import LENIENT_SCHEMA, BadField, conform, strict, validate
+from agentrl.schemas.json_text import shown
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 16 * 2**20
 """A batch has at most so many rows, and at most so many bytes if it has several."""
 MAX_PROBLEMS = 100
+_UNFIT = (pa.ArrowException, OverflowError, TypeError, ValueError)
+"""What Arrow raises of a value that does not fit its column."""
 
 Rows: TypeAlias = Iterable[Trajectory] | Iterable[pa.RecordBatch] | Iterable[pa.Table] | pa.Table | pa.RecordBatchReader
 OnError = Literal["raise", "quarantine"]
@@ -50,6 +54,8 @@ class Ingest:
         self._known = known
         self._on_clash = on_clash
         self._read = 0
+        self._unfit: list[BadField] = []
+        """Values of rows that are not checked yet which no column holds."""
         self._quarantine = Quarantine(place, name) if on_error == "quarantine" else None
 
     @property
@@ -86,7 +92,7 @@ class Ingest:
                 chunk.append(item)
                 size += _size(item)
                 if len(chunk) == BATCH_ROWS or size >= BATCH_BYTES:
-                    yield as_table(chunk, number + 1 - len(chunk))
+                    yield self._as_table(chunk, number + 1 - len(chunk))
                     chunk, size = [], 0
             elif isinstance(item, pa.RecordBatch | pa.Table):
                 yield conform(pa.Table.from_batches([item]) if isinstance(item, pa.RecordBatch) else item)
@@ -96,12 +102,22 @@ class Ingest:
                     "iterator of trajectories or record batches"
                 )
         if chunk:
-            yield as_table(chunk, number + 1 - len(chunk))
+            yield self._as_table(chunk, number + 1 - len(chunk))
+
+    def _as_table(self, rows: list[Trajectory], first_row: int) -> pa.Table:
+        if self._quarantine is None:
+            return as_table(rows, first_row)
+        table, problems = fitted(rows, first_row)
+        self._unfit += problems
+        return table
 
     def _checked(self, table: pa.Table) -> pa.Table:
         first, self._read = self._read, self._read + table.num_rows
-        problems = self._already_there(table, first)
-        problems += validate(table, self._seen, first)
+        problems = [one for one in self._unfit if one.row < self._read]
+        self._unfit = self._unfit[len(problems) :]
+        unfit = {one.row for one in problems}
+        problems += self._already_there(table, first)
+        problems += [one for one in validate(table, self._seen, first) if one.row not in unfit]
         if not problems:
             return strict(table)
         if self._quarantine is None:
@@ -160,18 +176,29 @@ def _size(row: Trajectory) -> int:
 
 def as_table(rows: list[Trajectory], first_row: int = 0) -> pa.Table:
     """Rows in :data:`LENIENT_SCHEMA`. A value that does not fit its column is an error that names the row and field."""
+    table, problems = fitted(rows, first_row)
+    if problems:
+        raise InvalidRowsError([(p.row, p.trajectory_id, p.field, p.reason) for p in problems[:MAX_PROBLEMS]])
+    return table
+
+
+def fitted(rows: list[Trajectory], first_row: int = 0) -> tuple[pa.Table, list[BadField]]:
+    """Rows in :data:`LENIENT_SCHEMA`, in which values that do not fit their columns are null, and those values."""
     dumped = [row.model_dump(warnings=False) for row in rows]
     try:
-        return pa.Table.from_pylist(dumped, schema=LENIENT_SCHEMA)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError, ValueError):
-        for number, row in enumerate(dumped):
-            for field in LENIENT_SCHEMA:
-                try:
-                    pa.array([row.get(field.name)], field.type)
-                except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-                    name = str(row.get("trajectory_id"))
-                    raise InvalidRowsError([(first_row + number, name, field.name, str(error))]) from None
-        raise
+        return pa.Table.from_pylist(dumped, schema=LENIENT_SCHEMA), []
+    except _UNFIT:
+        problems = []
+    for number, row in enumerate(dumped):
+        name = shown(str(row.get("trajectory_id")))
+        for field in LENIENT_SCHEMA:
+            try:
+                pa.array([row.get(field.name)], field.type)
+            except _UNFIT as error:
+                reason = shown(f"is {reprlib.repr(row[field.name])}: {error}").splitlines()[0]
+                problems.append(BadField(first_row + number, name, field.name, reason))
+                row[field.name] = None
+    return pa.Table.from_pylist(dumped, schema=LENIENT_SCHEMA), problems
 
 
 class Quarantine:

@@ -1,5 +1,6 @@
 """``agentrl schedule``: deployments on the user's Prefect server, and the message if there is none."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.table import Table
@@ -32,21 +33,29 @@ def _reachable() -> str | None:
     return f"error: {why}" if why else None
 
 
-def check_cron(cron: str) -> str | None:
-    """None, or what is wrong with a cron line."""
+def check_cron(cron: str, timezone: str | None = None) -> str | None:
+    """None, or what is wrong with a cron line or its time zone. A line that never comes true would make Prefect's
+    scheduler fail, again and again."""
+    from prefect._vendor.croniter import CroniterBadDateError, croniter
     from prefect.client.schemas.schedules import CronSchedule
     from pydantic import ValidationError
 
     try:
-        CronSchedule(cron=cron)
+        CronSchedule(cron=cron, timezone=timezone)
     except ValidationError as error:
+        if error.errors()[0]["loc"] == ("timezone",):
+            return f"error: --timezone {timezone!r} is no IANA name; give one such as Europe/Berlin"
         return f'error: --cron {cron!r}: {error.errors()[0]["msg"]}; five fields are needed, e.g. "0 2 * * *"'
+    try:
+        croniter(cron, datetime.now(UTC)).get_next()
+    except CroniterBadDateError:
+        return f"error: --cron {cron!r}: never comes; give a day and a month that go together"
     return None
 
 
 def create(plan: Plan, name: str, cron: str, timezone: str | None, pool: str | None, as_json: bool) -> int:
     """Create or update a schedule. Returns the exit code."""
-    if problem := _reachable() or check_cron(cron):
+    if problem := _reachable() or check_cron(cron, timezone):
         return _refuse(problem)
     from agentrl.flows.deploy import DEFAULT_POOL, deploy
 

@@ -1,7 +1,6 @@
 """The viewer's routes: questions about a store, the page, and the files that it is made of."""
 
 import asyncio
-import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -25,6 +24,7 @@ from agentrl.flows.viewer.questions import ACTIONS, QUESTIONS, Answering, Questi
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire import Refusal, Writing
 from agentrl.pipelines.secrets import redacted
+from agentrl.schemas.json_text import loads, unstorable
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
@@ -130,9 +130,12 @@ async def _body(request: Request) -> Any:
         if len(body) > LONGEST_BODY:
             raise RefusedError(f"the body has more than {LONGEST_BODY} bytes", following="send less", status=413)
     try:
-        return json.loads(body)
-    except ValueError:
-        raise RefusedError("the body is no JSON") from None
+        given = loads(body)
+    except ValueError as error:
+        raise RefusedError(f"the body is no JSON: {error}") from None
+    if (bad := unstorable(given)) is not None:
+        raise RefusedError(f"{bad[0] or 'body'}: {bad[1]}", field=bad[0])
+    return given
 
 
 def _answered(

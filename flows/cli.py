@@ -22,6 +22,7 @@ from agentrl.flows.commands import (
     doctor,
     generate,
     pipelines,
+    recordings,
     replay,
     serve,
     view,
@@ -48,6 +49,7 @@ for _module in (buffer_read, buffer_choose, buffer_exchange, buffer):
     _buffer.add_typer(_module.app)
 app.add_typer(_buffer, name="buffer")
 app.add_typer(view.app, name="view")
+app.add_typer(recordings.app, name="recordings")
 
 _STORES = ("deltalake", "obstore", "botocore", "pyarrow", "polars", "_internal", "pyo3_runtime")
 """Packages whose errors describe a fault of a store or a disk, not a bug of ours."""

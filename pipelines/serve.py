@@ -8,12 +8,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.errors import InvalidRowsError, StoreError
 from agentrl.datastore.storage.object_store import LocalPlace
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import EmbeddedConfig, EngineConfig
 from agentrl.pipelines.generate import policy_of
 from agentrl.pipelines.stages.budget import SamplingConfig
 from agentrl.pipelines.tokenizers import keep_tokenizer
+from agentrl.schemas.json_text import shown, unstorable
 from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -30,14 +32,22 @@ class BufferRows:
     buffer: TrajectoryBuffer
 
     def stored(self, recording: str) -> set[str]:
-        """See :class:`agentrl.recorder.episodes.RowStore`."""
+        """See :class:`agentrl.recorder.aside.RowStore`."""
         return set(self.buffer.ids(recording))
 
     def keep(self, recording: str, rows: list[Trajectory]) -> None:
-        """See :class:`agentrl.recorder.episodes.RowStore`. An append is named by its first episode, which no other one
-        has."""
+        """See :class:`agentrl.recorder.aside.RowStore`. An append is named by its first episode, which no other one
+        has. Raises StoreError if another append has that name, and lacks some of these rows."""
+        from agentrl.recorder.aside import UnstorableError
+
         first = min(int(row.episode_id.rpartition("-")[2]) for row in rows)
-        self.buffer.append(rows, stage=rows[0].stage, fingerprint=recording, shard=first, on_error="quarantine")
+        try:
+            done = self.buffer.append(rows, stage=rows[0].stage, fingerprint=recording, shard=first)
+        except InvalidRowsError as error:
+            _, name, field, reason = error.problems[0]
+            raise UnstorableError(f"{field} of {name} {reason}") from None
+        if done.skipped and not {row.trajectory_id for row in rows} <= self.stored(recording):
+            raise StoreError(f"append {first} of recording {recording} was made before, with other rows")
 
 
 def engine_config(given: Any) -> EngineConfig:
@@ -57,6 +67,12 @@ def engine_config(given: Any) -> EngineConfig:
     return config
 
 
+def recordings_of(buffer: TrajectoryBuffer) -> Path:
+    """The folder with the files of episodes that are not in the buffer yet, whether or not it exists."""
+    place = buffer.place
+    return (place.root if isinstance(place, LocalPlace) else place.working_folder()) / FOLDER
+
+
 def recorder_of(
     store: str,
     model: str,
@@ -71,16 +87,22 @@ def recorder_of(
 
     Raises LookupError if there is no such model, and ValueError if it cannot be served.
     """
+    from agentrl.recorder.episode import LONGEST_NAME
     from agentrl.recorder.episodes import Episodes
     from agentrl.recorder.recorder import Recorder
     from agentrl.recorder.sampler import Sampler
 
     policy, _ = policy_of(Catalog(store), model)
     policy.name = name or Path(policy.name).name
+    if unstorable(policy.name) or len(policy.name) > LONGEST_NAME:
+        raise ValueError(
+            f"--served-name {shown(policy.name)[:80]!r} cannot be a column of rows: give Unicode text of at most "
+            f"{LONGEST_NAME:,} characters"
+        )
     _ = policy.codec  # a model whose dialect is not known is refused before anything is served
-    place = (buffer := TrajectoryBuffer(store)).place
-    keep_tokenizer(place, policy)
-    folder = (place.root if isinstance(place, LocalPlace) else place.working_folder()) / FOLDER
+    buffer = TrajectoryBuffer(store)
+    keep_tokenizer(buffer.place, policy)
+    folder = recordings_of(buffer)
     episodes = Episodes(folder, BufferRows(buffer), policy.name, policy.tokenizer_fingerprint)
     sampler = Sampler(engine.build(policy), policy, sampling.of(policy), turn_s, seed)
     return Recorder(sampler, policy.name, episodes, settings)

@@ -11,6 +11,7 @@ from typing import Protocol
 from agentrl.chat.hermes import Parsed, with_thoughts
 from agentrl.chat.tags import Tagged
 from agentrl.chat.template import REMEMBERED, Template
+from agentrl.schemas.json_text import is_json, unstorable
 from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 
@@ -103,8 +104,13 @@ class ChatCodec:
 
     def parse(self, ids: Sequence[int], prompt: Sequence[int] = (), tools: str = "[]") -> Parsed:
         """Parse the token ids of one sampled turn, with or without its end-of-turn token. ``prompt`` are the tokens
-        before it: some families begin the turn in the prompt."""
+        before it: some families begin the turn in the prompt. A call that no row can hold counts as unreadable."""
         parsed = self.reader.read(list(ids), list(prompt), tools)
+        for number, call in enumerate(parsed.message.tool_calls):
+            if unstorable(call.name) or not is_json(call.arguments):
+                text = str(self.template.tokenizer.decode([one for one in ids if one not in self.stop_ids]))
+                said = f"tool call {number}: its name or its arguments are no JSON that every reader takes"
+                return Parsed(Message(role=Role.ASSISTANT, content=text), said)
         if parsed.message.reasoning or self.template.writes_reasoning:
             return parsed
         return Parsed(with_thoughts(parsed.message), parsed.error)

@@ -137,6 +137,9 @@ class _Desk:
         reply.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return reply
 
+    def received(self, reply: Reply) -> None:
+        """What the policy said counts, whoever has received it."""
+
     async def left(self, reply: Reply) -> None:
         """The policy's turn does not depend on who waits for it."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -15,12 +16,17 @@ from starlette.types import Receive, Scope, Send
 
 from agentrl.recorder import chat, responses
 from agentrl.recorder.wire import Answerer, ApiError, Reply, TurnRequest, read
+from agentrl.schemas.json_text import shown
 
 LARGEST_BODY = 32 * 2**20
 """Bytes of a request."""
+BODY_S = 120.0
+"""Seconds in which the body of a request arrives."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EPISODE_HEADER = "x-agentrl-episode"
+
+log = logging.getLogger(__name__)
 
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 
@@ -61,20 +67,38 @@ def guarded(endpoint: Endpoint, local: bool) -> Endpoint:
 
     async def answer(request: HttpRequest) -> Response:
         try:
-            if local and (request.url.hostname or "") not in LOOPBACK:
-                raise ApiError(403, f"this server is for its own machine, not for {request.url.hostname!r}")
+            host = _host(request)
+            if local and host not in LOOPBACK:
+                raise ApiError(403, f"this server is for its own machine, not for {host!r}")
             if request.method == "POST" and not request.headers.get("content-type", "").startswith("application/json"):
                 raise ApiError(415, "the body must be application/json")
             return await endpoint(request)
-        except ApiError as error:
-            return JSONResponse(error.body(), error.status)
         except ClientDisconnect:
             return Response(status_code=400)
-        except OSError as error:
-            failure = ApiError(500, f"the disk of the recorder fails: {error}", "not_recorded")
-            return JSONResponse(failure.body(), failure.status)
+        except Exception as error:
+            failure = _told(error)
+            late = {"connection": "close"} if failure.status == 408 else None  # the rest may come at any time
+            return JSONResponse(failure.body(), failure.status, late)
 
     return answer
+
+
+def _host(request: HttpRequest) -> str:
+    """The name or address that a request is sent to. Raises ApiError if it is none."""
+    try:
+        return request.url.hostname or ""
+    except ValueError as error:
+        raise ApiError(400, f"the header host is {request.headers.get('host')!r}: {error}") from None
+
+
+def _told(error: Exception) -> ApiError:
+    """What a client is told of an error."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, OSError):
+        return ApiError(500, f"the disk of the recorder fails: {error}", "not_recorded")
+    log.error("a request failed", exc_info=error)
+    return ApiError(500, f"{type(error).__name__}: {shown(str(error))[:300]}; a bug of agentrl's", "internal_error")
 
 
 def key_of(request: HttpRequest) -> str | None:
@@ -89,13 +113,18 @@ def episode_of(request: HttpRequest) -> str | None:
 
 
 async def body_of(request: HttpRequest) -> bytes:
-    """The body. Raises ApiError if it is too large, without reading the rest."""
+    """The body. Raises ApiError if it is too large, without reading the rest, or does not arrive in time."""
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > LARGEST_BODY:
-            raise ApiError(413, f"the body is larger than {LARGEST_BODY:,} bytes", "body_too_large")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > LARGEST_BODY:
+                    raise ApiError(413, f"the body is larger than {LARGEST_BODY:,} bytes", "body_too_large")
+                parts.append(part)
+    except TimeoutError:
+        said = f"{size:,} bytes of the body came within {BODY_S:g} s, and not its end; send it at once"
+        raise ApiError(408, said, "body_timeout") from None
     return b"".join(parts)
 
 
@@ -138,12 +167,15 @@ class _Answer(Response):
             await self._streamed(send)
             return
         try:
-            answer = await _result(self.reply)
-        except ApiError as error:
-            await JSONResponse(error.body(), error.status, self._about())(scope, _nothing, send)
+            answer = self.protocol.whole(self.asked, await _result(self.reply))
+        except Exception as error:
+            failure = _told(error)
+            await JSONResponse(failure.body(), failure.status, self._about())(scope, _nothing, send)
             return
-        self.reply.delivered |= not self.is_gone
-        await JSONResponse(self.protocol.whole(self.asked, answer), headers=self._about())(scope, _nothing, send)
+        whole = JSONResponse(answer, headers=self._about())
+        await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
+        await send({"type": "http.response.body", "body": whole.body, "more_body": True})
+        await self._end(send)
 
     async def _streamed(self, send: Send) -> None:
         headers = {"content-type": "text/event-stream", "cache-control": "no-cache", **self._about()}
@@ -152,10 +184,20 @@ class _Answer(Response):
         try:
             async for event in _events(self.protocol, self.asked, self.reply):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-            self.reply.delivered |= not self.is_gone
-        except ApiError as error:
-            await send({"type": "http.response.body", "body": self.protocol.failed(error), "more_body": True})
+        except Exception as error:
+            failed = self.protocol.failed(_told(error))
+            await send({"type": "http.response.body", "body": failed, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await self._end(send)
+
+    async def _end(self, send: Send) -> None:
+        """End an answer. What was sent before has left this process when the last ``send`` returns, so that the client
+        gets it even if this process is killed. Unless the client reads slowly, all happens in one step of the event
+        loop: nobody who has the answer comes before it counts as received."""
         await send({"type": "http.response.body", "body": b""})
+        if not self.is_gone:
+            self.backend.received(self.reply)
 
     def _about(self) -> dict[str, str]:
         return {EPISODE_HEADER: self.reply.name.rpartition("-")[0]}

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl.recorder.wire import Answered, ApiError, ApiRequest, Reply, TurnRequest
-from agentrl.schemas.json_text import loads
+from agentrl.recorder.wire import MOST, Answered, ApiError, ApiRequest, Reply, TurnRequest
+from agentrl.schemas.json_text import is_json
 from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 ROLES = {
@@ -17,6 +17,8 @@ ROLES = {
     "assistant": Role.ASSISTANT,
     "tool": Role.TOOL,
 }
+
+MOST_STOPS = 64
 
 
 class TextPart(BaseModel):
@@ -104,11 +106,11 @@ class TextFormat(BaseModel):
 class ChatRequest(ApiRequest):
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[ChatTool] | None = None
-    top_k: int | None = Field(None, ge=0)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    stop: str | list[str] | None = None
-    seed: int | None = None
+    top_k: int | None = Field(None, ge=0, le=MOST)
+    max_tokens: int | None = Field(None, ge=1, le=MOST)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST)
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: Literal[1] | None = None
     stream_options: StreamOptions | None = None
     response_format: TextFormat | None = None
@@ -139,12 +141,8 @@ def text_of(content: str | list[TextPart] | None) -> str:
 
 
 def as_json(arguments: str) -> str:
-    """Arguments as JSON text; what is no JSON becomes a JSON string."""
-    try:
-        loads(arguments)
-    except ValueError:
-        return json.dumps(arguments)
-    return arguments
+    """Arguments as JSON text; what is no JSON that every reader takes becomes a JSON string."""
+    return arguments if is_json(arguments) else json.dumps(arguments)
 
 
 def tools_of(functions: list[FunctionTool]) -> str:
@@ -156,8 +154,9 @@ def choice_of(choice: str | dict[str, Any] | None, parallel: bool | None) -> str
     """``auto``, or what the client would like. Tokens are sampled as the policy says them, so that a choice is not
     enforced; a turn that does not meet it is counted."""
     if isinstance(choice, dict):
-        named = choice.get("name") or (choice.get("function") or {}).get("name")
-        if not named:
+        function = choice.get("function")
+        named = choice.get("name") or (function.get("name") if isinstance(function, dict) else None)
+        if not named or not isinstance(named, str):
             raise ApiError(400, f"tool_choice: {choice!r} names no function", param="tool_choice")
         return f"function:{named}"
     return "single" if parallel is False and choice in (None, "auto") else choice or "auto"

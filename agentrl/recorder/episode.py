@@ -9,13 +9,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from agentrl.engines.base import Session, Turn
 from agentrl.recorder.tree import SampledTurn, Tree, lines, received
-from agentrl.schemas.json_text import writer
+from agentrl.recorder.wire import MOST
+from agentrl.schemas.json_text import shown, writer
 from agentrl.schemas.trajectory import Message, RewardComponent, Role, Span, Termination, Trajectory, trajectory_id
 
 STAGE = "recorded"
@@ -26,6 +27,12 @@ _LINE = writer(ensure_ascii=False)
 UNSCORED = "unscored"
 """Tag of rows whose episode was closed without a reward."""
 
+MOST_NAMES = 256
+LONGEST_NAME = 1000
+"""Characters of texts that people filter by. The log of the store repeats the least and the greatest of each file."""
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+Word = Annotated[str, Field(max_length=LONGEST_NAME)]
+
 
 class About(BaseModel):
     """What an episode is about, in the columns of its rows. ``task_id`` None is a digest of how the episode begins, so
@@ -34,14 +41,14 @@ class About(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    task_id: str | None = Field(None, min_length=1)
-    group_id: str | None = Field(None, min_length=1)
-    sample_index: int = Field(0, ge=0)
-    env: str = Field("recorded", min_length=1)
-    split: str = "train"
-    level: int = Field(0, ge=0)
+    task_id: Name | None = None
+    group_id: Name | None = None
+    sample_index: int = Field(0, ge=0, le=MOST)
+    env: Name = "recorded"
+    split: Word = "train"
+    level: int = Field(0, ge=0, le=MOST)
     prompt: str | None = None
-    tags: list[str] = []
+    tags: list[Word] = Field([], max_length=MOST_NAMES)
 
 
 class PostedReward(BaseModel):
@@ -52,7 +59,7 @@ class PostedReward(BaseModel):
 
     reward: float
     success: bool | None = None
-    components: dict[str, float] = {}
+    components: dict[Word, float] = Field({}, max_length=MOST_NAMES)
 
     @field_validator("reward", "components")
     @classmethod
@@ -60,6 +67,21 @@ class PostedReward(BaseModel):
         if not all(map(math.isfinite, value.values() if isinstance(value, dict) else [value])):
             raise ValueError("must be a finite number")
         return value
+
+
+class DamagedRecordingError(ValueError):
+    """The file of an episode cannot be read."""
+
+
+class Damage(NamedTuple):
+    """The first ``line`` of so many ``lines`` that cannot be read, counted from 1."""
+
+    line: int
+    lines: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.line} of {self.lines} cannot be read: {self.reason}"
 
 
 @dataclass(eq=False)
@@ -121,39 +143,67 @@ class RecordedEpisode:
     @classmethod
     def read(cls, path: Path) -> "RecordedEpisode | None":
         """The episode as its file has it; None if not even its first line was written. A last line without its end is
-        cut off: nobody was answered by it."""
+        cut off: it was being written when the server ended. Raises DamagedRecordingError if a line cannot be read."""
         data = path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             os.truncate(path, len(whole))
-        happened = [json.loads(line) for line in whole.splitlines()]
-        if not happened:
-            return None
-        head = happened[0]["episode"]
-        episode = cls(folder=path.parent, **{**head, "about": About(**head["about"])})
-        by_number: dict[int, SampledTurn] = {}
-        for line in happened[1:]:
-            if "turn" in line:
-                turn = _turn_of(line["turn"], by_number)
-                by_number[turn.number] = turn
-                episode.tree.add(turn)
-                episode.turns = max(episode.turns, turn.number + 1)
-                episode.counts = Counter(line["counts"])
-            elif "delivered" in line:
-                by_number[line["delivered"]].delivered = line["is"]
-            elif "closed" in line:
-                episode.counts = Counter(line["counts"])
-                episode.closed, episode.why = True, line["closed"]
-                episode.outcome = PostedReward(**line["outcome"]) if line["outcome"] else None
-                break  # a turn that was under way then was never answered
-        episode.last = path.stat().st_mtime
+        episode, damage = cls.before_damage(path, whole)
+        if damage:
+            raise DamagedRecordingError(str(damage))
         return episode
+
+    @classmethod
+    def before_damage(cls, path: Path, data: bytes) -> "tuple[RecordedEpisode | None, Damage | None]":
+        """The episode up to the first line that cannot be read, None without a first line, and that line."""
+        lines = data.splitlines()
+        episode: RecordedEpisode | None = None
+        by_number: dict[int, SampledTurn] = {}
+        for number, line in enumerate(lines):
+            try:
+                happened = json.loads(line.decode())
+                if episode is None:
+                    head = happened["episode"]
+                    episode = cls(folder=path.parent, **{**head, "about": About(**head["about"])})
+                    if episode.path.stem != path.stem:
+                        raise ValueError(f"it is episode {episode.number}, in the file of another")
+                else:
+                    episode._replay(happened, by_number)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                return episode if number else None, Damage(number + 1, len(lines), _reason(error))
+            if episode.closed:
+                break  # a turn that was under way then was never answered
+        if episode is not None:
+            episode.last = path.stat().st_mtime
+        return episode, None
+
+    def _replay(self, line: dict[str, Any], by_number: dict[int, SampledTurn]) -> None:
+        """Take over what a line says. ``by_number`` has the turns of earlier lines."""
+        if "turn" in line:
+            turn = _turn_of(line["turn"], by_number)
+            counts = Counter(line["counts"])
+            by_number[turn.number] = turn
+            self.tree.add(turn)
+            self.turns, self.counts = max(self.turns, turn.number + 1), counts
+        elif "delivered" in line:
+            by_number[line["delivered"]].delivered = line["is"]
+        elif "closed" in line:
+            counts, outcome = Counter(line["counts"]), line["outcome"]
+            self.outcome = PostedReward(**outcome) if outcome else None
+            self.closed, self.why, self.counts = True, line["closed"], counts
 
     def sampled(self, turn: SampledTurn) -> None:
         """Write a turn and the counts so far."""
         self.write({"turn": _line_of(turn), "counts": dict(self.counts)})
 
     # -- rows
+
+    def row_ids(self) -> list[str]:
+        """The ids of :meth:`rows`."""
+        return [self._row_id(number) for number, _ in enumerate(lines(self.tree.turns))]
+
+    def _row_id(self, number: int) -> str:
+        return f"{self.name}-{number}" if number else self.name
 
     def rows(self) -> list[Trajectory]:
         """A row for each line of the tree, each sampled token in exactly one of them."""
@@ -199,7 +249,7 @@ class RecordedEpisode:
         prompt = next((one.content for one in first.heard if one.role is Role.USER), "")
         scored = outcome is not None
         return Trajectory(
-            trajectory_id=f"{self.name}-{len(earlier)}" if earlier else self.name,
+            trajectory_id=self._row_id(len(earlier)),
             episode_id=self.name,
             segment=len(earlier),
             agent=agent,
@@ -241,6 +291,15 @@ class RecordedEpisode:
             logprobs=session.logprobs,
             spans=session.spans,
         )
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, in one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))} is {str(first['input'])[:60]!r}: {first['msg']}"
+    said = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    return shown(said.splitlines()[0][:300])
 
 
 def _termination(last: SampledTurn, scored: bool) -> Termination:

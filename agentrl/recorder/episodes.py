@@ -1,10 +1,12 @@
 """Recorded episodes: open ones, closed ones whose rows are to be stored, and those that a server before this one left.
 
 A turn is in its episode's file before its answer ends, and rows reach the store after the episode is closed: a process
-that is killed loses neither, and the next one goes on with both.
+that is killed loses neither, and the next one goes on with both. An episode whose file cannot be read, or whose rows
+cannot be stored, is set aside alone; see :mod:`agentrl.recorder.aside`.
 """
 
 import asyncio
+import random
 import secrets
 import time
 import warnings
@@ -12,11 +14,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from filelock import FileLock, Timeout
 
-from agentrl.recorder.episode import About, PostedReward, RecordedEpisode
+from agentrl.recorder.aside import SUFFIX, RowStore, UnstorableError, listed, set_aside
+from agentrl.recorder.episode import About, DamagedRecordingError, PostedReward, RecordedEpisode
 from agentrl.recorder.tree import SampledTurn, Tree
 from agentrl.schemas.trajectory import Trajectory
 
@@ -27,22 +29,11 @@ KEY = "ep-"
 """Keys of episodes begin with this."""
 
 _AT_ONCE = 512  # episodes of one append
+_FAILURES = 8  # episodes that a store refuses one by one before it counts as failing
 
 
 def new_key() -> str:
     return KEY + secrets.token_urlsafe(24)
-
-
-class RowStore(Protocol):
-    """Where rows go. Its methods are called in a thread."""
-
-    def stored(self, recording: str) -> set[str]:
-        """Ids of the rows of a recording that are there."""
-        ...
-
-    def keep(self, recording: str, rows: list[Trajectory]) -> None:
-        """Append rows."""
-        ...
 
 
 @dataclass
@@ -63,8 +54,11 @@ class Episodes:
         self.unnamed: dict[bytes, list[SampledTurn]] = {}
         """Turns of conversations that nobody opened an episode for, by the digest of the conversation."""
         self.of_turn: dict[SampledTurn, RecordedEpisode] = {}
+        self.aside: dict[str, str] = {}
+        """Why episodes of this server were set aside, by their names."""
         self._finished: list[RecordedEpisode] = []
-        self._part: list[RecordedEpisode] = []
+        self._in_doubt = False
+        """An append failed, and may have been done all the same."""
         self._locks: list[FileLock] = []
         self._numbers = 0
         self._flushing = asyncio.Lock()
@@ -92,10 +86,17 @@ class Episodes:
         return True
 
     async def _taken_over(self, folder: Path) -> list[str]:
-        stored = await asyncio.to_thread(self.store.stored, folder.name)
-        found = [one for path in sorted(folder.glob("*.jsonl")) if (one := RecordedEpisode.read(path)) is not None]
-        opened = others = 0
-        for episode in found:
+        paths = sorted(folder.glob("*.jsonl"))
+        stored = await asyncio.to_thread(self.store.stored, folder.name) if paths else set()
+        opened = others = damaged = 0
+        for path in paths:
+            try:
+                episode = RecordedEpisode.read(path)
+            except (DamagedRecordingError, OSError) as error:
+                damaged += self._set_aside(path, str(error))
+                continue
+            if episode is None:
+                continue
             if episode.name in stored:
                 episode.path.unlink()
             elif episode.closed:
@@ -108,7 +109,13 @@ class Episodes:
                 self._register(episode)
                 for turn in episode.tree.turns:
                     self.add(episode, turn)
-        said = {"go on": opened, "of another tokenizer are stored unscored": others}
+        before = sum(1 for _ in listed(folder.parent) if _.recording == folder.name) - damaged
+        said = {
+            "go on": opened,
+            "of another tokenizer are stored unscored": others,
+            "are set aside, since their files cannot be read; see `agentrl recordings list`": damaged,
+            "were set aside before; see `agentrl recordings list`": before,
+        }
         return [f"recording {folder.name}: {number} episodes {what}" for what, number in said.items() if number]
 
     async def stop(self) -> int:
@@ -118,13 +125,13 @@ class Episodes:
             _end_sessions(episode)
         for lock in self._locks:
             folder = Path(lock.lock_file).parent
-            empty = not any(folder.glob("*.jsonl"))
+            empty = not any(folder.glob("*.jsonl")) and not any(folder.glob(f"*{SUFFIX}"))
             if empty:
                 Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
             if empty:
                 folder.rmdir()
-        return len(self.opened) + len(self._finished) + len(self._part)
+        return len(self.opened) + len(self._finished)
 
     def open(self, about: About, key: str | None = None) -> RecordedEpisode:
         """A new episode, whose file exists from here on."""
@@ -164,7 +171,7 @@ class Episodes:
             _, oldest = self.closed.popitem(last=False)
             self.by_key.pop(oldest.key or "", None)
         self._finished.append(episode)
-        return [row.trajectory_id for row in episode.rows()]
+        return episode.row_ids()
 
     def close_idle(self, idle_s: float, busy: set[RecordedEpisode]) -> None:
         """Close episodes without a request for so long. Raises OSError if a disk fails."""
@@ -173,32 +180,102 @@ class Episodes:
             if now - episode.last > idle_s and episode not in busy:
                 self.close(episode, None, f"no request for {idle_s:g} s")
 
-    def is_stored(self, name: str) -> bool:
-        """Whether the rows of a closed episode are in the store."""
-        return all(one.name != name for one in (*self._finished, *self._part))
+    def state(self, name: str) -> dict[str, str]:
+        """What became of a closed episode."""
+        if (reason := self.aside.get(name)) is not None:
+            return {"state": "set_aside", "reason": reason}
+        return {"state": "closed" if any(one.name == name for one in self._finished) else "stored"}
 
     async def flush(self) -> None:
-        """Store the rows of closed episodes. If that fails, they stay in their files, and it is tried again."""
+        """Store the rows of closed episodes. If that fails, they stay in their files, and it is tried again; those that
+        will never be stored are set aside."""
         async with self._flushing:
-            while self._part or self._finished:
-                if not self._part:  # after a failure it is the same one, since it may have been stored
-                    recording = self._finished[0].recording
-                    self._part = [one for one in self._finished[:_AT_ONCE] if one.recording == recording]
-                    self._finished = [one for one in self._finished if one not in self._part]
-                try:
-                    await asyncio.to_thread(self._store, self._part)
-                except Exception as error:  # a store that is full, or cannot be reached, may recover
-                    warnings.warn(f"{len(self._part)} recorded episodes cannot be stored yet: {error}", stacklevel=1)
+            while self._finished:
+                recording = self._finished[0].recording
+                part = [one for one in self._finished if one.recording == recording][:_AT_ONCE]
+                ended = await asyncio.to_thread(self._stored_of, part)
+                self._finished = [one for one in self._finished if one not in ended]
+                if len(ended) < len(part):
                     return
-                self._part = []
 
-    def _store(self, episodes: Sequence[RecordedEpisode]) -> None:
-        rows = [row for one in episodes for row in one.rows()]
-        if rows:
-            self.store.keep(episodes[0].recording, rows)
-        for one in episodes:
+    def _stored_of(self, part: Sequence[RecordedEpisode]) -> set[RecordedEpisode]:
+        """Store episodes of one recording. Returns those that are stored, or set aside; others are to be tried
+        again."""
+        ended: set[RecordedEpisode] = set()
+        try:
+            if self._in_doubt:  # what is there already is not appended again
+                there = self.store.stored(part[0].recording)
+                ended.update(one for one in part if one.name in there)
+            self._in_doubt = True
+            self._append([one for one in part if one not in ended], ended)
+            self._in_doubt = False
+        except Exception as error:  # a store that is full, or cannot be reached, may recover
+            warnings.warn(f"{len(part) - len(ended)} recorded episodes cannot be stored yet: {error}", stacklevel=1)
+        for one in ended:
             one.path.unlink(missing_ok=True)
             one.tree = Tree()  # of a closed episode only its name and its end are needed
+        return ended
+
+    def _append(self, episodes: Sequence[RecordedEpisode], ended: set[RecordedEpisode]) -> None:
+        """Append the rows of episodes, together, or each alone if they are refused together. Those that are stored, or
+        set aside, are added to ``ended``. Raises what the store raises if it takes none."""
+        rows: dict[RecordedEpisode, list[Trajectory]] = {}
+        for one in episodes:
+            try:
+                rows[one] = one.rows()
+            except Exception as error:  # a bug of ours is no reason to keep the others waiting
+                self._end_aside(one, f"its rows cannot be made: {type(error).__name__}: {error}", ended)
+        try:
+            if together := [row for own in rows.values() for row in own]:
+                self.store.keep(episodes[0].recording, together)
+            ended.update(rows)
+        except Exception as error:
+            if _of_the_disk(error):
+                raise
+            self._append_each(rows, self.store.stored(episodes[0].recording), ended)
+
+    def _append_each(
+        self, rows: dict[RecordedEpisode, list[Trajectory]], there: set[str], ended: set[RecordedEpisode]
+    ) -> None:
+        """Append episodes one by one, in any order. One that is refused while others are taken is at fault itself."""
+        failed: dict[RecordedEpisode, Exception] = {}
+        taken = 0
+        for one in random.sample(list(rows), len(rows)):
+            try:
+                if rows[one] and one.name not in there:
+                    self.store.keep(one.recording, rows[one])
+                    taken += 1
+                ended.add(one)
+            except UnstorableError as error:
+                self._end_aside(one, str(error), ended)
+            except Exception as error:
+                failed[one] = error
+                if _of_the_disk(error) or (len(failed) == _FAILURES and not taken):
+                    raise
+        for one, why in failed.items():
+            if not taken:
+                raise why
+            self._end_aside(one, f"the store takes others, and not this one: {why}", ended)
+
+    def _end_aside(self, episode: RecordedEpisode, reason: str, ended: set[RecordedEpisode]) -> None:
+        if self._set_aside(episode.path, reason):
+            ended.add(episode)
+
+    def _set_aside(self, path: Path, reason: str) -> bool:
+        """Set an episode aside, and say so. Returns whether the disk let it."""
+        try:
+            one = set_aside(path, reason)
+        except OSError as error:
+            warnings.warn(f"{path} cannot be set aside: {error}; {reason}", stacklevel=1)
+            return False
+        self.aside[one.name] = one.reason
+        warnings.warn(f"episode {one.name} is set aside: {reason}; `agentrl recordings show {one.name}`", stacklevel=1)
+        return True
+
+
+def _of_the_disk(error: Exception) -> bool:
+    """Whether an append failed for reasons that pass, such as a full disk or a network."""
+    return isinstance(error, OSError) or isinstance(error.__cause__, OSError)
 
 
 def _end_sessions(episode: RecordedEpisode) -> None:

@@ -28,6 +28,9 @@ HISTORIES: tuple[str, ...] = get_args(History)
 GRACE_S = 15.0
 """How long a turn goes on that no client waits for: one whose request timed out comes back within this time."""
 
+TOLD_S = 2.0
+"""How long a reward waits for an answer of its episode that is being sent."""
+
 _TEND_S = 1.0
 _LONG = 1000  # tokens of a turn that is written in a thread: a millisecond
 
@@ -76,6 +79,8 @@ class Recorder:
     def __post_init__(self) -> None:
         self._replies: OrderedDict[tuple[str, str], Turning] = OrderedDict()
         self._under_way: set[Turning] = set()
+        self._awaited: set[Turning] = set()
+        """Turns that a client waits for, or is being told."""
         self._background: set[asyncio.Task[None]] = set()
 
     async def start(self) -> list[str]:
@@ -103,14 +108,21 @@ class Recorder:
             await asyncio.sleep(_TEND_S)
             try:
                 self.episodes.close_idle(self.settings.idle_s, {one.episode for one in self._under_way})
-            except OSError as error:
-                warnings.warn(f"idle episodes cannot be closed yet: {error}", stacklevel=1)
-            await self.episodes.flush()
+                await self.episodes.flush()
+            except Exception as error:  # it goes on: no row would be stored any more
+                warnings.warn(f"idle or closed episodes cannot be stored yet: {error}", stacklevel=1)
             for scope in [scope for scope, reply in self._replies.items() if reply.episode.closed]:
                 del self._replies[scope]
 
-    def reward(self, episode: RecordedEpisode, outcome: PostedReward) -> list[str]:
-        """Close an episode. Turns under way end. Returns the ids of its rows."""
+    async def reward(self, episode: RecordedEpisode, outcome: PostedReward) -> list[str]:
+        """Close an episode. Turns under way end, and one that is being told gets the time for it. Returns the ids of
+        its rows. Raises ApiError if it was closed meanwhile."""
+        ends = time.monotonic() + TOLD_S
+        while time.monotonic() < ends and any(
+            one.episode is episode and one.turn and not one.turn.delivered for one in self._awaited
+        ):
+            await asyncio.sleep(0.01)
+        _check_open(episode)
         ids = self.episodes.close(episode, outcome, "rewarded")
         for one in [one for one in self._under_way if one.episode is episode]:
             if one.task:
@@ -131,17 +143,20 @@ class Recorder:
             raise ApiError(401, "the api key is neither the server's nor that of this episode", "invalid_api_key")
         if named is None and episode is not None:
             raise ApiError(404, f"there is no episode {episode!r}", "episode_not_found")
-        if named is not None and named.closed:
-            raise ApiError(409, f"episode {named.name} is closed: {named.why}", "episode_closed")
+        if named is not None:
+            _check_open(named)
         return named
 
     async def ask(self, place: RecordedEpisode | None, asked: TurnRequest, digest: str, again: bool) -> Turning:
         """See :class:`agentrl.recorder.wire.Answerer`."""
         check_model(asked.model, self.model)
+        if place is not None:
+            _check_open(place)  # it may have been closed while the body arrived
         scope = (place.name if place else "", digest)
         known = self._replies.get(scope)
         if again and known and known.task and not _failed(known.task) and not known.episode.closed:
             known.waiting += 1
+            self._awaited.add(known)
             return known
         episode, following = self._next(place, asked)
         reply = Turning(episode, episode.turns)
@@ -150,6 +165,7 @@ class Recorder:
         reply.waiting = 1
         reply.begin(asyncio.create_task(self._turn(reply, asked, following)))
         self._under_way.add(reply)
+        self._awaited.add(reply)
         assert reply.task is not None
         reply.task.add_done_callback(lambda _: self._done(reply))
         self._replies[scope] = reply
@@ -181,18 +197,30 @@ class Recorder:
                 return turn
         raise ApiError(404, f"there is no response {response!r}", "previous_response_not_found", "previous_response_id")
 
+    def received(self, reply: Reply) -> None:
+        """See :class:`agentrl.recorder.wire.Answerer`. A turn is part of a row only if this was recorded of it, or if
+        another follows it: a server that is killed between a turn's line and its answer leaves it out."""
+        assert isinstance(reply, Turning)
+        turn = reply.turn
+        if turn is None or turn.delivered or reply.episode.closed:
+            return
+        try:
+            reply.episode.write({"delivered": turn.number, "is": True})
+        except OSError as error:
+            warnings.warn(f"that {reply.name} was received cannot be recorded: {error}", stacklevel=1)
+            return
+        turn.delivered = True
+
     async def left(self, reply: Reply) -> None:
         """See :class:`agentrl.recorder.wire.Answerer`. A turn that nobody waits for is cancelled after a while, since
-        the client may come back for it; one that nobody has received is not part of a row."""
+        the client may come back for it."""
         assert isinstance(reply, Turning)
         assert reply.task is not None
         reply.waiting -= 1
-        if not reply.task.done():
-            if not reply.waiting:
+        if not reply.waiting:
+            self._awaited.discard(reply)
+            if not reply.task.done():
                 self._spawn(self._cancelled_later(reply))
-        elif reply.turn is not None and reply.turn.delivered != reply.delivered and not reply.episode.closed:
-            reply.turn.delivered = reply.delivered
-            reply.episode.write({"delivered": reply.turn.number, "is": reply.delivered})
 
     async def _cancelled_later(self, reply: Turning) -> None:
         await asyncio.sleep(GRACE_S)
@@ -319,7 +347,6 @@ class Recorder:
             tools=asked.tools,
             sampling=_sampling_json(sampling, self.sampler.sampling.max_turn_tokens),
             instructed=before is None and asked.instructions is not None,
-            delivered=reply.waiting > 0,
         )
 
     def _count(self, episode: RecordedEpisode, asked: TurnRequest, message: Message, unreadable: str | None) -> None:
@@ -338,6 +365,12 @@ class Recorder:
 def _sampling_json(sampling: Sampling, turn_tokens: int) -> str:
     """How a turn was sampled, as JSON, with the server's own limit of a turn: that of a request is its client's."""
     return sampling.model_copy(update={"max_turn_tokens": turn_tokens}).model_dump_json()
+
+
+def _check_open(episode: RecordedEpisode) -> None:
+    """Raises ApiError if an episode is closed."""
+    if episode.closed:
+        raise ApiError(409, f"episode {episode.name} is closed: {episode.why}", "episode_closed")
 
 
 def _failed(task: "asyncio.Task[Answered]") -> bool:

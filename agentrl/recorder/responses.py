@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.recorder.chat import ROLES, FunctionTool, TextFormat, TextPart, as_json, choice_of, text_of, tools_of
-from agentrl.recorder.wire import Answered, ApiError, ApiRequest, Reply, TurnRequest
+from agentrl.recorder.wire import MOST, Answered, ApiError, ApiRequest, Reply, TurnRequest
 from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 
@@ -74,7 +74,7 @@ class ResponsesRequest(ApiRequest):
     input: str | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
     tools: list[ResponsesTool] | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: int | None = Field(None, ge=1, le=MOST)
     stream_options: dict[str, Any] | None = None
     previous_response_id: str | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None

@@ -28,12 +28,14 @@ def server_of(app: ASGIApp) -> "uvicorn.Server":
     """A server for an application. It leaves the process's signals alone."""
     import uvicorn
 
+    from agentrl.recorder.connections import Connection
+
     class Quiet(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+    config = uvicorn.Config(app, http=Connection, log_level="warning", access_log=False, lifespan="off")
     config.timeout_graceful_shutdown = 2
     config.timeout_keep_alive = 120  # an agent's tools may take a while between two requests on one connection
     return Quiet(config)
@@ -56,7 +58,7 @@ def recording(recorder: Recorder, host: str) -> ASGIApp:
         episode = recorder.place_of(key_of(request), request.path_params["episode"])
         assert episode is not None
         outcome = read(PostedReward, await body_of(request))
-        ids = recorder.reward(episode, outcome)
+        ids = await recorder.reward(episode, outcome)
         return JSONResponse({"id": episode.name, "rows": ids, "reward": outcome.reward})
 
     async def state(request: Request) -> Response:
@@ -66,7 +68,7 @@ def recording(recorder: Recorder, host: str) -> ASGIApp:
         except ApiError as error:
             if error.code != "episode_closed":
                 raise
-            return JSONResponse({"id": name, "state": "stored" if recorder.episodes.is_stored(name) else "closed"})
+            return JSONResponse({"id": name, **recorder.episodes.state(name)})
         assert episode is not None
         return JSONResponse({"id": name, "state": "open", "turns": len(episode.tree.turns)})
 

@@ -8,10 +8,16 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentrl.schemas.json_text import loads
+from agentrl.schemas.json_text import loads, unstorable
 from agentrl.schemas.trajectory import Message, Role
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
+
+MOST = 2**31 - 1
+"""The greatest integer of a request: columns of rows, and engines, take no greater ones."""
+
+HOTTEST = 2.0
+"""The highest temperature."""
 
 
 class ApiError(Exception):
@@ -35,7 +41,7 @@ class ApiRequest(BaseModel):
     model: str
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    temperature: float | None = Field(None, ge=0, le=2)
+    temperature: float | None = Field(None, ge=0, le=HOTTEST)
     top_p: float | None = Field(None, gt=0, le=1)
     stream: bool | None = None
     user: str | None = None
@@ -52,6 +58,8 @@ def read(kind: type[Parsed], body: bytes) -> Parsed:
         given = loads(body.decode())
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
+    if (bad := unstorable(given)) is not None:
+        raise ApiError(400, f"{bad[0] or 'body'}: {bad[1]}", "unsupported_or_invalid", bad[0] or "body")
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -125,7 +133,6 @@ class Reply:
         self.pieces: list[str] = []
         self.task: asyncio.Task[Answered] | None = None
         self.waiting = 0
-        self.delivered = False
         self._news = asyncio.Event()
 
     def add(self, text: str) -> None:
@@ -172,8 +179,12 @@ class Answerer(Protocol):
         """The turn under way. ``digest`` is that of the body, ``again`` says that the client sent it before."""
         ...
 
+    def received(self, reply: Reply) -> None:
+        """A client has got all of a reply."""
+        ...
+
     async def left(self, reply: Reply) -> None:
-        """A client waits no longer for a reply; ``reply.delivered`` says whether it has it."""
+        """A client waits no longer for a reply."""
         ...
 
 

@@ -31,7 +31,7 @@ def serve(
         str | None, typer.Option(help="As in a pipeline file, e.g. '{type: vllm, urls: [http://127.0.0.1:8000]}'")
     ] = None,
     fixed_temperature: Annotated[
-        float | None, typer.Option(min=0, help="In place of what requests ask for; training needs 1")
+        float | None, typer.Option(help="In place of what requests ask for; training needs 1")
     ] = None,
     max_turn_tokens: TurnTokens = None,
     context: Annotated[int | None, typer.Option(min=1, help="All tokens of a conversation")] = None,
@@ -54,9 +54,12 @@ def serve(
     from agentrl.recorder.app import LOOPBACK
     from agentrl.recorder.recorder import HISTORIES, History, RecorderSettings
     from agentrl.recorder.server import serve as serving
+    from agentrl.recorder.wire import HOTTEST
 
     if history not in HISTORIES:
         raise fail(f"error: --history {history}: allowed are {', '.join(HISTORIES)}")
+    if fixed_temperature is not None and not 0 <= fixed_temperature <= HOTTEST:
+        raise fail(f"error: --fixed-temperature {fixed_temperature}: allowed are 0 to {HOTTEST:g}")
     if host not in LOOPBACK and not api_key:
         raise fail(f"error: --host {host} is reached by others: set AGENTRL_API_KEY, or leave --host out")
     open_catalog(record)  # a store that cannot be used is said before the model is loaded

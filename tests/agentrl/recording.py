@@ -115,10 +115,11 @@ class ScriptedTokens:
 
 @dataclass
 class RowsInMemory:
-    """``fails`` are raised by the next appends."""
+    """``fails`` are raised by the next appends. ``refuses`` gives what an append of a row raises."""
 
     rows: dict[str, list[Trajectory]] = field(default_factory=dict)
     fails: list[Exception] = field(default_factory=list)
+    refuses: Callable[[Trajectory], Exception | None] = lambda _: None
 
     def stored(self, recording: str) -> set[str]:
         return {row.trajectory_id for row in self.rows.get(recording, [])}
@@ -126,6 +127,9 @@ class RowsInMemory:
     def keep(self, recording: str, rows: list[Trajectory]) -> None:
         if self.fails:
             raise self.fails.pop()
+        for row in rows:
+            if (error := self.refuses(row)) is not None:
+                raise error
         self.rows.setdefault(recording, []).extend(rows)
 
     def all(self) -> list[Trajectory]:
@@ -171,6 +175,17 @@ class Served:
         """All rows, after what is closed was stored."""
         self.on_loop(self.recorder.episodes.flush)
         return self.store.all()
+
+    def hold(self) -> None:
+        """Store nothing before :meth:`let_go`, so that what is closed meanwhile is appended together."""
+        self.on_loop(self.recorder.episodes._flushing.acquire)
+
+    def let_go(self) -> None:
+        async def go() -> None:
+            self.recorder.episodes._flushing.release()
+            await self.recorder.episodes.flush()
+
+        self.on_loop(go)
 
     def end(self) -> None:
         self._server.should_exit = True

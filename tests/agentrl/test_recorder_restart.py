@@ -45,6 +45,29 @@ def test_a_killed_server_loses_no_turn_and_the_next_one_goes_on(policy: Policy, 
     assert len(store.all()) == 2, "what is stored is not stored again"
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_turn_is_trained_on_only_if_it_was_received(
+    goes_on: bool, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is killed between the line of the last turn and its answer; tests that kill it really are slow."""
+    store = RowsInMemory()
+    with served(tmp_path, policy, lambda said: "again" if "go on" in said else "answer", store) as server:
+        client, name = open_episode(server)
+        chat(client, "a")
+        server.on_loop(lambda: None)  # this thread has the answer a moment before the server knows
+        monkeypatch.setattr(server.recorder, "received", lambda reply: None)
+        chat(client, "a", "answer", "go on")
+        server.killed = True
+    with served(tmp_path, policy, lambda _: "last", store) as server:
+        client.base_url = f"{server.url}/episodes/{name}/v1"
+        if goes_on:  # it had received the answer after all: its next request says so
+            assert chat(client, "a", "answer", "go on", "again", "go on") == "last"
+        [row] = rewarded(server, client, name)
+    texts = ["answer<|im_end|>"] + ["again<|im_end|>", "last<|im_end|>"] * goes_on
+    assert sampled(policy, row) == texts
+    assert ("undelivered:1" in row.tags) is not goes_on
+
+
 def test_rows_that_a_killed_server_had_stored_are_not_stored_twice(policy: Policy, tmp_path: Path) -> None:
     store = RowsInMemory()
     with served(tmp_path, policy, numbered(), store) as server:

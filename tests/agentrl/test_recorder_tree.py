@@ -80,12 +80,12 @@ async def recorded(policy: Policy, choices: list[Choice], folder: Path) -> tuple
         messages = conversation_of(choice, talks)
         reply = await recorder.ask(episode, TurnRequest("tiny", messages), "", False)
         answer = await reply.answered()
-        reply.delivered = True
+        recorder.received(reply)
         await recorder.left(reply)
         talks.append([*messages, answer.message])
     again = RecordedEpisode.read(episode.path)
     assert again is not None
-    recorder.reward(episode, PostedReward(reward=1.0))
+    await recorder.reward(episode, PostedReward(reward=1.0))
     again.outcome, again.closed = episode.outcome, True
     assert repr(again.rows()) == repr(episode.rows()), "the file says the same"
     await recorder.stop()

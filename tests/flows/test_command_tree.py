@@ -92,6 +92,8 @@ OF_A_STORE = {
     "doctor": ["doctor", "grpo"],
     "generate": ["generate", "--model", "warm", "--prompt", "hi"],
     "view export": ["view", "export", "true", "rows.html"],
+    "recordings show": ["recordings", "show", "recorded-0-0"],
+    "recordings release": ["recordings", "release", "recorded-0-0"],
     "replay": ["replay", "grpo", "--step", "0"],
     "buffer query": ["buffer", "query", "select 1"],
     "buffer search": ["buffer", "search", "boss"],

@@ -38,10 +38,12 @@ test-vllm-slow: $(VENV)/.dev $(VLLM_VENV)/.ready
 	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m "vllm and slow" --durations=0
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m "vllm and slow" --durations=0 tests/agentrl/test_engine_vllm.py
 
-# environments of packages that do not agree with our pins, each in an interpreter of its own
+# packages that do not agree with our pins, each in an interpreter of its own: environments, and readers of exports
 test-adapters: $(VENV)/.dev $(ADAPTERS_VENV)/.ready
 	OMP_NUM_THREADS=1 VERIFIERS_PYTHON=$(abspath $(ADAPTERS_VENV))/verifiers/bin/python \
-	  OPENENV_PYTHON=$(abspath $(ADAPTERS_VENV))/openenv/bin/python $(BIN)/pytest -m adapters --durations=0 tests/agentrl/test_adapters.py
+	  OPENENV_PYTHON=$(abspath $(ADAPTERS_VENV))/openenv/bin/python \
+	  INSPECT_PYTHON=$(abspath $(ADAPTERS_VENV))/inspect/bin/python $(BIN)/pytest -m adapters --durations=0 \
+	  tests/agentrl/test_adapters.py tests/datastore/test_formats_consumers.py
 
 # the viewer in Debian's chromium; screenshots are in build/viewer
 test-viewer: $(VENV)/.viewer chromium
@@ -130,8 +132,8 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
 # its torchvision, torchaudio and torchcodec fail to import beside this torch, and nothing here needs them. agentrl is
 # installed there too, for vLLM in process
 $(ADAPTERS_VENV)/.ready: Makefile
-	@echo "Installing verifiers and openenv-core into $(ADAPTERS_VENV) (once) ..."
-	@for one in verifiers==0.3.1 openenv-core==0.3.0; do \
+	@echo "Installing verifiers, openenv-core and inspect-ai into $(ADAPTERS_VENV) (once) ..."
+	@for one in verifiers==0.3.1 openenv-core==0.3.0 "inspect-ai==0.3.285 openai"; do \
 	  home=$(ADAPTERS_VENV)/$${one%%[-=]*}; $(PYTHON) -m venv $$home && $$home/bin/python -m pip install -q $$one || exit 1; done
 	@touch $@
 

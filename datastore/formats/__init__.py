@@ -1,8 +1,7 @@
 """Formats of others, read and written. Each module's docstring is its mapping, and says what it cannot carry."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -35,6 +34,7 @@ from agentrl.datastore.formats.columns import batches
 from agentrl.datastore.formats.own import OWN_FORMAT, OwnFormat
 from agentrl.datastore.formats.parts import Cut, by_record
 from agentrl.datastore.formats.source import Row, Source
+from agentrl.datastore.formats.valid import Write, valid
 from agentrl.schemas.arrow import from_table
 from agentrl.schemas.choice import RULE
 from agentrl.schemas.hints import did_you_mean
@@ -44,7 +44,6 @@ Fits = Callable[[Source], float]
 Rows = Callable[[Source], Iterator[Row]]
 RECORDS = ("lines", "array", "document", "parquet")
 """Kinds of files that have records."""
-Write = Callable[[Iterable[Trajectory], Path], int]
 
 
 @dataclass(frozen=True)
@@ -103,11 +102,11 @@ _SPANS = frozenset({"spans of assistant messages", "spans of other messages"})
 _TOKENS = frozenset({"token ids", "tokenizer", "action mask", "log-probs", "versions of the weights"}) | _SPANS
 _OUTCOME = frozenset({"reward", "success", "end", "reward components", "step rewards", "tool errors"})
 _ORIGIN = frozenset({"identity", "agent and segment", "policy", "tags", "final state"})
-_TEXT_ONLY = _TOKENS | _OUTCOME | _ORIGIN
+_TEXT_ONLY = _TOKENS | _OUTCOME | _ORIGIN | {"tools that are no functions"}
 _SPELLING = frozenset({"spelling of arguments"})
 _SHAREGPT = frozenset(
     {"reasoning", "text beside calls", "call ids", "ids of answers", "names of answers"}
-    | {"boundaries of neighbouring messages"}
+    | {"boundaries of neighbouring messages", "places of system messages"}
 )
 
 
@@ -120,15 +119,21 @@ def _pairless(row: Trajectory) -> bool:
 
 
 FORMATS: dict[str, Format] = {
-    "openai-chat": Format(ByRecord(chat.fits), chat.read, chat.write, loses=_TEXT_ONLY, training=True, cut=by_record),
+    "openai-chat": Format(
+        ByRecord(chat.fits), chat.read, valid(chat.write), loses=_TEXT_ONLY, training=True, cut=by_record
+    ),
     "openai-responses": Format(ByRecord(responses.fits), responses.read, cut=by_record),
     "anthropic": Format(
-        ByRecord(anthropic.fits), anthropic.read, anthropic.write, loses=_TEXT_ONLY | _SPELLING, cut=by_record
+        ByRecord(anthropic.fits),
+        anthropic.read,
+        valid(anthropic.write),
+        loses=_TEXT_ONLY | _SPELLING | {"arguments that are no object", "places of system messages"},
+        cut=by_record,
     ),
     "trl-sft": Format(
         ByRecord(trl.fits_sft),
         trl.read_sft,
-        trl.write_sft,
+        valid(trl.write_sft),
         loses=_TEXT_ONLY - {"token ids", "action mask"} | _SPELLING,
         training=True,
         cut=by_record,
@@ -136,7 +141,7 @@ FORMATS: dict[str, Format] = {
     "trl-prompt-completion": Format(
         ByRecord(trl.fits_prompt_completion),
         trl.read_prompt_completion,
-        trl.write_prompt_completion,
+        valid(trl.write_prompt_completion),
         loses=_TEXT_ONLY | _SPELLING,
         training=True,
         cut=by_record,
@@ -144,7 +149,7 @@ FORMATS: dict[str, Format] = {
     "trl-preference": Format(
         ByRecord(trl.fits_preference),
         trl.read_preference,
-        trl.write_preference,
+        valid(trl.write_preference),
         loses=_TEXT_ONLY - {"success"} | _SPELLING,
         leaves_out=_pairless,
         training=True,
@@ -153,7 +158,7 @@ FORMATS: dict[str, Format] = {
     "trl-kto": Format(
         ByRecord(trl.fits_kto),
         trl.read_kto,
-        trl.write_kto,
+        valid(trl.write_kto),
         loses=_TEXT_ONLY - {"success"} | _SPELLING,
         leaves_out=_unscored,
         training=True,
@@ -162,7 +167,7 @@ FORMATS: dict[str, Format] = {
     "verl-sft": Format(
         ByRecord(verl.fits, ["parquet"]),
         verl.read,
-        verl.write,
+        valid(verl.write),
         suffix=".parquet",
         loses=_TEXT_ONLY,
         training=True,
@@ -171,27 +176,27 @@ FORMATS: dict[str, Format] = {
     "verifiers": Format(
         ByRecord(verifiers.fits),
         verifiers.read,
-        verifiers.write,
+        valid(verifiers.write),
         tokens=True,
         loses=frozenset({"spans of other messages"}),
         cut=by_record,
     ),
     "verifiers-v1": Format(
-        ByRecord(verifiers_v1.fits), verifiers_v1.read, verifiers_v1.write, tokens=True, cut=by_record
+        ByRecord(verifiers_v1.fits), verifiers_v1.read, valid(verifiers_v1.write), tokens=True, cut=by_record
     ),
     "nemo-gym": Format(ByRecord(nemo_gym.fits), nemo_gym.read, cut=by_record),
-    "atif": Format(ByRecord(atif.fits), atif.read, atif.write, tokens=True, suffix="", cut=by_record),
+    "atif": Format(ByRecord(atif.fits), atif.read, valid(atif.write), tokens=True, suffix="", cut=by_record),
     "swe-agent": Format(
         ByRecord(swe_agent.fits),
         swe_agent.read,
-        swe_agent.write,
+        valid(swe_agent.write),
         suffix="",
         loses=_TOKENS - {"tokenizer"} | {"step rewards"},
     ),
     "tau2": Format(
         ByRecord(tau2.fits),
         tau2.read,
-        tau2.write,
+        valid(tau2.write),
         suffix=".json",
         loses=_TOKENS - {"tokenizer"} | {"step rewards"} | _SPELLING,
         cut=tau2.cut,
@@ -206,7 +211,7 @@ FORMATS: dict[str, Format] = {
     "sharegpt": Format(
         ByRecord(sharegpt.fits),
         sharegpt.read,
-        sharegpt.write,
+        valid(sharegpt.write),
         loses=_TEXT_ONLY | _SPELLING | _SHAREGPT,
         training=True,
         cut=by_record,

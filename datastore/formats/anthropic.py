@@ -7,7 +7,8 @@ the order of the blocks; ``is_error`` counts as a tool error). The server's tool
 ``web_search_tool_result`` and the like) are calls and tool messages too, whose text is the JSON of what the server
 found. Tools change between ``{name, description, input_schema}`` and JSON schemas of functions. Every other block (an
 image, a document) is counted by its type.
-``stop_reason`` gives the end. Writing: consecutive tool messages are one user message, as the API asks.
+``stop_reason`` gives the end. Writing: consecutive tool messages are one user message, and arguments that are no object
+become one (``{"arguments": ...}``), as the API asks; ``system`` is always there.
 
 Cannot carry: signatures of thinking and ``redacted_thinking``, citations, tokens, outcome, identity, lineage.
 """
@@ -23,7 +24,8 @@ from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.origin import BESIDE, within
 from agentrl.datastore.formats.rows import answered, make_row, termination
 from agentrl.datastore.formats.source import Row, Source, each
-from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.datastore.formats.valid import functions
+from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
 _KNOWN = frozenset({"system", "messages", "tools", "model", "response", "request", "stop_reason"})
 _KNOWN_MESSAGE = frozenset({"role", "content"})
@@ -152,7 +154,7 @@ class _Talk:
     def _say(self, message: dict[str, Any], texts: list[Any]) -> None:
         if texts:
             message["content"] = text_of(texts, self.notes)
-        if message["content"] or "tool_calls" in message or message.get("reasoning"):
+        if texts or message["content"] or "tool_calls" in message or message.get("reasoning"):
             self.messages.append(message)
 
     def _call(self, block: dict[str, Any]) -> dict[str, Any]:
@@ -186,8 +188,9 @@ def _line(row: Trajectory) -> dict[str, Any]:
             messages[-1]["content"] += blocks
         else:
             messages.append({"role": role, "content": blocks})
-    line = {"model": row.policy, "messages": messages, "tools": [_schema(tool) for tool in json.loads(row.tools)]}
-    return line | ({"system": "\n\n".join(system)} if system else {})
+    line: dict[str, Any] = {"system": "\n\n".join(system), "messages": messages}
+    tools = [_schema(tool) for tool in functions(row.tools)]
+    return line | ({"model": row.policy} if row.policy else {}) | ({"tools": tools} if tools else {})
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:
@@ -199,12 +202,18 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
     if message.content:
         blocks.append({"type": "text", "text": message.content})
     blocks += [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": call.parsed()} for call in message.tool_calls
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in message.tool_calls
     ]
     return blocks or [{"type": "text", "text": ""}]
 
 
-def _schema(tool: Any) -> dict[str, Any]:
-    function = tool.get("function", tool) if isinstance(tool, dict) else {"name": str(tool)}
+def _input(call: ToolCall) -> dict[str, Any]:
+    """Arguments as the object that the API asks for."""
+    value = call.parsed()
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _schema(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool["function"]
     name, description = function.get("name", ""), function.get("description", "")
     return {"name": name, "description": description, "input_schema": function.get("parameters") or {"type": "object"}}

@@ -22,6 +22,7 @@ from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.origin import Calls, count, moment
 from agentrl.datastore.formats.rows import carried, finite, make_row, spoken
 from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.datastore.formats.valid import functions
 from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 VERSION = "ATIF-v1.7"
@@ -69,7 +70,7 @@ def _document(row: Trajectory) -> dict[str, Any]:
             "name": row.agent,
             "version": str(row.policy_version),
             "model_name": row.policy or None,
-            "tool_definitions": json.loads(row.tools),
+            "tool_definitions": functions(row.tools),
         },
         "steps": steps,
         "final_metrics": {"total_steps": len(steps), "total_completion_tokens": row.n_action_tokens},

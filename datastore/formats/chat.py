@@ -8,7 +8,6 @@ refused unless such rows are asked for. Carries roles, text, reasoning (``reason
 names, tool schemas. Cannot carry tokens, outcome and identity.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.origin import BESIDE, unspent, within
 from agentrl.datastore.formats.rows import answered, make_row, termination
 from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.datastore.formats.valid import functions
 from agentrl.schemas.json_text import loads
 from agentrl.schemas.trajectory import Trajectory
 
@@ -108,4 +108,9 @@ def _tools_taken_out(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:
-    return write_lines(path, ({"messages": to_chat(row.messages), "tools": json.loads(row.tools)} for row in rows))
+    return write_lines(path, map(_line, rows))
+
+
+def _line(row: Trajectory) -> dict[str, Any]:
+    tools = functions(row.tools)
+    return {"messages": to_chat(row.messages)} | ({"tools": tools} if tools else {})

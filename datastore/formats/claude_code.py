@@ -101,7 +101,7 @@ def _row(source: Source, lines: list[dict[str, Any]], session: str, agent: str, 
         message = line["message"]
         source.notes.rest(message, _KNOWN_MESSAGE, "message.")
         content = message.get("content")
-        blocks = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+        blocks = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
         if message.get("id") and message.get("id") == last:
             chat[-1]["content"] += blocks
         else:

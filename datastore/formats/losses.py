@@ -2,25 +2,36 @@
 
 import json
 import math
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterable
+from itertools import pairwise, zip_longest
 from typing import Any
 
-from agentrl.schemas.trajectory import Role, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 _IDENTITY = ("task_id", "env", "env_version", "split", "level", "sample_index", "source")
 
 
+def _spoken(row: Trajectory) -> list[Message]:
+    """The messages but the system's, which have parts of their own."""
+    return [message for message in row.messages if message.role is not Role.SYSTEM]
+
+
+def _places(row: Trajectory) -> list[int] | None:
+    """Where system messages stand, if there are several, or one that does not begin the row."""
+    places = [place for place, message in enumerate(row.messages) if message.role is Role.SYSTEM]
+    return None if places in ([], [0]) else places
+
+
 def _roles(row: Trajectory) -> list[str]:
     """Roles in order, neighbours of one role as one."""
-    roles = [message.role.value for message in row.messages]
+    roles = [message.role.value for message in _spoken(row)]
     return [role for place, role in enumerate(roles) if not place or roles[place - 1] != role]
 
 
 def _text(row: Trajectory) -> list[tuple[str, str]]:
     """Text by role, neighbours of one role joined by lines; of assistant messages those that only speak."""
     found: list[tuple[str, str]] = []
-    for message in row.messages:
+    for message in _spoken(row):
         if message.role is Role.ASSISTANT and message.tool_calls:
             found.append(("call", ""))
         elif found and found[-1][0] == message.role.value:
@@ -32,10 +43,10 @@ def _text(row: Trajectory) -> list[tuple[str, str]]:
 
 def _neighbours(row: Trajectory) -> list[str] | None:
     """All texts one by one, if messages of one role stand side by side."""
-    roles = [message.role for message in row.messages]
-    if not any(a is b for a, b in pairwise(roles)):
+    spoken = _spoken(row)
+    if not any(a.role is b.role for a, b in pairwise(spoken)):
         return None
-    return [message.content for message in row.messages if not message.tool_calls]
+    return [message.content for message in spoken if not message.tool_calls]
 
 
 def _beside(row: Trajectory) -> list[str]:
@@ -57,25 +68,51 @@ def _tool(schema: Any) -> Any:
     function = schema.get("function", schema) if isinstance(schema, dict) else None
     if not isinstance(function, dict) or "name" not in function:
         return schema
-    return [function["name"], function.get("description", ""), function.get("parameters") or {"type": "object"}]
+    parameters: dict[str, Any] = {"properties": {}} | (function.get("parameters") or {"type": "object"})
+    return [function["name"], function.get("description", ""), parameters]
+
+
+def is_function(tool: Any) -> bool:
+    """Whether a tool is a function, in the form of chat or bare."""
+    if not isinstance(tool, dict):
+        return False
+    inner = tool.get("function", tool)
+    return tool.get("type", "function") == "function" and isinstance(inner, dict) and "name" in inner
+
+
+def _object(arguments: Any) -> Any:
+    """Arguments; those that are no object are a part of their own."""
+    return arguments if isinstance(arguments, dict) else None
+
+
+def _some(values: Iterable[str | None]) -> list[str | None] | None:
+    """The values in order, None for those that are missing; None if all are."""
+    found = [value or None for value in values]
+    return found if any(found) else None
 
 
 PARTS: dict[str, Callable[[Trajectory], Any]] = {
+    "system prompt": lambda row: "\n\n".join(one.content for one in row.messages if one.role is Role.SYSTEM) or None,
+    "places of system messages": _places,
     "text": _text,
     "roles": _roles,
     "boundaries of neighbouring messages": _neighbours,
     "reasoning": lambda row: [one.reasoning for one in row.messages if one.reasoning] or None,
     "calls": lambda row: [
-        [(call.name, call.parsed()) for call in one.tool_calls] for one in row.messages if one.tool_calls
+        [(call.name, _object(call.parsed())) for call in one.tool_calls] for one in row.messages if one.tool_calls
     ],
     "spelling of arguments": lambda row: [
         call.arguments for one in row.messages for call in one.tool_calls if call.arguments != json.dumps(call.parsed())
     ],
     "text beside calls": _beside,
-    "call ids": lambda row: [call.id for one in row.messages for call in one.tool_calls if call.id],
-    "ids of answers": lambda row: [one.tool_call_id for one in row.messages if one.tool_call_id],
-    "names of answers": lambda row: [one.name for one in row.messages if one.role is Role.TOOL and one.name],
-    "tools": lambda row: [_tool(one) for one in json.loads(row.tools)],
+    "arguments that are no object": lambda row: [
+        value for one in row.messages for call in one.tool_calls if not isinstance(value := call.parsed(), dict)
+    ],
+    "call ids": lambda row: _some(call.id for one in row.messages for call in one.tool_calls),
+    "ids of answers": lambda row: _some(one.tool_call_id for one in row.messages if one.role is Role.TOOL),
+    "names of answers": lambda row: _some(one.name for one in row.messages if one.role is Role.TOOL),
+    "tools": lambda row: [_tool(one) for one in json.loads(row.tools) if is_function(one)],
+    "tools that are no functions": lambda row: [one for one in json.loads(row.tools) if not is_function(one)],
     "reward": lambda row: row.reward,
     "success": lambda row: row.success,
     "end": lambda row: row.termination.value,
@@ -107,7 +144,26 @@ def present(row: Trajectory) -> set[str]:
 
 def lost(before: Trajectory, after: Trajectory) -> set[str]:
     """Names of the parts that differ between a row and what came back of it."""
-    return {name for name, look in PARTS.items() if _plain(look(before)) != _plain(look(after))}
+    return {name for name, look in PARTS.items() if _differ(name, look(before), look(after))}
+
+
+_MADE = ("call ids", "ids of answers", "names of answers")
+"""Parts of which an export makes what is missing."""
+
+
+def _differ(name: str, before: Any, after: Any) -> bool:
+    if name in _MADE:
+        return any(one and one != other for one, other in zip_longest(before or [], after or []))
+    if name == "calls" and len(before) == len(
+        after
+    ):  # what became of arguments that are no object is a part of its own
+        after = [
+            [(tool, None if known is None else given) for (_, known), (tool, given) in zip(one, other, strict=False)]
+            if len(one) == len(other)
+            else other
+            for one, other in zip(before, after, strict=True)
+        ]
+    return _plain(before) != _plain(after)
 
 
 def _plain(value: Any) -> str:

@@ -24,6 +24,7 @@ from agentrl.datastore.formats.origin import BESIDE, beside, unspent
 from agentrl.datastore.formats.rows import canonical, make_row
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.datastore.formats.trl import preference_rows
+from agentrl.datastore.formats.valid import functions_text
 from agentrl.schemas.json_text import loads
 from agentrl.schemas.trajectory import Message, Role, Trajectory
 
@@ -127,7 +128,7 @@ def _line(row: Trajectory) -> dict[str, Any]:
             turns[-1]["value"] += "\n" + turn["value"]
         else:
             turns.append(turn)
-    return {"conversations": turns, "system": system, "tools": row.tools}
+    return {"conversations": turns, "system": system, "tools": functions_text(row.tools)}
 
 
 def _turn(message: Message) -> dict[str, str]:

@@ -23,6 +23,7 @@ from agentrl.datastore.formats.messages import from_chat, split_prompt, to_chat,
 from agentrl.datastore.formats.origin import BESIDE, beside, unspent
 from agentrl.datastore.formats.rows import answered, canonical, make_row
 from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.datastore.formats.valid import functions_text
 from agentrl.schemas.trajectory import Message, Trajectory
 
 _TOKENS = frozenset({"input_ids", "assistant_masks", "completion_mask", "labels", "attention_mask"})
@@ -47,7 +48,7 @@ def fits_sft(head: Any) -> int:
 def write_sft(rows: Iterable[Trajectory], path: Path) -> int:
     def line(row: Trajectory) -> dict[str, Any]:
         tokens = {"input_ids": row.input_ids, "assistant_masks": [int(one) for one in row.action_mask]}
-        return {"messages": _chat(row.messages), "tools": row.tools} | (tokens if row.input_ids else {})
+        return {"messages": _chat(row.messages), "tools": functions_text(row.tools)} | (tokens if row.input_ids else {})
 
     return write_lines(path, map(line, rows))
 
@@ -91,7 +92,11 @@ def write_prompt_completion(rows: Iterable[Trajectory], path: Path) -> int:
 
 def _prompt_completion(row: Trajectory) -> dict[str, Any]:
     prompt, completion = split_prompt(row.messages)
-    return {"prompt": _chat(prompt), "completion": _chat(completion), "tools": row.tools}
+    return {
+        "prompt": _chat(prompt),
+        "completion": _chat(completion),
+        "tools": functions_text(row.tools),
+    }
 
 
 def read_prompt_completion(source: Source) -> Iterator[Row]:
@@ -165,7 +170,11 @@ def write_preference(rows: Iterable[Trajectory], path: Path) -> int:
                 prompt, chosen = split_prompt(winner.messages)
                 _, rejected = split_prompt(worst[task].messages)
                 sides = {"chosen": _chat(chosen), "rejected": _chat(rejected)}
-                yield {"prompt": _chat(prompt), **sides, "tools": winner.tools}
+                yield {
+                    "prompt": _chat(prompt),
+                    **sides,
+                    "tools": functions_text(winner.tools),
+                }
 
     return write_lines(path, lines())
 

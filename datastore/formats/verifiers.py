@@ -13,7 +13,6 @@ Cannot carry: spans of other than assistant messages. Not read, and counted: ``a
 ``response``, ``advantage``, the text of ``error``.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from agentrl.datastore.formats.messages import from_chat, split_prompt, to_chat,
 from agentrl.datastore.formats.origin import Calls, spoken_id
 from agentrl.datastore.formats.rows import carried, components, finite, make_row, number, termination
 from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.datastore.formats.valid import bare
 from agentrl.schemas.json_text import loads
 from agentrl.schemas.trajectory import Role, Termination, Trajectory
 
@@ -98,7 +98,7 @@ def _line(index: int, row: Trajectory) -> dict[str, Any]:
         "is_completed": row.termination is Termination.ANSWERED,
         "is_truncated": row.termination is Termination.MAX_TOKENS,
         "stop_condition": row.termination.value,
-        "tool_defs": json.loads(row.tools),
+        "tool_defs": bare(row.tools),
         "trajectory": turns,
     }
 

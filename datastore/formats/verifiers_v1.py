@@ -15,7 +15,6 @@ Carries token ids, mask, log-probs and all message spans exactly, also without s
 ``timing``, ``advantages``, ``reference_logprobs``, ``loss_weights``.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.origin import Calls, moment, unspent
 from agentrl.datastore.formats.rows import carried, component, components, finite, make_row, termination, untrained
 from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.datastore.formats.valid import bare
 from agentrl.datastore.formats.verifiers import STOPS
 from agentrl.schemas.trajectory import Role, Termination, Trajectory
 
@@ -68,7 +68,7 @@ def _episode(row: Trajectory) -> dict[str, Any]:
         "id": row.trajectory_id,
         "task": {"type": "prompt", "key": row.task_id, "data": {"prompt": row.prompt}},
         "agent": {"name": row.agent, "config": {"model": row.policy}},
-        "tools": json.loads(row.tools),
+        "tools": bare(row.tools),
         "nodes": _nodes(row),
         "calls": [],
         "rewards": {part.name: {"score": part.value, "weight": part.weight} for part in row.reward_components},
@@ -78,11 +78,11 @@ def _episode(row: Trajectory) -> dict[str, Any]:
         "ok": row.termination not in (Termination.ENV_ERROR, Termination.INFRA_ERROR),
         "stop_condition": row.termination.value,
     }
-    return {
+    group = {"group": {"id": row.group_id}} if row.group_id else {}
+    return group | {
         "id": row.episode_id,
         "env": {"id": row.env, "name": row.env},
         "task": trace["task"],
-        "group": {"id": row.group_id},
         "run": {"type": "eval", "id": row.run_id},
         "ok": trace["ok"],
         "errors": [],

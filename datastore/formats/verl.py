@@ -23,6 +23,7 @@ from agentrl.datastore.formats.messages import from_chat, json_text, to_chat, to
 from agentrl.datastore.formats.origin import BESIDE, beside
 from agentrl.datastore.formats.rows import answered, batched, make_row
 from agentrl.datastore.formats.source import Row, Source, each
+from agentrl.datastore.formats.valid import functions_text
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Trajectory
 
@@ -65,10 +66,11 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
     offered: set[str] = set()
     with pq.ParquetWriter(path, _SFT, compression="zstd") as writer:
         for part in batched(rows, 1024):
-            writer.write_table(pa.Table.from_pylist([_line(row) for row in part], schema=_SFT))
+            lines = [_line(row) for row in part]
+            writer.write_table(pa.Table.from_pylist(lines, schema=_SFT))
             count += len(part)
             if len(offered) < 2:
-                offered |= {row.tools for row in part} - {NO_TOOLS}
+                offered |= {str(line["tools"]) for line in lines} - {NO_TOOLS}
     if len(offered) < 2:
         _with_native_tools(path, json.loads(offered.pop() if offered else NO_TOOLS))
     return count
@@ -96,7 +98,11 @@ def _with_native_tools(path: Path, tools: list[Any]) -> None:
 
 def _line(row: Trajectory) -> dict[str, Any]:
     thinks = any(message.reasoning for message in row.messages)
-    return {"messages": to_chat(row.messages), "tools": row.tools, "enable_thinking": thinks}
+    return {
+        "messages": to_chat(row.messages),
+        "tools": functions_text(row.tools),
+        "enable_thinking": thinks,
+    }
 
 
 def read(source: Source) -> Iterator[Row]:

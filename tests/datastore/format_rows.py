@@ -10,7 +10,6 @@ from store_rows import build
 from agentrl.schemas.trajectory import Message, RewardComponent, Role, Span, Termination, ToolCall, Trajectory
 
 LOOK = '[{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]'
-IMAGE = '{"type": "image_url", "image_url": {"url": "cat.png"}}'
 
 
 def user(text: str) -> Message:
@@ -102,6 +101,7 @@ def without_spans(row: Trajectory) -> Trajectory:
     return row.model_copy(update={"messages": bare})
 
 
+BRIEF = Message(role=Role.SYSTEM, content="be brief")
 _CALL = [user("where?"), asked(called(1, place="here")), answer(1, "there"), said("over there")]
 
 KINDS: dict[str, list[Trajectory]] = {
@@ -123,12 +123,26 @@ KINDS: dict[str, list[Trajectory]] = {
     "reasoning": [
         spoken(3, [Message(role=Role.SYSTEM, content="be kind"), user("why?"), said("so", reasoning="hm")], tools="[]")
     ],
-    "user after tools": [spoken(4, [*_CALL, user("sure?"), said("yes")], tools=LOOK)],
+    "user after tools": [spoken(4, [*_CALL, BRIEF, user("sure?"), said("yes")], tools=LOOK)],
     "two agents": [
         spoken(5, [user("judge"), said("fine")], agent="judge", segment=1, episode_id="e", tags=["not-trained"]),
         spoken(6, [user("solve"), said("42")], agent="solver", segment=0, episode_id="e"),
     ],
-    "images": [spoken(7, [user(f"what is this?\n{IMAGE}"), said("a cat")], tools="[]")],
+    "odd calls": [
+        spoken(
+            7,
+            [
+                user("both?"),
+                asked(*(ToolCall(id="", name="look", arguments=text) for text in ('{"place": "a"}', "[1]"))),
+                Message(role=Role.TOOL, content="1"),
+                Message(role=Role.TOOL, content="2"),
+                said(""),
+                user("and?"),
+                asked(ToolCall(id="", name="look", arguments='"here"')),
+            ],
+            tools='[{"name": "look", "parameters": {"type": "object"}}, {"name": "stop"}, {"type": "web_search"}]',
+        )
+    ],
     "tokens": [hard(8), hard(9), build(10)],
     "tokens, no spans": [without_spans(hard(11))],
     "unscored": [

@@ -31,7 +31,7 @@ test-faults: $(VENV)/.dev
 # is kept elsewhere
 test-vllm: $(VENV)/.dev $(VLLM_VENV)/.ready
 	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m "vllm and not slow" --durations=0
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m "vllm and not slow" --durations=0 tests/agentrl/test_engine_vllm.py tests/agentrl/test_vllm_transfer.py
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m "vllm and not slow" --durations=0 tests/agentrl/test_engine_vllm.py tests/agentrl/test_vllm_experts.py tests/agentrl/test_vllm_transfer.py
 
 # storms over runs with vLLM servers and more kills: about fifteen minutes
 test-vllm-slow: $(VENV)/.dev $(VLLM_VENV)/.ready

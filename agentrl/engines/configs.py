@@ -101,6 +101,10 @@ class VLLMConfig(EngineConfig):
         missing."""
         import torch
 
+        from agentrl.engines.replicas import EXTENSION
+        from agentrl.engines.transfer import check_transfer, transfer_option
+        from agentrl.engines.vllm import VLLMEngine
+        from agentrl.engines.weights import adapter_rank, adapter_targets, has_experts
         from agentrl.placement.launcher import here
 
         if policy is None:
@@ -112,9 +116,8 @@ class VLLMConfig(EngineConfig):
             options += ["--enforce-eager", "--no-enable-chunked-prefill"]
             # its blocks there are of 128 tokens otherwise, and a block that is not full is computed again in each turn
             options += ["--block-size", "32", "--max-num-seqs", "256"]
-        from agentrl.engines.transfer import check_transfer, transfer_option
-        from agentrl.engines.vllm import VLLMEngine
-        from agentrl.engines.weights import adapter_rank, adapter_targets
+            if has_experts(policy.model):
+                options += [EXTENSION, f"{'agentrl.engines.' if self.in_process else ''}cpu_experts.CPUExperts"]
 
         if self.sync != "folders":
             check_transfer(self.sync)

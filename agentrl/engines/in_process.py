@@ -12,7 +12,18 @@ import psutil
 
 from agentrl.engines.base import EngineError, Turn
 from agentrl.engines.blocking import in_thread
-from agentrl.engines.replicas import START_S, Adapter, Receiver, ReplicaError, Request, State, in_time, span_of, turn_of
+from agentrl.engines.replicas import (
+    FORGET,
+    START_S,
+    Adapter,
+    Receiver,
+    ReplicaError,
+    Request,
+    State,
+    in_time,
+    span_of,
+    turn_of,
+)
 from agentrl.engines.transfer import transfer_option
 from agentrl.placement.watch import Watch
 
@@ -116,6 +127,8 @@ class InProcess:
         await self._told(self._vllm.pause_generation(mode="keep", clear_cache=True))
 
     async def reload(self, folder: Path) -> None:
+        if self._args.worker_extension_cls:
+            await self._told(self._vllm.collective_rpc(FORGET, timeout=START_S))
         given = {"weights_path": str(folder)}
         await self._told(self._vllm.collective_rpc("reload_weights", timeout=START_S, kwargs=given))
 

@@ -13,6 +13,9 @@ State = Literal["starting", "stale", "serving", "suspect", "dead"]
 """``serving`` needs health, the version of the engine, and a probe that the weights passed. ``stale`` answers, with
 weights of another version."""
 
+EXTENSION, FORGET = "--worker-extension-cls", "forget_expert_kernels"
+"""The option that gives workers the methods of :class:`agentrl.engines.cpu_experts.CPUExperts`, and that method."""
+
 START_S = 600.0
 ANSWER_S = 10.0  # for what is left of a request that was cut
 ABORT_AGAIN_S = 0.1

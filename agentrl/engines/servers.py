@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import ssl
 import uuid
@@ -14,7 +15,19 @@ import httpx
 
 from agentrl.engines.base import EngineError, Turn
 from agentrl.engines.blocking import in_thread
-from agentrl.engines.replicas import START_S, Adapter, Receiver, ReplicaError, Request, State, in_time, span_of, turn_of
+from agentrl.engines.replicas import (
+    EXTENSION,
+    FORGET,
+    START_S,
+    Adapter,
+    Receiver,
+    ReplicaError,
+    Request,
+    State,
+    in_time,
+    span_of,
+    turn_of,
+)
 from agentrl.engines.transfer import transfer_option
 from agentrl.placement.base import LaunchError, Process
 from agentrl.placement.launcher import here
@@ -83,8 +96,14 @@ class Server:
         """Raises EngineError if it cannot be started."""
         assert self.log is not None
         command = server_command(self.python, folder, self.options)
+        env = serving(self.options)
+        if EXTENSION in self.options:
+            modules = self.log.with_suffix(".modules")
+            modules.mkdir(exist_ok=True)
+            shutil.copy(Path(__file__).with_name("cpu_experts.py"), modules)
+            env["PYTHONPATH"] = str(modules)
         try:
-            self.process = here().start("vLLM server", command, log=self.log, gpus=self.gpus, env=serving(self.options))
+            self.process = here().start("vLLM server", command, log=self.log, gpus=self.gpus, env=env)
         except LaunchError as error:
             raise EngineError(str(error)) from error
         self.url = f"http://{self.process.address}"
@@ -161,6 +180,8 @@ class Server:
         await self.call("POST", "/pause", params={"mode": "keep", "clear_cache": "true"})
 
     async def reload(self, folder: Path) -> None:
+        if EXTENSION in self.options:
+            await self.call("POST", "/collective_rpc", json={"method": FORGET})
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self.call("POST", "/collective_rpc", timeout=START_S, json=body)
 

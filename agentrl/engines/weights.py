@@ -82,11 +82,26 @@ def tensors_of(source: "Path | PreTrainedModel") -> dict[str, Any]:
         tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
     else:
         tensors = {name: tensor.detach() for name, tensor in source.state_dict().items()}
-    if not isinstance(source, Path) and adapter_rank(source) is not None:
-        tensors = {name.replace(".base_layer.", "."): one for name, one in tensors.items() if ".lora_" not in name}
+        if adapter_rank(source) is not None:
+            tensors = {name.replace(".base_layer.", "."): one for name, one in tensors.items() if ".lora_" not in name}
+        tensors = as_saved(source, tensors)
     if "lm_head.weight" not in tensors and "model.embed_tokens.weight" in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     return tensors
+
+
+def has_experts(model: "PreTrainedModel") -> bool:
+    """Whether a model is a mixture of experts."""
+    return any(".experts." in name for name, _ in model.named_parameters())
+
+
+def as_saved(model: "PreTrainedModel", tensors: dict[str, Any]) -> dict[str, Any]:
+    """Tensors of a model under the names that its folder has, which are those that servers load: in memory, a mixture
+    of experts has all experts of a layer in one tensor, and its folder has each expert by itself."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    saved: dict[str, Any] = revert_weight_conversion(model, tensors)
+    return saved
 
 
 def _begun(folder: Path) -> Path:

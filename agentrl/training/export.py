@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.engines.weights import as_saved
 from agentrl.models.policy import Policy
 from agentrl.training.backend import Backend
 
@@ -25,7 +26,7 @@ def export(policy: Policy, backend: Backend, folder: Path) -> None:
     from huggingface_hub import split_torch_state_dict_into_shards
 
     empty = {name: torch.empty(shape, device="meta") for name, shape in _shapes(policy.model)}
-    plan = split_torch_state_dict_into_shards(_as_saved(policy.model, empty), max_shard_size=SHARD_BYTES)
+    plan = split_torch_state_dict_into_shards(as_saved(policy.model, empty), max_shard_size=SHARD_BYTES)
     files = plan.filename_to_tensors
     writes = backend.rank == 0
     if writes:
@@ -36,7 +37,7 @@ def export(policy: Policy, backend: Backend, folder: Path) -> None:
     ready: dict[str, Tensor] = {}
     for name, tensor in _whole(policy.model, backend):
         if writes:
-            ready |= _as_saved(policy.model, {name: tensor})
+            ready |= as_saved(policy.model, {name: tensor})
             for file in [one for one, names in files.items() if all(name in ready for name in names)]:
                 _write(folder / file, {name: ready.pop(name) for name in files.pop(file)})
     assert not ready or not writes
@@ -59,14 +60,6 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
-
-
-def _as_saved(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same under the names that model folders have: some families are stored in other pieces."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    saved: dict[str, Tensor] = revert_weight_conversion(model, tensors)
-    return saved
 
 
 def _shapes(model: torch.nn.Module) -> Iterator[tuple[str, torch.Size]]:

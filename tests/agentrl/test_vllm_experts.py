@@ -1,0 +1,144 @@
+"""Mixtures of experts: what servers load has the names and values of a model folder, and a real server that is given an
+update has the trained model's log-probs."""
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import qwen
+from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from agentrl.engines.base import Weights
+from agentrl.engines.blocking import blocking
+from agentrl.engines.configs import VLLMConfig
+from agentrl.engines.vllm import VLLMEngine
+from agentrl.engines.weights import shapes, tensors_of, write_folder
+from agentrl.models.policy import Policy
+from agentrl.training.lora import add_lora
+from agentrl.training.optimizer import LoRA
+
+TOLERANCE = 1e-4
+"""Mean absolute difference between log-probs of vLLM and of the trainer, in float32."""
+
+
+def mixture(kind: str) -> Policy:
+    """Four experts of which a token takes two, in each of two layers."""
+    dense = qwen()
+    sizes: dict[str, Any] = {
+        "vocab_size": dense.model.config.vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,  # the CPU build of vLLM has no kernel for less
+        "max_position_embeddings": 256,
+        "num_experts_per_tok": 2,
+        "initializer_range": 0.1,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    torch.manual_seed(0)
+    model: Any
+    if kind == "qwen3-moe":
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, num_experts=4, moe_intermediate_size=32))
+    else:
+        model = MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=4))
+    return Policy(model.eval(), dense.tokenizer, kind)
+
+
+def updated(policy: Policy, seed: int) -> Policy:
+    """The policy after a step that changed all weights, those of each expert too."""
+    model = copy.deepcopy(policy.model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return Policy(model, policy.tokenizer, policy.name, version=seed)
+
+
+def _loaded(policy: Policy, folder: Path) -> Policy:
+    policy.save(folder)
+    return Policy(AutoModelForCausalLM.from_pretrained(folder), policy.tokenizer, policy.name)
+
+
+def _adapted(policy: Policy, folder: Path) -> Policy:
+    add_lora(policy, LoRA(rank=2, targets=["q_proj"]), 0)
+    return policy
+
+
+MADE: dict[str, Callable[[Policy, Path], Policy]] = {
+    "in memory": lambda policy, folder: policy,
+    "from a folder": _loaded,
+    "with an adapter": _adapted,
+}
+
+KINDS = ("qwen3-moe", "mixtral")
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_have_the_names_and_values_of_a_model_folder(kind: str, made: str, tmp_path: Path) -> None:
+    plain = mixture(kind)
+    plain.save(tmp_path / "saved")
+    wanted = tensors_of(tmp_path / "saved")
+    policy = MADE[made](plain, tmp_path / "other")
+    found = tensors_of(write_folder(policy.model, policy.tokenizer, tmp_path / "of the model"))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert sum(".experts.3." in name for name in found) == 2 * 3
+    like = write_folder(
+        tmp_path / "saved", policy.tokenizer, tmp_path / "of the folder", like=tmp_path / "of the model"
+    )
+    assert shapes(like) == shapes(tmp_path / "of the model")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[Policy, VLLMEngine]]:
+    if find_spec("vllm"):
+        config = VLLMConfig(dtype="float32", in_process=True)
+    else:
+        python = os.environ.get("VLLM_PYTHON")
+        assert python, "VLLM_PYTHON names the interpreter of an environment with vLLM; `make test-vllm` sets it"
+        config = VLLMConfig(dtype="float32", python=python)
+    policy = mixture(request.param)
+    engine = config.build(policy)
+    assert isinstance(engine, VLLMEngine)
+    try:
+        yield policy, engine
+    finally:
+        blocking(engine.close())
+
+
+def gap(policy: Policy, engine: VLLMEngine) -> float:
+    """Mean difference of the server's log-probs from one plain pass of the model's."""
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.randint(5, policy.model.config.vocab_size, (48,), generator=generator)
+    with torch.inference_mode():
+        logits = policy.model(ids[None]).logits[0, :-1].float()
+    wanted = logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+    found = torch.tensor(blocking(engine.score(ids.tolist())))
+    return float((found - wanted).abs().mean())
+
+
+@pytest.mark.vllm
+def test_a_server_with_experts_has_the_trained_models_log_probs_after_updates(
+    served: tuple[Policy, VLLMEngine], tmp_path: Path
+) -> None:
+    """Updates as a model, and as a folder, which is how ranks that train in other processes give theirs."""
+    policy, engine = served
+    assert gap(policy, engine) < TOLERANCE
+    first, second = updated(policy, 1), updated(policy, 2)
+    assert gap(first, engine) > 100 * TOLERANCE, "the update is large enough to be seen"
+    blocking(engine.load(Weights(1, first.model)))
+    assert gap(first, engine) < TOLERANCE
+    second.save(tmp_path / "second")
+    blocking(engine.load(Weights(2, tmp_path / "second")))
+    assert gap(second, engine) < TOLERANCE
+    assert gap(first, engine) > 100 * TOLERANCE

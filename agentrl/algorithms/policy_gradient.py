@@ -28,6 +28,9 @@ ByToken = Sequence[Sequence[float] | np.ndarray]
 
 Aggregate = Literal["sequence", "token", "constant"]
 
+WHOLE = ("whole", "joint", "agent")
+"""Kinds of credit that blame no turn in particular."""
+
 
 class KL(Config):
     """A pull towards the policy that training started from."""
@@ -100,12 +103,13 @@ class Overlong(Config):
 class Experience:
     """The rollouts of one step, and what algorithms turn into advantages.
 
-    A rollout is a row, and an episode is one rollout unless its context was compressed: then ``whose`` [rollouts] is
-    the number of each rollout's episode. ``groups`` names each episode's group, ``rewards`` [episodes] are shaped, and
-    ``penalties`` is what the divergence from a reference takes off the reward of each token. What only some algorithms
-    need may be missing: ``values`` of a critic, log-probs of the ``proximal`` policy (the one that is about to be
-    updated) and of a ``teacher``, and the reward of each group's ``greedy`` rollout. Stored rollouts, and the numbers
-    of their tokens, are read when they are asked for, a few at a time: go through them once, in order.
+    A rollout is a row, and an episode is one rollout unless its context was compressed or it has several agents: then
+    ``whose`` [rollouts] is the number of each rollout's episode. ``groups`` names each episode's group, ``rewards``
+    [episodes] are shaped, and ``penalties`` is what the divergence from a reference takes off the reward of each token.
+    What only some algorithms need may be missing: ``values`` of a critic, log-probs of the ``proximal`` policy (the one
+    that is about to be updated) and of a ``teacher``, and the reward of each group's ``greedy`` rollout. Stored
+    rollouts, and the numbers of their tokens, are read when they are asked for, a few at a time: go through them once,
+    in order.
     """
 
     rollouts: Sequence[Trajectory]
@@ -199,14 +203,15 @@ class PolicyGradient(Minimised):
         description="groups of equal rewards are replaced by those of other tasks, up to this many times the tasks",
     )
     overlong: Overlong | None = None
-    credit: Literal["whole", "first_divergence", "subgoal", "values", "fork_turn", "joint"] = Field(
+    credit: Literal["whole", "first_divergence", "subgoal", "values", "fork_turn", "joint", "agent"] = Field(
         "whole",
         description="what a failed row is blamed for. first_divergence: all from the turn in which it differs from its "
         "group's nearest success; subgoal: the turns spent on the subgoal that failed first; the environment must "
         "report subgoals. values, for stored rows: in a row with values, a turn's advantage is what it added to the "
         "value, and turns without a value have none. fork_turn: of a continuation, the advantage is that of its first "
-        "turn alone, the alternative that was tried there. joint: all rows of an episode, those of several agents, "
-        "share the advantage of the episode in its group, and have to be in one",
+        "turn alone, the alternative that was tried there. All rows of an episode in one "
+        "group share its reward, those of several agents too, and count once; joint: and have to be in one group; "
+        "agent: the rows of each agent have a reward of their own, and are compared with those of the same agent alone",
     )
     per_level: bool = Field(False, description="bring rewards of each environment and level to mean 0 and std 1 first")
     off_policy: OffPolicy | None = None
@@ -233,7 +238,7 @@ class PolicyGradient(Minimised):
     def credits_whole_rows(self) -> bool:
         """Whether what a rollout's tokens weigh follows from rewards and groups alone. Then no token is looked at."""
         in_reward = self.kl and self.kl.where == "reward"
-        return self.credits_returns and not (self.off_policy or self.credit not in ("whole", "joint") or in_reward)
+        return self.credits_returns and not (self.off_policy or self.credit not in WHOLE or in_reward)
 
     @property
     def acts_on_every_row(self) -> bool:

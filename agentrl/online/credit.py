@@ -37,32 +37,36 @@ class Extras:
 @dataclass(frozen=True)
 class Credit:
     """``rows`` to train on; ``advantages`` (mean over action tokens) and ``trained`` of every rollout; ``targets`` for
-    the value head; ``lr_scale`` from the guard of off-policy training, 0 if the update is to be skipped."""
+    the value head; ``attempts`` [rollouts] numbers what counts once, see :func:`agentrl.rollouts.segments.numbered`;
+    ``lr_scale`` from the guard of off-policy training, 0 if the update is to be skipped."""
 
     rows: list[TrainingRow]
     advantages: list[float]
     trained: list[bool]
     targets: list[TrainingRow]
     metrics: dict[str, float]
+    attempts: np.ndarray
     lr_scale: float = 1.0
 
 
-def shaped_rewards(algorithm: PolicyGradient, rollouts: Sequence[Trajectory]) -> np.ndarray:
-    """Reward of each rollout, [rows], with soft overlong punishment and normalisation per environment and level.
+def shaped_rewards(
+    algorithm: PolicyGradient, rollouts: Sequence[Trajectory], attempts: np.ndarray | None = None
+) -> np.ndarray:
+    """Reward of each attempt, [attempts], with soft overlong punishment and normalisation per environment and level.
+    ``attempts`` [rows] numbers them; without it each rollout is one. Raises as :func:`plain_rewards` does."""
+    whose = np.arange(len(rollouts)) if attempts is None else attempts
+    first = np.unique(whose, return_index=True)[1].tolist()
+    rewards = of_attempts(plain_rewards(algorithm, rollouts), whose)
+    return by_level(algorithm, rewards, [(rollouts[place].env, rollouts[place].level) for place in first])
+
+
+def plain_rewards(algorithm: PolicyGradient, rollouts: Sequence[Trajectory]) -> np.ndarray:
+    """Reward of each rollout, [rows], with soft overlong punishment.
 
     Raises UnscoredError that names rollouts without a reward, and TrainingError that names those whose reward is not a
     finite number.
     """
-    rewards = plain_rewards(algorithm, rollouts)
-    return by_level(algorithm, rewards, [(row.env, row.level) for row in rollouts])
-
-
-def plain_rewards(algorithm: PolicyGradient, rollouts: Sequence[Trajectory]) -> np.ndarray:
-    """The same without normalisation; each rollout's own, [rows]."""
     _check_scored(rollouts)
-    broken = [row.trajectory_id for row in rollouts if not np.isfinite(row.scored_reward())]
-    if broken:
-        raise TrainingError(f"reward not finite in {', '.join(broken[:5])}; look at the environment's score")
     rewards = np.array([row.scored_reward() for row in rollouts], dtype=np.float64)
     if algorithm.overlong:
         rewards -= [algorithm.overlong.punishment(row) for row in rollouts]
@@ -74,17 +78,29 @@ def by_level(algorithm: PolicyGradient, rewards: np.ndarray, levels: Sequence[tu
     return normalise_by_domain(rewards.tolist(), levels) if algorithm.per_level else rewards
 
 
-def group_of(row: Trajectory) -> str:
+def of_attempts(rewards: np.ndarray, attempts: np.ndarray) -> np.ndarray:
+    """Rewards of rows [rows] as those of their attempts, [attempts], which ``attempts`` [rows] numbers from 0. The rows
+    of one differ by punishments alone; it has the largest."""
+    found = np.full(attempts.max(initial=-1) + 1, np.inf)
+    np.minimum.at(found, attempts, rewards)
+    return found
+
+
+def group_of(row: Trajectory, credit: str = "whole") -> str:
     """The ticket that a rollout is of, whose samples are compared with each other. Rows that name none, or only their
-    task, are grouped by task and by the policy that sampled them: rewards of another policy are no baseline."""
-    if row.group_id and row.group_id != row.task_id:
-        return row.group_id
-    return f"{row.task_id} {row.fingerprint} {row.policy} {row.policy_version}"
+    task, are grouped by task and by the policy that sampled them: rewards of another policy are no baseline. Under
+    ``credit: agent`` each agent has a group of its own."""
+    group = row.group_id
+    if not group or group == row.task_id:
+        group = f"{row.task_id} {row.fingerprint} {row.policy} {row.policy_version}"
+    return f"{group} {row.agent}" if credit == "agent" else group
 
 
 def _check_scored(rollouts: Sequence[Trajectory]) -> None:
     if unscored := [row.trajectory_id for row in rollouts if row.reward is None]:
         raise UnscoredError("reward", unscored)
+    if broken := [row.trajectory_id for row in rollouts if not np.isfinite(row.scored_reward())]:
+        raise TrainingError(f"reward not finite in {', '.join(broken[:5])}; look at the environment's score")
 
 
 def assign(
@@ -95,11 +111,22 @@ def assign(
 ) -> Credit:
     """Training rows of ``rollouts``, by ``algorithm``; with ``fork`` they are trees. Rows stay in order; a row's
     ``logprobs`` are what ratios are taken to: the proximal policy's under off-policy correction, else those of the
-    policy that sampled."""
-    groups = [group_of(row) for row in rollouts]
-    episodes = numbered(rollouts, groups)
+    policy that sampled.
+
+    Raises UnscoredError as :func:`plain_rewards` does, TrainingError if the algorithm needs a reference and ``extras``
+    has none, and ValueError as :func:`agentrl.rollouts.segments.numbered` does.
+    """
+    if algorithm.kl and extras.reference is None:
+        raise TrainingError(
+            f"algorithm.kl {algorithm.kl.model_dump()} needs the log-probs of a reference policy; give them as "
+            "Extras(reference=...), [rollouts][tokens], or leave kl out"
+        )
+    _check_scored(rollouts)
+    groups = [group_of(row, algorithm.credit) for row in rollouts]
+    names = [row.episode_id or row.trajectory_id for row in rollouts]
+    episodes = numbered(names, groups, [row.reward for row in rollouts], algorithm.credit, names.__getitem__)
     first = np.unique(episodes, return_index=True)[1].tolist()
-    rewards = shaped_rewards(algorithm, [rollouts[place] for place in first])
+    rewards = shaped_rewards(algorithm, rollouts, episodes)
     penalties = _penalties(algorithm, rollouts, extras.reference)
     taken = np.bincount(episodes, [total(one) for one in penalties])
     scored = np.array([rollouts[place].scored_reward() for place in first])
@@ -140,7 +167,7 @@ def assign(
         for number, row in enumerate(rollouts)
         if live[number]
     ]
-    return Credit(rows, means, live.tolist(), found.targets, metrics, lr_scale)
+    return Credit(rows, means, live.tolist(), found.targets, metrics, episodes, lr_scale)
 
 
 def token_advantages(
@@ -250,8 +277,7 @@ def _penalties(
     """What is subtracted from the reward of each token for the divergence from the reference, [rows][tokens]."""
     if not (algorithm.kl and algorithm.kl.where == "reward"):
         return [np.broadcast_to(0.0, len(row.input_ids)) for row in rollouts]
-    if reference is None:
-        raise ValueError("kl in the reward needs the log-probs of a reference policy")
+    assert reference is not None
     return [
         penalty(algorithm.kl, torch.tensor(row.logprobs), torch.tensor(ref), torch.tensor(row.action_mask))
         .double()

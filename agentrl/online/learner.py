@@ -88,7 +88,7 @@ class Learner:
         trained = {row.episode_id for row, live in zip(made, credit.trained, strict=True) if live}
         seen = {}
         if self.observed:
-            credit = replace(credit, rows=self.observed.rows(credit.rows, made))
+            credit = replace(credit, rows=self.observed.rows(credit.rows, made, credit.attempts))
             seen["observations_unplaced"] = float(self.observed.unplaced)
             self.observed.unplaced = 0
         if self.teacher:
@@ -160,7 +160,8 @@ class Learner:
         )
 
         found = {name: [one.tolist() for one in values] for name, values in self._scores(rows).items()}
-        greedy_rewards = {group_of(row): row.reward for row in greedy if row.reward is not None}
+        credit = self.algorithm.credit
+        greedy_rewards = {group_of(row, credit): row.reward for row in greedy if row.reward is not None}
         taught = self.teacher.logprobs(made) if self.teacher else None
         return Extras(**found, greedy=greedy_rewards, version=self.policy.version, teacher=taught)
 

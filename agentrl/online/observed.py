@@ -7,8 +7,6 @@ from itertools import groupby
 
 import numpy as np
 
-from agentrl.online.credit import group_of
-from agentrl.rollouts.segments import numbered
 from agentrl.schemas.training import TrainingRow
 from agentrl.schemas.trajectory import Message, Role, Trajectory
 
@@ -77,14 +75,16 @@ class Observed:
             self._pieces[token] = self.decode([token])
         return self._pieces[token]
 
-    def rows(self, trained: Sequence[TrainingRow], rollouts: Sequence[Trajectory]) -> list[TrainingRow]:
+    def rows(
+        self, trained: Sequence[TrainingRow], rollouts: Sequence[Trajectory], attempts: np.ndarray
+    ) -> list[TrainingRow]:
         """Training rows with the second stream: those of the first stream, and those that have only observations, whose
-        ``mask`` is false everywhere. They are in the order of the rollouts."""
+        ``mask`` is false everywhere. They are in the order of the rollouts, of which ``attempts`` [rollouts] numbers
+        the units."""
         known = {row.row_id: row for row in trained}
         reference = any(row.ref_logprobs for row in trained)
         found = []
-        episodes = numbered(rollouts, [group_of(row) for row in rollouts]).tolist()
-        for number, rollout in zip(episodes, rollouts, strict=True):
+        for number, rollout in zip(attempts.tolist(), rollouts, strict=True):
             weights = self.weights(rollout)
             row = known.get(rollout.trajectory_id)
             if row is None and weights.any():

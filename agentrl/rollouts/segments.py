@@ -2,7 +2,7 @@
 which is a row of its own: the tokens that the engine saw. Rows of one episode share its outcome, and count as one
 attempt."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,12 +48,42 @@ def by_episode(rows: Iterable[Trajectory]) -> list[list[Trajectory]]:
     return [sorted(each, key=lambda row: row.segment) for each in found.values()]
 
 
-def numbered(rows: Sequence[Trajectory], groups: Sequence[str]) -> np.ndarray:
-    """The number of the episode of each row, [rows], in the order of their first rows. Rows of other groups or with
-    other rewards are not of one episode."""
-    numbers: dict[tuple[str, str, float | None], int] = {}
-    keys = [(row.episode_id or row.trajectory_id, group, row.reward) for row, group in zip(rows, groups, strict=True)]
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+def numbered(
+    episodes: Sequence[Hashable],
+    groups: Sequence[str],
+    rewards: Sequence[float | None],
+    credit: str,
+    name: Callable[[int], str],
+) -> np.ndarray:
+    """The number of the attempt that each row is of, [rows], in the order of their first rows. An attempt is what an
+    episode has in one group, the rows of several segments and agents alike: it has one reward, and counts once in the
+    statistics of its group.
+
+    Raises ValueError that gives the ``name`` of a row's episode if an attempt has several rewards, or if an episode is
+    in several groups and ``credit`` is joint.
+    """
+    numbers: dict[Hashable, int] = {}
+    if len(numbers.fromkeys(episodes)) == len(episodes):
+        return np.arange(len(episodes))
+    found = np.zeros(len(episodes), np.int64)
+    first: list[int] = []
+    group_of: dict[Hashable, str] = {}
+    for row, (episode, group) in enumerate(zip(episodes, groups, strict=True)):
+        found[row] = number = numbers.setdefault((episode, group), len(numbers))
+        if number == len(first):
+            first.append(row)
+        if rewards[row] != rewards[first[number]]:
+            remedy = "" if credit == "agent" else "; if its agents have rewards of their own, set credit: agent"
+            raise ValueError(
+                f"credit: {credit}, and rows of the episode {name(row)} have several rewards in one group, "
+                f"{rewards[first[number]]} and {rewards[row]}, but an attempt has one{remedy}"
+            )
+        if credit == "joint" and group_of.setdefault(episode, group) != group:
+            raise ValueError(
+                f"credit: joint, and rows of the episode {name(row)} are of several groups, {group_of[episode]!r} and "
+                f"{group!r}; give them one group_id"
+            )
+    return found
 
 
 def whole(rows: Sequence[Trajectory]) -> Trajectory:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.advantages.turns import progress_weights
-from agentrl.algorithms.policy_gradient import ByToken, Experience, PolicyGradient
+from agentrl.algorithms.policy_gradient import WHOLE, ByToken, Experience, PolicyGradient
 from agentrl.pipelines.stages.selected import TEXT_ROWS, Selected
 from agentrl.pipelines.stages.training_rows import outcomes, sides, trained_on
 from agentrl.schemas.step import StepValue
@@ -221,7 +221,7 @@ class _Work:
         if self.algorithm.credit == "values":
             names = zip(rows.column("row_id").to_pylist(), weights, strict=True)
             weights = [progress_weights(len(one), of) if (of := self.values.get(name)) else one for name, one in names]
-        elif self.algorithm.credit not in ("whole", "joint"):
+        elif self.algorithm.credit not in WHOLE:
             rollouts = list(self.chosen.trajectories(rows.column("row_id")))
             weights = blamed(self.algorithm, rollouts, [self.found.groups[one] for one in numbers], weights)
         return np.concatenate([np.zeros(0), *weights])

@@ -1,7 +1,7 @@
 """Training rows in columns, from parts of a selection."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +92,7 @@ def acting(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 OUTCOME = (
     "episode_id",
+    "agent",
     "group_id",
     "fingerprint",
     "policy",
@@ -111,7 +112,8 @@ ROWS_AT_ONCE = 4096
 class Outcomes(NamedTuple):
     """What credit looks at besides tokens, of the rows at ``positions``, which have action tokens; the others are
     [positions] too. ``shaped`` are rewards after punishments and normalisation. ``episodes`` are numbers in the order
-    of their first rows; rows of one episode have one group and one reward."""
+    of their first rows, as :func:`agentrl.rollouts.segments.numbered` gives them: rows of one have one group and one
+    reward."""
 
     positions: np.ndarray
     rewards: np.ndarray
@@ -130,7 +132,8 @@ class Outcomes(NamedTuple):
 def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> Outcomes:
     """Rewards and groups of all rows that have action tokens, or are alternatives that others are compared with.
     ``chosen`` has the columns :data:`OUTCOME`."""
-    from agentrl.online.credit import by_level, group_of, plain_rewards
+    from agentrl.online.credit import by_level, group_of, of_attempts, plain_rewards
+    from agentrl.rollouts.segments import numbered
 
     replaced = np.array([REPLACED in tags for tags in chosen.scalars["tags"].to_pylist()], dtype=bool)
     acting = np.flatnonzero((chosen.scalars["n_action_tokens"].to_numpy() > 0) | replaced)
@@ -141,16 +144,20 @@ def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> O
         values = zip(outcome.slice(start, ROWS_AT_ONCE).to_pylist(), prompts[start:].tolist(), strict=False)
         rows = [Trajectory.model_construct(**one, action_mask=[False] * prompt + [True]) for one, prompt in values]
         rewards.append(plain_rewards(algorithm, rows))
-        groups += [group_of(row) for row in rows]
+        groups += [group_of(row, algorithm.credit) for row in rows]
         levels += [(row.env, row.level) for row in rows]
     plain = np.concatenate(rewards)
-    episodes = _episodes(outcome, groups, plain, algorithm.credit == "joint")
+    names = pc.if_else(pc.equal(outcome["episode_id"], ""), outcome["trajectory_id"], outcome["episode_id"])
+    codes = names.combine_chunks().dictionary_encode().indices.to_pylist()
+    scored = outcome["reward"].to_numpy()
+    episodes = numbered(codes, groups, scored.tolist(), algorithm.credit, lambda row: names[row].as_py())
     _check_weights(chosen.weights[acting], groups)
     first = np.unique(episodes, return_index=True)[1]
-    shaped = by_level(algorithm, plain[first], [levels[place] for place in first.tolist()])[episodes]
+    by_attempt = of_attempts(plain, episodes)
+    shaped = by_level(algorithm, by_attempt, [levels[place] for place in first.tolist()])[episodes]
     actions = outcome["n_action_tokens"].to_numpy()
     lost = pc.equal(outcome["termination"], Termination.MAX_CONTEXT.value).to_numpy()
-    return Outcomes(acting, outcome["reward"].to_numpy(), shaped, groups, actions, episodes, lost)
+    return Outcomes(acting, scored, shaped, groups, actions, episodes, lost)
 
 
 def _check_weights(weights: np.ndarray, groups: list[str]) -> None:
@@ -164,25 +171,6 @@ def _check_weights(weights: np.ndarray, groups: list[str]) -> None:
                 "compared with each other; draw whole groups (trajectories.select {draw: {of: groups}}), or train on "
                 "the rows with train.sft"
             )
-
-
-def _episodes(outcome: pa.Table, groups: list[str], rewards: np.ndarray, joint: bool) -> np.ndarray:
-    """The number of each row's episode, [rows]. Rows of other groups or with other rewards are not of one episode;
-    raises ValueError that names one with such rows if they are to be ``joint``."""
-    names = pc.if_else(pc.equal(outcome["episode_id"], ""), outcome["trajectory_id"], outcome["episode_id"])
-    codes = names.combine_chunks().dictionary_encode().indices.to_numpy()
-    if codes.max(initial=-1) + 1 == len(codes):
-        return np.arange(len(codes))
-    numbers: dict[Any, int] = {}
-    keys = zip(codes.tolist(), groups, rewards.tolist(), strict=True)
-    found = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
-    if joint and len(numbers) > codes.max() + 1:
-        torn = next(number for number, code in enumerate(codes) if len(set(found[codes == code])) > 1)
-        raise ValueError(
-            f"credit: joint, and rows of the episode {names[torn]} are of several groups, or have several rewards; "
-            "give them one group_id and one reward"
-        )
-    return found
 
 
 def sides(chosen: Selected) -> np.ndarray:

@@ -13,11 +13,11 @@ from agentrl.algorithms.policy_gradient import KL, PolicyGradient
 from agentrl.algorithms.rloo import RLOO
 from agentrl.chat.codec import spanned
 from agentrl.engines.base import Compress, Sampling
-from agentrl.online.credit import assign
+from agentrl.online.credit import Extras, assign
 from agentrl.rollouts.compression import window
 from agentrl.rollouts.segments import SUMMARY, episode_of, name_of, whole
 from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
-from agentrl.training.batch import collate
+from agentrl.training.batch import TrainingError, collate
 from agentrl.training.rows import TrainingRows
 
 
@@ -72,8 +72,9 @@ def test_the_pull_towards_a_reference_is_over_episodes_too() -> None:
     algorithm = GRPO(kl=KL(coef=0.5, estimator="k2"))
     batches = []
     for rows in ([row("a", 0, 1.0, 6)], [row("a", n, 1.0, 2) for n in range(3)]):
-        made = assign(algorithm, [*rows, row("b", 0, 0.0, 4)]).rows
-        batch = collate(TrainingRows.of([one.model_copy(update={"ref_logprobs": one.logprobs}) for one in made]))
+        rows = [*rows, row("b", 0, 0.0, 4)]
+        made = assign(algorithm, rows, Extras(reference=[one.logprobs for one in rows])).rows
+        batch = collate(TrainingRows.of(made))
         logprobs = (batch.logprobs - 0.5) * batch.mask
         total, _ = algorithm.loss(logprobs, torch.zeros_like(logprobs), batch)
         batches.append(float(total / algorithm.count(batch)))
@@ -84,6 +85,60 @@ def test_a_group_is_compared_by_episodes() -> None:
     """Rewards 1 (in three rows), 0 and 0: the mean is 1/3, not 3/5."""
     rows = [*(row("a", n, 1.0, 2) for n in range(3)), row("b", 0, 0.0, 2), row("c", 0, 0.0, 2)]
     assert assign(RLOO(), rows).advantages == pytest.approx([1, 1, 1, -0.5, -0.5])
+
+
+def two_agents(rewards: list[tuple[float, float]]) -> list[Trajectory]:
+    """Episodes of a white and a black agent, of 2 and 3 tokens."""
+    return [
+        row(f"game-{number}", place, reward, 2 + place, agent=("white", "black")[place])
+        for number, both in enumerate(rewards)
+        for place, reward in enumerate(both)
+    ]
+
+
+@pytest.mark.parametrize("credit", ["whole", "joint"])
+def test_agents_that_share_a_reward_are_one_attempt(credit: str) -> None:
+    """Rewards 1, 0 and 0 of three episodes: the mean is 1/3, and each episode is a third of the loss."""
+    made = assign(RLOO(credit=credit), two_agents([(1.0, 1.0), (0.0, 0.0), (0.0, 0.0)]))
+    assert made.advantages == pytest.approx([1, 1, -0.5, -0.5, -0.5, -0.5])
+    assert made.attempts.tolist() == [one.unit for one in made.rows] == [0, 0, 1, 1, 2, 2]
+
+
+def test_agents_with_rewards_of_their_own_are_compared_with_the_same_agent_also_if_rewards_coincide() -> None:
+    """White has 1, 1/2 and 0, black 0, 1/2 and 1/2: the second game is a draw."""
+    rows = two_agents([(1.0, 0.0), (0.5, 0.5), (0.0, 0.5)])
+    made = assign(RLOO(credit="agent"), rows)
+    assert made.advantages == pytest.approx([0.75, -0.5, 0.0, 0.25, -0.75, 0.25])
+    assert made.attempts.tolist() == list(range(6))
+    segments = [row("game-0", 2, 1.0, 4, agent="white"), *rows]
+    again = assign(RLOO(credit="agent"), segments)
+    assert again.attempts.tolist() == [0, 0, *range(1, 6)], "segments of one agent are one attempt"
+    assert again.advantages[1:] == pytest.approx(made.advantages)
+
+
+@pytest.mark.parametrize("credit", ["whole", "joint", "fork_turn"])
+def test_an_attempt_with_several_rewards_is_refused(credit: str) -> None:
+    said = rf"credit: {credit}, and rows of the episode game-1 have several rewards in one group, 0.0 and 1.0, .*agent$"
+    with pytest.raises(ValueError, match=said):
+        assign(RLOO(credit=credit), two_agents([(1.0, 1.0), (0.0, 1.0)]))
+    torn = [row("a", 0, 1.0, 2, agent="white"), row("a", 1, 0.0, 2, agent="white"), row("b", 0, 0.0, 2)]
+    with pytest.raises(ValueError, match=r"the episode a have several rewards in one group, 1\.0 and 0\.0, but"):
+        assign(RLOO(credit="agent"), torn)
+
+
+def test_joint_credit_of_an_episode_in_several_groups_is_refused() -> None:
+    rows = two_agents([(1.0, 1.0), (0.0, 0.0)])
+    torn = [one.model_copy(update={"group_id": one.agent}) for one in rows]
+    assert assign(RLOO(), torn).attempts.tolist() == [0, 1, 2, 3], "an attempt is what an episode has in one group"
+    with pytest.raises(ValueError, match="rows of the episode game-0 are of several groups, 'white' and 'black'; give"):
+        assign(RLOO(credit="joint"), torn)
+
+
+@pytest.mark.parametrize("where", ["loss", "reward"])
+def test_a_pull_towards_a_reference_that_is_not_given_is_refused(where: str) -> None:
+    rows = [row("a", 0, 1.0, 2), row("b", 0, 0.0, 2)]
+    with pytest.raises(TrainingError, match=r"algorithm.kl .* needs the log-probs of a reference policy; give them as"):
+        assign(GRPO(kl=KL(where=where)), rows)
 
 
 def test_an_episode_out_of_context_is_left_out_of_the_loss_and_counted() -> None:

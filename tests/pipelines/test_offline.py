@@ -17,6 +17,7 @@ from agentrl.algorithms.policy_gradient import (
     OffPolicy,
     PolicyGradient,
 )
+from agentrl.algorithms.rloo import RLOO
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
 from agentrl.online.credit import Extras, assign
@@ -244,6 +245,45 @@ def test_rows_are_credited_in_parts_as_at_once(
         for name in ("weights", "logprobs", "ref_logprobs"):
             assert row.pop(name) == pytest.approx(expected.pop(name), rel=1e-5, abs=1e-5, nan_ok=True), name
         assert row == expected
+
+
+GAMES = {"shared": [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0], "own": [1.0, 0.0, 0.5, 0.5, 0.0, 0.5, 0.5, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("credit", "rewards", "said"),
+    [
+        ("whole", "shared", ""),
+        ("joint", "shared", ""),
+        ("agent", "own", ""),
+        ("whole", "own", "several rewards in one group, 1.0 and 0.0"),
+        ("joint", "own", "several rewards in one group, 1.0 and 0.0"),
+    ],
+)
+def test_agents_of_an_episode_count_alike_stored_and_online(
+    harness: Harness, tasks: Tasks, model: Model, credit: str, rewards: str, said: str
+) -> None:
+    made = harness.run(sample, {"samples": 4, "sampling": LIMITS}, model=model, tasks=tasks)["trajectories"]
+    rows = [
+        row.model_copy(update={"episode_id": f"game-{place // 2}", "segment": place % 2, "agent": f"a{place % 2}"})
+        for place, row in enumerate(scored(harness, made, GAMES[rewards]).read())
+    ]
+    named = [{"trajectory_id": f"{harness._count}-{place}", "group_id": "games"} for place in range(len(rows))]
+    rows = [row.model_copy(update=new) for row, new in zip(rows, named, strict=True)]
+    algorithm = {"type": "rloo", "credit": credit}
+    config, given = CONFIG | {"algorithm": algorithm}, [harness.trajectories(rows)]
+    if said:
+        with pytest.raises(ValueError, match=said):
+            assign(RLOO(credit=credit), rows)
+        with pytest.raises(ValueError, match=said):
+            harness.run(offline, config, trajectories=given, model=model)
+        return
+    stored = harness.run(offline, config, trajectories=given, model=model)["rows"].table().to_pylist()
+    online = {row.row_id: row for row in assign(RLOO(credit=credit), rows).rows}
+    assert online
+    assert {row["row_id"]: row["unit"] for row in stored} == {name: row.unit for name, row in online.items()}
+    for row in stored:
+        assert row["weights"] == pytest.approx(online[row["row_id"]].weights)
 
 
 def _expert(harness: Harness, tasks: Tasks) -> Trajectories:

@@ -60,13 +60,14 @@ def node(row: Trajectory, turn: int, task: Task, hint: str = "") -> ForkPoint:
 
 
 def attempts(
-    nodes: Iterable[ForkPoint], samples: int, name: Callable[[int], str], first: int = 0
+    nodes: Iterable[ForkPoint], samples: int, name: Callable[[int], str], first: int = 0, index: int = 0
 ) -> dict[str, Attempt]:
-    """``samples`` attempts at each node, by the ids that ``name`` gives to their numbers, which begin at ``first``."""
+    """``samples`` attempts at each node, by the ids that ``name`` gives to their numbers, which begin at ``first``.
+    ``index`` is the number of the first one in the group of its node."""
     return {
-        name(first + place * samples + index): Attempt(one.task, index, one.hint, one.name, one.prefix)
+        name(first + place * samples + sample): Attempt(one.task, index + sample, one.hint, one.name, one.prefix)
         for place, one in enumerate(nodes)
-        for index in range(samples)
+        for sample in range(samples)
     }
 
 

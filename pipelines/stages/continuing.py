@@ -141,14 +141,25 @@ class Continuations:
 
     def of(self, nodes: "Iterable[ForkPoint]") -> dict[str, list[Trajectory]]:
         """The continuations of all states so far, by their names, those of these states too."""
+        self._rows.update(self._drawn([one for one in nodes if one.name not in self._rows], 0))
+        return self._rows
+
+    def again(self, nodes: "Iterable[ForkPoint]") -> dict[str, list[Trajectory]]:
+        """New continuations of states that have some, by their names, for what may not depend on those: as many, of the
+        same groups."""
+        return self._drawn(nodes, self._samples)
+
+    def _drawn(self, nodes: "Iterable[ForkPoint]", index: int) -> dict[str, list[Trajectory]]:
+        """Continuations of states, whose numbers in their groups begin at ``index``."""
         from agentrl.rollouts.continuations import attempts
 
-        new = {one.name: one for one in nodes if one.name not in self._rows}
-        waiting = list(new.values())
+        waiting = list({one.name: one for one in nodes}.values())
+        found: dict[str, list[Trajectory]] = {}
         for start in range(0, len(waiting), NODES_AT_ONCE):
             part = waiting[start : start + NODES_AT_ONCE]
-            self._sample(attempts(part, self._samples, self._context.trajectory_id, self._number))
-        return self._rows
+            wanted = attempts(part, self._samples, self._context.trajectory_id, self._number, index)
+            found.update(self._sample(wanted))
+        return found
 
     def whole(
         self, tasks: Sequence[Task], hints: Sequence[str] = (), tags: Sequence[Sequence[str]] = ()
@@ -164,8 +175,9 @@ class Continuations:
             of = {name: start + place // self._samples for place, name in enumerate(wanted)}
             if hints:
                 wanted = {name: replace(one, hint=hints[of[name]]) for name, one in wanted.items()}
-            self._sample(wanted, {name: tags[place] for name, place in of.items()} if tags else {})
-            found += [self._rows[group] for group in dict.fromkeys(one.group_id for one in wanted.values())]
+            made = self._sample(wanted, {name: tags[place] for name, place in of.items()} if tags else {})
+            self._rows.update(made)
+            found += made.values()
         return found
 
     def finish(self) -> None:
@@ -174,8 +186,11 @@ class Continuations:
         record_failures(self._context, self._runner)
         self._context.metrics.update(states=len(self._rows), sampled_tokens=self.sampled, environment_calls=self.calls)
 
-    def _sample(self, wanted: "dict[str, Attempt]", tags: Mapping[str, Sequence[str]] = NO_TAGS) -> None:
-        """Make what was not made before of these attempts, by the ids of their rows, which also name their ``tags``."""
+    def _sample(
+        self, wanted: "dict[str, Attempt]", tags: Mapping[str, Sequence[str]] = NO_TAGS
+    ) -> dict[str, list[Trajectory]]:
+        """The rows of these attempts, by their groups; what was not made before is made. ``wanted`` and ``tags`` are by
+        the ids of rows."""
         from agentrl.rollouts.continuations import check_continuation
         from agentrl.rollouts.episodes import DIVERGED
 
@@ -196,14 +211,15 @@ class Continuations:
                         check_continuation(row, attempt.prefix)
                     rows[row.trajectory_id] = self._tagged(row)
             self._shards.append([rows[name] for name in missing if name in rows], self._shard)
-        self._rows.update({attempt.group_id: [] for attempt in wanted.values()})
+        groups: dict[str, list[Trajectory]] = {attempt.group_id: [] for attempt in wanted.values()}
         for name, attempt in wanted.items():
             if kept := rows.get(name):
-                self._rows[attempt.group_id].append(kept)
+                groups[attempt.group_id].append(kept)
                 self.sampled += kept.n_action_tokens
                 self.calls += kept.n_tool_calls
         self._number += len(wanted)
         self._shard += 1
+        return groups
 
     def _tagged(self, row: Trajectory) -> Trajectory:
         return row.model_copy(update={"tags": [*row.tags, self._tag]}) if self._tag else row

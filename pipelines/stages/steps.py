@@ -1,6 +1,6 @@
 """The stage that says what the turns of stored rows are worth."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -27,7 +27,7 @@ class ValueConfig(ContinuingConfig):
     where: Literal["all", "failed", "uncertain", "bisect"] = Field(
         "failed",
         description="turns that are valued: all; all of rows that did not succeed; those whose tokens were least "
-        "likely; or of each failed row the turn at which it was lost, found by bisection, and its neighbours",
+        "likely; or of each failed row the turn at which it was lost, found by bisection and then drawn again",
     )
     gamma: float = Field(1.0, gt=0, le=1, description="discount of the reward for each turn up to the end")
     hard: bool = Field(False, description="a value is 1 if any continuation has a reward above 0, else 0")
@@ -94,12 +94,26 @@ class _States:
             place = row.trajectory_id, boundary
             if place in self._values:
                 continue
-            if boundary == len(turn_spans(row.messages, row.action_mask)):
+            if boundary == _end(row):
                 self._values[place] = at_the_end(row.scored_reward())
             else:
                 missing[place] = node(row, boundary, task)
-        made = self._forked.of(missing.values())
-        for place, one in missing.items():
+        self._take(missing, self._forked.of(missing.values()))
+
+    def find_again(self, chosen: Iterable[tuple[TaskRow, int]]) -> None:
+        """Put values from new continuations in the place of those by which boundaries were chosen, which are as much
+        too high or too low as helped them to be chosen."""
+        from agentrl.rollouts.continuations import node
+
+        drawn = {
+            (row.trajectory_id, boundary): node(row, boundary, task)
+            for (row, task), boundary in chosen
+            if boundary < _end(row)
+        }
+        self._take(drawn, self._forked.again(drawn.values()))
+
+    def _take(self, places: "Mapping[tuple[str, int], ForkPoint]", made: Mapping[str, Sequence[Trajectory]]) -> None:
+        for place, one in places.items():
             scored = [found for found in made[one.name] if found.reward is not None]
             self._values[place] = self._estimate(scored) if scored else None
 
@@ -125,38 +139,31 @@ def _chosen(rows: Sequence[TaskRow], states: _States, config: ValueConfig) -> Tu
 
 
 def _lost(rows: Sequence[TaskRow], states: _States) -> Turns:
-    """The turns at which failed rows were lost, with the turns beside them that were valued in the search. The searches
-    of all rows go on side by side."""
+    """The turns at which failed rows were lost, when the values on both sides of them are found. The searches of all
+    rows go on side by side. A search without a value to go on with names no turn."""
     failed = [one for one in rows if not one[0].success]
-    turns = [len(turn_spans(row.messages, row.action_mask)) for row, _ in failed]
-    searches = [first_fall(number, row.scored_reward()) for number, (row, _) in zip(turns, failed, strict=True)]
-    asked = {place: next(search) for place, search in enumerate(searches) if turns[place]}
-    states.find(zip(failed, turns, strict=True))  # their ends, which are known
-    looked: list[set[int]] = [{number} for number in turns]
+    searches = [first_fall(_end(row), row.scored_reward()) for row, _ in failed]
+    asked = {place: next(search) for place, search in enumerate(searches) if _end(failed[place][0])}
+    lost: list[list[int]] = [[] for _ in failed]
     while asked:
         states.find((failed[place], boundary) for place, boundary in asked.items())
         for place, boundary in list(asked.items()):
-            looked[place].add(boundary)
-            found = states.at(failed[place][0], boundary)
-            following = _sent(searches[place], found)
-            if following is None:
-                del asked[place]
-            else:
-                asked[place] = following
-    return [
-        (row, [turn for turn in range(number) if {turn, turn + 1} <= seen])
-        for (row, _), number, seen in zip(failed, turns, looked, strict=True)
-    ]
+            del asked[place]
+            if (found := states.at(failed[place][0], boundary)) is None:
+                continue
+            try:
+                asked[place] = searches[place].send(found.value)
+            except StopIteration as end:
+                lost[place] = [] if end.value is None else [end.value]
+    sides = [(one, turn + side) for one, turns in zip(failed, lost, strict=True) for turn in turns for side in (0, 1)]
+    states.find(sides)  # an end, which no search asks for
+    states.find_again(sides)
+    return [(row, turns) for (row, _), turns in zip(failed, lost, strict=True)]
 
 
-def _sent(search: Generator[int, float, int | None], found: StateValue | None) -> int | None:
-    """The next boundary that a search asks for; None if it is over, or has no value to go on with."""
-    if found is None:
-        return None
-    try:
-        return search.send(found.value)
-    except StopIteration:
-        return None
+def _end(row: Trajectory) -> int:
+    """The last boundary of a row, which is the number of its turns."""
+    return len(turn_spans(row.messages, row.action_mask))
 
 
 def _steps(row: Trajectory, turns: Sequence[int], states: _States, prover: str) -> Iterator[StepValue]:

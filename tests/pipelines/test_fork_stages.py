@@ -20,7 +20,6 @@ from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.rollouts.continuations import check_continuation, node
 from agentrl.rollouts.demonstrations import demonstrate
-from agentrl.schemas.step import StepValue
 from agentrl.schemas.trajectory import NOT_TRAINED, Role, Trajectory
 from agentrl.search.values import estimate
 
@@ -182,13 +181,22 @@ def test_bisection_values_the_turn_that_lost_with_few_continuations(
             rows.append(good.model_copy(update={**lost, "messages": early}))
     given = harness.trajectories(rows)
     done = harness.run(value, {"where": "bisect", "k": 8, **LIMITS}, trajectories=[given], model=model)
-    worst: dict[str, StepValue] = {}
-    for step in done["steps"].read():
-        worst[step.trajectory_id] = min(worst.get(step.trajectory_id, step), step, key=lambda one: one.progress)
+    named = {step.trajectory_id: step for step in done["steps"].read()}
     levels = {row.trajectory_id: row.n_steps for row in rows}
-    assert worst
-    assert all(step.turn == levels[name] - 1 for name, step in worst.items())
+    assert named
+    assert len(named) == done.metrics["valued_turns"], "each row names one turn"
+    assert all(step.turn == levels[name] - 1 for name, step in named.items())
     assert done.metrics["states"] <= sum(levels.values())
+    draws: dict[str, list[Trajectory]] = {}
+    for row in done["trajectories"].read():
+        draws.setdefault(row.group_id or "", []).append(row)
+    assert {len(group) for group in draws.values()} == {8, 16}, "the state before the turn is continued again"
+    assert all(sorted(row.sample_index for row in group) == list(range(len(group))) for group in draws.values())
+    parents = {row.trajectory_id: row for row in rows}
+    for name, step in named.items():
+        again = [group for group in draws.values() if len(group) == 16 and group[0].parent_id == name]
+        fresh = [row.scored_reward() for row in again[0] if row.sample_index >= 8]
+        assert step.v == np.mean(fresh), f"the search's own draws are not counted in {parents[name].prompt}"
 
 
 def test_unscored_rows_are_left_out_and_counted(harness: Harness, model: Model, rollouts: Trajectories) -> None:

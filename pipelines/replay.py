@@ -88,7 +88,7 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
         elif number == step:
             trainer.objective = objective_of(changed)
             _check_reference(trainer.objective, batches)
-            policy.precision = changed.optimizer.precision
+            policy.prepare(changed.optimizer.precision)
             trainer.config = changed.optimizer.model_copy(update={"lr": changed.optimizer.lr * scale})
             history = [trainer.step(batch, lr_scale, place) for place, batch in enumerate(batches, first)]
             found = {name: sum(one[name] for one in history) / len(history) for name in history[0]}

@@ -4,7 +4,7 @@ not know."""
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,13 @@ _HOT = 4.0
 """Temperature of the sampling that is probed: a model that is sure of each token would show no difference."""
 
 
+_ALIBI = (
+    "has ALiBi positions: it counts them from a mask of padding, and the embedded engine gives it masks of whole rows, "
+    "since rows of different lengths share its cache; use a model with rotary positions, such as Qwen, Llama or "
+    "Mistral, or an engine that knows ALiBi (engine: {type: vllm})"
+)
+
+
 class ModelMismatchError(ValueError):
     """A model whose sampled log-probs are not its own. Names the model and what differed."""
 
@@ -39,6 +46,8 @@ def check_sampling(policy: "Policy") -> None:
         with policy.autocast():
             made = blocking(_sampled(TransformersEngine(model), prompts, sampling))
     except Exception as error:
+        if has_alibi(model.config.get_text_config()):
+            raise ModelMismatchError(f"{where} {_ALIBI}") from error
         raise ModelMismatchError(
             f"{where} cannot be sampled with a key-value cache here ({type(error).__name__}: {error}); "
             "use a model whose layers are attention, such as Qwen, Llama, Mistral, Gemma or Phi"
@@ -56,6 +65,16 @@ def check_sampling(policy: "Policy") -> None:
             f"{where}: log-probs sampled with a cache differ from its own logits by {worst:.2g} nats, so that it would "
             "be trained on wrong ratios; use a model whose layers are attention without length-dependent positions"
         )
+
+
+def has_alibi(config: Any) -> bool:
+    """Whether a model's positions are ALiBi: its attention falls with the distance of two tokens."""
+    return bool(
+        config.model_type == "bloom"
+        or getattr(config, "alibi", False)
+        or getattr(getattr(config, "attn_config", None), "alibi", False)
+        or getattr(config, "position_embedding_type", None) == "alibi"
+    )
 
 
 async def _sampled(engine: TransformersEngine, prompts: list[list[int]], sampling: Sampling) -> list[Session]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,6 +54,15 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 Precision = Literal["float32", "bfloat16"]
+
+
+@cache
+def processor_has_bfloat16() -> bool:
+    """Whether this processor multiplies matrices in bfloat16 (AVX-512 BF16, AMX, or Arm's). Others give the same
+    numbers by rounding in float32, at a fraction of the speed."""
+    import torch
+
+    return any(has for name, has in torch.cpu.get_capabilities().items() if "bf16" in name)
 
 
 class Speaker:
@@ -169,8 +178,16 @@ class Policy(Speaker):
 
     def prepare(self, precision: Precision) -> "Policy":
         """This policy, ready to be trained: with weights in float32, the masters that small steps do not vanish in,
-        and matrix products in ``precision``."""
+        and matrix products in ``precision``; on a processor without instructions for bfloat16 in float32, which a
+        warning says."""
         self.model.float()
+        if precision == "bfloat16" and self.model.device.type == "cpu" and not processor_has_bfloat16():
+            warnings.warn(
+                f"precision: bfloat16, but this processor has no instructions for it (AVX-512 BF16, AMX or Arm's) and "
+                f"would be slower than in float32; {self.name} is computed in float32",
+                stacklevel=2,
+            )
+            precision = "float32"
         self.precision = precision
         return self
 

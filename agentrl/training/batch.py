@@ -1,5 +1,6 @@
 """Training rows as tensors."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -171,6 +172,25 @@ def check_rows(rows: TrainingRows, policy: "Policy", rank: int = 0, world: int =
                 for problem, ids in found.items()
             )
         )
+
+
+def check_lengths(rows: TrainingRows, policy: "Policy") -> None:
+    """Warn of rows that are longer than the model's context, and count them: its rollouts end before they come that
+    far, and its positions beyond are untrained. Raises TrainingError if all rows are."""
+    context: int | None = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    lengths = [np.diff(batch.column("input_ids").offsets.to_numpy()) for batch in rows.batches]
+    longer = sum(int((length > context).sum()) for length in lengths) if context else 0
+    if not longer:
+        return
+    said = (
+        f"{longer} of {len(rows)} rows to train on are longer than the context of {context} tokens of the model "
+        f"{policy.name}, the longest has {max(int(length.max()) for length in lengths)}: its rollouts end before they "
+        "come that far; take a model with a longer context (size.context of the tiny one), or shorter rows "
+        "(trajectories.segment)"
+    )
+    if longer == len(rows):
+        raise TrainingError(said)
+    warnings.warn(said, stacklevel=2)
 
 
 def _problems(batch: "pa.RecordBatch", vocabulary: int) -> Iterator[tuple[str, np.ndarray]]:

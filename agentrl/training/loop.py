@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agentrl.training.batch import TrainingError, check_rows, unit_starts
+from agentrl.training.batch import TrainingError, check_lengths, check_rows, unit_starts
 from agentrl.training.epochs import shuffled
 from agentrl.training.rows import TrainingRows, save_rows
 from agentrl.training.step import Metrics, Trainer
@@ -30,11 +30,12 @@ def fit(
     Training goes on from a checkpoint at ``checkpoint``, or from the one before it if that is damaged: the curve is
     that of an undisturbed run.
 
-    Raises TrainingError before the first step if rows cannot be trained on, and later if a loss is not finite. Then the
-    rows of that step are kept beside ``checkpoint`` in ``failed_step.parquet``, and the last good state at
-    ``checkpoint``.
+    Raises TrainingError before the first step if rows cannot be trained on, or if all are longer than the model's
+    context, and later if a loss is not finite. Then the rows of that step are kept beside ``checkpoint`` in
+    ``failed_step.parquet``, and the last good state at ``checkpoint``.
     """
     check_rows(rows, trainer.policy, trainer.backend.rank, trainer.backend.world)
+    check_lengths(rows, trainer.policy)
     saved = trainer.load(checkpoint)
     history: list[Metrics] = saved["history"] if saved else []
     for number, positions in enumerate(epochs(rows, batch_units, seed)):

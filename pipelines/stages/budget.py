@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow.compute as pc
 from pydantic import Field
 
 from agentrl.engines.base import Compress, Sampling
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from agentrl.models.policy import Policy
     from agentrl.rollouts.runner import RolloutRunner
     from agentrl.schemas.task import Task
-    from agentrl.training.rows import TrainingRows
 
 ROOM = 16
 """Tokens after the prompt without which a rollout says nothing: about those of a short tool call."""
@@ -111,20 +109,6 @@ class CompressingSampling(Compressing, SamplingConfig):
 def context_length(policy: "Policy") -> int | None:
     """Tokens that a model was made for; None if its config does not say."""
     return getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
-
-
-def warn_of_long_rows(policy: "Policy", rows: "TrainingRows") -> None:
-    """Warn if rows to train on are longer than the model's context: its rollouts end before they come that far."""
-    context = context_length(policy)
-    lengths = [pc.list_value_length(batch.column("input_ids")).to_numpy() for batch in rows.batches]
-    longer = sum(int((length > context).sum()) for length in lengths) if context else 0
-    if longer:
-        warnings.warn(
-            f"{longer} of {len(rows)} rows to train on are longer than the context of {context} tokens of the model "
-            f"{policy.name}, the longest has {max(int(length.max()) for length in lengths)}: its rollouts end before "
-            "they come that far; take a model with a longer context (size.context of the tiny one), or shorter rows",
-            stacklevel=3,
-        )
 
 
 def check_room(

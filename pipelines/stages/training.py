@@ -15,7 +15,6 @@ from pydantic import Field
 from agentrl.algorithms.base import Objective
 from agentrl.pipelines.handles import Model, Table
 from agentrl.pipelines.stage import Context, StageConfig
-from agentrl.pipelines.stages.budget import warn_of_long_rows
 from agentrl.pipelines.stages.common import record_dialect
 from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig
@@ -149,7 +148,6 @@ class Training:
         from agentrl.training.step import Trainer
 
         context, config = self.context, self.config
-        warn_of_long_rows(policy, rows)
         trainer = Trainer(policy, objective, optimizer, config.steps, seed=context.seed)
         history = fit(trainer, rows, config.batch, context.seed, context.scratch / "checkpoint.pt", report)
         if optimizer.lora:

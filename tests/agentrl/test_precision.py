@@ -13,7 +13,7 @@ from agentrl.algorithms.dpo import DPO
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.gspo import GSPO
 from agentrl.algorithms.sft import SFT
-from agentrl.models.policy import Policy
+from agentrl.models.policy import Policy, processor_has_bfloat16
 from agentrl.models.tiny import train_tokenizer
 from agentrl.schemas.training import TrainingRow
 from agentrl.training.job import DeepSpeed, TrainingJob
@@ -211,3 +211,20 @@ def test_weight_decay_spares_norms_and_biases(lora: LoRA | None) -> None:
     assert all("norm" not in name and not name.endswith("bias") for name in decayed)
     assert all("norm" in name or name.endswith("bias") for name in spared)
     assert bool(spared) == (lora is None)
+
+
+def test_a_processor_without_bfloat16_computes_in_float32_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = TrainingRows.of(random_rows(4))
+    plain = Trainer(small_policy(), GRPO(), OptimizerConfig(), 1).step(rows)
+    monkeypatch.setattr("agentrl.models.policy.processor_has_bfloat16", lambda: False)
+    with pytest.warns(UserWarning, match=r"bfloat16, but this processor has no .*; qwen2 is computed in float32"):
+        trainer = Trainer(small_policy(), GRPO(), BF16, 1)
+    assert trainer.policy.precision == "float32"
+    assert trainer.step(rows) == plain
+
+
+def test_instructions_for_bfloat16_are_found_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = {"avx2": True, "avx512_bf16": False, "amx_bf16": False}
+    for name in (None, "avx512_bf16", "amx_bf16"):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=name: flags | ({name: True} if name else {}))
+        assert processor_has_bfloat16.__wrapped__() == (name is not None)

@@ -110,6 +110,23 @@ def test_a_model_is_seen_alike_by_every_pass_or_refused(
             check_sampling(policy_of(name, changes))
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
+        ("Falcon", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True}),
+    ],
+)
+def test_models_whose_positions_are_alibi_are_refused_for_that(name: str, sizes: dict[str, Any]) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(vocab_size=VOCABULARY, **sizes)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with pytest.raises(ModelMismatchError, match=rf"^model {name} \({name.lower()}\) has ALiBi positions: .* rotary"):
+        check_sampling(Policy(model, SimpleNamespace(), name))  # type: ignore[arg-type]
+
+
 @torch.no_grad()
 def own(model: Any, ids: list[int]) -> Tensor:
     logp = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)

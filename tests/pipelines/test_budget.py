@@ -20,6 +20,7 @@ from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import sft
 from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.rollouts.runner import RolloutRunner
+from agentrl.training.batch import TrainingError
 
 SMALL: dict[str, Any] = {"iterations": 1, "tasks": 4, "samples": 2}
 
@@ -139,6 +140,8 @@ def test_rows_beyond_the_context_of_the_model_are_said(harness: Harness, tasks: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(context=400)
+    with pytest.raises(TrainingError, match=r"12 of 12 rows to train on are longer than the context of 32 tokens"):
+        train(context=32)
 
 
 def test_a_size_is_of_the_tiny_model_alone() -> None:

@@ -14,7 +14,9 @@ TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 CONTROL = re.compile(
     r"<\|[^|<>'\" ]{1,30}\|>|<｜[^｜<>]{1,40}｜>|</?(?:think|tool_call|tool_response|arg_key|arg_value|sop)>|\[gMASK\]"
-    r"|<(?:start|end)_of_turn>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>"
+    r"|<(?:start|end)_of_turn>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|</?seed:[a-z_]+>|<SPECIAL_\d+>|\]~b\]|\[e~\["
+    r"|</?(?:assistant|sep|s|end_of_sentence|beginning_of_sentence)>"
+    r"|\[/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|ARGS|CALL_ID|TOOL_CONTENT|THINK|SYSTEM_PROMPT)\]"
 )
 """The control tokens that templates write."""
 
@@ -28,6 +30,13 @@ ENDS = {
     "llama3": "<|eot_id|>",
     "phi": "<|endoftext|>",
 }
+"""The token that ends a text, by the beginning of a template's name; if none fits, the first of these that the template
+writes."""
+KNOWN_ENDS = [
+    "<|eot_id|>", "<｜end▁of▁sentence｜>", "<turn|>", "<end_of_turn>", "<|END_OF_TURN_TOKEN|>", "<seed:eos>",
+    "<|assistant_end|>", "<end_of_sentence>", "[e~[", "</assistant>", "<SPECIAL_12>", "<|return|>", "<|end_of_text|>",
+    "<|im_end|>", "<sep>", "<|end|>", "</s>", "<|user|>",
+]  # fmt: skip
 BEGINS = {"deepseek": "<｜begin▁of▁sentence｜>", "gemma": "<bos>"}
 
 OTHERS = {  # tokens that the families' vocabularies have and their templates do not write
@@ -51,11 +60,12 @@ def _of(table: dict[str, Any], name: str, default: Any) -> Any:
 
 
 @lru_cache
-def tokenizer_of(name: str, response_template: bool = False) -> PreTrainedTokenizerFast:
+def tokenizer_of(name: str, response_template: bool = False, folder: Path = TEMPLATES) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with the control tokens and the chat template of a family. Like real ones, it splits
     words from punctuation and joins line breaks with the punctuation before them."""
-    template = (TEMPLATES / f"{name}.jinja").read_text()
-    end, begin = _of(ENDS, name, "<|im_end|>"), _of(BEGINS, name, "<|begin_of_text|>")
+    template = (folder / f"{name}.jinja").read_text()
+    written = next((end for end in KNOWN_ENDS if end in template), "<|im_end|>")
+    end, begin = _of(ENDS, name, written), _of(BEGINS, name, "<|begin_of_text|>")
     control = {*CONTROL.findall(template), *OTHERS[""], *_of(OTHERS, name, []), end, begin}
     tokenizer = Tokenizer(models.BPE())
     words = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+")

@@ -4,15 +4,25 @@ observation is what the model family's template writes between two assistant tur
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby, takewhile
 from typing import Protocol
 
+from agentrl.chat.forms import numbered
 from agentrl.chat.hermes import Parsed, with_thoughts
 from agentrl.chat.tags import Tagged
 from agentrl.chat.template import REMEMBERED, Template
 from agentrl.schemas.json_text import is_json, unstorable
 from agentrl.schemas.trajectory import Message, Role, Trajectory
+
+TURNS: dict[str, Callable[[Message], bool]] = {
+    "tools": lambda message: bool(message.tool_calls),
+    "reasoning": lambda message: bool(message.reasoning),
+    "reasoned call": lambda message: bool(message.reasoning and message.tool_calls),
+    "call with text": lambda message: bool(message.content and message.tool_calls),
+    "parallel": lambda message: len(message.tool_calls) > 1,
+}
+"""Kinds of turns that a dialect may have no way with."""
 
 
 class Reader(Protocol):
@@ -38,7 +48,8 @@ class ChatCodec:
     """Encodes and decodes conversations of one tokenizer in one dialect.
 
     ``dialect`` names it, ``source`` says who reads its turns and why, and ``remarks`` say what of it a user should
-    know. ``stop_ids`` are the tokens that end a turn, the most usual one first.
+    know. ``cannot`` gives for ``tools`` and for kinds of turns the reason why they are refused: what was tried did not
+    come back. ``stop_ids`` are the tokens that end a turn, the most usual one first.
     """
 
     def __init__(
@@ -55,27 +66,42 @@ class ChatCodec:
         self.reader = reader
         self.bridge = bridge
         self.remarks: list[str] = []
+        self.cannot: dict[str, str] = {}
         self.stop_ids = list(template.stop_ids)
         self._known: dict[str, list[int]] = {}
 
     def opening(self, messages: list[Message], tools: str = "[]") -> list[int]:
-        """Token ids of the opening messages, up to the beginning of the assistant's turn."""
+        """Token ids of the opening messages, up to the beginning of the assistant's turn.
+
+        Raises ValueError if there are tools, and the dialect has no way with them.
+        """
+        if json.loads(tools):
+            self.refuse("tools")
         return self.template.encode(self.template.render(messages, generate=True, tools=tools))
+
+    def refuse(self, what: str) -> None:
+        """Raise ValueError if this is one of what the dialect cannot do."""
+        if what in self.cannot:
+            raise ValueError(f"the dialect {self.dialect} has no way with {what}: {self.cannot[what]}")
 
     def count(self, text: str) -> int:
         """The number of tokens of a text."""
         return len(self.template.encode(text))
 
     def shows_tools(self) -> bool:
-        """Whether the chat template writes the tools into the opening."""
+        """Whether the policy is shown the tools in the opening."""
         stem = [Message(role=Role.USER, content=".")]
-        tool = {"type": "function", "function": {"name": "x", "description": "x", "parameters": {"type": "object"}}}
+        schema = {"type": "object", "properties": {}}
+        tool = {"type": "function", "function": {"name": "x", "description": "x", "parameters": schema}}
         return self.template.render(stem, tools=json.dumps([tool])) != self.template.render(stem)
 
     def assistant(self, message: Message, answers: Sequence[Message] = (), before: Sequence[Message] = ()) -> list[int]:
         """Token ids of an assistant turn that was written, not sampled; ends with an end-of-turn token. ``answers`` are
         the tools' answers to it, and ``before`` is what came between it and the turn before: some templates write a
-        turn in the middle of tool calls differently."""
+        turn in the middle of tool calls differently. Raises ValueError if the dialect has no way with such a turn."""
+        for what, is_one in TURNS.items():
+            if is_one(message):
+                self.refuse(what)
         return [*self.template.encode(self.template.turn(message, answers, before)), *self.template.closing(message)]
 
     def ended(self, turn: Sequence[int]) -> bool:
@@ -135,7 +161,8 @@ def encode(codec: ChatCodec, messages: Sequence[Message], tools: str) -> tuple[l
     mask: list[bool] = []
     found: list[Message] = []
     turn: tuple[int, int] | None = None
-    blocks = [list(group) for _, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT)]
+    spoken = numbered(messages, codec.template.id_form)
+    blocks = [list(group) for _, group in groupby(spoken, key=lambda message: message.role is Role.ASSISTANT)]
     for before, block, following in zip([[], *blocks], blocks, [*blocks[1:], []], strict=False):
         is_action = block[0].role is Role.ASSISTANT
         if is_action:
@@ -149,7 +176,7 @@ def encode(codec: ChatCodec, messages: Sequence[Message], tools: str) -> tuple[l
             new = codec.observations(block, ids[:start], ids[start:end], tools)
         else:
             new = codec.opening(block, tools)
-        found += spanned(block, len(ids), len(ids) + len(new))
+        found += spanned(messages[len(found) : len(found) + len(block)], len(ids), len(ids) + len(new))
         ids += new
         mask += [is_action] * len(new)
     return ids, mask, found

@@ -31,6 +31,12 @@ def as_text(arguments: Any) -> str:
     return json.dumps(arguments, allow_nan=False)
 
 
+def begun(template: Template, prompt: list[int], mark: str = THOUGHT) -> bool:
+    """Whether the generation prompt begins a thought. Some do not after a tool's answer."""
+    before = template.tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False) if prompt else None
+    return str(template.prompt if before is None else before).rstrip().endswith(mark)
+
+
 class HermesReader:
     """Reads ``<think>`` and ``<tool_call>`` tags."""
 
@@ -39,12 +45,7 @@ class HermesReader:
 
     def read(self, turn: list[int], prompt: list[int], tools: str) -> Parsed:
         text = str(self.template.tokenizer.decode(bare(turn, self.template.stop_ids), skip_special_tokens=False))
-        return parse_assistant((THOUGHT if self._begun(prompt) else "") + text)
-
-    def _begun(self, prompt: list[int]) -> bool:
-        """Whether the generation prompt begins a thought. Some do not after a tool's answer."""
-        before = self.template.tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False) if prompt else None
-        return str(self.template.prompt if before is None else before).rstrip().endswith(THOUGHT)
+        return parse_assistant((THOUGHT if begun(self.template, prompt) else "") + text)
 
 
 class ResponseTemplateReader:

@@ -50,12 +50,13 @@ class Tagged:
 
     def __init__(self, template: Template, tags: Tags) -> None:
         self.inner, self.tags = template, tags
+        template.tells_tools = template.tells_answers = False  # these agents are told of their tool in their prompts
         self.tokenizer = template.tokenizer
         self.prompt, self.ends, self.source = template.prompt, template.ends, template.source
         size = len(template.tokenizer)
         closing = [one for one in range(size) if ">" in str(template.tokenizer.decode([one]))]
         self.stop_ids = tuple(dict.fromkeys([*template.stop_ids, *closing]))
-        self.end = template.end
+        self.end, self.id_form = template.end, template.id_form
 
     def render(self, messages: list[Message], generate: bool = False, tools: str = "[]") -> str:
         return self.inner.render(messages, generate, tools)

@@ -1,10 +1,12 @@
 """A tokenizer's own chat template: messages as the text that it writes, whole or turn by turn."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl.chat.control import ControlTokens
+from agentrl.chat.forms import HERMES_CALL, ID_FORMS, IdForm, any_id, as_user_turns, own_call, with_tools
 from agentrl.chat.hermes import format_assistant
 from agentrl.schemas.json_text import loads
 from agentrl.schemas.trajectory import Message, Role, ToolCall
@@ -29,7 +31,23 @@ REMEMBERED = 4096
 THOUGHT = "<think>"
 """With this, some generation prompts begin the policy's reasoning."""
 
+_TAG = re.compile(r"<[^<>]+>|\[[A-Z]+\]")
+
 _STEM = Message(role=Role.USER, content=".")
+_NAME, _KEY = "fn8Xq2", "key5Vw"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "A tool.",
+        "parameters": {
+            "type": "object",
+            "properties": {_KEY: {"type": "string", "description": "A text."}},
+            "required": [_KEY],
+        },
+    },
+}
+_EXAMPLE = ToolCall(id="call_0", name="function_name", arguments=json.dumps({"argument_name": "value"}))
 
 
 class TemplateError(ValueError):
@@ -40,7 +58,9 @@ class Template:
     """What a chat template writes, and which parts of a message it knows.
 
     ``writes_calls`` and ``writes_reasoning`` are found by trying. A template that drops tool calls or reasoning gets
-    them as text, in the Hermes form, unless ``native`` is set; with ``hermes`` it gets all calls so.
+    them as text, in the Hermes form, unless ``native`` is set; with ``hermes`` it gets all calls so. ``tells_tools``
+    and ``tells_answers`` are true if it does not show tools or their answers, and we do: see
+    :mod:`agentrl.chat.forms`. ``id_form`` gives calls the ids that it takes; ``calls_refused`` says why it takes none.
 
     ``stop_ids`` and their texts ``ends`` are the tokens that may end an assistant's turn: ``known`` ones, those that
     the template writes, and the tokenizer's own. ``end`` comes after an answer and ``call_end`` after a call; "" if
@@ -61,20 +81,29 @@ class Template:
         self.tokenizer = tokenizer
         self.native = native
         self.text_arguments = self.writes_calls = False
-        self.writes_reasoning = False
+        self.writes_reasoning = self.tells_tools = self.tells_answers = False
+        self.id_form: IdForm = any_id
+        self.call_form = HERMES_CALL
+        self.calls_refused = ""
         self._known: dict[Any, str] = {}
         self.source = str(tokenizer.get_chat_template())
         if "strftime_now" in self.source:
             self.source = _FIXED_DATE + self.source
         self.control = ControlTokens(tokenizer, self.source)
         self.prompt = self.render([_STEM], generate=True)
+        self.thought = self._prefilled()
         self.writes_reasoning = self._writes_reasoning()
         self.writes_calls = not hermes and self._writes_calls()
+        self.tells_answers = not native and (hermes or not self._writes_answers())
         self._learn_ends(known)
+        self.takes_system = self._shows(Message(role=Role.SYSTEM, content=MARK))
+        if not native and not self._shows_tools():
+            self.tells_tools = True
+            self.call_form = own_call(self._example()) if self.writes_calls else HERMES_CALL
 
     def _learn_ends(self, known: Sequence[int]) -> None:
         """How turns end. A template that ends its last answer with a token ends its last call with one too."""
-        answer = Message(role=Role.TOOL, content=".", name="f", tool_call_id="call_0")
+        answer = _answer(0, ".")
         between = self._after_mark([_STEM, _said([]), _STEM])
         self.stop_ids = self._stops(known, between)
         self._name_ends()
@@ -104,10 +133,16 @@ class Template:
 
         Raises TemplateError if the template refuses it.
         """
+        spoken = [self._native(message) for message in messages]
+        given = json.loads(tools) or None
+        if self.tells_answers:
+            spoken = as_user_turns(spoken)
+        if given and self.tells_tools:
+            spoken, given = with_tools(spoken, given, self.call_form, self.takes_system), None
         try:
             text = self.tokenizer.apply_chat_template(
-                [self._native(message) for message in messages],
-                tools=json.loads(tools) or None,
+                spoken,
+                tools=given,
                 add_generation_prompt=generate,
                 tokenize=False,
                 chat_template=self.source,
@@ -148,10 +183,30 @@ class Template:
             if not begun and not message.reasoning:
                 return said
             return f"{'' if begun else THOUGHT}{message.reasoning or ''}\n</think>\n\n{said}"
+        header = self.prompt.removesuffix(self.thought)
+        if self.thought and text.startswith(header) and not message.reasoning:
+            said = text.removeprefix(header)
+            if said.startswith("</") or len(_TAG.findall(self.thought)) > 1:
+                return said  # the thought is closed by this turn, or by the prompt
+            if self.thought.strip() == THOUGHT:
+                return f"\n</think>\n\n{said}"
         raise TemplateError(
             f"the generation prompt ends in {self.prompt[-20:]!r}, and the chat template does not begin this finished "
             "turn with it: turns like this can be sampled, but not written"
         )
+
+    def _prefilled(self) -> str:
+        """What of the generation prompt is a thought, begun or closed, that a finished turn does not begin with."""
+        try:
+            text = self.render([_STEM, _said([])])
+        except TemplateError:
+            return ""
+        pairs = enumerate(zip(text, self.prompt, strict=False))
+        same = next((place for place, (here, there) in pairs if here != there), min(len(text), len(self.prompt)))
+        if ">" not in self.prompt[max(self.prompt.rfind("<", 0, same), 0) : same]:  # in the midst of a tag
+            same = self.prompt.rfind("<", 0, same)
+        rest = self.prompt[same:]
+        return rest if "think" in rest.lower() or "thought" in rest else ""
 
     def closing(self, message: Message) -> list[int]:
         """The token that ends a written turn."""
@@ -184,8 +239,13 @@ class Template:
         if message.tool_calls and not self.writes_calls and not self.native:
             return {"role": message.role.value, "content": format_assistant(message)}
         if message.role is not Role.ASSISTANT:
-            return native(self.control.heard(message))
+            heard = native(self.control.heard(message))
+            if message.tool_call_id:
+                heard["tool_call_id"] = self.id_form(heard["tool_call_id"], message.name or "f")
+            return heard
         out = native(message, self.text_arguments)
+        for call in out.get("tool_calls", ()):
+            call["id"] = self.id_form(call["id"], call["function"]["name"])
         if message.reasoning and not (self.writes_reasoning or self.native):
             del out["reasoning_content"]
             out["content"] = f"{THOUGHT}{message.reasoning}</think>\n{message.content}"
@@ -196,21 +256,68 @@ class Template:
         return self._shows(Message(role=Role.ASSISTANT, content=".", reasoning=MARK))
 
     def _writes_calls(self) -> bool:
-        """Whether the template writes calls; ``text_arguments`` is then true if it wants arguments as text."""
+        """Whether the template writes calls, with their names; ``text_arguments`` is then true if it wants arguments as
+        text, and ``id_form`` is that of the ids that it takes."""
         self.writes_calls = True
-        call = _said([Message(role=Role.TOOL)])
-        for self.text_arguments in (False, True):
-            if self._shows(call, unlike="{'q'"):
-                return True
-        self.text_arguments = False
+        call = _said([Message(role=Role.TOOL, name=_NAME)])
+        for self.id_form in ID_FORMS:
+            for self.text_arguments in (False, True):
+                if self._shows(call, _NAME, unlike="{'q'"):
+                    return True
+        self.text_arguments, self.id_form = False, any_id
+        try:
+            self.render([_STEM, call])
+        except TemplateError as error:
+            self.calls_refused = str(error)
         return False
 
-    def _shows(self, message: Message, unlike: str | None = None) -> bool:
+    def _writes_answers(self) -> bool:
+        """Whether the template writes what tools answer, one or two of them. If it refuses two calls in a turn, one
+        answer is enough."""
+        names = {1: ["Rn4a"], 2: ["Rn4a", "Rn5b"]}
+        for count, contents in names.items():
+            answers = [_answer(number, content) for number, content in enumerate(contents)]
+            said = _said(answers if self.writes_calls else [])
+            try:
+                text = self.render([_STEM, said, *answers], generate=True).partition(MARK)[2]
+            except TemplateError:
+                return count > 1 and self._refuses([_STEM, said])
+            places = [text.find(content) for content in contents]
+            if -1 in places or places != sorted(places):
+                return False
+        return True
+
+    def _refuses(self, messages: list[Message]) -> bool:
         try:
-            text = self.render([_STEM, message])
+            self.render(messages)
+        except TemplateError:
+            return True
+        return False
+
+    def _shows_tools(self) -> bool:
+        """Whether the template shows a tool with its argument, and so that calls in the form that is read are meant."""
+        try:
+            text = self.render([_STEM], generate=True, tools=json.dumps([_TOOL]))
         except TemplateError:
             return False
-        return MARK in text and (unlike is None or unlike not in text)
+        return _NAME in text and _KEY in text and (self.writes_calls or "<tool_call>" in text)
+
+    def _example(self) -> str:
+        """A call as the template writes it."""
+        message = Message(role=Role.ASSISTANT, tool_calls=[_EXAMPLE])
+        try:
+            text = self.turn(message)
+        except TemplateError:
+            text = self.render([_STEM, message]).removeprefix(self.prompt)
+        return text.rpartition("</think>")[2].strip()
+
+    def _shows(self, message: Message, *parts: str, unlike: str | None = None) -> bool:
+        conversation = [message, _STEM] if message.role is Role.SYSTEM else [_STEM, message]
+        try:
+            text = self.render(conversation)
+        except TemplateError:
+            return False
+        return all(part in text for part in (MARK, *parts)) and (unlike is None or unlike not in text)
 
     def _after_mark(self, messages: list[Message]) -> str:
         """What the template writes after the mark, if it does not refuse the conversation."""
@@ -274,6 +381,10 @@ def _said(answers: list[Message]) -> Message:
     arguments = [json.dumps({"q": "."})] * (len(names) - 1) + [json.dumps({"q": MARK})]
     calls = [ToolCall(id=one, name=name, arguments=text) for (one, name), text in zip(names, arguments, strict=True)]
     return Message(role=Role.ASSISTANT, tool_calls=calls)
+
+
+def _answer(number: int, content: str) -> Message:
+    return Message(role=Role.TOOL, content=content, name="f", tool_call_id=f"call_{number}")
 
 
 def _from(text: str, end: str) -> str:

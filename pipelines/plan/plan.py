@@ -13,6 +13,7 @@ from agentrl.pipelines.file.problems import Origin, Problem, SpecError, did_you_
 from agentrl.pipelines.file.readiness import store_problem
 from agentrl.pipelines.plan.code import CodeGraph, Sources
 from agentrl.pipelines.plan.fingerprint import Fingerprinter, UnhashableError, fingerprint
+from agentrl.pipelines.plan.proved import unspeakable
 from agentrl.pipelines.secrets import shown_setting
 from agentrl.schemas.manifest import Ingredients, InputRecord, Kind, Manifest
 
@@ -162,6 +163,7 @@ def make_plan(pipeline: Pipeline, catalog: Catalog, store: str, selection: Selec
         step.sources = fingerprinter.sources[node.name]
     if plan.to_run and (problem := store_problem(store, write=True)):
         problems.append(Problem(problem, Origin("--store", None)))
+    problems += unspeakable(pipeline, [step.node for step in plan.to_run])
     if problems:
         raise SpecError(problems)
     return plan

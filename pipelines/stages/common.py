@@ -42,8 +42,10 @@ class ModelConfig(StageConfig):
         None, description="a Hugging Face model folder or name; its own tokenizer and chat template are used"
     )
 
-    dialect: Literal["search_r1", "retool"] | None = Field(
-        None, description="tags that the agent acts by; None: what its chat template says"
+    dialect: Literal["hermes", "search_r1", "retool"] | None = Field(
+        None,
+        description="hermes: tools, calls and answers in the Hermes form, for a template that has no way with them; or "
+        "the tags that an agent acts by; None: what its chat template says",
     )
 
     @model_validator(mode="after")

@@ -22,9 +22,14 @@ def qwen() -> Policy:
     return tiny_policy([row.messages for row in expert_runs()], seed=0)
 
 
-LLAMA_TEMPLATE = (
+HIDES_TOOLS = (
     "{{ bos_token }}{% for message in messages %}<|start|>{{ message.role }}<|end|>\n\n{{ message.content }}<|eot|>"
     "{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
+)
+LLAMA_TEMPLATE = HIDES_TOOLS.replace(
+    "{{ bos_token }}",
+    "{{ bos_token }}{% for tool in tools or [] %}<|start|>tool<|end|>\n\n<tool_call>{{ tool.function.name }}: "
+    "{{ tool.function.parameters.properties | join(', ') }}<|eot|>{% endfor %}",
 )
 
 

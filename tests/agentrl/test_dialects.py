@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrl.chat import families
 from agentrl.chat.codec import ChatCodec, tokenize
-from agentrl.chat.dialects import NO_CALLS, NO_REASONING, NO_RENDERERS, REWRITES, UNREAD, find_dialect
+from agentrl.chat.dialects import NO_ANSWERS, NO_CALLS, NO_REASONING, NO_RENDERERS, NO_TOOLS, REWRITES, find_dialect
 from agentrl.schemas.trajectory import Role, Trajectory
 from benchmarks.chat_families import tokenizer_of
 
@@ -30,8 +30,8 @@ DIALECTS = {
     "llama3_2": "llama-3",
     "nemotron_3_nano": "nemotron-3",
     "nemotron_3_ultra": "nemotron-3-ultra",
-    "lfm2_2_5": "response_template",
-    "lfm2_v2": "response_template",
+    "lfm2_2_5": "learned",
+    "lfm2_v2": "learned",
     "qwen2_5": "hermes",
     "qwen3_instruct_2507": "hermes",
     "lfm2": "hermes",
@@ -54,7 +54,7 @@ CALLS = {name for name, dialect in DIALECTS.items() if dialect != "hermes"} | {"
 
 @cache
 def codec_of(name: str) -> ChatCodec:
-    return find_dialect(tokenizer_of(name, DIALECTS[name] == "response_template"))
+    return find_dialect(tokenizer_of(name))
 
 
 MARKUP = '[{"name": "find", "arguments": {}}] <b>so</b> </result> <|x|> & {% raw %}'
@@ -65,10 +65,8 @@ def conversations(name: str) -> dict[str, Trajectory]:
     thought = "It is so." if name in REASONS else None
     made = {"plain": row([user("Why?"), says("So.", reasoning=thought)])}
     if name in CALLS:
-        # the response template of LFM loses quotes, and a remark says so
-        find, look = (call(0, "find", "Zoë"), call(1, "look", "b")) if name.startswith("lfm") else (FIND, LOOK)
-        acts = says("", find, reasoning=thought)
-        both = says("", find, look, reasoning=thought)
+        acts = says("", FIND, reasoning=thought)
+        both = says("", FIND, LOOK, reasoning=thought)
         end = says("In Rome.", reasoning=thought)
         made["call"] = row([user("Where?"), acts, answers(FIND, "Rome"), end], TOOLS)
         made["markup"] = row([user("Where?"), acts, answers(FIND, MARKUP), end], TOOLS)
@@ -207,10 +205,9 @@ def test_a_template_that_rewrites_earlier_turns_is_told_and_bridged(name: str) -
 
 
 def test_remarks_say_what_a_template_does_not_write() -> None:
-    assert codec_of("llama3").remarks == [NO_CALLS, NO_REASONING]
+    assert codec_of("llama3").remarks == [NO_CALLS, NO_TOOLS, NO_REASONING]
     assert codec_of("qwen2_5").remarks == [NO_REASONING]
-    assert "do not read back as they were written: values" in codec_of("lfm2_v2").remarks[-1]
-    assert UNREAD in find_dialect(tokenizer_of("lfm2_2_5")).remarks
+    assert codec_of("gemma3").remarks == [NO_CALLS, NO_TOOLS, NO_ANSWERS, NO_REASONING]
 
 
 def test_reasoning_is_kept_where_a_template_writes_none() -> None:

@@ -90,6 +90,7 @@ OF_A_STORE = {
     "tag": ["tag", "best", "warm"],
     "gc": ["gc", "--keep-runs", "3"],
     "doctor": ["doctor", "grpo"],
+    "dialect": ["dialect", "warm"],
     "generate": ["generate", "--model", "warm", "--prompt", "hi"],
     "view export": ["view", "export", "true", "rows.html"],
     "recordings show": ["recordings", "show", "recorded-0-0"],

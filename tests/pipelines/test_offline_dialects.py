@@ -18,14 +18,14 @@ from agentrl.pipelines.stages.trajectories import sample
 from agentrl.schemas.trajectory import Message, Role
 from benchmarks.chat_families import tokenizer_of
 
-FAMILIES = {"llama3_2": "llama-3", "lfm2_2_5": "response_template", "qwen3": "qwen3", "qwen2_5": "hermes"}
+FAMILIES = {"llama3_2": "llama-3", "lfm2_2_5": "learned", "qwen3": "qwen3", "qwen2_5": "hermes"}
 CONFIG: dict[str, Any] = {"steps": 1, "batch": 4}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def policy(request: pytest.FixtureRequest) -> Policy:
     """An untrained model of another family, found from its folder as any model is."""
-    tokenizer = tokenizer_of(request.param, FAMILIES[request.param] == "response_template")
+    tokenizer = tokenizer_of(request.param)
     return Policy(init_model(tokenizer, 0, TinySize(context=1024)), tokenizer, request.param)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import llama
+from architectures import HIDES_TOOLS, llama
 
 from agentrl.models.policy import Policy
 from agentrl.pipelines.harness import Harness
@@ -203,8 +203,10 @@ def test_negatives_teach_not_to_call_a_tool(harness: Harness, tmp_path: Path) ->
     policy.save(tmp_path / "shows")
     trained = harness.run(sft, config, trajectories=[expert, made["trajectories"]])
     assert trained.metrics["rows"] == 25
-    llama().save(tmp_path / "hides")
+    policy.tokenizer.chat_template = HIDES_TOOLS  # told in the system message, unless an agent of tags is chosen
+    policy.save(tmp_path / "hides")
+    hides = config | {"model": {"path": str(tmp_path / "hides"), "dialect": "search_r1"}}
     with pytest.raises(ValueError, match="template that renders tools"):
-        harness.run(sft, config | {"model": {"path": str(tmp_path / "hides")}}, trajectories=[made["trajectories"]])
+        harness.run(sft, hides, trajectories=[made["trajectories"]])
     with pytest.raises(ValueError, match="no trajectory calls a tool"):
         harness.run(negatives, trajectories=[harness.trajectories([talk.model_copy(update={"trajectory_id": "t"})])])

@@ -1,0 +1,86 @@
+"""Prove the dialect of a model: what was tried, what its chat template wrote, what came back."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl.flows.commands._common import FAILED, fail, open_catalog
+from agentrl.flows.commands.artifacts import looked_up
+from agentrl.flows.options import Json, Store, command
+from agentrl.flows.terminal import console, say_json
+
+if TYPE_CHECKING:
+    from agentrl.chat.dialects import Trial
+
+app = typer.Typer()
+
+
+@command(app)
+def dialect(
+    model: Annotated[str, typer.Argument(help="A model folder, an artifact with a model, or a name on the hub")],
+    form: Annotated[
+        str | None, typer.Option("--dialect", help="Try this one: hermes, search_r1 or retool, as model.dialect does")
+    ] = None,
+    store: Store = "store",
+    as_json: Json = False,
+) -> None:
+    """Prove the dialect of a model: write small conversations with its chat template, and read them back. Exit code 1
+    if it is refused, or has no way with something."""
+    from agentrl.pipelines.plan.proved import proved
+
+    with looked_up():
+        place = _place(store, model)
+    try:
+        trial = proved(place, form)
+    except OSError as error:
+        raise fail(f"error: {model}: no tokenizer can be loaded: {str(error).splitlines()[0]}") from None
+    except ValueError as error:
+        if as_json:
+            say_json({"model": model, "dialect": None, "refused": str(error)})
+            raise typer.Exit(FAILED) from None
+        raise fail(f"error: {model}: {error}", FAILED) from None
+    if as_json:
+        say_json({"model": model, **_facts(trial), "probes": trial.table()})
+    else:
+        _print(model, trial)
+    raise typer.Exit(FAILED if trial.codec.cannot else 0)
+
+
+def _place(store: str, model: str) -> str:
+    """The folder of a model, or of an artifact with a model; else the name itself, for the hub. Raises LookupError if
+    an artifact has no model."""
+    from agentrl.pipelines.results.lineage import find_artifact
+
+    if Path(model).expanduser().is_dir():
+        return str(Path(model).expanduser())
+    catalog = open_catalog(store)
+    try:
+        manifest = find_artifact(catalog, model)
+    except LookupError:
+        if model.count("/") == 1:
+            return model
+        raise
+    if "model" not in manifest.outputs:
+        raise LookupError(f"{model} has no model; its outputs: {', '.join(manifest.outputs)}")
+    return str(catalog.local(manifest, manifest.outputs["model"].path))
+
+
+def _facts(trial: "Trial") -> dict[str, Any]:
+    codec = trial.codec
+    return {"dialect": codec.dialect, "source": codec.source, "remarks": codec.remarks, "cannot": codec.cannot}
+
+
+def _print(model: str, trial: "Trial") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    out.print(Text(f"{model}: {trial.codec.dialect}"))
+    out.print(Text(f"source: {trial.codec.source}"))
+    table = Table("tried", "the template wrote", "came back", "verdict")
+    for row in trial.table():
+        table.add_row(*(Text(str(row[key])) for key in ("tried", "wrote", "back")), Text(row["verdict"]))
+    out.print(table)
+    for remark in trial.codec.remarks:
+        out.print(Text(f"remark: {remark}"))

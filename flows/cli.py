@@ -29,8 +29,10 @@ from agentrl.flows.commands import (
     view,
 )
 from agentrl.flows.commands._common import BAD_INPUT, CANCELLED, FAILED
+from agentrl.flows.own_code import say_once
 from agentrl.flows.terminal import protect, say
 from agentrl.pipelines.secrets import redacted
+from agentrl.schemas.declared import before_import
 
 app = typer.Typer(
     name="agentrl",
@@ -61,6 +63,7 @@ _FULL, _FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO), (errno
 
 def call(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code; see :mod:`agentrl.flows.commands._common` for what the codes mean."""
+    before_import[:] = [say_once]
     try:
         return int(
             app(args=None if arguments is None else list(arguments), prog_name="agentrl", standalone_mode=False) or 0

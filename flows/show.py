@@ -32,6 +32,17 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(f"{plan.pipeline.name}: {counts}", markup=False, highlight=False)
 
 
+def print_stages(console: Console, stages: list[dict[str, Any]]) -> None:
+    """The stages of a file that was read without running code."""
+    table = _table("stage", "uses", "reads", "code that a plan runs")
+    for stage in stages:
+        reads = "; ".join(f"{name}: {', '.join(edges)}" for name, edges in stage["reads"].items())
+        table.add_row(stage["stage"], stage["uses"], reads, ", ".join(stage["code"]))
+    console.print(table)
+    count = len({file for stage in stages for file in stage["code"]})
+    console.print(f"{len(stages)} stages, {count} files of your own; nothing was run, and configs were not checked")
+
+
 def print_placement(console: Console, placement: Placement) -> None:
     table = _table("stage", "process", "count", "GPUs each", "GiB each", "of which")
     for row in map(Placed.to_json, placement.rows):

@@ -27,6 +27,9 @@ _NOT_THE_USERS = tuple(
     Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
+before_import: list[Callable[[str, Path], None]] = []
+"""Called with a module of the user's and its file, before its code runs in this process."""
+
 Declares = Callable[[ast.stmt], bool]
 
 
@@ -40,6 +43,9 @@ def declared(path: str, kind: str, declares: Declares, rule: str) -> Any:
     if not all(part.isidentifier() for part in [*module.split("."), name]):
         raise LookupError(f"{path!r} is not written as module:Name")
     _check(module, name, kind, declares, rule, HOPS)
+    if module not in sys.modules and (file := own_source(module)):
+        for tell in before_import:
+            tell(module, file)
     try:
         found = importlib.import_module(module)
     except Exception as error:  # any error of the user's module is shown to the user
@@ -47,6 +53,14 @@ def declared(path: str, kind: str, declares: Declares, rule: str) -> Any:
     if not hasattr(found, name):
         raise LookupError(f"module {module!r} has no {name!r} once it is imported")
     return getattr(found, name)
+
+
+def own_source(module: str) -> Path | None:
+    """The source of a module of the user's: neither Python's, nor installed, nor ours. None if it is no such module."""
+    if module.partition(".")[0] == OURS or not all(part.isidentifier() for part in module.split(".")):
+        return None
+    file = _source(module)
+    return None if file is None or any(file.is_relative_to(folder) for folder in _NOT_THE_USERS) else file
 
 
 def is_environment(node: ast.stmt) -> bool:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.flows.commands._common import BAD_INPUT, fail, load_pipeline, planned
+from agentrl.flows.commands._common import BAD_INPUT, bad_pipeline, fail, load_pipeline, planned
 from agentrl.flows.options import Json, PipelineOptions, PlanOptions, Profile, Settings, Store, command
 from agentrl.flows.terminal import console, say, say_json
 
@@ -39,9 +39,15 @@ def plan(
     choice: PlanOptions,
     store: Store = "store",
     placement: Annotated[bool, typer.Option(help="Also processes, GPUs and memory; refuse what cannot fit")] = False,
+    no_code: Annotated[
+        bool, typer.Option("--no-code", help="Read files only: list the stages, and the code of yours that a plan runs")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Say what a run would do, stage by stage, and why."""
+    if no_code:
+        _list(source, as_json)
+        return
     made, _ = planned(source, store, choice, as_json)
     if placement:
         raise typer.Exit(_place(made, as_json))
@@ -56,6 +62,22 @@ def plan(
     print_plan(console(), made)
     if engine.prefect and made.to_run:
         say(f"a run starts Prefect ({engine.reason})")
+
+
+def _list(source: PipelineOptions, as_json: bool) -> None:
+    from agentrl.flows.own_code import without_code
+    from agentrl.pipelines.file.problems import SpecError
+
+    try:
+        stages = without_code(source.file, source.profile, source.settings or [])
+    except SpecError as error:
+        raise bad_pipeline(error, as_json) from None
+    if as_json:
+        say_json(stages)
+        return
+    from agentrl.flows.show import print_stages
+
+    print_stages(console(), stages)
 
 
 def _place(made: "Plan", as_json: bool) -> int:

@@ -96,7 +96,7 @@ def recorder_of(
     policy.name = name or Path(policy.name).name
     if unstorable(policy.name) or len(policy.name) > LONGEST_NAME:
         raise ValueError(
-            f"--served-name {shown(policy.name)[:80]!r} cannot be a column of rows: give Unicode text of at most "
+            f"--served-name '{shown(policy.name)[:80]}' cannot be a column of rows: give Unicode text of at most "
             f"{LONGEST_NAME:,} characters"
         )
     _ = policy.codec  # a model whose dialect is not known is refused before anything is served

@@ -134,6 +134,30 @@ def test_quarantine_sets_bad_rows_aside(store: str) -> None:
     assert aside["messages"].list.len().to_list() == [4, 4]  # the rows are there in full
 
 
+UNFIT: list[dict[str, Any]] = [
+    {"sample_index": 2**31},
+    {"level": 10**30},
+    {"prompt": "a\ud800"},
+    {"tags": ["\udc00"]},
+    {"trajectory_id": "x\ud800"},
+    {"policy_version": "three"},
+]
+
+
+@pytest.mark.parametrize("fields", UNFIT)
+def test_quarantine_takes_rows_whose_values_fit_no_column(fields: dict[str, Any], make: Make, tmp_path: Path) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    rows = [make(trajectory_id="a"), make(trajectory_id="b").model_copy(update=fields), make(trajectory_id="c")]
+    [(name, value)] = fields.items()
+    with pytest.raises(InvalidRowsError, match=f"{name}: is "):
+        buffer.append(rows, stage="s", fingerprint="f")
+    result = buffer.append(rows, stage="s", fingerprint="f", on_error="quarantine")
+    assert (result.rows, result.quarantined) == (2, 1)
+    assert sorted(buffer.ids("f")) == ["a", "c"]
+    [[problem]] = buffer.quarantined()["problems"].to_list()
+    assert problem.startswith(f"{name}: is "), value
+
+
 # hypothesis: any content survives; any nonsense is refused
 
 texts = st.text(max_size=20)

@@ -122,6 +122,8 @@ def test_a_model_is_served_and_recorded_and_a_kill_loses_nothing(store: str, tmp
     ("options", "code", "message"),
     [
         (["--host", "0.0.0.0"], 2, "--host 0.0.0.0 is reached by others: set AGENTRL_API_KEY"),
+        (["--fixed-temperature", "nan"], 2, "--fixed-temperature nan: allowed are 0 to 2"),
+        (["--served-name", "x\udcff"], 2, r"--served-name 'x\udcff' cannot be a column of rows"),
         (["--history", "all"], 2, "--history all: allowed are keep, template"),
         (["--engine", "{type: openai, model: m}"], 2, "engine openai gives text"),
         (["--engine", "{type: transformers, schedule: exact}"], 2, "waits until every conversation goes on; use free"),

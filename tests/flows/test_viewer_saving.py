@@ -1,5 +1,6 @@
 """What the buffer page shows, saved as a selection with a name, and written as a rule of curation."""
 
+import asyncio
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,21 @@ def test_what_cannot_be_saved_is_refused_and_writes_nothing(
     before = sorted(store.rglob("artifacts/*"))
     assert said in saved(writer, status, **question)["error"]
     assert sorted(store.rglob("artifacts/*")) == before
+
+
+def test_what_no_file_can_hold_is_refused_with_its_field(writer: Browser) -> None:
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=writer.app)) as client:
+            body = b'{"name": "mine", "ids": ["a", "b\\ud800"]}'
+            return await client.post(
+                "http://127.0.0.1:8322/api/selection",
+                headers={**ALLOWED, "content-type": "application/json"},
+                content=body,
+            )
+
+    answer = asyncio.run(send())
+    assert (answer.status_code, answer.json()["field"]) == (400, "ids.1")
+    assert "half of a surrogate pair" in answer.json()["error"]
 
 
 def test_without_write_nothing_is_saved(store: Path) -> None:

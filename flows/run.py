@@ -4,7 +4,8 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.storage.object_store import LocalPlace
-from agentrl.flows.display import display_for
+from agentrl.flows.display import Display, display_for
 from agentrl.flows.gpus import shortage
 from agentrl.flows.order import run_here
 from agentrl.flows.server import PrefectServerError, serving, users_server
@@ -69,40 +70,74 @@ def needs_prefect(step: PlannedStage) -> list[str]:
     return [name for name in ("pool", "concurrency", "retries", "timeout_s") if getattr(execution, name)]
 
 
+class CannotRunError(RuntimeError):
+    """A plan cannot be run; each of ``reasons`` says why."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__("\n".join(reasons))
+        self.reasons = reasons
+
+
 def run_plan(plan: Plan, catalog: Catalog, *, jobs: int, prefect: bool | None, as_json: bool) -> int:
     """Run what is to run, and print the results. Returns the exit code: 0, 1 failed, 2 blocked, 130 Ctrl-C.
 
     ``prefect`` None leaves the choice to :func:`choose_engine`.
     """
     out = console(stderr=as_json)
-    engine = choose_engine(plan, prefect)
-    if problems := _problems(plan, engine.prefect):
-        for problem in problems:
-            out.print(problem, markup=False, highlight=False)
-        return BLOCKED
-    if not plan.to_run:
-        return _nothing_to_do(plan, catalog, out, as_json)
-    if engine.ignored:
-        warning = f"warning: --no-prefect: what stages ask of Prefect does not apply ({engine.ignored})"
-        out.print(warning, markup=False, highlight=False)
-    session = RunSession(
-        plan,
-        catalog,
-        display_for(out, quiet=as_json),
-        engine="prefect" if engine.prefect else "none",
-        engine_reason=engine.reason,
-    )
-    cancelled = False
+
+    def warn(text: str) -> None:
+        out.print(f"warning: {text}", markup=False, highlight=False)
+
+    def given_up(session: RunSession) -> None:
+        _say(session, out, as_json, cancelled=True)
+        out.file.flush()
+
+    display = display_for(out, quiet=as_json)
     try:
-        with _ended_by_signals(session, out, as_json), session.recorded():
-            _run(session, jobs, engine.prefect)
-    except KeyboardInterrupt:
-        cancelled = True
+        session = carried_out(plan, catalog, jobs=jobs, prefect=prefect, display=display, warn=warn, given_up=given_up)
+    except CannotRunError as error:
+        for reason in error.reasons:
+            out.print(reason, markup=False, highlight=False)
+        return BLOCKED
     except PrefectServerError as error:
         out.print(f"error: {error}", markup=False, highlight=False)
         return FAILED
-    _say(session, out, as_json, cancelled)
-    return CANCELLED if cancelled else FAILED if session.failure else OK
+    if session is None:
+        return _nothing_to_do(plan, catalog, out, as_json)
+    _say(session, out, as_json, session.cancelled)
+    return CANCELLED if session.cancelled else FAILED if session.failure else OK
+
+
+def carried_out(
+    plan: Plan,
+    catalog: Catalog,
+    *,
+    jobs: int,
+    prefect: bool | None,
+    display: Display,
+    warn: Callable[[str], None] = warnings.warn,
+    given_up: Callable[[RunSession], None] = lambda session: None,
+) -> RunSession | None:
+    """The session of a run that has ended, or None if nothing was to run. ``warn`` hears what does not apply;
+    ``given_up`` is called before this process exits, if Prefect does not end in time after Ctrl-C.
+
+    Raises CannotRunError, and PrefectServerError if the server does not start.
+    """
+    engine = choose_engine(plan, prefect)
+    if problems := _problems(plan, engine.prefect):
+        raise CannotRunError(problems)
+    if not plan.to_run:
+        return None
+    if engine.ignored:
+        warn(f"--no-prefect: what stages ask of Prefect does not apply ({engine.ignored})")
+    name = "prefect" if engine.prefect else "none"
+    session = RunSession(plan, catalog, display, engine=name, engine_reason=engine.reason)
+    try:
+        with _ended_by_signals(session, given_up), session.recorded():
+            _run(session, jobs, engine.prefect)
+    except KeyboardInterrupt:
+        session.cancelled = True
+    return session
 
 
 def _problems(plan: Plan, prefect: bool) -> list[str]:
@@ -138,15 +173,17 @@ def _problems(plan: Plan, prefect: bool) -> list[str]:
 
 
 @contextmanager
-def _ended_by_signals(session: RunSession, out: Console, as_json: bool) -> Iterator[None]:
+def _ended_by_signals(session: RunSession, given_up: Callable[[RunSession], None]) -> Iterator[None]:
     """Ctrl-C and SIGTERM raise KeyboardInterrupt, once. If Prefect does not end in time (a retry that waits, a
-    server that does not answer), the end of the run is printed and the process exits."""
+    server that does not answer), ``given_up`` is called and the process exits. Only the main thread gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def give_up() -> None:
         if not over.wait(PATIENCE_S if session.workers.at_work else PATIENCE_IDLE_S):
             session.end("cancelled")
-            _say(session, out, as_json, cancelled=True)
-            out.file.flush()
+            given_up(session)
             os._exit(CANCELLED)
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -54,6 +54,7 @@ class RunSession:
     failure: StageError | None = None
     engine: str = "none"
     engine_reason: str = ""
+    cancelled: bool = False
 
     def __post_init__(self) -> None:
         self.workers = Workers(self.display.progress, self.waits)

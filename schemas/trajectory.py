@@ -39,6 +39,8 @@ class Termination(StrEnum):
 
 
 class Role(StrEnum):
+    """Who speaks in a message."""
+
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
@@ -79,6 +81,8 @@ class Message(BaseModel):
 
 
 class RewardComponent(BaseModel):
+    """A part of a reward: the reward is the sum of ``weight * value`` over its components."""
+
     model_config = ConfigDict(extra="forbid")
 
     name: str

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.datastore.artifacts.catalog import Catalog
-from agentrl.pipelines.file.load import Pipeline, load
+from agentrl.pipelines.file.load import ResolvedPipeline, load
 from agentrl.pipelines.plan.plan import Plan, Selection, make_plan
 from agentrl.pipelines.run.execute import Outcome, job_of, perform
 
@@ -161,7 +161,7 @@ class Project:
         path.write_text(textwrap.dedent(text).replace("toy:", f"{self.package}.stages:"))
         return path
 
-    def load(self, text: str | None = None, **options: Any) -> Pipeline:
+    def load(self, text: str | None = None, **options: Any) -> ResolvedPipeline:
         path = self.write(text) if text is not None else self.folder / "pipeline.yaml"
         return load(str(path), **options)
 

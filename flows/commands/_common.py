@@ -13,7 +13,7 @@ from agentrl.flows.terminal import say, say_json
 if TYPE_CHECKING:
     from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.datastore.buffer import TrajectoryBuffer
-    from agentrl.pipelines.file.load import Pipeline
+    from agentrl.pipelines.file.load import ResolvedPipeline
     from agentrl.pipelines.file.problems import SpecError
     from agentrl.pipelines.plan.plan import Plan
 
@@ -28,7 +28,7 @@ def fail(message: str, code: int = BAD_INPUT) -> typer.Exit:
     return typer.Exit(code)
 
 
-def load_pipeline(source: PipelineOptions, as_json: bool = False, store: str | None = None) -> "Pipeline":
+def load_pipeline(source: PipelineOptions, as_json: bool = False, store: str | None = None) -> "ResolvedPipeline":
     """The pipeline, or exit code 2 with all its problems, and those of ``store`` if one is given."""
     from agentrl.pipelines.file.load import load
     from agentrl.pipelines.file.problems import SpecError

@@ -116,7 +116,7 @@ def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Pa
     from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.datastore.errors import StoreError
     from agentrl.pipelines.file import library
-    from agentrl.pipelines.file.load import Node, Pipeline
+    from agentrl.pipelines.file.load import Node, ResolvedPipeline
     from agentrl.pipelines.plan.code import CodeGraph
     from agentrl.pipelines.plan.fingerprint import Fingerprinter, fingerprint
     from agentrl.pipelines.plan.plan import Plan, PlannedStage, Selection, Status
@@ -138,7 +138,9 @@ def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Pa
     ingredients = Fingerprinter(CodeGraph(())).ingredients(node, records)
     digest = fingerprint(ingredients)
     step = PlannedStage(node, digest, ingredients, Status.RUN)
-    plan = Plan(Pipeline("buffer", source, "", {name: node}, (), str(source)), rows.store, Selection(), {name: step})
+    plan = Plan(
+        ResolvedPipeline("buffer", source, "", {name: node}, (), str(source)), rows.store, Selection(), {name: step}
+    )
     return perform(job_of(step, plan, BY_COMMAND))
 
 
@@ -164,11 +166,8 @@ def _output(manifest: "Manifest", rows: Rows, output: str) -> "pa.Table":
     return pq.read_table(open_output(record, Catalog(rows.store), TrajectoryBuffer(rows.store)).path)
 
 
-def rules(path: Path) -> "Rules":
+def rules_of(path: Path) -> "Rules":
     """The rules of a YAML file. Raises StoreError with all that is wrong with it."""
-    from pydantic import ValidationError
-
-    from agentrl.datastore.curation.rules import Rules
     from agentrl.datastore.errors import StoreError
     from agentrl.pipelines.file import library, yaml_text
 
@@ -181,8 +180,18 @@ def rules(path: Path) -> "Rules":
         raise StoreError(f"{path} {error if isinstance(error, yaml_text.YamlError) else 'is not text'}") from None
     if wrong:
         raise StoreError(f"{path} does not hold rules:\n" + "\n".join(f"  line {one.line}: {one}" for one in wrong))
+    return checked_rules(content, str(path))
+
+
+def checked_rules(content: Any, source: str) -> "Rules":
+    """A list of rules, or a mapping with ``rules`` and settings. Raises StoreError with all that is wrong with it."""
+    from pydantic import ValidationError
+
+    from agentrl.datastore.curation.rules import Rules
+    from agentrl.datastore.errors import StoreError
+
     try:
         return Rules.model_validate({"rules": content} if isinstance(content, list) else content)
     except ValidationError as error:
         lines = [f"  {'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()]
-        raise StoreError(f"{path} does not hold rules:\n" + "\n".join(lines)) from None
+        raise StoreError(f"{source} does not hold rules:\n" + "\n".join(lines)) from None

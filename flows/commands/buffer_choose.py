@@ -91,9 +91,9 @@ def curate(
 ) -> None:
     """Narrow trajectories by rules to a selection, and print the funnel. Rows are of the train split unless --split
     says otherwise."""
-    from agentrl.flows.commands._selections import funnel_of, rules
+    from agentrl.flows.commands._selections import funnel_of, rules_of
 
-    chosen = rules(file)
+    chosen = rules_of(file)
     fingerprint = None
     if dry_run:
         count, funnel = _tried(rows, chosen)

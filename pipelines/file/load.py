@@ -70,7 +70,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class ResolvedPipeline:
     """``nodes`` are in an order in which they can run. ``folders`` are searched for the user's own modules."""
 
     name: str
@@ -126,7 +126,7 @@ class _Loader:
             self.problem(key, message, location)
 
 
-def load(name: str, *, profile: str | None = None, settings: Iterable[str] = ()) -> Pipeline:
+def load(name: str, *, profile: str | None = None, settings: Iterable[str] = ()) -> ResolvedPipeline:
     """Read a pipeline, by path or by its name in the library.
 
     Raises SpecError with everything that is wrong with it.
@@ -140,7 +140,7 @@ def load(name: str, *, profile: str | None = None, settings: Iterable[str] = ())
     return resolve(document, name, profile, settings)
 
 
-def resolve(document: Document, reference: str, profile: str | None, settings: tuple[str, ...]) -> Pipeline:
+def resolve(document: Document, reference: str, profile: str | None, settings: tuple[str, ...]) -> ResolvedPipeline:
     """Names, edges and configs of a document. Raises SpecError with all problems."""
     loader = _Loader(document)
     try:
@@ -175,7 +175,7 @@ def resolve(document: Document, reference: str, profile: str | None, settings: t
     if loader.problems:
         raise SpecError(sorted(dict.fromkeys(loader.problems), key=Problem.where))
     ordered = _in_order(loader, nodes)
-    return Pipeline(spec.name, document.path, spec.description, ordered, folders, reference, profile, settings)
+    return ResolvedPipeline(spec.name, document.path, spec.description, ordered, folders, reference, profile, settings)
 
 
 def _secrets_in_env(document: Document) -> list[Key]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from agentrl.pipelines.file.load import Node, Pipeline
+from agentrl.pipelines.file.load import Node, ResolvedPipeline
 from agentrl.pipelines.file.machines import gpu_bytes, machines
 from agentrl.placement import memory
 from agentrl.placement.base import LaunchError
@@ -61,7 +61,7 @@ class Placement:
     """Stages whose model is not known, or whose GPUs nobody described."""
 
 
-def place(pipeline: Pipeline) -> Placement:
+def place(pipeline: ResolvedPipeline) -> Placement:
     """Processes, GPUs and memory of every stage of a pipeline that has a model."""
     placement = Placement()
     for node in pipeline.nodes.values():
@@ -84,7 +84,7 @@ def place(pipeline: Pipeline) -> Placement:
     return placement
 
 
-def _shape(pipeline: Pipeline, node: Node) -> tuple[ModelShape, bool] | None:
+def _shape(pipeline: ResolvedPipeline, node: Node) -> tuple[ModelShape, bool] | None:
     """The model of a stage, and whether the stage before it saved it in float32. None if it has none."""
     config = getattr(node.config, "model", None)
     path, init = getattr(config, "path", None), getattr(config, "init", None)
@@ -111,7 +111,7 @@ def _tiny(size: Any) -> ModelShape:
     return memory.shape_of_config(tiny_config(size, size.vocabulary))
 
 
-def _length(pipeline: Pipeline, node: Node) -> int | None:
+def _length(pipeline: ResolvedPipeline, node: Node) -> int | None:
     """The longest row that a stage samples or is given, as far as configs say."""
     own = getattr(node.config, "max_tokens", None) or getattr(
         getattr(node.config, "sampling", None), "max_tokens", None

@@ -5,17 +5,21 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.artifacts.catalog import Catalog
-from agentrl.pipelines.file.load import Edge, Node, Pipeline
+from agentrl.pipelines.file.load import Edge, Node, ResolvedPipeline
 from agentrl.pipelines.file.problems import Origin, Problem, SpecError, did_you_mean
 from agentrl.pipelines.file.readiness import store_problem
 from agentrl.pipelines.plan.code import CodeGraph, Sources
 from agentrl.pipelines.plan.fingerprint import Fingerprinter, UnhashableError, fingerprint
 from agentrl.pipelines.plan.proved import unspeakable
 from agentrl.pipelines.secrets import shown_setting
+from agentrl.schemas import notebook
 from agentrl.schemas.manifest import Ingredients, InputRecord, Kind, Manifest
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 class Status(StrEnum):
@@ -39,7 +43,7 @@ class Selection:
         named = (("--only", self.only), ("--from", self.first), ("--until", self.until))
         return [part for option, names in named for name in names for part in (option, name)]
 
-    def names(self, pipeline: Pipeline) -> set[str]:
+    def names(self, pipeline: ResolvedPipeline) -> set[str]:
         """Names of the selected stages. Raises SpecError if a name is not a stage."""
         problems = []
         for option, names in (("--only", self.only), ("--from", self.first), ("--until", self.until)):
@@ -97,7 +101,7 @@ class PlannedStage:
 class Plan:
     """Steps in an order in which they can run."""
 
-    pipeline: Pipeline
+    pipeline: ResolvedPipeline
     store: str
     selection: Selection
     steps: dict[str, PlannedStage]
@@ -121,6 +125,30 @@ class Plan:
         parts += self.selection.arguments() if selection is None else selection
         return shlex.join(parts)
 
+    @property
+    def frame(self) -> "pl.DataFrame":
+        """One row for each stage: what it uses, its status and the reasons."""
+        import polars as pl
+
+        rows = [
+            {
+                "stage": step.name,
+                "uses": step.node.stage.name,
+                "status": str(step.status),
+                "reasons": "; ".join(step.reasons),
+                "fingerprint": step.fingerprint or None,
+            }
+            for step in self.steps.values()
+        ]
+        return pl.DataFrame(rows, schema_overrides={"fingerprint": pl.String})
+
+    def _repr_html_(self) -> str:
+        frame = notebook.Frame()
+        counts = ", ".join(f"{len(self.having(status))} {status}" for status in Status if self.having(status))
+        frame.block([("font-weight:600", f"{self.pipeline.name}: {counts}")], "")
+        frame.add(notebook.table(self.frame.to_dicts(), ["stage", "uses", "status", "reasons"]))
+        return frame.done()
+
     def to_json(self) -> dict[str, Any]:
         return {
             "pipeline": self.pipeline.name,
@@ -131,7 +159,7 @@ class Plan:
         }
 
 
-def make_plan(pipeline: Pipeline, catalog: Catalog, store: str, selection: Selection | None = None) -> Plan:
+def make_plan(pipeline: ResolvedPipeline, catalog: Catalog, store: str, selection: Selection | None = None) -> Plan:
     """Compare a pipeline with what the catalog holds.
 
     Raises SpecError with all problems: an unknown name in the selection, a missing model, an unhashable config.

@@ -14,7 +14,7 @@ import pytest
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.pipelines.file.library import builtin_stages
-from agentrl.pipelines.file.load import Pipeline, load
+from agentrl.pipelines.file.load import ResolvedPipeline, load
 from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.plan.code import CARRIERS, LOADERS, USED_IF_SET, CodeGraph
 from agentrl.pipelines.plan.fingerprint import NO_EFFECT, Fingerprinter, fingerprint
@@ -105,7 +105,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def own(pipeline: Pipeline, graph: CodeGraph | None = None) -> dict[str, str]:
+def own(pipeline: ResolvedPipeline, graph: CodeGraph | None = None) -> dict[str, str]:
     """Fingerprints without those of the inputs: what a stage is by itself."""
     fingerprinter = Fingerprinter(graph or CodeGraph(pipeline.folders))
     return {
@@ -118,7 +118,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {name for name in before if before[name] != after[name]}
 
 
-def reload(path: Path, *modules: str) -> Pipeline:
+def reload(path: Path, *modules: str) -> ResolvedPipeline:
     for name in modules:
         sys.modules.pop(name, None)
     importlib.invalidate_caches()

@@ -8,7 +8,7 @@ from own_classes import PIPELINE, forget, run
 from test_choices import changed, edit, own
 
 from agentrl.datastore.artifacts.catalog import Catalog
-from agentrl.pipelines.file.load import Pipeline, load
+from agentrl.pipelines.file.load import ResolvedPipeline, load
 from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.replay import ReplayError, replay
 from agentrl.pipelines.results.lineage import find_artifact
@@ -117,7 +117,7 @@ def test_a_loss_that_is_not_written_is_named(folder: Path) -> None:
 
 def own_of(path: Path) -> dict[str, str]:
     forget()
-    pipeline: Pipeline = load(str(path))
+    pipeline: ResolvedPipeline = load(str(path))
     return own(pipeline)
 
 

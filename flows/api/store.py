@@ -1,0 +1,205 @@
+"""A store: rows, artifacts and runs, as frames."""
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.flows.api.run import RunResult, StageResult, stage_result
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    import polars as pl
+
+    from agentrl.flows.api.view import View
+    from agentrl.pipelines.replay import Replayed
+    from agentrl.pipelines.results.compare import Comparison
+    from agentrl.schemas.trajectory import Trajectory
+
+
+class Store:
+    """A folder, or ``s3://bucket/prefix``. It need not exist: a run or an import makes it."""
+
+    def __init__(self, path: str | os.PathLike[str] = "store") -> None:
+        self.path = os.fspath(path)
+
+    def __repr__(self) -> str:
+        return f"Store({self.path!r})"
+
+    @cached_property
+    def buffer(self) -> TrajectoryBuffer:
+        """The table of trajectories."""
+        return TrajectoryBuffer(self.path)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The artifacts and the records of runs."""
+        return Catalog(self.path)
+
+    # rows
+
+    @property
+    def rows(self) -> "pl.LazyFrame":
+        """All rows of the newest version, lazily: ``store.rows.filter(pl.col("success")).collect()``."""
+        return self.buffer.scan()
+
+    def sql(self, query: str, *, at: "int | datetime | None" = None) -> "pl.DataFrame":
+        """Answer a query over ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect; ``at`` names a
+        version of the table by its number or time. Raises StoreError if the query is wrong."""
+        return self.buffer.sql(query, at)
+
+    def row(self, trajectory_id: str) -> "Trajectory":
+        """One row whole. Raises UnknownTrajectoryError if there is none."""
+        return self.buffer.get(trajectory_id)
+
+    def search(self, text: str, k: int = 5, **options: Any) -> "pl.DataFrame":
+        """The ``k`` rows whose prompts are most like a text, best first; options are those of ``agentrl buffer
+        search``: ``method``, ``where``, ``successes``, ``embedder``."""
+        return self.buffer.search(text, k, **options)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of rows, tokens and files."""
+        return self.buffer.stats()
+
+    def history(self, limit: int | None = None) -> "pl.DataFrame":
+        """The versions of the table, newest first."""
+        return _frame(self.buffer.history(limit))
+
+    # in and out
+
+    def export(self, path: str | os.PathLike[str], format: str, *, where: str | None = None) -> dict[str, Any]:
+        """Write rows in another format; returns what was written, and what the format cannot carry."""
+        from agentrl.datastore.formats.exports import export_rows
+        from agentrl.pipelines.stages.select import matching
+
+        return export_rows(self.buffer, matching(self.buffer, where), Path(path), format).as_dict()
+
+    # choosing
+
+    def curate(
+        self,
+        rules: "str | os.PathLike[str] | dict[str, Any] | Sequence[dict[str, Any]]",
+        *,
+        where: str | None = None,
+        split: str | None = "train",
+        name: str = "curated",
+    ) -> StageResult:
+        """Narrow rows by rules to a selection, which is published as ``name``; its outputs are ``trajectories``,
+        ``funnel`` and ``dropped``. ``rules``: a YAML file, or what it holds. ``split`` None takes rows of any.
+
+        Raises StoreError if a rule is wrong.
+        """
+        from agentrl.flows.commands._selections import checked_rules, rules_of
+
+        chosen = rules_of(Path(rules)) if isinstance(rules, str | os.PathLike) else checked_rules(rules, "rules")
+        config = {"where": where, "split": split, **chosen.model_dump(mode="json", exclude={"seed"})}
+        return self._published(name, config, chosen.seed)
+
+    def select(self, name: str, *, where: str | None = None, split: str | None = "train") -> StageResult:
+        """Save rows as a selection with a name, which pipelines and other commands take."""
+        return self._published(name, {"where": where, "split": split})
+
+    def sample(
+        self, n: int, strategy: str = "uniform", *, seed: int = 0, split: str | None = "train", name: str = "sampled"
+    ) -> StageResult:
+        """Draw ``n`` training rows into a selection; see ``docs/buffer.md`` for the strategies."""
+        return self._published(name, {"split": split, "draw": {"n": n, "strategy": strategy}}, seed)
+
+    def _published(self, name: str, config: dict[str, Any], seed: int = 0) -> StageResult:
+        from agentrl.flows.commands._selections import publish
+        from agentrl.flows.options import Rows
+
+        def of(version: int) -> StageResult:
+            outcome = publish(Rows(self.path), name, {"version": version, **config}, seed, Path())
+            return StageResult(self.catalog, outcome.manifest)
+
+        return self.buffer.newest(of)
+
+    # what runs left
+
+    def runs(self, limit: int = 20) -> "pl.DataFrame":
+        """The newest runs: id, pipeline, state, times, and how many stages ran."""
+        from agentrl.pipelines.run.runs import all_runs, summary
+
+        return _frame([summary(run) for run in all_runs(self.catalog)[:limit]])
+
+    def run(self, run_id: str = "last") -> RunResult:
+        """A run by its id or the beginning of it. Raises LookupError if there is none."""
+        from agentrl.pipelines.run.runs import find_run
+
+        return RunResult(self.catalog, find_run(self.catalog, run_id), {})
+
+    def stage(self, name: str) -> StageResult:
+        """An artifact: of a stage (its newest), ``stage/fingerprint``, ``pipeline:stage`` or a tag. Raises LookupError
+        if there is none."""
+        return stage_result(self.catalog, name)
+
+    def compare(self, *names: str, greedy: bool = False) -> "Comparison":
+        """Evaluations, rollouts or models that were evaluated, side by side: success with intervals, and paired
+        differences to the first. Raises LookupError if one is unknown."""
+        from agentrl.pipelines.results.compare import compare
+
+        return compare(self.catalog, names, greedy=greedy)
+
+    def doctor(self, run_id: str = "last", *, recompute: bool = False) -> "pl.DataFrame":
+        """What is wrong with a run's rollouts and training: stage, name, evidence, threshold, remedy."""
+        from agentrl.pipelines.diagnose import diagnose
+
+        findings = diagnose(self.path, self.run(run_id).record, recompute)
+        rows = [{"stage": name, **vars(finding)} for name, each in findings.items() for finding in each]
+        return _frame(rows, ["stage", "name", "evidence", "threshold", "remedy"])
+
+    def replay(self, stage: str, step: int, *, set: dict[str, Any] | None = None) -> "Replayed":
+        """Compute one training step again from Parquet; ``set`` changes settings of that step only."""
+        from agentrl.pipelines.replay import replay
+
+        settings = [f"{key}={value}" for key, value in (set or {}).items()]
+        return replay(self.catalog, self.stage(stage).manifest, step, settings)
+
+    # upkeep
+
+    def check(self) -> "pl.DataFrame":
+        """What is wrong with the table: kind, what, and the next step; no rows if nothing is."""
+        from agentrl.datastore.upkeep import check
+
+        return _frame([vars(fault) for fault in check(self.buffer)], ["kind", "what", "advice"])
+
+    def compact(self) -> dict[str, int]:
+        """Merge small files; no row changes."""
+        from agentrl.datastore.upkeep import compact
+
+        return compact(self.buffer)
+
+    def vacuum(self, *, retention_hours: float = 168, dry_run: bool = True) -> list[str]:
+        """Remove files that no version within the retention needs; a dry run lists them."""
+        from agentrl.datastore.upkeep import vacuum
+
+        return vacuum(self.buffer, retention_hours=retention_hours, dry_run=dry_run)
+
+    def view(self, *, height: int = 800, write: bool = False, port: int = 0) -> "View":
+        """Start the viewer on this store. In a notebook it is shown inline, ``height`` pixels high; ``.url`` is its
+        address, ``.close()`` ends it."""
+        from agentrl.flows.api.view import View
+
+        return View.of(self.path, height, write, port)
+
+    def _repr_html_(self) -> str:
+        from agentrl.schemas import notebook
+
+        rows = [{"of": name, "count": value} for name, value in self.stats().items() if isinstance(value, int | float)]
+        frame = notebook.Frame()
+        frame.block([("font-weight:600", repr(self))], "")
+        frame.add(notebook.table(rows, ["of", "count"]))
+        return frame.done()
+
+
+def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> "pl.DataFrame":
+    import polars as pl
+
+    if not rows:
+        return pl.DataFrame(schema=dict.fromkeys(columns, pl.String))
+    return pl.DataFrame(rows, infer_schema_length=None, strict=False)

@@ -1,0 +1,40 @@
+"""The viewer as a process of its own, for notebooks."""
+
+import html
+import json
+import subprocess
+import weakref
+from dataclasses import dataclass
+
+from agentrl.flows.viewer.processes import begun
+
+
+@dataclass(frozen=True)
+class View:
+    """A viewer that serves a store at ``url`` until ``close`` or the end of this process."""
+
+    url: str
+    height: int
+    process: "subprocess.Popen[str]"
+
+    @classmethod
+    def of(cls, store: str, height: int, write: bool, port: int) -> "View":
+        """Raises RuntimeError with what the viewer said if it does not start."""
+        options = ["--write"] if write else []
+        process = begun("view", "--store", store, "--port", str(port), "--json", *options)
+        assert process.stdout
+        assert process.stderr
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the viewer did not start: {process.stderr.read().strip()}")
+        view = cls(json.loads(line)["url"], height, process)
+        weakref.finalize(view, process.terminate)
+        return view
+
+    def close(self) -> None:
+        """End the viewer."""
+        self.process.terminate()
+        self.process.wait(timeout=30)
+
+    def _repr_html_(self) -> str:
+        return f'<iframe src="{html.escape(self.url)}" width="100%" height="{self.height}" style="border:0"></iframe>'

@@ -1,0 +1,134 @@
+"""The Python interface does what the command does: stores, pipelines in Python, plans, runs and results."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import polars as pl
+import pytest
+from toy_project import Project
+
+import agentrl
+
+PIPELINE = """
+    name: toy
+    stages:
+      a: {uses: "toy:numbers", with: {n: 4}}
+      b: {uses: "toy:add", inputs: {tables: a}}
+"""
+
+
+def test_public_names_are_few_and_exist() -> None:
+    assert len(agentrl.__all__) <= 60
+    for name in agentrl.__all__:
+        assert getattr(agentrl, name) is not None
+        assert name == "__version__" or getattr(agentrl, name).__doc__, name
+    assert dir(agentrl) == agentrl.__all__
+    with pytest.raises(AttributeError, match="no public name 'Stor'; it has .*Store"):
+        _ = agentrl.Stor  # type: ignore[attr-defined]
+
+
+def test_an_import_costs_nothing() -> None:
+    code = "import sys, agentrl; print(sorted({'torch', 'polars', 'pydantic', 'pyarrow'} & set(sys.modules)))"
+    root = Path(__file__).parents[2]
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "[]\n"
+
+
+@pytest.fixture
+def text(project: Project) -> str:
+    return textwrap.dedent(PIPELINE.replace("toy:", f"{project.package}.stages:"))
+
+
+def test_a_pipeline_is_planned_run_and_read(project: Project, text: str) -> None:
+    (project.folder / "p.yaml").write_text(text)
+    store = agentrl.Store(project.folder / "store")
+    pipeline = agentrl.load(project.folder / "p.yaml", set={"stages.a.with.n": 5}, store=store)
+    assert pipeline.stages == ["a", "b"]
+    assert pipeline.plan().frame.select("stage", "status").rows() == [("a", "run"), ("b", "run")]
+    assert "toy: 2 run" in pipeline._repr_html_()
+    run = pipeline.run(only="a", progress=False)
+    assert run.stage("a").frame()["x"].to_list() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(LookupError, match="has no result of 'b'"):
+        run.stage("b")
+    run = pipeline.run(progress=False)
+    assert run.state == "completed"
+    assert run.stages.select("stage", "status").rows() == [("a", "cached"), ("b", "ran")]
+    assert run.stage("b").summary == {"total": 10.0}
+    assert run.stage("b").metrics.to_dicts() == [{"total": 10.0}]
+    assert run.stage("b").outputs["output"].to_list() == ["sums", "counts"]
+    with pytest.raises(KeyError, match="b has no output 'sum'; it has sums, counts"):
+        run.stage("b").output("sum")
+    again = pipeline.run(progress=False)
+    assert (again.id, again.state, again.stage("b").fingerprint) == ("", "up to date", run.stage("b").fingerprint)
+    assert store.runs()["run_id"].to_list()[0] == run.id
+    assert store.run(run.id).stage("b").summary == store.stage("b").summary == {"total": 10.0}
+    for shown in (run, again, run.stage("b")):
+        assert shown._repr_html_().startswith("<div")
+
+
+def test_a_pipeline_written_in_python_is_that_of_its_file(project: Project, text: str, tmp_path: Path) -> None:
+    stages = f"{project.package}.stages"
+    spec = agentrl.PipelineSpec(
+        name="toy",
+        stages={
+            "a": agentrl.StageSpec(uses=f"{stages}:numbers", with_={"n": 4}),
+            "b": agentrl.StageSpec(uses=f"{stages}:add", inputs={"tables": "a"}),
+        },
+    )
+    written = agentrl.Pipeline.of(spec, folder=project.folder, store=project.folder / "store")
+    file = written.save(project.folder / "saved.yaml")
+    with pytest.raises(FileExistsError):
+        written.save(file)
+    (project.folder / "p.yaml").write_text(text)
+    plans = [
+        pipeline.plan().frame
+        for pipeline in (
+            written,
+            agentrl.load(file, store=project.folder / "store"),
+            agentrl.load(project.folder / "p.yaml", store=project.folder / "store"),
+        )
+    ]
+    assert plans[0].equals(plans[1])
+    assert plans[0].equals(plans[2])
+
+
+def test_what_is_wrong_with_a_pipeline_in_python_is_said_as_for_a_file(project: Project) -> None:
+    stages = {"a": {"uses": f"{project.package}.stages:numbers", "with": {"m": 4}}, "b": {"uses": "train.sfd"}}
+    with pytest.raises(agentrl.SpecError) as caught:
+        agentrl.Pipeline.of({"name": "toy", "stages": stages}, folder=project.folder)
+    message = str(caught.value)
+    assert "stages.a.with.m" in message
+    assert "did you mean 'train.sft'" in message
+
+
+def test_a_stage_that_fails_raises(project: Project) -> None:
+    numbers = {"uses": f"{project.package}.stages:numbers"}
+    fails = {"uses": f"{project.package}.stages:trouble", "inputs": {"table": "a"}, "with": {"error": "no luck"}}
+    spec = {"name": "toy", "stages": {"a": numbers, "c": fails}}
+    pipeline = agentrl.Pipeline.of(spec, folder=project.folder, store=project.folder / "store")
+    with pytest.raises(agentrl.StageError, match="no luck"):
+        pipeline.run(progress=False)
+    assert pipeline.plan().frame["status"].to_list() == ["cached", "run"]
+
+
+def test_a_store_is_queried_curated_and_checked(tmp_path: Path) -> None:
+    store = agentrl.Store(tmp_path / "store")
+    lookup = {"uses": "tasks.generate", "with": {"env": "lookup", "train": 16, "dev": 1, "heldout": 1}}
+    expert = {"uses": "trajectories.synthesize", "inputs": {"tasks": "tasks.train"}, "with": {"noise": 0.5}}
+    spec = {"name": "p", "stages": {"tasks": lookup, "expert": expert}}
+    agentrl.Pipeline.of(spec, folder=tmp_path, store=store).run(progress=False)
+    successes = store.rows.filter(pl.col("success")).select(pl.len()).collect().item()
+    assert 0 < successes < store.stats()["rows"]
+    assert store.sql("select count(*) as n from trajectories")["n"].item() == store.stats()["rows"]
+    row = store.row(store.rows.select("trajectory_id").first().collect().item())
+    assert isinstance(row, agentrl.Trajectory)
+    kept = store.curate([{"rule": "filter", "where": "success"}], name="good")
+    assert kept.frame("funnel")["after"].to_list()[-1] == len(kept.frame("trajectories")) == successes
+    assert store.select("wins", where="success").fingerprint == store.stage("wins").fingerprint
+    assert len(store.sample(3, seed=1).frame("trajectories")) == 3
+    with pytest.raises(agentrl.StoreError, match="rules does not hold rules"):
+        store.curate([{"rule": "filtr"}])
+    assert store.check().is_empty()
+    assert store.history()["version"].to_list()[0] == store.buffer.version
+    assert "Store(" in store._repr_html_()

@@ -24,8 +24,8 @@ def test_public_names_are_few_and_exist() -> None:
     for name in agentrl.__all__:
         assert getattr(agentrl, name) is not None
         assert name == "__version__" or getattr(agentrl, name).__doc__, name
-    assert dir(agentrl) == agentrl.__all__
-    with pytest.raises(AttributeError, match="no public name 'Stor'; it has .*Store"):
+    assert dir(agentrl) == sorted(agentrl.__all__)
+    with pytest.raises(AttributeError, match=r"no public name 'Stor'; it has .*Store"):
         _ = agentrl.Stor  # type: ignore[attr-defined]
 
 

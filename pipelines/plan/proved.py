@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.pipelines.file.load import Node, Pipeline
+from agentrl.pipelines.file.load import Node, ResolvedPipeline
 from agentrl.pipelines.file.problems import Origin, Problem
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def proved(place: str, dialect: str | None = None) -> "Trial":
     return prove(tokenizer)
 
 
-def unspeakable(pipeline: Pipeline, to_run: list[Node]) -> Iterator[Problem]:
+def unspeakable(pipeline: ResolvedPipeline, to_run: list[Node]) -> Iterator[Problem]:
     """Problems of models from outside whose dialect has no way with tools, and that act in tasks with tools. Names on
     the hub and environments that cannot be opened here are left to the stage that uses them."""
     origin = Origin(str(pipeline.path), None)

@@ -182,10 +182,10 @@ class Policy(Speaker):
         warning says."""
         self.model.float()
         if precision == "bfloat16" and self.model.device.type == "cpu" and not processor_has_bfloat16():
-            warnings.warn(
+            warnings.warn(  # from one place, so that it is said once of all models of a stage that have one name
                 f"precision: bfloat16, but this processor has no instructions for it (AVX-512 BF16, AMX or Arm's) and "
                 f"would be slower than in float32; {self.name} is computed in float32",
-                stacklevel=2,
+                stacklevel=1,
             )
             precision = "float32"
         self.precision = precision

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ from agentrl.training.scoring import batch_logprobs, reference_logprobs
 from agentrl.training.step import Trainer
 
 BF16 = OptimizerConfig(precision="bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in bfloat16 here too if the processor rounds for them."""
+    monkeypatch.setattr("agentrl.models.policy.processor_has_bfloat16", lambda: True)
 
 
 def weighted_rows(number: int, pairs: bool = False) -> list[TrainingRow]:
@@ -220,6 +227,10 @@ def test_a_processor_without_bfloat16_computes_in_float32_and_says_so(monkeypatc
     with pytest.warns(UserWarning, match=r"bfloat16, but this processor has no .*; qwen2 is computed in float32"):
         trainer = Trainer(small_policy(), GRPO(), BF16, 1)
     assert trainer.policy.precision == "float32"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        trainer.policy.prepare("bfloat16").prepare("bfloat16")
+    assert len(said) == 1, "it is said once"
     assert trainer.step(rows) == plain
 
 

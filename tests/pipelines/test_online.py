@@ -55,7 +55,10 @@ def test_rollouts_that_differ_in_reward_move_the_policy_towards_the_reward(
     assert sum(advantages[name] * gain for name, gain in gained.items()) > 0
 
 
-def test_under_bfloat16_the_drift_of_the_sampler_is_measured(harness: Harness, warm: Model, tasks: Tasks) -> None:
+def test_under_bfloat16_the_drift_of_the_sampler_is_measured(
+    harness: Harness, warm: Model, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.models.policy.processor_has_bfloat16", lambda: True)
     config = {**SMALL, "iterations": 1, "tasks": 6, "samples": 8, "optimizer": {"lr": 1e-4, "precision": "bfloat16"}}
     [metrics] = harness.run(online, config, model=warm, tasks=tasks)["metrics"].table().to_pylist()
     assert metrics["behaviour_kl"] == 0, "ratios are to the training pass itself"

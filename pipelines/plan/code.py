@@ -2,7 +2,8 @@
 
 The unit is one top-level statement: an edit of a helper concerns the stages that reach that helper, not all that import
 its module. Comments, docstrings and formatting do not count. If a string in that code names a data file or a folder of
-data files (templates, prompts) beside the module or one folder up, their content counts too.
+data files (templates, prompts) beside the module or one folder up, their content counts too, unless the string is only
+said (in an exception, a warning, a log).
 
 The walk starts at the stage's function, at the class of every model in its config, and at what the config chooses by
 name (:mod:`agentrl.pipelines.file.choices`). It ends at explicit boundaries: the two tables below, and type positions
@@ -246,11 +247,15 @@ class CodeGraph:
 
     def _data(self, source: SourceFile, statements: Collection[Statement]) -> dict[str, str]:
         """Digests of data files that a module's texts and paths name. A text alone names a file, or a folder of a
-        package; a path also names a folder beside a module that is in no package."""
+        package; a path also names a folder beside a module that is in no package. Beside our own package there are no
+        data of it: a checkout has ``pyproject.toml`` there, and versions count by themselves."""
         texts = frozenset().union(*(statement.texts for statement in statements))
         paths = frozenset().union(*(statement.paths for statement in statements))
         found: dict[str, str] = {}
-        for folder in {source.file.parent, source.file.parent.parent} - {source.root.parent}:
+        is_ours = source.name.partition(".")[0] == OURS
+        for folder in {source.file.parent, source.file.parent.parent} - {
+            source.root if is_ours else source.root.parent
+        }:
             there = self._names_in(folder)
             named = {folder / text for text in texts & there if folder != source.root or (folder / text).is_file()}
             named |= {folder / path for path in paths if path.partition("/")[0] in there}

@@ -21,6 +21,8 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{1,80}")
 _PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 
 _PATH_CALLS = frozenset({"Path", "PurePath", "join", "joinpath", "open", "with_name"})
+_SAYING = frozenset({"warn", "debug", "info", "warning", "error", "exception", "critical"})
+_SAYERS = frozenset({"warnings", "log", "logger", "logging"})
 _TYPED = {"isinstance": 1, "issubclass": 1, "cast": 0}
 """Functions of two arguments, and which of them is a type."""
 
@@ -39,8 +41,9 @@ class Target:
 @dataclass(frozen=True)
 class Statement:
     """One top-level statement. ``chains`` are dotted uses, as in ``module.part.function``; ``texts`` may name files,
-    and ``paths`` are written where a path is built: ``HERE / "data" / "facts.json"`` gives ``data/facts.json``;
-    ``typed`` are dotted names in type positions, also those in quotes."""
+    and ``paths`` are written where a path is built: ``HERE / "data" / "facts.json"`` gives ``data/facts.json``; what is
+    only said, in an exception, a warning, a log or a print, is in neither; ``typed`` are dotted names in type
+    positions, also those in quotes."""
 
     digest: str
     names: frozenset[str]
@@ -150,6 +153,7 @@ def _described(node: ast.stmt, package: str) -> Statement:
     imports: dict[str, Target] = {}
     texts: set[str] = set()
     paths: set[str] = set()
+    said = {id(part) for child in ast.walk(node) for message in _messages(child) for part in ast.walk(message)}
     for child in _uses(node):
         if isinstance(child, ast.Attribute):
             if chain := _chain(child):
@@ -157,16 +161,16 @@ def _described(node: ast.stmt, package: str) -> Statement:
         elif isinstance(child, ast.Name):
             names.add(child.id)
         elif isinstance(child, ast.Constant) and isinstance(child.value, str):
-            if _FILE_NAME.fullmatch(child.value):
+            if _FILE_NAME.fullmatch(child.value) and id(child) not in said:
                 texts.add(child.value)
         elif isinstance(child, ast.Import | ast.ImportFrom):
             imports |= _imported(child, package)
         elif isinstance(child, ast.BinOp) and isinstance(child.op, ast.Div):
-            paths |= _joined(_divided(child))
+            paths |= _joined(_divided(child)) if id(child) not in said else set()
         elif isinstance(child, ast.Call):
             called = child.func.attr if isinstance(child.func, ast.Attribute) else getattr(child.func, "id", "")
             if called in _PATH_CALLS:
-                paths |= _joined(child.args)
+                paths |= _joined(child.args) if id(child) not in said else set()
             elif called in _IMPORT_CALLS and child.args and (module := _text(child.args[0])):
                 imports[f"import {module}"] = Target(module, None)
                 imports[f"import {module} *"] = Target(module, "*")
@@ -194,6 +198,19 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
     parts = package.split(".")
     parts = parts[: len(parts) - node.level + 1]
     return ".".join([*parts, node.module] if node.module else parts)
+
+
+def _messages(node: ast.AST) -> list[ast.expr]:
+    """What a node says to people: the exception that it raises, the message of an assertion, what it warns of, logs or
+    prints. A result does not depend on it, so a file that is named there is no input."""
+    match node:
+        case ast.Raise(exc=ast.expr() as message) | ast.Assert(msg=ast.expr() as message):
+            return [message]
+        case ast.Call(func=ast.Name(id="print" | "warn"), args=args):
+            return args
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=speaker), attr=attribute), args=args):
+            return args if attribute in _SAYING and speaker.strip("_").lower() in _SAYERS else []
+    return []
 
 
 def _text(node: ast.expr) -> str:

@@ -28,7 +28,9 @@ def fail(message: str, code: int = BAD_INPUT) -> typer.Exit:
     return typer.Exit(code)
 
 
-def load_pipeline(source: PipelineOptions, as_json: bool = False, store: str | None = None) -> "ResolvedPipeline":
+def load_pipeline(
+    source: PipelineOptions, as_json: bool = False, store: str | None = None, runs_here: bool = True
+) -> "ResolvedPipeline":
     """The pipeline, or exit code 2 with all its problems, and those of ``store`` if one is given."""
     from agentrl.pipelines.file.load import load
     from agentrl.pipelines.file.problems import SpecError
@@ -36,7 +38,7 @@ def load_pipeline(source: PipelineOptions, as_json: bool = False, store: str | N
 
     problems = unusable(store) if store is not None else []
     try:
-        pipeline = load(source.file, profile=source.profile, settings=source.settings or ())
+        pipeline = load(source.file, profile=source.profile, settings=source.settings or (), runs_here=runs_here)
     except SpecError as error:
         raise bad_pipeline(SpecError([*error.problems, *problems]), as_json) from None
     if problems:
@@ -54,13 +56,16 @@ def bad_pipeline(error: "SpecError", as_json: bool) -> typer.Exit:
     return fail("\n".join([first, *(f"  {problem}" for problem in error.problems if count > 1)]))
 
 
-def planned(source: PipelineOptions, store: str, choice: PlanOptions, as_json: bool) -> "tuple[Plan, Catalog]":
-    """The plan of a pipeline and the catalog of the store, or exit code 2 with all problems."""
+def planned(
+    source: PipelineOptions, store: str, choice: PlanOptions, as_json: bool, runs_here: bool = True
+) -> "tuple[Plan, Catalog]":
+    """The plan of a pipeline and the catalog of the store, or exit code 2 with all problems. ``runs_here`` False asks
+    for no optional packages."""
     from agentrl.pipelines.file.problems import SpecError
     from agentrl.pipelines.plan.plan import Selection as Stages
     from agentrl.pipelines.plan.plan import make_plan
 
-    pipeline = load_pipeline(source, as_json)
+    pipeline = load_pipeline(source, as_json, runs_here=runs_here)
     catalog = open_catalog(store)
     stages = Stages(tuple(choice.only or ()), tuple(choice.first or ()), tuple(choice.until or ()), choice.force)
     try:

@@ -48,7 +48,7 @@ def plan(
     if no_code:
         _list(source, as_json)
         return
-    made, _ = planned(source, store, choice, as_json)
+    made, _ = planned(source, store, choice, as_json, runs_here=not placement)
     if placement:
         raise typer.Exit(_place(made, as_json))
     from agentrl.flows.run import choose_engine

@@ -26,6 +26,7 @@ from agentrl.pipelines.secrets import is_reference, names_a_secret
 from agentrl.pipelines.stage import Stage
 from agentrl.placement.base import LaunchError
 from agentrl.schemas.annotations import is_secret, markers, unknown_key
+from agentrl.schemas.installation import missing as absent
 from agentrl.schemas.manifest import Kind
 from agentrl.schemas.pipeline import Execution, PipelineSpec
 
@@ -126,8 +127,11 @@ class _Loader:
             self.problem(key, message, location)
 
 
-def load(name: str, *, profile: str | None = None, settings: Iterable[str] = ()) -> ResolvedPipeline:
-    """Read a pipeline, by path or by its name in the library.
+def load(
+    name: str, *, profile: str | None = None, settings: Iterable[str] = (), runs_here: bool = True
+) -> ResolvedPipeline:
+    """Read a pipeline, by path or by its name in the library. ``runs_here`` False asks for no optional packages: it is
+    read for other machines.
 
     Raises SpecError with everything that is wrong with it.
     """
@@ -137,10 +141,12 @@ def load(name: str, *, profile: str | None = None, settings: Iterable[str] = ())
     if profile:
         document = with_profile(document, profile)
     document = with_settings(document, settings)
-    return resolve(document, name, profile, settings)
+    return resolve(document, name, profile, settings, runs_here)
 
 
-def resolve(document: Document, reference: str, profile: str | None, settings: tuple[str, ...]) -> ResolvedPipeline:
+def resolve(
+    document: Document, reference: str, profile: str | None, settings: tuple[str, ...], runs_here: bool = True
+) -> ResolvedPipeline:
     """Names, edges and configs of a document. Raises SpecError with all problems."""
     loader = _Loader(document)
     try:
@@ -161,9 +167,11 @@ def resolve(document: Document, reference: str, profile: str | None, settings: t
         draft = expanded.drafts[name]
         inputs = _inputs(loader, draft, stage, expanded, stages)
         config = _config(loader, draft, stage)
+        execution = _execution(spec, draft)
         if config is not None:
             seed = spec.seed if draft.spec.seed is None else draft.spec.seed
-            execution = _execution(spec, draft)
+            if runs_here and execution.pool is None:  # a work pool has packages of its own
+                _packages(loader, draft, execution, config)
             for key, message in wrong(execution, draft.spec.execution.model_fields_set, config):
                 loader.problem((*draft.key, "execution"), message, key)
             nodes[name] = Node(name, stage, config, inputs, seed, execution)
@@ -219,10 +227,14 @@ def _config(loader: _Loader, draft: StageDraft, stage: Stage) -> BaseModel | Non
             chosen(kind, name)
         except LookupError as error:
             loader.problem((*draft.key, "with"), str(error.args[0]), key)
-    here = draft.spec.execution.pool is None  # a work pool has packages of its own
-    for key, message in missing_packages(config) if here else ():
-        loader.problem((*draft.key, "with"), message, key)
     return config
+
+
+def _packages(loader: _Loader, draft: StageDraft, execution: Execution, config: BaseModel) -> None:
+    for key, message in missing_packages(config):
+        loader.problem((*draft.key, "with"), message, key)
+    if execution.launcher == "ray" and (why := absent("ray", "ray")):
+        loader.problem((*draft.key, "execution"), why, ("launcher",))
 
 
 def variables(config: BaseModel) -> list[Key]:

@@ -8,7 +8,6 @@ from typing import Any
 from agentrl.placement.base import LaunchError
 from agentrl.placement.devices import memory_gib, visible
 from agentrl.placement.hostfile import read_hosts
-from agentrl.schemas.installation import missing
 from agentrl.schemas.pipeline import Execution
 
 GIB = 2**30
@@ -58,8 +57,6 @@ def wrong(execution: Execution, given: Collection[str], config: Any) -> Iterator
             machines(execution)
         except LaunchError as error:
             yield ("hostfile",), str(error)
-    if execution.launcher == "ray" and execution.pool is None and (why := missing("ray", "ray")):
-        yield ("launcher",), why
     if (execution.nodes or 1) > 1 and execution.launcher not in ("hostfile", "ray"):
         yield ("nodes",), f"nodes: {execution.nodes} needs launcher: ray or hostfile, not {execution.launcher}"
     idle = spread is None and getattr(engine, "type", None) != "vllm"

@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows.cli import app
+from agentrl.pipelines.file import readiness
 from agentrl.pipelines.file.load import load
 from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.plan.placement import Placement, place
 from agentrl.pipelines.plan.plan import make_plan
+from agentrl.schemas import installation
 
 ONE_NODE, MANY = "cluster/dense-8b", "cluster/dense-70b"
 
@@ -162,6 +164,26 @@ def test_launchers_that_cannot_work_are_refused_when_the_file_is_read(
     write_spec(folder, f"s: {{{trained}, execution: {execution}}}")
     with pytest.raises(SpecError, match=says):
         load("p.yaml")
+
+
+@pytest.mark.parametrize(
+    "execution", ["{launcher: local, gpus: 1, gpu_gib: 80}", "{launcher: ray, gpus: 1, gpu_gib: 80}"]
+)
+def test_a_machine_without_the_packages_of_ranks_places_them(
+    execution: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where ranks will run is asked on another machine, which has neither DeepSpeed nor Ray."""
+    trained = "uses: train.sft, inputs: {trajectories: e}, with: {model: {init: tiny}, deepspeed: {zero: 2}}"
+    write_spec(folder, f"s: {{{trained}, execution: {execution}}}")
+    monkeypatch.setattr(readiness, "is_installed", lambda package: False)
+    monkeypatch.setattr(installation, "is_installed", lambda package: False)
+    refused = CliRunner().invoke(app, ["plan", "p.yaml"])
+    assert refused.exit_code == 2
+    assert "needs the package deepspeed, which is not installed" in refused.output
+    assert ("ray is not installed" in refused.output) == ("ray" in execution)
+    done = CliRunner().invoke(app, ["plan", "p.yaml", "--placement", "--json"])
+    assert done.exit_code == 0, done.output
+    assert [(row["stage"], row["role"]) for row in json.loads(done.output)["placement"]] == [("s", "rank")]
 
 
 SPLIT = """

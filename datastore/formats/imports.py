@@ -20,6 +20,7 @@ from agentrl.datastore.formats.columns import RowBatch, with_column
 from agentrl.datastore.formats.labels import AS_SOURCE, Labels, labelled, named_reward
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.own import OwnFormat
+from agentrl.datastore.formats.raw import MAX_RECORD
 from agentrl.datastore.formats.recognise import Recognised, format_of
 from agentrl.datastore.formats.rows import NAMELESS
 from agentrl.datastore.formats.source import Source
@@ -114,6 +115,7 @@ def import_paths(
     prompts: bool = False,
     dry_run: bool = False,
     check_tokens: CheckTokens | None = None,
+    max_record: int = MAX_RECORD,
 ) -> Imported:
     """Append the rows of files and folders in one commit; ``-`` is standard input.
 
@@ -121,15 +123,14 @@ def import_paths(
     another import of a folder takes only its new files. Rows get ids of this import, and keep the source's in
     ``source_id``, ``episode_id`` and ``task_id``. Raises StoreError if a path is missing, fits no format or not the one
     named, or if no row comes out; with ``on_error="quarantine"`` records that cannot be read are set aside instead.
-    With ``prompts`` a record of chat without any assistant message is a row too. On any error the table stays as it
-    was.
+    With ``prompts`` a record of chat without any assistant message is a row too. No record may take more than
+    ``max_record`` bytes (of text: characters). On any error the table stays as it was.
     """
     from agentrl.datastore.storage.lease import hold
     from agentrl.datastore.upkeep.forgetting import IMPORT_RUN
 
-    with reading(
-        paths, format, stage=stage, labels=labels, on_error=on_error, prompts=prompts, check_tokens=check_tokens
-    ) as found:
+    options: dict[str, Any] = {"prompts": prompts, "check_tokens": check_tokens, "max_record": max_record}
+    with reading(paths, format, stage=stage, labels=labels, on_error=on_error, **options) as found:
         found.result.dry_run = dry_run
         if dry_run:
             found.leave_out(_fingerprints(buffer, stage))
@@ -158,11 +159,12 @@ def reading(
     on_error: "OnError" = "raise",
     prompts: bool = False,
     check_tokens: CheckTokens | None = None,
+    max_record: int = MAX_RECORD,
 ) -> "Iterator[Reading]":
     """Files that were recognised, to take rows from within the block: what a stage that appends itself uses."""
     notes = Notes(on_error == "quarantine", prompts)
     with TemporaryDirectory(prefix="agentrl-import-") as folder:
-        yield Reading(_expand(paths, Path(folder)), format, stage, labels, notes, check_tokens)
+        yield Reading(_expand(paths, Path(folder)), format, stage, labels, notes, check_tokens, max_record)
 
 
 class Reading:
@@ -176,22 +178,33 @@ class Reading:
         labels: Labels,
         notes: Notes,
         check_tokens: CheckTokens | None,
+        max_record: int,
     ) -> None:
         self.stage, self.labels, self.notes, self.check_tokens = stage, labels, notes, check_tokens
         self.result = Imported()
         self.files: list[_File] = []
         for path, name, alone in paths:
             source = Source(path, notes, name)
+            source.limit = max_record
             chosen = format_of(source, format, alone)
             if chosen is None:
                 self.result.skipped.append(name)
             else:
-                self.files.append(_File(source, chosen, self._fingerprint(source, chosen.format)))
+                try:
+                    self.files.append(_File(source, chosen, self._fingerprint(source, chosen.format)))
+                except StoreError as error:  # the file is broken further on
+                    if not notes.quarantine:
+                        raise
+                    notes.refuse(name, error)
+                    continue
                 if chosen.looks:
                     notes.remark(f"files that look like {chosen.looks} and are read as {chosen.format}, which is named")
         if not self.files:
             named_ones = ", ".join(self.result.skipped[:5]) or "no file at all"
-            raise StoreError(f"nothing to import: no format fits {named_ones}; docs/formats.md lists the formats")
+            bad = [f"; {one.place} {one.reason}" for one in notes.unreadable[:1]]
+            raise StoreError(
+                f"nothing to import: no format fits {named_ones}{''.join(bad)}; docs/formats.md lists the formats"
+            )
 
     def _fingerprint(self, source: Source, format: str | OwnFormat) -> str:
         asked = ["prompts"] if self.notes.prompts else []

@@ -31,6 +31,7 @@ from agentrl.datastore.formats.messages import from_chat
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.origin import Calls, moment
 from agentrl.datastore.formats.parts import grouped
+from agentrl.datastore.formats.raw import TooLongError
 from agentrl.datastore.formats.rows import components, make_row, number, termination
 from agentrl.datastore.formats.source import Row, Source, Stretch, each
 from agentrl.schemas.trajectory import Termination
@@ -128,24 +129,34 @@ def _opened(path: Path, changed_ns: int, process: int) -> tuple[zipfile.ZipFile,
 
 def _member(archive: zipfile.ZipFile, name: str, source: Source) -> Any:
     try:
-        return from_json(_content(archive, archive.getinfo(name)))
+        return from_json(_content(archive, archive.getinfo(name), source.limit))
     except (ValueError, NotImplementedError, OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise StoreError(f"{source.name}: {name} cannot be read: {error}") from None
 
 
-def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """The bytes of a member. ``zipfile`` reads Zstandard from Python 3.14 on."""
+def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> bytes:
+    """The bytes of a member. ``zipfile`` reads Zstandard from Python 3.14 on. Raises TooLongError if there are more
+    than ``limit``, whatever the archive says of it."""
+    if member.file_size > limit:
+        raise TooLongError(limit)
     if member.compress_type != _ZSTANDARD:
-        return archive.read(member)
+        with archive.open(member) as file:
+            return _bounded(file.read(limit + 1), limit)
     import pyarrow as pa
 
     stored = copy(member)  # as if it were not compressed
     stored.compress_type, stored.file_size = zipfile.ZIP_STORED, member.compress_size
     del stored.CRC
     with archive.open(stored) as raw, pa.CompressedInputStream(pa.PythonFile(raw), "zstd") as packed:
-        content: bytes = packed.read()
+        content = _bounded(packed.read(limit + 1), limit)
     if zlib.crc32(content) != member.CRC:
         raise zipfile.BadZipFile(f"Bad CRC-32 for file {member.filename!r}")
+    return content
+
+
+def _bounded(content: bytes, limit: int) -> bytes:
+    if len(content) > limit:
+        raise TooLongError(limit)
     return content
 
 

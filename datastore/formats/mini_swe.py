@@ -19,6 +19,7 @@ from agentrl.datastore.formats.chat import is_chat
 from agentrl.datastore.formats.messages import from_chat
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.origin import Calls, moment
+from agentrl.datastore.formats.raw import TooLongError
 from agentrl.datastore.formats.responses import from_items
 from agentrl.datastore.formats.rows import make_row
 from agentrl.datastore.formats.source import Row, Source, each
@@ -71,9 +72,13 @@ def read(source: Source) -> Iterator[Row]:
         )
 
     def documents() -> Iterator[Any]:
-        source.record = source.document()
         source.number = 1
-        yield source.record
+        try:
+            source.record = source.document()
+        except TooLongError as error:
+            source.notes.refuse(source.place, error)
+        else:
+            yield source.record
 
     return each(source, documents(), convert)
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from agentrl.datastore.formats.raw import BUFFER
 from agentrl.datastore.formats.scan import ends
-from agentrl.datastore.formats.source import BUFFER, Row, Source, Stretch
+from agentrl.datastore.formats.source import Row, Source, Stretch
 
 if TYPE_CHECKING:
     from agentrl.datastore.formats.workers import File

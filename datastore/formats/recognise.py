@@ -12,7 +12,7 @@ from agentrl.datastore.formats.own import OwnFormat
 from agentrl.datastore.formats.parts import by_record
 from agentrl.datastore.formats.source import Row, Source
 
-SUFFIXES = frozenset({".json", ".jsonl", ".ndjson", ".traj", ".parquet", ".eval", ".csv", ".tsv", ".gz"})
+SUFFIXES = frozenset({".json", ".jsonl", ".ndjson", ".traj", ".parquet", ".eval", ".csv", ".tsv", ".gz", ".zst"})
 """Files of a folder that are looked at."""
 
 
@@ -35,19 +35,24 @@ class Recognised:
 
 def format_of(source: Source, format: str | OwnFormat | None, alone: bool) -> Recognised | None:
     """The format to read a file by. A format that is named wins. None if a file of a folder fits none, or not the one
-    that is named; raises if it is no folder's."""
+    that is named, or if it is set aside; raises otherwise."""
     if not alone and source.path.suffix not in SUFFIXES:
         return None
     try:
         found = _named(source, format, alone) if format is not None else recognise(source)
-    except StoreError:
-        if not alone and source.notes.quarantine:
-            return None
-        raise
+    except StoreError as error:
+        if not source.notes.quarantine:
+            raise
+        source.notes.refuse(source.name, error)
+        return None
     if found or not alone:
         return found
     wanted = f"does not look like {format}" if format else "fits no format"
-    raise StoreError(f"{source.name} {wanted}: it is {_description(source)}; docs/formats.md says what each looks like")
+    unfit = StoreError(f"{wanted}: it is {_description(source)}; docs/formats.md says what each looks like")
+    if not source.notes.quarantine:
+        raise StoreError(f"{source.name} {unfit}")
+    source.notes.refuse(source.name, unfit)
+    return None
 
 
 def _named(source: Source, format: str | OwnFormat, alone: bool) -> Recognised | None:

@@ -1,15 +1,13 @@
 """Reading files: the kind of a file, its records one at a time, and the place of each record.
 
-A file is JSON Lines, a JSON array, one JSON document, CSV, Parquet, or a ZIP archive; text may be compressed by gzip
-and begin with a byte order mark. Memory holds one record, and of a JSON array or a long list inside a document one
-element.
+A file is JSON Lines, a JSON array, one JSON document, CSV, Parquet, or a ZIP archive; text may be compressed by gzip or
+Zstandard and begin with a byte order mark. Memory holds one record, and of a JSON array or a long list inside a
+document one element.
 """
 
 import codecs
-import gzip
 import hashlib
 import io
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
@@ -20,7 +18,17 @@ from typing import IO, Any, Literal, NamedTuple, TypeAlias
 from pydantic_core import from_json
 
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.formats.notes import Notes, excerpt
+from agentrl.datastore.formats.notes import EXCERPT, Notes, excerpt
+from agentrl.datastore.formats.raw import (
+    BROKEN_BYTES,
+    BUFFER,
+    MAX_RECORD,
+    Stretched,
+    TooLongError,
+    bounded_lines,
+    compression,
+    open_bytes,
+)
 from agentrl.datastore.formats.stream import (
     CHUNK,
     Chars,
@@ -34,17 +42,14 @@ from agentrl.datastore.formats.stream import (
     outline,
     utf8_fault,
 )
+from agentrl.datastore.formats.tabular import csv_records, parquet_content, parquet_records
 
 Row: TypeAlias = dict[str, Any]
 """Fields of a trajectory, as a reader finds them; messages, calls and components are dicts too."""
 
 Kind = Literal["lines", "array", "document", "csv", "parquet", "zip", "folder", "empty"]
 
-BUFFER = 2**18
-_GZIP = b"\x1f\x8b"
 SAMPLE_RECORDS = 64
-LONGEST_LINE = 2**26
-"""Characters. A file with a longer first line counts as a document, which is read piece by piece."""
 
 BROKEN = (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError, OverflowError)
 """What a reader raises if a record does not have the shape that its format promises."""
@@ -74,6 +79,8 @@ class Source:
         """The members beside the list, if :meth:`elements` reads a document."""
         self.span: Stretch | None = None
         self.given: Iterator[Any] | None = None
+        self.limit = MAX_RECORD
+        """Bytes, or characters, that one record may take."""
 
     def __repr__(self) -> str:
         return f"Source({self.name!r}, {self.kind})"
@@ -111,7 +118,7 @@ class Source:
             return "parquet" if start[:4] == b"PAR1" else "zip"
         text = start.decode("utf-8-sig", "replace").lstrip()  # bytes that are no UTF-8 are refused where they stand
         whole = len(start) < BUFFER
-        if start[:2] == _GZIP or not (text or whole):
+        if self.compressed or not (text or whole):
             with self.text("replace") as file:
                 text, whole = file.read(CHUNK).lstrip(), False
         if not text:
@@ -130,7 +137,7 @@ class Source:
 
     def _first_line(self) -> str:
         with self.text("replace") as text:
-            return next((line for line in iter(lambda: text.readline(LONGEST_LINE), "") if line.strip()), "")
+            return next((line for line in iter(lambda: text.readline(self.limit), "") if line.strip()), "")
 
     @property
     def head(self) -> Any:
@@ -143,9 +150,10 @@ class Source:
         is longer its top-level keys, with one element of each list."""
         notes = Notes(quarantine=True)
         probe, found = Source(self.path, notes, self.name), []
+        probe.limit = self.limit
         try:
-            if self.kind == "document" and (self.compressed or self.path.stat().st_size > CHUNK):
-                return [outline(Chars(self.text()))]
+            if self.kind == "document" and (self.compressed or self.path.stat().st_size > min(CHUNK, self.limit)):
+                return [outline(Chars(self.text(), self.limit))]
             for record in probe.records():
                 found.append(record)
                 if len(found) == SAMPLE_RECORDS or probe.read_to > CHUNK:
@@ -158,30 +166,27 @@ class Source:
 
     def text(self, errors: str = "strict") -> IO[str]:
         """The file as text. Reading raises StoreError if it is not UTF-8, or its compression is broken."""
-        return Utf8Text(self._bytes(), self.name, errors)
-
-    def _bytes(self) -> Any:
-        raw: Any = self.path.open("rb", buffering=BUFFER)
-        return gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP else raw
+        return Utf8Text(open_bytes(self.path), self.name, errors)
 
     @property
     def compressed(self) -> bool:
-        with self.path.open("rb") as file:
-            return file.read(2) == _GZIP
+        return compression(self.path) is not None
 
     def digest(self) -> str:
         """Digest of the content: of text whatever its compression, of Parquet its rows, of a folder its files."""
         from agentrl.datastore.storage.digest import digest
 
-        if self.kind in ("parquet", "folder", "zip"):
+        if self.kind == "parquet":
+            return parquet_content(self)
+        if self.kind in ("folder", "zip"):
             return digest(self.path)
         total = hashlib.blake2b(digest_size=16)
         try:
-            with self._bytes() as file:
+            with open_bytes(self.path) as file:
                 total.update(file.read(CHUNK).removeprefix(codecs.BOM_UTF8))
                 for chunk in iter(lambda: file.read(CHUNK), b""):
                     total.update(chunk)
-        except (OSError, EOFError, zlib.error) as error:
+        except BROKEN_BYTES as error:
             raise StoreError(f"{self.name} cannot be read: {error}") from None
         return total.hexdigest()
 
@@ -201,11 +206,11 @@ class Source:
                 found = self._part_of_list(self.span, chars) if self.span else elements(chars)
                 yield from self._counted(found, chars)
             case "document":
-                yield from self._counted(iter([self.document()]))
+                yield from self._counted(self._whole())
             case "csv":
-                yield from self._counted(self._cells())
+                yield from self._counted(csv_records(self))
             case "parquet":
-                yield from self._counted(self._rows())
+                yield from self._counted(parquet_records(self))
             case _:
                 raise StoreError(f"{self.name} holds no records ({self.kind})")
 
@@ -223,15 +228,32 @@ class Source:
                 return
             if chars:
                 self.read_to = chars.position
-            yield self.record
+            if isinstance(self.record, TooLongError):
+                self.notes.refuse(self.place, self.record)
+            else:
+                yield self.record
+
+    def _whole(self) -> Iterator[Any]:
+        """The document, or why it is not read."""
+        try:
+            yield self.document()
+        except TooLongError as error:
+            yield error
 
     def _lines(self) -> Iterator[Any]:
         try:
-            with self._bytes() as file:
-                for number, line in enumerate(_within(file, self.span) if self.span else file, self.number + 1):
+            with open_bytes(self.path) as file:
+                if self.span:
+                    file.seek(self.span.start)
+                lines = bounded_lines(file, self.limit, self.span and self.span.stop)
+                for number, (line, size) in enumerate(lines, self.number + 1):
                     if number == 1:
                         line = line.removeprefix(codecs.BOM_UTF8)
                     self.read_to += len(line)
+                    if size > self.limit:
+                        self.number = number
+                        self.notes.refuse(self.place, TooLongError(self.limit), line[:EXCERPT].decode(errors="replace"))
+                        continue
                     try:
                         record = from_json(line, cache_strings="keys")
                     except ValueError as error:
@@ -243,35 +265,8 @@ class Source:
                         continue
                     self.number, self.record = number, record
                     yield record
-        except (OSError, EOFError, zlib.error) as error:
+        except BROKEN_BYTES as error:
             raise StoreError(f"{self.name} cannot be read: {error}") from None
-
-    def _cells(self) -> Iterator[Any]:
-        import csv
-
-        csv.field_size_limit(LONGEST_LINE)
-        with self.text() as text:
-            rows = csv.DictReader(
-                text, restkey="", delimiter="\t" if ".tsv" in self.path.suffixes else ",", strict=True
-            )
-            try:
-                for row in rows:
-                    self.read_to += sum(len(cell or "") for cell in row.values())
-                    yield {name: cell for name, cell in row.items() if cell}
-            except csv.Error as error:
-                raise ValueError(f"is not CSV: {error}") from None
-
-    def _rows(self) -> Iterator[Any]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        groups = range(self.span.start, self.span.stop) if self.span else None
-        try:
-            with pq.ParquetFile(self.path) as file:
-                for batch in file.iter_batches(batch_size=256, row_groups=groups):
-                    yield from self.pylist(batch)
-        except pa.ArrowException as error:
-            raise StoreError(f"{self.name} is no Parquet file that can be read: {error}") from None
 
     def pylist(self, table: Any) -> Iterator[Any]:
         """Rows of an Arrow table or batch as dicts, few at a time if they are large."""
@@ -288,7 +283,9 @@ class Source:
             found = list(self.records())
             return found[0] if self.kind == "lines" and len(found) == 1 else found
         with self.text() as file:
-            text = file.read()
+            text = file.read(self.limit + 1)
+        if len(text) > self.limit:
+            raise TooLongError(self.limit)
         self.read_to += len(text)
         try:
             return from_json(text, cache_strings="keys")
@@ -346,7 +343,7 @@ class Source:
     def list_start(self, key: str, needed: Sequence[str] = ()) -> int | None:
         """The byte at which the first element begins: of the list ``key``, or of the array that the file is. None if
         there is none, or if members that are ``needed`` are not before it."""
-        chars = Chars(self.text())
+        chars = Chars(self.text(), self.limit)
         before: dict[str, Any] = {}
         with suppress(ValueError, RecursionError):  # reported when it is read
             if self.kind == "document" and not find_list(chars, key, before):
@@ -360,10 +357,9 @@ class Source:
 
     def _chars(self) -> Chars:
         if not self.span:
-            return Chars(self.text())
-        with self.path.open("rb") as file:
-            file.seek(self.span.start)
-            return Chars(Utf8Text(io.BytesIO(file.read(self.span.stop - self.span.start)), self.name, "strict"))
+            return Chars(self.text(), self.limit)
+        raw = io.BufferedReader(Stretched(self.path, self.span.start, self.span.stop), BUFFER)
+        return Chars(Utf8Text(raw, self.name, "strict"), self.limit)
 
 
 @lru_cache(maxsize=1)
@@ -372,16 +368,6 @@ def _members_before(path: Path, changed_ns: int, key: str) -> dict[str, Any]:
     before: dict[str, Any] = {}
     find_list(Chars(Source(path).text()), key, before)
     return before
-
-
-def _within(file: IO[bytes], span: Stretch) -> Iterator[bytes]:
-    """The lines of a span."""
-    left = span.stop - file.seek(span.start)
-    for line in file:
-        yield line
-        left -= len(line)
-        if left <= 0:
-            return
 
 
 def each(source: Source, records: Iterable[Any], convert: Callable[[Any], Iterable[Row]]) -> Iterator[Row]:

@@ -2,11 +2,13 @@
 
 import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats.raw import MAX_RECORD, TooLongError
 
 CHUNK = 2**20
 HEAD = 2**24
@@ -41,18 +43,21 @@ class Utf8Text(io.TextIOWrapper):
 
 
 class Chars:
-    """A window on a text, for a JSON decoder that needs more text when a value is not whole."""
+    """A window on a text, for a JSON decoder that needs more text when a value is not whole. No value may take more
+    than ``limit`` characters."""
 
     _decoder = json.JSONDecoder()
 
-    def __init__(self, text: IO[str]) -> None:
+    def __init__(self, text: IO[str], limit: int = MAX_RECORD) -> None:
         self._text = text
+        self._limit = limit
         self._window = text.read(CHUNK)
         self._at = 0
         self.taken = 0
 
     def _more(self) -> bool:
-        chunk = self._text.read(max(CHUNK, len(self._window) - self._at))
+        held = len(self._window) - self._at
+        chunk = self._text.read(max(CHUNK, min(held, self._limit - held + 1)))
         self._window = self._window[self._at :] + chunk
         self.taken += self._at
         self._at = 0
@@ -79,29 +84,74 @@ class Chars:
         self._at += 1
         return char
 
+    def element(self) -> Any:
+        """The next value; of one that is too long the error, and what comes after it can be read."""
+        try:
+            return self.value()
+        except TooLongError as error:
+            self._pass_over()
+            return error
+
+    def _pass_over(self) -> None:
+        """Go to the end of a value without keeping it."""
+        depth, inside, at = 0, False, self._at
+        while True:
+            match = (_IN_TEXT if inside else _BESIDE_TEXT).search(self._window, at)
+            at = match.end() if match else len(self._window)
+            if match is None or (match[0] == "\\" and at == len(self._window)):
+                self._at = len(self._window)
+                if not self._more():
+                    raise ValueError("is not JSON: the value has no end")
+                at = self._at
+            if match is None:
+                continue
+            mark = match[0]
+            if mark == "\\":
+                at += 1
+            elif mark == '"':
+                inside = not inside
+            elif mark in "[{":
+                depth += 1
+            elif depth == 0:  # a comma, or the bracket of what holds the value
+                self._at = at - 1
+                return
+            elif mark in "]}":
+                depth -= 1
+            if depth == 0 and not inside and mark in ']}"':
+                self._at = at
+                return
+
     def value(self) -> Any:
+        """The next value. Raises TooLongError if it is too long, and ValueError if it is no JSON."""
         self.peek()
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._window, self._at)
             except json.JSONDecodeError as error:
+                if len(self._window) - self._at > self._limit:
+                    raise TooLongError(self._limit) from None
                 if not self._more():
                     raise ValueError(f"is not JSON: {error}") from None
                 continue
             if end == len(self._window) and self._more():  # a number may go on
                 continue
+            if end - self._at > self._limit:
+                raise TooLongError(self._limit)
             self._at = end
             return value
 
 
+_IN_TEXT, _BESIDE_TEXT = re.compile(r'["\\]'), re.compile(r'[\[\]{},"]')
+
+
 def elements(chars: Chars) -> Iterator[Any]:
-    """Elements of the array that begins here."""
+    """Elements of the array that begins here; a TooLongError in place of one that is too long."""
     chars.expect("[")
     if chars.peek() == "]":
         chars.expect("]")
         return
     while True:
-        yield chars.value()
+        yield chars.element()
         if chars.expect(",]") == "]":
             return
 
@@ -109,7 +159,7 @@ def elements(chars: Chars) -> Iterator[Any]:
 def between_commas(chars: Chars) -> Iterator[Any]:
     """Values of a text that is a part of a list."""
     while True:
-        yield chars.value()
+        yield chars.element()
         if not chars.peek():
             return
         chars.expect(",")
@@ -163,7 +213,7 @@ def outline(chars: Chars) -> dict[str, Any]:
         if chars.peek() == "[":
             found[name] = []
             for element in elements(chars):
-                if not found[name]:
+                if not found[name] and not isinstance(element, TooLongError):
                     found[name].append(element)
                 if chars.taken >= HEAD:
                     break

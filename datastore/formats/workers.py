@@ -57,7 +57,7 @@ def read_files(files: Sequence[File], keep: Keep = lambda _: None) -> Iterator[R
     cut = parts(files)
     first = list(itertools.islice(cut, WORTH_IT)) if workers > 1 else []
     if len(first) < WORTH_IT:
-        return batches(((one.source, row) for one in files for row in _rows(one)), keep)
+        return batches(((one.source, row) for one in files for row in _guarded(one.source, _rows(one))), keep)
     return _read_together(files, itertools.chain(first, cut), keep, workers)
 
 
@@ -67,6 +67,16 @@ def _rows(file: File) -> Iterator[Row]:
     if format.cut and source.kind in ("array", "document"):
         return in_parts(source, format.cut, format.rows)
     return format.rows(source)
+
+
+def _guarded(source: Source, rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows of a file up to where it cannot be read on. If such files are set aside, other files are read."""
+    try:
+        yield from rows
+    except StoreError as error:
+        if not source.notes.quarantine:
+            raise
+        source.notes.refuse(source.name, error)
 
 
 def _read_together(files: Sequence[File], cut: Iterable[Part], keep: Keep, count: int) -> Iterator[RowBatch]:
@@ -214,7 +224,7 @@ def _write(part: Part, files: Sequence[File], keep: Keep, file: Any) -> _Read:
     numbers = {id(one): number for number, one in own.items()}
     said = _Read([], [], [])
     try:
-        rows = ((one, row) for number, one in own.items() for row in files[number].format.rows(one))
+        rows = ((one, row) for number, one in own.items() for row in _guarded(one, files[number].format.rows(one)))
         with pa.ipc.new_stream(file, LENIENT_SCHEMA) as stream:
             for batch in batches(rows, keep):
                 if not batch.table.num_rows:

@@ -131,14 +131,14 @@ def table_digest(batches: Iterable[pa.RecordBatch | pa.Table], renamed: Collecti
     return hasher.hexdigest()
 
 
-def parquet_digest(path: Path, renamed: Collection[str] | None = ()) -> str:
-    """Digest of the rows of one Parquet file, read a few thousand at a time. An empty table still has its columns."""
+def parquet_digest(path: Path, renamed: Collection[str] | None = (), batch_rows: int = BATCH_ROWS) -> str:
+    """Digest of the rows of one Parquet file, read ``batch_rows`` at a time. An empty table still has its columns."""
     import pyarrow.parquet as pq
 
     def batches() -> Iterator[pa.RecordBatch]:
         with pq.ParquetFile(path) as file:
             yield pa.RecordBatch.from_pylist([], schema=file.schema_arrow)
-            yield from file.iter_batches(batch_size=BATCH_ROWS)
+            yield from file.iter_batches(batch_size=batch_rows)
 
     return table_digest(batches(), renamed)
 

@@ -38,6 +38,7 @@ def import_(
     prompts: Annotated[
         bool, typer.Option("--prompts", help="Take records of chat without any assistant message too")
     ] = False,
+    max_record_mb: Annotated[float, typer.Option(help="Records that take more are refused; see --quarantine")] = 64,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -62,6 +63,7 @@ def import_(
         "dry_run": dry_run,
         "check_tokens": check,
         "prompts": prompts,
+        "max_record": int(max_record_mb * 2**20),
     }
     result = import_paths(buffer, paths, format, labels=labels, **options)
     if as_json:
@@ -109,13 +111,13 @@ def _report(result: "Imported") -> None:
         say("ignored: " + _some([f"{key} {count}" for key, count in result.ignored.items()]))
     for text, count in result.remarks.items():
         say(f"{text}: {count}")
+    what = "would be set aside" if result.dry_run else "are set aside; `agentrl buffer quarantine` lists them"
     if result.unreadable:
-        what = "would be set aside" if result.dry_run else "set aside; `agentrl buffer quarantine` lists them"
-        say(f"{len(result.unreadable)} records cannot be read and are {what}")
+        say(f"{len(result.unreadable)} records cannot be read and {what}")
         for one in result.unreadable[:SHOWN]:
             say(f"  {one['place']}: {one['reason']}")
     if result.quarantined:
-        say(f"{result.quarantined} rows break the contract and are set aside; `agentrl buffer quarantine` lists them")
+        say(f"{result.quarantined} rows break the contract and {what}")
     if result.fingerprint:
         say(f"import {result.fingerprint}; `agentrl buffer forget {result.fingerprint[:12]}` undoes it")
 

@@ -8,6 +8,7 @@ from pydantic import Field, PlainValidator, field_validator
 
 from agentrl.pipelines.handles import Table, Trajectories
 from agentrl.pipelines.stage import Context, External, StageConfig, stage
+from agentrl.schemas.annotations import ADDED
 
 if TYPE_CHECKING:
     from agentrl.datastore.formats.imports import CheckTokens, Imported, Labels
@@ -67,6 +68,7 @@ class ImportConfig(StageConfig):
     )
     quarantine: bool = Field(False, description="set records and rows that are broken aside, and append the rest")
     prompts: bool = Field(False, description="take records of chat without any assistant message too")
+    max_record_mb: Annotated[float, ADDED] = Field(64, gt=0, description="records that take more are refused")
 
     @field_validator("success")
     @classmethod
@@ -121,6 +123,7 @@ def import_(context: Context, config: ImportConfig) -> Import:
         labels=labels,
         on_error=on_error,
         prompts=config.prompts,
+        max_record=int(config.max_record_mb * 2**20),
         check_tokens=check,
     ) as found:
         found.leave_out(set())

@@ -22,6 +22,7 @@ from agentrl.flows.commands import (
     dialect,
     doctor,
     generate,
+    init,
     pipelines,
     recordings,
     replay,
@@ -46,7 +47,7 @@ _buffer = typer.Typer(
     no_args_is_help=True, help="Query, curate, search, exchange and look after the trajectory buffer."
 )
 
-for _module in (pipelines, artifacts, compare, dialect, doctor, generate, replay, serve):
+for _module in (pipelines, init, artifacts, compare, dialect, doctor, generate, replay, serve):
     app.add_typer(_module.app)
 for _module in (buffer_read, buffer_choose, buffer_exchange, buffer):
     _buffer.add_typer(_module.app)

@@ -1,5 +1,8 @@
 """The Python interface does what the command does: stores, pipelines in Python, plans, runs and results."""
 
+import doctest
+import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -11,6 +14,7 @@ from toy_project import Project
 
 import agentrl
 
+ROOT = Path(__file__).parents[2]
 PIPELINE = """
     name: toy
     stages:
@@ -31,8 +35,7 @@ def test_public_names_are_few_and_exist() -> None:
 
 def test_an_import_costs_nothing() -> None:
     code = "import sys, agentrl; print(sorted({'torch', 'polars', 'pydantic', 'pyarrow'} & set(sys.modules)))"
-    root = Path(__file__).parents[2]
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "[]\n"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "[]\n"
 
 
 @pytest.fixture
@@ -132,3 +135,42 @@ def test_a_store_is_queried_curated_and_checked(tmp_path: Path) -> None:
     assert store.check().is_empty()
     assert store.history()["version"].to_list()[0] == store.buffer.version
     assert "Store(" in store._repr_html_()
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project that ``agentrl init`` makes."""
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-m", "agentrl.flows.cli", "init", "mine"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert "next: cd mine && agentrl run" in subprocess.check_output(command, env=env, text=True)
+    again = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "there already, so nothing was written" in again.stderr
+    monkeypatch.chdir(tmp_path / "mine")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "environments"]:
+        monkeypatch.delitem(sys.modules, name)
+    return tmp_path / "mine"
+
+
+def test_a_project_that_was_made_passes_its_own_tests(made: Path) -> None:
+    assert {".gitignore", ".github", "environments", "pipeline.yaml", "tests"} == {path.name for path in made.iterdir()}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+def test_the_page_on_python_is_true(made: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/python.md").read_text(), re.M | re.S)
+    names: dict[str, object] = {}
+    runner, parser = doctest.DocTestRunner(), doctest.DocTestParser()
+    for number, block in enumerate(blocks):
+        if block.startswith(">>>"):
+            test, said = parser.get_doctest(block, names, str(number), None, 0), []
+            runner.run(test, out=said.append, clear_globs=False)
+            assert said == [], "".join(said)
+            names = test.globs
+        else:
+            exec(compile(block, f"block {number}", "exec"), names)

@@ -65,6 +65,9 @@ class Message(BaseModel):
 
     The span of an assistant message covers what the policy sampled, end-of-turn token included; template
     tokens around messages (role headers, line breaks) belong to no span or to the other roles' spans.
+
+    ``error`` says of a tool's message whether the tool answered with an error; None if that is not known. No template
+    and no engine shows it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -75,6 +78,7 @@ class Message(BaseModel):
     tool_calls: list[ToolCall] = []
     tool_call_id: str | None = None
     name: str | None = None
+    error: Annotated[bool | None, ADDED] = None
     reward: float | None = None
     token_start: Int32 | None = None
     token_end: Int32 | None = None

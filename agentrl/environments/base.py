@@ -170,15 +170,18 @@ class Reflecting(Protocol):
         ...
 
 
-def tool_message(call: ToolCall, content: str) -> Message:
-    """The message that answers a call."""
-    return Message(role=Role.TOOL, content=content, tool_call_id=call.id, name=call.name)
+def tool_message(call: ToolCall, content: str, error: bool | None = None) -> Message:
+    """The message that answers a call. ``error`` says whether it reports a failure; None if that is not known."""
+    return Message(role=Role.TOOL, content=content, tool_call_id=call.id, name=call.name, error=error)
 
 
 def answered(message: Message, observations: Sequence[Observation], **info: int) -> Step:
     """The step of what the first calls of an assistant message returned. Their rewards are summed; ``info`` is added to
     the number of refused calls."""
-    answers = [tool_message(call, seen.content) for call, seen in zip(message.tool_calls, observations, strict=False)]
+    answers = [
+        tool_message(call, seen.content, bool(seen.error))
+        for call, seen in zip(message.tool_calls, observations, strict=False)
+    ]
     rewards = [seen.reward for seen in observations if seen.reward is not None]
     errors = sum(seen.error for seen in observations)
     done = any(seen.done for seen in observations)

@@ -44,7 +44,8 @@ class Call(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """Fields that clients repeat out of an answer, such as ``refusal``, are read and say nothing."""
+    """Fields that clients repeat out of an answer, such as ``refusal``, are read and say nothing. ``is_error``, which
+    OpenAI does not have, says of a tool's message whether the tool failed."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,6 +54,7 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
+    is_error: bool | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: None = None
@@ -72,6 +74,7 @@ class ChatMessage(BaseModel):
             tool_calls=calls,
             tool_call_id=self.tool_call_id,
             name=self.name,
+            error=self.is_error if self.role == "tool" else None,
         )
 
 

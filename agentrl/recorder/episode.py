@@ -283,6 +283,7 @@ class RecordedEpisode:
             n_tokens=len(session.ids),
             n_action_tokens=sum(session.mask),
             n_tool_calls=sum(len(one.message.tool_calls) for one in turns),
+            n_tool_errors=sum(one.error is True for one in messages),
             messages=messages,
             tools=first.tools,
             tokenizer=self.tokenizer,

@@ -40,6 +40,7 @@ class FunctionCallOutput(BaseModel):
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[TextPart]
+    is_error: bool | None = None
 
 
 class Reasoning(BaseModel):
@@ -122,7 +123,8 @@ def _messages(items: Sequence[Item]) -> list[Message]:
             call = ToolCall(id=item.call_id, name=item.name, arguments=as_json(item.arguments))
             messages[-1] = messages[-1].model_copy(update={"tool_calls": [*messages[-1].tool_calls, call]})
         elif isinstance(item, FunctionCallOutput):
-            messages.append(Message(role=Role.TOOL, content=text_of(item.output), tool_call_id=item.call_id))
+            text, error = text_of(item.output), item.is_error
+            messages.append(Message(role=Role.TOOL, content=text, tool_call_id=item.call_id, error=error))
         elif isinstance(item, Said) and assistant:
             content = messages[-1].content + text_of(item.content)
             messages[-1] = messages[-1].model_copy(update={"content": content})

@@ -339,7 +339,7 @@ class EpisodeRun:
             if adapted or not calls or not clock.expired():
                 raise _EnvironmentError from error
             self.info.update(tool_timeouts=len(calls), tool_errors=len(calls))
-            return Step([tool_message(call, f"{call.name} took longer than {limit:g} s") for call in calls])
+            return Step([tool_message(call, f"{call.name} took longer than {limit:g} s", True) for call in calls])
         except EngineError:  # of a model that plays a user
             raise
         except Exception as error:

@@ -101,6 +101,7 @@ class ByRecord:
 _SPANS = frozenset({"spans of assistant messages", "spans of other messages"})
 _TOKENS = frozenset({"token ids", "tokenizer", "action mask", "log-probs", "versions of the weights"}) | _SPANS
 _OUTCOME = frozenset({"reward", "success", "end", "reward components", "step rewards", "tool errors"})
+_OUTCOME |= {"which calls failed"}
 _ORIGIN = frozenset({"identity", "agent and segment", "policy", "tags", "final state"})
 _TEXT_ONLY = _TOKENS | _OUTCOME | _ORIGIN | {"tools that are no functions"}
 _SPELLING = frozenset({"spelling of arguments"})
@@ -127,7 +128,9 @@ FORMATS: dict[str, Format] = {
         ByRecord(anthropic.fits),
         anthropic.read,
         valid(anthropic.write),
-        loses=_TEXT_ONLY | _SPELLING | {"arguments that are no object", "places of system messages"},
+        loses=_TEXT_ONLY - {"which calls failed"}
+        | _SPELLING
+        | {"arguments that are no object", "places of system messages"},
         cut=by_record,
     ),
     "trl-sft": Format(

@@ -2,11 +2,11 @@
 and if there is one the ``response`` that followed; the same split into ``request`` and ``response``; or a response
 alone (``{"type": "message", ...}``). Read and written.
 
-Blocks: ``text``, ``thinking`` (reasoning), ``tool_use`` (a call), ``tool_result`` (a tool message of its own, in
-the order of the blocks; ``is_error`` counts as a tool error). The server's tools (``server_tool_use``,
-``web_search_tool_result`` and the like) are calls and tool messages too, whose text is the JSON of what the server
-found. Tools change between ``{name, description, input_schema}`` and JSON schemas of functions. Every other block (an
-image, a document) is counted by its type.
+Blocks: ``text``, ``thinking`` (reasoning), ``tool_use`` (a call), ``tool_result`` (a tool message of its own, in the
+order of the blocks; ``is_error`` is its ``error``, and counted; without it that is not known). The server's tools
+(``server_tool_use``, ``web_search_tool_result`` and the like) are calls and tool messages too, whose text is the JSON
+of what the server found. Tools change between ``{name, description, input_schema}`` and JSON schemas of functions.
+Every other block (an image, a document) is counted by its type.
 ``stop_reason`` gives the end. Writing: consecutive tool messages are one user message, and arguments that are no object
 become one (``{"arguments": ...}``), as the API asks; ``system`` is always there.
 
@@ -165,10 +165,15 @@ class _Talk:
     def _result(self, block: dict[str, Any]) -> dict[str, Any]:
         self.notes.rest(block, _KNOWN_RESULT, "messages.content.")
         identity, content = str(block["tool_use_id"]), block.get("content")
-        self.errors += bool(block.get("is_error")) or (isinstance(content, dict) and "error_code" in content)
         ours = block["type"] in ("tool_result", "mcp_tool_result")
+        refused = isinstance(content, dict) and "error_code" in content
+        error = True if refused else None if block.get("is_error") is None else bool(block["is_error"])
+        if not ours and error is None:  # what the server's tools refuse has an error_code
+            error = False
+        self.errors += bool(error)
         text = text_of(content, self.notes, data=True) if ours else json.dumps(content, ensure_ascii=False)
-        return {"role": "tool", "content": text, "tool_call_id": identity, "name": self._names.get(identity)}
+        said = {"role": "tool", "content": text, "tool_call_id": identity, "name": self._names.get(identity)}
+        return said if error is None else said | {"error": error}
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:
@@ -195,7 +200,8 @@ def _line(row: Trajectory) -> dict[str, Any]:
 
 def _blocks(message: Message) -> list[dict[str, Any]]:
     if message.role is Role.TOOL:
-        return [{"type": "tool_result", "tool_use_id": message.tool_call_id or "", "content": message.content}]
+        result = {"type": "tool_result", "tool_use_id": message.tool_call_id or "", "content": message.content}
+        return [result if message.error is None else result | {"is_error": message.error}]
     blocks: list[dict[str, Any]] = []
     if message.reasoning is not None:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})

@@ -234,7 +234,7 @@ def _messages(items: list[dict[str, Any]], source: Source) -> tuple[list[dict[st
         if one["role"] == "tool":
             error = one.get("error") or {}
             errors += bool(error)
-            plain["name"] = one.get("function")
+            plain |= {"name": one.get("function"), "is_error": bool(error)}
             if plain["content"] and error.get("message", plain["content"]) != plain["content"]:
                 source.notes.ignored["samples.messages.error.message"] += 1
             plain["content"] = plain["content"] or error.get("message")

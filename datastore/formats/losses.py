@@ -63,6 +63,12 @@ def _spans(row: Trajectory, *roles: Role) -> list[Any] | None:
     return spans if any(start is not None for start, _ in spans) else None
 
 
+def _failed(row: Trajectory) -> list[bool | None] | None:
+    """Of each answer of a tool whether it is an error, if any says so."""
+    found = [one.error for one in row.messages if one.role is Role.TOOL]
+    return found if any(error is not None for error in found) else None
+
+
 def _tool(schema: Any) -> Any:
     """A function's name, description and parameters; one without parameters takes an object."""
     function = schema.get("function", schema) if isinstance(schema, dict) else None
@@ -121,6 +127,7 @@ PARTS: dict[str, Callable[[Trajectory], Any]] = {
         [one.reward for one in row.messages] if any(one.reward is not None for one in row.messages) else None
     ),
     "tool errors": lambda row: row.n_tool_errors or None,
+    "which calls failed": _failed,
     "final state": lambda row: None if row.final_state == "null" else json.loads(row.final_state),
     "tags": lambda row: row.tags,
     "identity": lambda row: [getattr(row, name) for name in _IDENTITY],

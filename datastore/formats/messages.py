@@ -37,6 +37,12 @@ _KNOWN = frozenset(
     {"role", "content", "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "tool_call_id"}
     | {"name", "refusal", "type"}
 )
+_SAYS_ERROR: tuple[tuple[str, Mapping[Any, bool]], ...] = (
+    ("is_error", {True: True, False: False}),
+    ("error", {True: True, False: False}),
+    ("status", {"error": True, "success": False}),
+)
+"""Keys of a tool message that say whether it is an error, and the values that do. The text of an error is none."""
 _SIMPLE = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 _AROUND_CALL = frozenset({"id", "call_id", "type", "index", "function"})
 _KNOWN_CALL = frozenset({"name", "arguments", "args"})
@@ -168,14 +174,25 @@ def from_chat(chat: Iterable[dict[str, Any]], notes: Notes) -> list[dict[str, An
         if text and one.keys() <= _SIMPLE:
             message = _simple(one, role, notes)
         else:
-            notes.rest(one, _KNOWN, "messages.")
+            key, error = says_error(one) if ROLES.get(role) == "tool" else (None, None)
+            notes.rest(one, _KNOWN | {key} if key else _KNOWN, "messages.")
             message = _from_one(one, len(messages), notes)
+            if error is not None:
+                message["error"] = error
         if calls := message.get("tool_calls"):
             unanswered = list(calls)
         elif message["role"] == "tool":
             _answer(message, unanswered)
         messages.append(message)
     return messages
+
+
+def says_error(one: Mapping[str, Any]) -> tuple[str | None, bool | None]:
+    """The key by which a tool message says whether it is an error, and what it says; None for both if none does."""
+    for key, meanings in _SAYS_ERROR:
+        if isinstance(value := one.get(key), bool | str) and value in meanings:
+            return key, meanings[value]
+    return None, None
 
 
 def _simple(one: Mapping[str, Any], role: str, notes: Notes) -> dict[str, Any]:

@@ -246,7 +246,7 @@ class _Talk:
         if identity is None and event.get("cause") is None and "id" in event:
             self.notes.ignored[f"events of kind {event['observation']}"] += 1
             return
-        self.chat.append({"role": "tool", "content": content, "tool_call_id": identity})
+        self.chat.append({"role": "tool", "content": content, "tool_call_id": identity, "is_error": error})
 
     def _open(self) -> list[str]:
         """Ids of the calls without an answer, in order."""
@@ -269,13 +269,14 @@ class _Talk:
             self._sdk_action(event)
         else:
             observation = event.get("observation") or {}
-            failed = kind == "AgentErrorEvent" or bool(observation.get("is_error"))
-            self.errors += failed
+            known = observation.get("is_error")
+            failed = True if kind == "AgentErrorEvent" else None if known is None else bool(known)
+            self.errors += bool(failed)
             held = next((key for key in ("content", "output") if observation.get(key)), "content")
             self.notes.rest(observation, {"kind", "is_error", held}, "observation.")
             content = self._text(event.get("error") or event.get("rejection_reason") or observation.get(held), True)
             answer = {"role": "tool", "content": content, "tool_call_id": event.get("tool_call_id")}
-            self.chat.append(answer | {"name": event.get("tool_name")})
+            self.chat.append(answer | {"name": event.get("tool_name"), "is_error": failed})
 
     def _sdk_action(self, event: dict[str, Any]) -> None:
         self.finished = self.finished or event.get("tool_name") == "finish"

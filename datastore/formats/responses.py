@@ -133,7 +133,10 @@ def from_items(items: Iterable[Any], notes: Notes) -> list[dict[str, Any]]:
                 notes.ignored[f"items of kind {kind[:60]}"] += 1
             case _:
                 notes.remark(f"items of kind {kind!r} are kept as JSON text of a tool")
-                messages.append({"role": "tool", "content": json.dumps(item, ensure_ascii=False), "name": kind})
+                said = {"role": "tool", "content": json.dumps(item, ensure_ascii=False), "name": kind}
+                messages.append(
+                    said | ({"error": item["error"] is not None} if kind == "mcp_call" and "error" in item else {})
+                )
     return [one for one in messages if one["role"] != "assistant" or _says(one)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.source import Row
 from agentrl.schemas.json_text import writer
-from agentrl.schemas.trajectory import NOT_TRAINED, Termination, Trajectory
+from agentrl.schemas.trajectory import NOT_TRAINED, Role, Termination, Trajectory
 
 CARRIED = (
     *("trajectory_id", "episode_id", "segment", "agent", "task_id", "group_id", "sample_index", "parent_id", "source"),
@@ -37,9 +37,15 @@ ROW_DEFAULTS: dict[str, Any] = {
 
 
 def carried(row: Trajectory) -> dict[str, Any]:
+    """What goes through a free-form field: columns of the row, and under ``errors`` which of its tool messages are."""
     data = row.model_dump(mode="json", include={*CARRIED})
     kept = {name: value for name, value in data.items() if value not in ([], "", None)}
-    return kept | {name: data[name] for name in _NULL}
+    errors = [one.error for one in row.messages if one.role is Role.TOOL]
+    known = {ERRORS: errors} if any(error is not None for error in errors) else {}
+    return kept | known | {name: data[name] for name in _NULL}
+
+
+ERRORS = "errors"
 
 
 _NULL = ("reward", "success")  # null means that the row is unscored
@@ -61,7 +67,8 @@ def make_row(
     it, the messages before the first assistant message do. ``extra`` is what :func:`carried` gave, and wins over
     ``fields``, of which None counts as not given. ``origin`` has columns of the origin, which a row with ``extra``
     brings itself; without them the id is ``trajectory_id``, else that of the task, and the model is the policy. Without
-    an outcome the row is unscored. Log-probs may be None. Raises ValueError if there is no message, or nothing in any.
+    an outcome the row is unscored. Log-probs may be None. ``n_tool_errors``, if it is not given, counts the messages
+    that are errors. Raises ValueError if there is no message, or nothing in any.
     """
     for one in messages:
         if one.get("content") or one.get("tool_calls") or one.get("reasoning"):
@@ -74,18 +81,29 @@ def make_row(
             row[name] = value
     if extra:
         row |= extra
+        _set_errors(messages, row.pop(ERRORS, ()))
     else:
         _name_origin(row, task, origin or {})
     if "task_id" not in row:
         row["task_id"] = task_id(source, task, _opening(messages) if task_content is None else task_content)
     if "termination" not in row:
         row["termination"] = _termination(messages)
+    if "n_tool_errors" not in row and (errors := sum(one.get("error") is True for one in messages)):
+        row["n_tool_errors"] = errors
     if "trajectory_id" in row:
         row.setdefault("episode_id", row["trajectory_id"])
     if not row.get("action_mask"):  # what counts tokens says nothing without them
         row.pop("spans", None)
         row.pop("fork_at", None)
     return row
+
+
+def _set_errors(messages: Sequence[dict[str, Any]], errors: Sequence[bool | None]) -> None:
+    """Say of the tools' messages which are errors; if there are not as many, nobody knows which are meant."""
+    answers = [one for one in messages if one["role"] == "tool"]
+    if len(answers) == len(errors):
+        for one, error in zip(answers, errors, strict=True):
+            one["error"] = error
 
 
 def _name_origin(row: Row, task: Any, origin: Mapping[str, Any]) -> None:

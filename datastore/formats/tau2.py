@@ -191,6 +191,7 @@ def _messages(items: Iterable[dict[str, Any]], source: Source) -> tuple[list[dic
         if one["role"] == "tool":
             errors += bool(one.get("error"))
             plain |= {"tool_call_id": spoken(one.get("id")), "name": one.get("name")}
+            plain |= {"is_error": bool(one["error"])} if one.get("error") is not None else {}
         elif one.get("tool_calls"):
             plain["tool_calls"] = one["tool_calls"]
         chat.append(plain)
@@ -235,7 +236,8 @@ def _simulation(row: Trajectory) -> dict[str, Any]:
 def _message(message: Message) -> dict[str, Any]:
     one: dict[str, Any] = {"role": message.role.value, "content": message.content}
     if message.role is Role.TOOL:
-        return one | {"id": message.tool_call_id, "name": message.name, "requestor": "assistant"}
+        known = {} if message.error is None else {"error": message.error}
+        return one | {"id": message.tool_call_id, "name": message.name, "requestor": "assistant", **known}
     if message.reasoning is not None:
         one["reasoning_content"] = message.reasoning
     if message.tool_calls:

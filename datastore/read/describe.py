@@ -51,7 +51,7 @@ VIEWS: dict[str, dict[str, str]] = {
         "prompt_tokens": "tokens of the prompts of all calls of the model together, as the source counts them",
         "completion_tokens": "tokens that the model wrote in all calls together, as the source counts them",
         "cost_usd": "what the calls of the model cost, in US dollars, as the source says",
-        "messages": "list of {role, content, reasoning, tool_calls, tool_call_id, name, reward, token span}",
+        "messages": "list of {role, content, reasoning, tool_calls, tool_call_id, name, error, reward, token span}",
         "tools": "JSON: schemas of the tools that were offered",
         "final_state": "JSON: what a verifier needs to score the row again",
         "tokenizer": "fingerprint of the tokenizer and its chat template",
@@ -78,9 +78,9 @@ VIEWS: dict[str, dict[str, str]] = {
         "arguments": "JSON: arguments of the call; args.KEY is the value of one of them, as text",
         "observation": "what the tool answered; null if nothing answers the call's id",
         "observation_length": "characters of what the tool answered",
-        "error": "whether the answer reports a failure; null if it is not known: rows count their errors, and which "
-        "calls these are is known if all answers are errors, or as many as begin with error, traceback, exception, "
-        "failed",
+        "error": "whether the answer reports a failure, as its message says; null if that is not known. Of rows whose "
+        "messages do not say it, it is known if all answers are errors, or as many as begin with error, traceback, "
+        "exception, failed",
     },
 }
 

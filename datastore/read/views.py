@@ -55,9 +55,11 @@ def tool_calls(trajectories: pl.LazyFrame, keys: list[str] | None = None) -> pl.
     ``observation`` that answers it by id (null if none does), its length, and whether it is an ``error``. Of calls of
     one step with the same id, the first is answered by the first answer with that id, and so on.
 
-    ``error`` is known if the row's ``n_tool_errors`` is the number of its answers, or of those that begin as errors do;
-    it is null otherwise. ``keys`` of arguments, or JSON paths that begin with ``$.`` or ``$[``, are the fields of a
-    column ``args``, as text."""
+    ``error`` is that of the message. In a row that knows it of some answers, the others are no errors if
+    ``n_tool_errors`` counts no more than these. In a row that knows it of none, as older ones do, it is told by
+    words if ``n_tool_errors`` is the number of its answers, or of those that begin as errors do. It is null
+    otherwise. ``keys`` of arguments, or JSON paths that begin with ``$.`` or ``$[``, are the fields of a column
+    ``args``, as text."""
     messages = _messages(trajectories, "n_tool_errors").with_columns(_STEP)
     nth = pl.int_range(pl.len()).over("trajectory_id", "step", "call_id").alias("nth")
     calls = (
@@ -74,7 +76,11 @@ def tool_calls(trajectories: pl.LazyFrame, keys: list[str] | None = None) -> pl.
     answers = (
         messages.filter(pl.col("role") == "tool")
         .with_columns(
-            pl.when(errors == pl.len().over(of_row))
+            pl.when(pl.col("error").is_not_null())
+            .then(pl.col("error"))
+            .when(pl.col("error").is_not_null().any().over(of_row))
+            .then(pl.when(errors == pl.col("error").sum().over(of_row)).then(False))
+            .when(errors == pl.len().over(of_row))
             .then(True)
             .when(errors == says.sum().over(of_row))
             .then(says)

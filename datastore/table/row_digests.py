@@ -7,7 +7,7 @@ whoever wants two rows with one digest can make them.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from xxhash import xxh3_128_digest
 
 from agentrl.datastore.storage.digest import is_list, is_text, plain, type_name, without_fingerprints
-from agentrl.schemas.annotations import ADDED
+from agentrl.schemas.annotations import ADDED, models_at
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
 CONTENT = "content_digest"
@@ -34,9 +34,36 @@ IDS = ("trajectory_id", "episode_id", "group_id", "parent_id")
 BATCH_ROWS = 1024
 
 _ADDED = {name for name, info in Trajectory.model_fields.items() if ADDED in info.metadata} - set(VOLATILE)
-_FIELDS = [TRAJECTORY_SCHEMA.field(name) for name in sorted(set(TRAJECTORY_SCHEMA.names) - {*VOLATILE, *_ADDED})]
+_INSIDE = {
+    name: inside
+    for name, info in Trajectory.model_fields.items()
+    for model in models_at(info.annotation, (0,))
+    if (inside := [field for field, about in model.model_fields.items() if ADDED in about.metadata])
+}
+"""Columns of lists, and which fields of their elements came later."""
+
+
+def _first(field: pa.Field) -> pa.Field:
+    """A field without what came later inside of it."""
+    if field.name not in _INSIDE:
+        return field
+    element = field.type.value_field
+    kept = pa.struct([one for one in element.type if one.name not in _INSIDE[field.name]])
+    return pa.field(field.name, pa.list_(element.with_type(kept)), nullable=field.nullable)
+
+
+_FIELDS = [
+    _first(TRAJECTORY_SCHEMA.field(name)) for name in sorted(set(TRAJECTORY_SCHEMA.names) - {*VOLATILE, *_ADDED})
+]
 _LATER = [TRAJECTORY_SCHEMA.field(name) for name in sorted(_ADDED)]
 """Columns that came later and may be null: a row in which all of them are has the digest that it had before."""
+
+_LATER_INSIDE = [
+    (name, pa.field(f"{name}.{inner}", pa.list_(TRAJECTORY_SCHEMA.field(name).type.value_type.field(inner))))
+    for name, inside in _INSIDE.items()
+    for inner in inside
+]
+"""Fields of elements that came later, each as a column of lists: the same holds for them."""
 
 
 def _named(fields: Sequence[pa.Field]) -> bytes:
@@ -44,7 +71,7 @@ def _named(fields: Sequence[pa.Field]) -> bytes:
     return hashlib.sha256("\n".join(f"{one.name} {type_name(one.type)}" for one in fields).encode()).digest()
 
 
-_SCHEMA, _LATER_SCHEMA = _named(_FIELDS), _named(_LATER)
+_SCHEMA = _named(_FIELDS)
 
 
 def with_content(table: pa.Table) -> pa.Table:
@@ -61,27 +88,51 @@ def contents(table: pa.Table) -> pa.ChunkedArray:
 def _digests(batch: pa.RecordBatch) -> pa.Array:
     """The digest of each row: the pieces of its content are laid out one after another and hashed at once."""
     columns = [
-        without_fingerprints(column) if field.name in IDS else column
+        without_fingerprints(column)
+        if field.name in IDS
+        else column.cast(field.type)
+        if field.name in _INSIDE
+        else column
         for field, column in zip(_FIELDS, batch.columns[: len(_FIELDS)], strict=True)
     ]
     pieces = _pieces(_FIELDS, columns, np.arange(batch.num_rows + 1, dtype=np.int64))
     schema, separator = (pa.scalar(value, pa.large_binary()) for value in (_SCHEMA, b""))
-    later = _later(batch.columns[len(_FIELDS) :])
+    later = list(_later(_LATER, batch.columns[len(_FIELDS) :], pc.is_valid))
+    for name, field in _LATER_INSIDE:
+        values = _inside(batch.column(name), field.name.rpartition(".")[2])
+        later += _later([field], [values], _any_valid)
     laid_out = pc.binary_join_element_wise(schema, *pieces, *later, separator)
     offsets, data = _offsets(laid_out).tolist(), memoryview(laid_out.buffers()[2] or b"")
     return pa.array([xxh3_128_digest(data[start:end]) for start, end in pairwise(offsets)], pa.binary())
 
 
-def _later(columns: Sequence[pa.Array]) -> Iterator[pa.Array]:
-    """The bytes of the columns that came later, of rows that have a value in one of them; nothing if no row has."""
-    if all(column.null_count == len(column) for column in columns):
-        return
-    there = columns[0].is_valid()
+def _later(
+    fields: Sequence[pa.Field], columns: Sequence[pa.Array], known: Callable[[pa.Array], pa.Array]
+) -> Iterator[pa.Array]:
+    """The bytes of columns that came later, of rows that have a value in one of them, as ``known`` says; nothing if no
+    row has."""
+    there = known(columns[0])
     for column in columns[1:]:
-        there = pc.or_(there, column.is_valid())
-    schema, separator = (pa.scalar(value, pa.large_binary()) for value in (_LATER_SCHEMA, b""))
-    pieces = _pieces(_LATER, columns, np.arange(len(there) + 1, dtype=np.int64))
+        there = pc.or_(there, known(column))
+    if not there.true_count:
+        return
+    schema, separator = (pa.scalar(value, pa.large_binary()) for value in (_named(fields), b""))
+    pieces = _pieces(fields, columns, np.arange(len(there) + 1, dtype=np.int64))
     yield pc.if_else(there, pc.binary_join_element_wise(schema, *pieces, separator), separator)
+
+
+def _inside(column: pa.Array, name: str) -> pa.Array:
+    """One field of the elements of a column of lists, as lists."""
+    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pc.struct_field(column.flatten(), name))
+
+
+def _any_valid(lists: pa.Array) -> pa.Array:
+    """Of each list whether one of its values is not null."""
+    valid = np.concatenate([[0], np.cumsum(lists.values.is_valid().to_numpy(zero_copy_only=False))])
+    offsets = lists.offsets.to_numpy()
+    return pa.array(valid[offsets[1:]] > valid[offsets[:-1]])
 
 
 def _pieces(fields: Sequence[pa.Field], arrays: Sequence[pa.Array], bounds: np.ndarray) -> Iterator[pa.Array]:

@@ -112,6 +112,20 @@ def test_turn_by_turn_tokens_spell_the_whole_conversation(policy: Policy) -> Non
         assert whole[len(policy.tokenizer.decode(row.input_ids)) :].strip() == ""
 
 
+def test_no_template_shows_which_calls_failed(policy: Policy) -> None:
+    for run in expert_runs(4):
+        tools = [message for message in run.messages if message.role is Role.TOOL]
+        assert {message.error for message in tools} <= {True, False}
+        assert tools
+        for error in (True, False, None):
+            told = [
+                message.model_copy(update={"error": error}) if message.role is Role.TOOL else message
+                for message in run.messages
+            ]
+            other = tokenize(run.model_copy(update={"messages": told}), policy.codec, "digest")
+            assert other.input_ids == tokenize(run, policy.codec, "digest").input_ids
+
+
 def test_spans_cover_what_was_said_and_the_mask_only_the_assistant(policy: Policy) -> None:
     for run in expert_runs(16):
         row = tokenize(run, policy.codec, "digest")

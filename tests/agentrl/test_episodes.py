@@ -88,6 +88,7 @@ def test_a_coroutine_that_hangs_as_a_tool_is_an_observation_and_counted(policy: 
     acts = runner(policy, Stuck(), tool_s=0.3)
     [row] = play(acts, "wait,wait,done", env="broken")
     assert answers(row) == ["wait took longer than 0.3 s"] * 2
+    assert [one.error for one in row.messages if one.role is Role.TOOL] == [True, True]
     assert (row.termination, row.success, row.tags) == (Termination.ANSWERED, True, ["tool_timeouts:2"])
     assert (row.n_tool_calls, row.n_tool_errors, acts.counts) == (2, 2, {"tool_timeouts": 2})
 

@@ -52,7 +52,8 @@ def weather_by_chat(client: openai.OpenAI, stream: bool) -> str:
         messages.append({"role": "assistant", "content": content or None, "tool_calls": tool_calls})
         for call in tool_calls:
             assert json.loads(call["function"]["arguments"]) == {"city": "Rome", "when": "now"}
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": "20 degrees"})
+            says = {"is_error": True} if stream else {}
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": "20 degrees", **says})
 
 
 RESPONSE_TOOLS: list[Any] = [{"type": "function", "strict": None, **TOOLS[0]["function"]}]  # type: ignore[dict-item]
@@ -76,7 +77,8 @@ def weather_by_responses(client: openai.OpenAI, stream: bool, previous: bool = F
         asked = [item for item in response.output if item.type == "function_call"]
         if not asked:
             return response.output_text
-        results = [{"type": "function_call_output", "call_id": one.call_id, "output": "20 degrees"} for one in asked]
+        says = {"type": "function_call_output", "output": "20 degrees"} | ({"is_error": True} if stream else {})
+        results = [{"call_id": one.call_id, **says} for one in asked]
         if previous:
             last, items = response.id, results
         else:
@@ -108,6 +110,8 @@ def test_a_conversation_is_one_row_however_it_is_asked(how: str, policy: Policy,
     assert [one.role for one in row.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
     assert row.messages[2].tool_call_id == row.messages[1].tool_calls[0].id == "call_0", "the policy's own id"
     assert row.messages[2].name == "weather"
+    errors = (row.messages[2].error, row.n_tool_errors)
+    assert errors == ((True, 1) if "streamed" in how else (None, 0)), "as the client says"
     assert json.loads(row.tools)[0]["function"]["name"] == "weather"
     assert (row.task_id, row.group_id, row.reward, row.success, row.tags) == ("t1", "g", 0.5, True, ["a"])
     assert (row.termination, row.n_steps, row.n_tool_calls, row.policy) == (Termination.ANSWERED, 2, 1, "tiny")

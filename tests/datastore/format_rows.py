@@ -103,6 +103,13 @@ def without_spans(row: Trajectory) -> Trajectory:
 
 BRIEF = Message(role=Role.SYSTEM, content="be brief")
 _CALL = [user("where?"), asked(called(1, place="here")), answer(1, "there"), said("over there")]
+_FAILED = [
+    user("where?"),
+    asked(called(1, place="nowhere"), called(2, place="here")),
+    answer(1, "no such place").model_copy(update={"error": True}),
+    answer(2, "there").model_copy(update={"error": False}),
+    said("over there"),
+]
 
 KINDS: dict[str, list[Trajectory]] = {
     "text": [spoken(0, [user("hi"), said("hello"), user("and?"), said("that is all")], tools="[]")],
@@ -156,7 +163,7 @@ KINDS: dict[str, list[Trajectory]] = {
         )
     ],
     "failed": [
-        spoken(13, _CALL, reward=0.25, success=False, termination=Termination.TIME_LIMIT, n_tool_errors=1, tools=LOOK)
+        spoken(13, _FAILED, reward=0.25, success=False, termination=Termination.TIME_LIMIT, n_tool_errors=1, tools=LOOK)
     ],
     "components": [
         spoken(

@@ -81,6 +81,8 @@ def test_failed_answers_are_all_if_all_failed_and_else_those_that_say_so() -> No
     found = {n_errors: trajectory.failed(answers, n_errors) for n_errors in range(5)}
     assert found == {0: set(), 1: {1}, 2: {1}, 3: {1, 2, 3}, 4: {1}}
     assert trajectory.failed(answers[:1], 0) == set()
+    known = [one | {"error": error} for one, error in zip(answers, (None, False, True, None), strict=True)]
+    assert [trajectory.failed(known, n_errors) for n_errors in (0, 1, 3)] == [{2}] * 3
 
 
 def test_long_tools_are_cut_and_said_to_be(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ def plain(message: Message) -> dict[str, Any]:
 def message_of(said: dict[str, Any]) -> Message:
     """A message of the program's."""
     calls = [ToolCall(**call) for call in said.get("tool_calls") or []]
+    answers, error = said.get("tool_call_id"), said.get("error")
     return Message(
-        role=Role(said["role"]), content=said["content"], tool_calls=calls, tool_call_id=said.get("tool_call_id")
+        role=Role(said["role"]), content=said["content"], tool_calls=calls, tool_call_id=answers, error=error
     )

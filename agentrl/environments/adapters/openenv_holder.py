@@ -41,7 +41,8 @@ class OpenEnvHolder:
             content, reward = await self._act(session, call)
             errors += reward is None
             rewards += [] if reward is None else [reward]
-            answers.append({"role": "tool", "content": content, "tool_call_id": call["id"]})
+            answer = {"role": "tool", "content": content, "tool_call_id": call["id"]}
+            answers.append(answer | {"error": reward is None})
             if session.ended:
                 break
         done = session.ended or not answers

@@ -113,9 +113,13 @@ class VerifiersHolder:
         rollout = self.rollouts[episode]
         rollout.say(message)
         known = {tool.name for tool in rollout.client.state.get("tool_defs") or []}
-        unknown = sum(call["name"] not in known for call in message["tool_calls"])
+        unknown = [call["id"] for call in message["tool_calls"] if call["name"] not in known]
         new, _, ended = await rollout.turn()
-        return {"messages": [_plain(one) for one in new], "done": ended, "tool_errors": unknown}
+        answers = [_plain(one) for one in new]
+        for one in answers:
+            if one["tool_call_id"] in unknown:  # of other calls the environment does not say whether they failed
+                one["error"] = True
+        return {"messages": answers, "done": ended, "tool_errors": len(unknown)}
 
     async def score(self, episode: int) -> dict[str, Any]:
         state = await self.rollouts[episode].stop()

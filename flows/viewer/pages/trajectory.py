@@ -107,16 +107,15 @@ def one_message(row: pa.Table, number: int) -> ShownMessage:
             f"this row has no message {number}", field="number", allowed=[f"0 to {len(messages) - 1}"], status=404
         )
     n_errors = row["n_tool_errors"][0].as_py()
-    error = n_errors > 0 and number in failed(messages.as_py(), n_errors)
-    return turn(number, messages[number].as_py(), error, None)
+    return turn(number, messages[number].as_py(), number in failed(messages.as_py(), n_errors), None)
 
 
 def failed(messages: Sequence[dict[str, Any]], n_errors: int) -> set[int]:
-    """Numbers of the tools' answers that are known to be errors: all if all failed, else those whose words say so.
-
-    Rows say how many calls failed, and not which.
-    """
+    """Numbers of the tools' answers that are known to be errors: those that say so. Of rows in which none says it of
+    itself, as older ones, all if all failed, else those whose words say so."""
     answers = [number for number, one in enumerate(messages) if one["role"] == "tool"]
+    if any(messages[number].get("error") is not None for number in answers):
+        return {number for number in answers if messages[number].get("error")}
     if n_errors == len(answers):
         return set(answers)
     return {number for number in answers if n_errors and _says_error(messages[number]["content"])}

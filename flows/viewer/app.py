@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.datastore.errors import NoBufferError, StoreError
-from agentrl.flows.viewer.files import FrontEnd, asked_first
+from agentrl.flows.viewer.files import FrontEnd, asked_first, raw_path
 from agentrl.flows.viewer.guard import SESSION, Door, Guard
 from agentrl.flows.viewer.questions import ACTIONS, QUESTIONS, Answering, Question
 from agentrl.flows.viewer.refused import RefusedError
@@ -101,7 +101,7 @@ def application(opened: "Future[StoreReader]", door: Door, ended: Callable[[], b
     async def page(request: Request) -> Response:
         if request.url.path.startswith("/api"):
             return _not_found(request, f"there is no {request.url.path[:200]!r}")
-        found = front.page(request.url.path)
+        found = front.page(raw_path(request))
         if found is None:
             return _not_found(request, "the front-end is not installed")
         answer = found.answer(request)

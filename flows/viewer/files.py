@@ -23,6 +23,9 @@ ASKED_FIRST = {"": ["/api/overview"], "row": ["/api/rows/{}", "/api/tokens/{}", 
 ASKED_OTHERWISE = {"pipeline", "at"}
 """Parameters of an address with which a page asks something else."""
 
+DEEPEST = 8
+"""Slashes of an address that are counted. No page of the viewer has more than two."""
+
 _IMPORTED = re.compile(r"""\b(?:import|from)\s*["']\./([^"']+)["']""")
 _IMPORTED_LATER = re.compile(r"""=> import\(["']\./([^"']+)["']\)""")
 
@@ -57,9 +60,10 @@ class FrontEnd:
         self.files = {name: StaticFile(name, body) for name, body in bodies.items()}
         everything = "".join(f"{name} {file.tag}\n" for name, file in self.files.items())
         self.digest = hashlib.blake2b(everything.encode(), digest_size=8).hexdigest()
-        self._pages = dict(self._made(bodies)) if INDEX in bodies else {}
+        self._texts = dict(self._made(bodies)) if INDEX in bodies else {}
+        self._pages: dict[tuple[str, int], StaticFile] = {}
 
-    def _made(self, bodies: Mapping[str, bytes]) -> Iterator[tuple[str, StaticFile]]:
+    def _made(self, bodies: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
         """``index.html`` by the module of its page. It names all modules that this needs, so that the browser asks for
         them at once."""
         text = bodies[INDEX].decode().replace("/static/", f"/static/{self.digest}/")
@@ -68,12 +72,19 @@ class FrontEnd:
         for page in (MAIN, *_IMPORTED_LATER.findall(main)):
             needed = _reached(imported, MAIN, page)
             links = "".join(f'<link rel="modulepreload" href="/static/{self.digest}/{name}">\n' for name in needed)
-            yield page, StaticFile(INDEX, text.replace("</head>", f"{links}</head>").encode())
+            yield page, text.replace("</head>", f"{links}</head>")
 
     def page(self, path: str) -> StaticFile | None:
-        """The document for an address; None if there is no front-end."""
+        """The document for an address as it stands in a request; None if there is no front-end. It names its files
+        relative to its own address, since a proxy may show the viewer below a path of its own."""
         room = path.split("/")[1] if "/" in path else ""
-        return self._pages.get(PAGES.get(room, f"{room}.js"), self._pages.get(MAIN))
+        page = PAGES.get(room, f"{room}.js")
+        page = page if page in self._texts else MAIN
+        depth = min(path.count("/") - 1, DEEPEST)
+        if page in self._texts and (page, depth) not in self._pages:
+            text = self._texts[page].replace('="/static/', f'="{up(depth)}static/')
+            self._pages[page, depth] = StaticFile(INDEX, text.encode())
+        return self._pages.get((page, depth))
 
     def answer(self, request: Request, name: str) -> Response | None:
         """A file by its name, or by the digest of all and its name; None if there is none."""
@@ -83,15 +94,27 @@ class FrontEnd:
         return self.files[name].answer(request) if name in self.files else None
 
 
+def raw_path(request: Request) -> str:
+    """The path as the browser wrote it: a slash within an id is %2F there."""
+    return str(request.scope["raw_path"].decode("ascii", "replace"))
+
+
+def up(depth: int) -> str:
+    """The way to the viewer's first page from one with so many slashes in its address besides the first."""
+    return "../" * depth or "./"
+
+
 def asked_first(request: Request) -> str:
     """The header ``Link`` of a page, so that the browser asks the page's questions while it loads the scripts; empty if
     there are none. A link that differs in one letter from what the scripts ask would be asked in vain."""
-    _, room, *rest = request.scope["raw_path"].decode("ascii", "replace").split("/")
+    path = raw_path(request)
+    _, room, *rest = path.split("/")
     if ASKED_OTHERWISE & set(request.query_params):
         return ""
     name = quote(unquote(rest[0]) if rest else "", safe="!'()*~-._")  # as encodeURIComponent does
     links = [one.format(name) for one in ASKED_FIRST.get(room, ()) if name or "{" not in one]
-    return ", ".join(f"<{link}>; rel=preload; as=fetch; crossorigin" for link in links)
+    root = up(path.count("/") - 1)
+    return ", ".join(f"<{root}{link.removeprefix('/')}>; rel=preload; as=fetch; crossorigin" for link in links)
 
 
 def _reached(imported: Mapping[str, list[str]], *names: str) -> list[str]:

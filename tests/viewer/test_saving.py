@@ -73,6 +73,12 @@ def test_rows_are_saved_shown_and_used_by_a_pipeline(browser: Any, store: str, t
             assert "unchanged" in page.inner_text(".saving [role=status]")
             assert seen.faults() == []
             assert len(Catalog(store).manifests("failures")) == 2
+            page = seen.open(f"/buffer?filter={FILTER}", ".grid a")
+            page.keyboard.press("s")
+            page.keyboard.type("by-enter")
+            page.keyboard.press("Enter")
+            page.wait_for_selector(".saving [role=status] a", timeout=60_000)
+            assert "by-enter/" in page.inner_text(".saving [role=status]")
     assert edge == f"inputs: {{trajectories: {name}}}"
     stage = f"uses: trajectories.curate, {edge}, with: {{split: null, rules: [{rule}]}}"
     (tmp_path / "p.yaml").write_text(f"name: p\nstages:\n  again: {{{stage}}}\n")

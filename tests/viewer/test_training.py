@@ -323,7 +323,9 @@ def test_pages_of_a_new_store_name_the_command_that_fills_them(browser: Any, tmp
     with serving(str(tmp_path)) as url, window(browser, url) as seen:
         for path in ("/", "/buffer", "/training", "/doctor", "/evaluation", "/pair"):
             page = seen.open(path, "code")
-            assert "agentrl run" in page.text_content(".page code >> nth=0"), path
+            command = page.text_content(".page code >> nth=0")
+            assert command.startswith("agentrl run"), path
+            assert command.endswith(f" --store {tmp_path}"), path
         assert all("404" in one for one in seen.console)  # there is no buffer, the browser says by itself
         seen.console.clear()
 

@@ -30,6 +30,8 @@ PULSE_S = 0.5
 RUNS, RUNS_S = 50, 10.0
 """How many runs are looked at, and seconds for which their records are believed."""
 OF_ROWS = ("group_id", "reward", "success", "task_id", "env", "policy_version")
+ENDED = ("failed", "killed", "cancelled")
+"""How a stage may end without an artifact."""
 BOUNDED = ("reference_kl", "behaviour_kl", "sampler_kl", "clip_share", "success", "ess")
 """Metrics that the doctor bounds."""
 ALWAYS = [
@@ -41,7 +43,7 @@ ALWAYS = [
 
 def stages(catalog: Catalog, artifacts: Artifacts, kept: Recent[str, TrainingStage]) -> TrainingStages:
     """What trained, and what trains now. ``kept`` are those that were read before."""
-    found = [one for run in all_runs(catalog)[:RUNS] for one in _at_work(catalog, run)]
+    found = [one for run in all_runs(catalog)[:RUNS] for one in _without_artifact(catalog, artifacts, run)]
     for manifest in artifacts.all():
         if manifest.ingredients.uses.startswith("train.") and "metrics" in manifest.outputs:
             try:
@@ -67,10 +69,15 @@ def _at_rest(artifacts: Artifacts, manifest: Manifest) -> TrainingStage:
     )
 
 
-def _at_work(catalog: Catalog, run: Run) -> list[TrainingStage]:
-    """Stages of a run at work that have a live log."""
-    working = [name for name, stage in run["stages"].items() if stage["status"] == "running"]
-    if run["state"] != "running" or not working:
+def _without_artifact(catalog: Catalog, artifacts: Artifacts, run: Run) -> list[TrainingStage]:
+    """Stages of a run that have a live log, and are at work or ended before they made an artifact."""
+    working = {
+        name: None if stage["status"] == "running" else str(stage["status"])
+        for name, stage in run["stages"].items()
+        if (stage["status"] == "running" and run["state"] == "running")
+        or (stage["status"] in ENDED and artifacts.find(name, stage.get("fingerprint") or "") is None)
+    }
+    if not working:
         return []
     live = live_stages(catalog.place, run["run_id"])
     return [
@@ -83,8 +90,9 @@ def _at_work(catalog: Catalog, run: Run) -> list[TrainingStage]:
             steps=0,
             series=[],
             bands=ALWAYS,
+            ended=ended,
         )
-        for name in working
+        for name, ended in working.items()
         if name in live
     ]
 

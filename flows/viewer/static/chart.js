@@ -7,6 +7,7 @@ import uPlot from "./vendor/uplot.js";
 /** @typedef {import("./wire.js").SickBand} Band */
 
 const SIZE = { width: 320, height: 128 };
+const LETTER = 7; // pixels, no less than a digit or a minus sign of 11 px is wide
 const BUDGET_MS = 8;
 
 /** What charts have to do, a few milliseconds of it in each frame, so that the page answers meanwhile. */
@@ -55,6 +56,9 @@ export function range(bands, low, high) {
   const near = bands.map((band) => band.bound).filter((bound) => bound > low - reach && bound < high + reach);
   return [Math.min(low, ...near) - reach * 0.06, Math.max(high, ...near) + reach * 0.06];
 }
+
+/** Pixels for the labels of the y axis, so that none is cut. @param {unknown} _ @param {string[] | null} labels */
+export const room = (_, labels) => Math.max(52, ...(labels ?? []).map((label) => 16 + LETTER * label.length));
 
 class Drawing {
   /** @param {HTMLElement} box @param {HTMLElement} caption @param {string} name @param {Curves} curves @param {Band[]} bands @param {(step: number) => void} choose */
@@ -123,7 +127,7 @@ class Drawing {
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, sync: { key: "steps" } },
       scales: { x: { time: false }, y: { range: (/** @type {unknown} */ _, /** @type {number | null} */ low, /** @type {number | null} */ high) => range(this.bands, low, high) } },
-      axes: [{ ...axis, size: 22 }, { ...axis, size: 52, values: (/** @type {unknown} */ _, /** @type {number[]} */ ends) => ends.map(number) }],
+      axes: [{ ...axis, size: 22 }, { ...axis, size: room, values: (/** @type {unknown} */ _, /** @type {number[]} */ ends) => ends.map(number) }],
       series: [{}, { stroke: accent, width: 1.5, spanGaps: false, points: { show: data[0].length < 40, size: 4 } }],
       hooks: {
         drawClear: [(/** @type {uPlot} */ plot) => this.shade(plot)],

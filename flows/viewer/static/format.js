@@ -43,3 +43,9 @@ export const short = (fingerprint) => fingerprint.slice(0, 8);
 
 /** @param {number} number @param {string} one */
 export const plural = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
+
+/** @param {string} text in quotes of a shell */
+export const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+/** @param {string} text as a word of a shell */
+export const word = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : quoted(text));

@@ -6,9 +6,10 @@ import { html } from "./ui.js";
 /** @typedef {import("./wire.js").StageBox} StageBox */
 
 const BOX = { width: 152, height: 40, gapX: 44, gapY: 16, margin: 8 };
-const MARKS = { cached: "✓", run: "▸", blocked: "✗", skipped: "–", running: "◌" };
 /** @type {Record<string, string>} */
-const WORDS = { cached: "up to date", run: "will run", blocked: "blocked", skipped: "skipped", running: "running" };
+const MARKS = { cached: "✓", run: "▸", blocked: "✗", skipped: "–", running: "◌", planning: "…" };
+/** @type {Record<string, string>} */
+const WORDS = { cached: "up to date", run: "will run", blocked: "blocked", skipped: "skipped", running: "running", planning: "being planned" };
 
 /** @param {StageBox} stage */
 const left = (stage) => BOX.margin + stage.x * (BOX.width + BOX.gapX);
@@ -69,7 +70,7 @@ function Box({ stage, chosen, choose }) {
 /** The same as a table, with the reasons in full. @param {{stages: StageBox[], chosen: string | undefined, pipeline: string | null}} props */
 export function StageTable({ stages, chosen, pipeline }) {
   return html`<table class="lines">
-    <thead><tr><th>stage</th><th>uses</th><th>status</th><th>took</th><th>reads</th><th>why</th><th>rows</th></tr></thead>
+    <thead><tr><th>stage</th><th>uses</th><th>status</th><th class="number">took</th><th>reads</th><th>why</th><th>rows</th></tr></thead>
     <tbody>
       ${stages.map(
         (stage) => html`<tr class=${chosen === stage.id ? "chosen" : ""}>

@@ -27,8 +27,9 @@ export function OverviewPage() {
   if (problem && !value) return html`<${Problem} problem=${problem} />`;
   if (!value) return html`<p class="soft waiting">reading the store …</p>`;
   const { results, runs, pipelines, rows } = value;
-  const stages = found.plan?.stages.length ? found.plan.stages : value.stages;
-  const command = `agentrl run quickstart --store ${value.store}`;
+  const awaited = found.given.length > 0 && !found.problem && (!found.plan || found.plan.planning);
+  const stages = found.plan?.stages.length && !awaited ? found.plan.stages : awaited ? value.stages.map(planning) : value.stages;
+  const command = "agentrl run quickstart";
   return html`<h1>${value.store}</h1>
     <p class="soft">${value.version === null ? "no rows were ever appended" : html`<a href="/buffer">${plural(rows, "row")}</a>, version ${value.version}`}</p>
     ${problem && html`<${Problem} problem=${problem} />`}
@@ -52,6 +53,9 @@ export function OverviewPage() {
       ${runs.length ? html`<${Runs} runs=${runs} />` : html`<${Empty} says="No run yet." command=${command} />`}
     </section>`;
 }
+
+/** A stage while the plan with other settings is being made. @param {Answer["stages"][number]} stage */
+const planning = (stage) => ({ ...stage, status: /** @type {any} */ ("planning"), reason: "", inputs: stage.inputs.map((input) => ({ ...input, reason: null })) });
 
 /** @param {{all: string[], chosen: string | null}} props */
 function Pipelines({ all, chosen }) {

@@ -1,5 +1,7 @@
 // Answers that say no, and pages that have nothing to show yet.
-import { Refused } from "./api.js";
+import { Refused, useAnswer } from "./api.js";
+import { word } from "./format.js";
+import { store } from "./served.js";
 import { html } from "./ui.js";
 
 /** @param {{problem: Error}} props */
@@ -8,11 +10,17 @@ export function Problem({ problem }) {
   return html`<div class="problem" role="alert">
     <p>${field ? html`<b>${field}</b>: ` : ""}${problem.message}</p>
     ${allowed?.length > 0 && html`<p class="soft">allowed: ${allowed.join(", ")}</p>`}
-    ${next && html`<p class="soft">next: <code>${next}</code></p>`}
+    ${next && html`<p class="soft">next: ${/^agentrl run \S+$/.test(next) ? html`<${OfStore} command=${next} />` : html`<code>${next}</code>`}</p>`}
   </div>`;
 }
 
-/** @param {{says: string, command: string}} props */
+/** A page that is empty, and the command that fills it. @param {{says: string, command: string}} props */
 export function Empty({ says, command }) {
-  return html`<div class="empty-state"><p>${says}</p><p><code>${command}</code></p></div>`;
+  return html`<div class="empty-state"><p>${says}</p><p><${OfStore} command=${command} /></p></div>`;
+}
+
+/** A command for the store that is shown. @param {{command: string}} props */
+function OfStore({ command }) {
+  const { value } = useAnswer(async () => (store && !command.includes(" --store ") ? store() : null), [command]);
+  return (value !== null || !store) && html`<code>${value === null ? command : `${command} --store ${word(value)}`}</code>`;
 }

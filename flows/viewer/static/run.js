@@ -13,7 +13,11 @@ import { html, useEffect, useState } from "./ui.js";
 /** @typedef {import("./wire.js").RunAnswer} Run */
 /** @typedef {import("./wire.js").RunStage} Stage */
 
-const MARKS = /** @type {Record<string, string>} */ ({ ran: "✓", reused: "✓", running: "◌", waiting: "◌", failed: "✗", killed: "✗", blocked: "✗" });
+const MARKS = /** @type {Record<string, string>} */ ({ ran: "✓", reused: "✓", cached: "✓", run: "▸", cancelled: "✗", running: "◌", waiting: "◌", failed: "✗", killed: "✗", blocked: "✗" });
+/** The colour of a status, as on the first page; what is not here has none yet. @type {Record<string, string>} */
+const COLOURS = { ran: "cached", reused: "cached", cached: "cached", running: "running", waiting: "running", run: "run", failed: "blocked", killed: "blocked", cancelled: "blocked", blocked: "blocked" };
+/** What a run means to do is not done yet. @type {Record<string, string>} */
+const WORDS = { run: "to run" };
 const METRICS = 6;
 const AGAIN_MS = 3000;
 
@@ -51,12 +55,12 @@ export function RunPage({ id }) {
 /** @param {{run: string, stage: Stage}} props */
 function Line({ run, stage }) {
   const { status, artifact, reasons, cause, warnings, live, log_tail: log } = stage;
-  const colour = status === "failed" || status === "killed" || status === "blocked" ? "blocked" : status === "running" ? "running" : "cached";
+  const colour = COLOURS[status] ?? "skipped";
   const since = status === "running" && stage.started ? (Date.now() - new Date(stage.started.replace(" ", "T")).getTime()) / 1000 : null;
   return html`<tr>
       <td>${artifact && stage.uses.startsWith("train.") ? html`<a href=${address("/training", { artifact })}>${pieces(stage.stage)}</a>` : pieces(stage.stage)}</td>
       <td>${stage.uses}</td>
-      <td class=${`status ${colour}`}>${MARKS[status] ?? ""} ${status}</td>
+      <td class=${`status ${colour}`}>${MARKS[status] ?? ""} ${WORDS[status] ?? status}</td>
       <td class="number">${stage.seconds === null ? (since !== null && since >= 0 ? `${seconds(since)} so far` : "") : seconds(stage.seconds)}</td>
       <td>${live ? html`<${Progress} run=${run} stage=${stage.stage} />` : pieces(cause || reasons.join("; "))}</td>
     </tr>

@@ -1,6 +1,6 @@
 // Rows that are saved as a selection with a name, and the filter as a rule of curation.
 import { json, post, useAnswer } from "./api.js";
-import { plural } from "./format.js";
+import { plural, quoted } from "./format.js";
 import { copy } from "./keys.js";
 import { address } from "./location.js";
 import { Problem } from "./problem.js";
@@ -21,13 +21,10 @@ export function openSaving() {
   name?.select(); // what is typed takes the place of the name before
 }
 
-/** @param {string} text as a word of a shell */
-const word = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-
 /** What saves the same on the command line; null if its options cannot name these rows. @param {Shown} shown @param {string} name */
 function command({ filter, at, among, rule, lasso }, name) {
   if (rule || lasso) return null;
-  const options = [among && `--selection ${word(among)}`, filter && `--where ${word(filter)}`, at && `--at ${at}`];
+  const options = [among && `--selection ${quoted(among)}`, filter && `--where ${quoted(filter)}`, at && `--at ${at}`];
   return ["agentrl buffer select", /^[\w-]+$/.test(name) ? name : "NAME", "--split all", ...options.filter(Boolean)].join(" ");
 }
 
@@ -57,8 +54,14 @@ export function Saving({ shown, total }) {
   const ids = [...selected.value];
   const line = command(shown, name);
   const ready = allowed && !busy && name !== "";
+  const entered = (/** @type {Event} */ event) => { // by the Enter key in the name
+    event.preventDefault();
+    if (!ready) return;
+    if (total) save(all);
+    else if (ids.length > 0) save({ at: shown.at, ids });
+  };
   return html`<details class="columns saving"><summary>save</summary><div class="menu">
-    <form onSubmit=${(/** @type {Event} */ event) => event.preventDefault()}>
+    <form onSubmit=${entered}>
       <label for="selection-name">name</label>
       <input id="selection-name" class="mono" value=${name} maxlength="80" spellcheck=${false} autocomplete="off" placeholder="hard-ones" onInput=${(/** @type {Event} */ event) => setName(/** @type {HTMLInputElement} */ (event.target).value.trim())} />
       <button type="button" disabled=${!ready || !total} onClick=${() => save(all)}>${total === null ? "save the rows shown" : `save ${plural(total, "row")}`}</button>

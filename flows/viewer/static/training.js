@@ -15,6 +15,7 @@ import { effect, html, useEffect, useState } from "./ui.js";
 /** @typedef {import("./wire.js").TrainingStage} Stage */
 
 const LINES = 50;
+const WHOLE = -1; // no log has this length: all of it is asked for
 
 /** @param {Stage} stage */
 const link = ({ artifact, run_id, stage }) => address("/training", artifact ? { artifact } : { run: run_id, stage });
@@ -58,7 +59,7 @@ function List({ stages, shown }) {
     <thead><tr><th>stage</th><th>uses</th><th>run</th><th>when (UTC)</th><th class="number">steps</th></tr></thead>
     <tbody>${stages.map((one) => html`<tr class=${one === shown ? "chosen" : ""}>
       <td><a href=${link(one)} aria-current=${one === shown ? "true" : undefined}>${pieces(one.artifact ?? one.stage)}</a></td>
-      <td>${one.artifact ? pieces(one.uses) : html`<span class="status running">◌ trains now</span>`}</td>
+      <td>${one.artifact ? pieces(one.uses) : one.ended ? html`<span class="status blocked">✗ ${one.ended}</span>` : html`<span class="status running">◌ trains now</span>`}</td>
       <td><a href=${`/run/${encodeURIComponent(one.run_id)}`}>${pieces(one.run_id)}</a></td>
       <td>${time(one.when)}</td>
       <td class="number">${one.artifact ? count(one.steps) : ""}</td>
@@ -87,13 +88,14 @@ function Live({ stage }) {
     const bytes = live[`${stage.run_id}/${stage.stage}`];
     if (bytes !== undefined) curves.need(bytes);
   });
+  useEffect(() => void (stage.ended && curves.need(WHOLE)), [stage.ended]);
   useEffect(() => () => curves.close(), []);
   useEffect(() => effect(() => {
     curves.changed.value;
     setNames([...curves.columns.keys()].join());
   }), []);
   return html`${lost.value && html`<p class="soft" role="status">the server does not answer; it is asked again each second …</p>`}
-    ${names ? html`<${Charts} stage=${stage} curves=${curves} />` : html`<p class="soft waiting">waiting for the first step …</p>`}`;
+    ${names ? html`<${Charts} stage=${stage} curves=${curves} />` : html`<p class="soft waiting">${stage.ended ? "no step was taken" : "waiting for the first step …"}</p>`}`;
 }
 
 /** @param {{stage: Stage, curves: Curves}} props */
@@ -106,7 +108,7 @@ function Charts({ stage, curves }) {
   }, [curves]);
   const choose = (/** @type {number} */ chosen) => change({ step: chosen });
   return html`<section aria-labelledby="charts">
-      <h2 id="charts">${pieces(stage.artifact ?? stage.stage)} <span class="soft">${stage.artifact ? pieces(stage.uses) : "trains now"}; press a step in a chart, or j and k</span></h2>
+      <h2 id="charts">${pieces(stage.artifact ?? stage.stage)} <span class="soft">${stage.artifact ? pieces(stage.uses) : (stage.ended ?? "trains now")}; press a step in a chart, or j and k</span></h2>
       <div class="charts">${[...curves.columns.keys()].map((name) => html`<${Chart} key=${name} name=${name} curves=${curves}
         bands=${stage.bands.filter((band) => band.metric === name)} step=${step} choose=${choose} theme=${theme.value} />`)}</div>
       <${Numbers} curves=${curves} step=${step} choose=${choose} />

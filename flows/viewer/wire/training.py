@@ -16,9 +16,10 @@ class SickBand(Answer):
 
 
 class TrainingStage(Answer):
-    """A training artifact, or a stage that trains now. ``artifact`` is STAGE/FINGERPRINT, None while it is at work;
-    then its metrics come from /api/live/lines. ``series`` are the columns of its metrics, ``bands`` the doctor's bounds
-    on them; while it is at work, those that do not depend on its config. ``when`` is ISO 8601."""
+    """A training artifact, a stage that trains now, or one that ended without an artifact: then ``ended`` says how, as
+    in ``killed``. ``artifact`` is STAGE/FINGERPRINT, None if there is none; then its metrics come from /api/live/lines.
+    ``series`` are the columns of its metrics, ``bands`` the doctor's bounds on them; without an artifact those that do
+    not depend on its config. ``when`` is ISO 8601."""
 
     artifact: str | None
     stage: str
@@ -28,10 +29,11 @@ class TrainingStage(Answer):
     steps: int
     series: list[str]
     bands: list[SickBand]
+    ended: str | None = None
 
 
 class TrainingStages(Answer):
-    """Newest first, those at work before the others."""
+    """Newest first, those without an artifact before the others."""
 
     stages: list[TrainingStage]
 

@@ -3,7 +3,6 @@
 Files are compressed Parquet with small row groups, so that one trajectory is read without reading its neighbours.
 """
 
-import difflib
 import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
@@ -31,6 +30,7 @@ from agentrl.datastore.table.ingest import BATCH_ROWS, OnError, Rows
 from agentrl.datastore.table.row_digests import CONTENT, STORED_SCHEMA, combined, contents
 from agentrl.datastore.table.writer import FOLDER
 from agentrl.schemas import notebook
+from agentrl.schemas.hints import did_you_mean, nearest
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
 if TYPE_CHECKING:
@@ -313,8 +313,7 @@ class TrajectoryBuffer:
         newest). For many rows give the ids as an Arrow array."""
         wanted = list(columns) if columns is not None else list(TRAJECTORY_SCHEMA.names)
         if unknown := [name for name in wanted if name not in TRAJECTORY_SCHEMA.names]:
-            near = difflib.get_close_matches(unknown[0], TRAJECTORY_SCHEMA.names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(unknown[0], TRAJECTORY_SCHEMA.names)
             raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
         return self._read(id_array(ids), wanted, version)
 
@@ -355,7 +354,7 @@ class TrajectoryBuffer:
         for length in (len(name), *(len(name) * part // 4 for part in (3, 2, 1)), 0):
             near = rows.filter(pl.col("trajectory_id").str.starts_with(name[:length])).head(5000).collect()
             if near.height:
-                return difflib.get_close_matches(name, near["trajectory_id"].to_list(), 3, 0.5)
+                return nearest(name, near["trajectory_id"].to_list(), 3, 0.5)
         return []
 
     def get_many(self, ids: Ids) -> list[Trajectory]:

@@ -1,8 +1,6 @@
 """SQL conditions and columns that rules and selections name, checked on no rows when a file is read: what is wrong with
 them is found before anything runs."""
 
-import difflib
-
 import polars as pl
 
 from agentrl.datastore.errors import StoreError
@@ -10,6 +8,7 @@ from agentrl.datastore.read import sql
 from agentrl.datastore.read.scalars import SCHEMA
 from agentrl.datastore.read.views import views
 from agentrl.datastore.table.writer import SCALARS
+from agentrl.schemas.hints import did_you_mean
 
 
 def tasks_of(rows: pl.LazyFrame) -> pl.LazyFrame:
@@ -46,8 +45,7 @@ def check_trajectories(where: str) -> str:
 def check_column(name: str) -> str:
     """``name`` of a scalar column. Raises StoreError if a trajectory has none of this name."""
     if name not in SCALARS:
-        near = difflib.get_close_matches(name, SCALARS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; columns are {', '.join(SCALARS)}"
+        hint = did_you_mean(name, SCALARS) or f"; columns are {', '.join(SCALARS)}"
         raise StoreError(f"a trajectory has no scalar column {name!r}{hint}")
     return name
 

@@ -4,7 +4,6 @@ Polars reads any file that a table function such as ``read_csv('...')`` names. N
 tables that it is given (``COPY``, ``TABLE(...)`` and file names after ``from`` are errors), which a test asserts.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 
@@ -12,6 +11,7 @@ import polars as pl
 from polars.exceptions import ColumnNotFoundError, PanicException, PolarsError
 
 from agentrl.datastore.errors import StoreError
+from agentrl.schemas.hints import nearest
 
 MAX_CHARACTERS = 100_000
 MAX_NESTING = 100
@@ -110,5 +110,5 @@ def _did_you_mean(reason: str, tables: Mapping[str, pl.LazyFrame]) -> str:
     columns = [name for frame in tables.values() for name in frame.collect_schema().names()]
     if "args" in column and "arguments" in columns:
         return "; name a key of the arguments, as in args.path"
-    near = difflib.get_close_matches(next(filter(None, [table, *column])), tables if table else columns, 1, 0.75)
+    near = nearest(next(filter(None, [table, *column])), tables if table else columns, 1, 0.75)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -4,7 +4,6 @@ Each check gives one boolean per row, so a million rows take seconds. The checks
 Rows that pydantic has built may still fail them, since models can be changed after they were validated.
 """
 
-import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 
 from agentrl.datastore.errors import StoreError
 from agentrl.schemas.arrow import json_columns
+from agentrl.schemas.hints import did_you_mean
 from agentrl.schemas.json_text import is_json
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Role, Termination, Trajectory
 
@@ -53,8 +53,7 @@ def conform(table: pa.Table) -> pa.Table:
     if missing := [name for name in names if name not in table.schema.names]:
         raise StoreError(f"the table lacks the column {', '.join(missing)}; a trajectory has them all")
     if unknown := [name for name in table.schema.names if name not in names]:
-        near = difflib.get_close_matches(unknown[0], names, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; drop it before the append"
+        hint = did_you_mean(unknown[0], names) or "; drop it before the append"
         raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
     if len(set(table.schema.names)) != len(table.schema.names):
         raise StoreError("the table has a column twice; a trajectory has each once")

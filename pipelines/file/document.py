@@ -189,9 +189,9 @@ def with_settings(document: Document, settings: Iterable[str]) -> Document:
     value, places, problems = document.value, dict(document.places), []
     for setting in settings:
         dotted, equals, text = setting.partition("=")
-        key = tuple(dotted.strip().split("."))
+        key: Key = tuple(dotted.strip().split("."))
         place = Origin(f"--set {dotted.strip()[:200]}" if equals else "--set", None)
-        if not equals or not all(key) or len(key) > yaml_text.MAX_DEPTH:
+        if not equals or "" in key or len(key) > yaml_text.MAX_DEPTH:
             problems.append(Problem("is written as a.b.c=value, e.g. stages.dpo.with.beta=0.3", place))
             continue
         try:
@@ -204,7 +204,7 @@ def with_settings(document: Document, settings: Iterable[str]) -> Document:
             problems.append(Problem(problem, place))
             continue
         value = overlaid(value, _nested(key, parsed))
-        places[key] = place
+        places |= {key[:end]: places.get(key[:end], place) for end in range(1, len(key))} | {key: place}
     if problems:
         raise SpecError(problems)
     return Document(document.path, value, places)

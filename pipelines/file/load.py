@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from agentrl.pipelines.file import library
 from agentrl.pipelines.file.choices import Chosen, choices, chosen, named
 from agentrl.pipelines.file.document import Document, Key, find, read, with_profile, with_settings
+from agentrl.pipelines.file.elsewhere import elsewhere
 from agentrl.pipelines.file.expand import Expanded, StageDraft, expand
 from agentrl.pipelines.file.external import missing, outside
 from agentrl.pipelines.file.machines import unsplittable, wrong
@@ -124,6 +125,8 @@ class _Loader:
         for item in error.errors(include_url=False):
             location = _without_tags(item["loc"], self.document.value, key)
             message = _message(dict(item), model, item["loc"])
+            if item["type"] == "extra_forbidden" and (path := elsewhere(self.document.value, (*key, *location))):
+                message = f"unknown key {location[-1]!r}; did you mean {'.'.join(path)!r}?"
             self.problem(key, message, location)
 
 
@@ -394,4 +397,9 @@ def _message(item: Mapping[str, Any], model: type[BaseModel], location: tuple[in
     if names_a_secret(location) or is_secret(model, location) or isinstance(item["input"], dict | list):
         return message
     shown = repr(item["input"])
-    return message if len(shown) > 80 else f"{message}, not {shown}"
+    hint = did_you_mean(item["input"], re.findall("'([^']+)'", item["ctx"]["expected"])) if _is_a_choice(item) else ""
+    return message if len(shown) > 80 else f"{message}, not {shown}{hint}"
+
+
+def _is_a_choice(item: Mapping[str, Any]) -> bool:
+    return item["type"] in ("literal_error", "enum") and isinstance(item["input"], str)

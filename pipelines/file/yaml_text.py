@@ -45,7 +45,8 @@ def parse(text: str, on_place: Callable[[Key, int], None] = lambda key, line: No
         node = yaml.compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = " ".join(str(part) for part in (error.context, error.problem) if part)
+        what = _tab(text, mark.line) if mark else ""
+        what = what or " ".join(str(part) for part in (error.context, error.problem) if part)
         raise YamlError(f"is not YAML: {what}", mark and mark.line + 1) from None
     except (YAMLError, ValueError) as error:
         if isinstance(error, YamlError):
@@ -54,6 +55,14 @@ def parse(text: str, on_place: Callable[[Key, int], None] = lambda key, line: No
     builder = _Builder(yaml, on_place)
     value = None if node is None else builder.build(node, ())
     return value, builder.problems
+
+
+def _tab(text: str, number: int) -> str:
+    """What is wrong with a line (from 0) that is indented with a tab; empty if it is not."""
+    lines = text.splitlines()
+    line = lines[number] if number < len(lines) else ""
+    indentation = line[: len(line) - len(line.lstrip())]
+    return "a tab indents this line; YAML takes only spaces: replace the tab with them" if "\t" in indentation else ""
 
 
 def plain(text: str) -> Any:

@@ -6,7 +6,6 @@ comments, and calls of other functions than those that only look at a value. Non
 longer, and few texts can be joined, so a filter cannot fill the memory either.
 """
 
-import difflib
 import re
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from polars.exceptions import PanicException, PolarsError
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read import sql
 from agentrl.flows.viewer.refused import RefusedError
+from agentrl.schemas.hints import nearest
 
 MAX_CHARACTERS = 4000
 MAX_SUMS = 8
@@ -83,7 +83,7 @@ def check(text: str) -> None:
 
 
 def _function(name: str) -> RefusedError:
-    near = difflib.get_close_matches(name.lower().strip('"'), FUNCTIONS, 1, 0.7)
+    near = nearest(name.lower().strip('"'), FUNCTIONS, 1, 0.7)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return bad(f"a filter has no function {name!r}{hint}", allowed=sorted(FUNCTIONS))
 
@@ -114,7 +114,7 @@ def expression(text: str, schema: pl.Schema) -> tuple[pl.Expr, list[str]]:
 
 
 def _unknown(name: str, schema: pl.Schema) -> RefusedError:
-    near = difflib.get_close_matches(name, schema.names(), 1, 0.7)
+    near = nearest(name, schema.names(), 1, 0.7)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     quoted = "; a text stands in single quotes" if not near else ""
     return bad(f"there is no column {name!r}{hint}{quoted}", allowed=schema.names())

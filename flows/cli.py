@@ -8,7 +8,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -38,11 +38,29 @@ from agentrl.schemas.declared import before_import
 app = typer.Typer(
     name="agentrl",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="The offline data engine for agentic RL: plan, run and re-run pipelines over cached trajectories.",
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from agentrl import __version__
+
+        say(f"agentrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit")
+    ] = False,
+) -> None:
+    pass
+
+
 _buffer = typer.Typer(
     no_args_is_help=True, help="Query, curate, search, exchange and look after the trajectory buffer."
 )

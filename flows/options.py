@@ -29,32 +29,37 @@ ModelName = Annotated[
 TurnTokens = Annotated[int | None, typer.Option(min=1, help="Sampled tokens in one turn")]
 Host = Annotated[str, typer.Option(help="Address to listen at; one that others reach needs more, see the docs")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done; change nothing")]
 
 # pipelines
 File = Annotated[str, typer.Argument(help="A pipeline file, or the name of one in the library, e.g. quickstart")]
 Profile = Annotated[str | None, typer.Option(help="A profile of the pipeline, e.g. cluster")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="stages.dpo.with.beta=0.3; may be repeated")]
+StepSettings = Annotated[list[str] | None, typer.Option("--set", help="algorithm.clip_high=0.3; may be repeated")]
 Only = Annotated[list[str] | None, typer.Option(help="Only this stage, from cached inputs; may be repeated")]
 From = Annotated[list[str] | None, typer.Option("--from", help="This stage and all after it")]
 Until = Annotated[list[str] | None, typer.Option(help="This stage and all before it")]
-Force = Annotated[bool, typer.Option("--force", help="Run stages that are cached, or replace a file that exists")]
+Force = Annotated[bool, typer.Option("--force", help="Take the stages as not cached")]
+Replace = Annotated[bool, typer.Option("--force", help="Replace a file that exists")]
 Artifact = Annotated[str, typer.Argument(help="TAG, STAGE (its newest), PIPELINE:STAGE or STAGE/FINGERPRINT")]
 Run = Annotated[str, typer.Argument(help="A run: its id, the beginning of it, or last")]
 
 # the buffer
 At = Annotated[str | None, typer.Option("--at", help="A version number, or a time such as 2026-01-31T12:00")]
 Where = Annotated[str | None, typer.Option(help="SQL over the scalar columns, as in: success and env = 'lookup'")]
-Split = Annotated[str | None, typer.Option(help="Split of the rows: train, dev, heldout; to choose rows also all")]
+Split = Annotated[str | None, typer.Option(help="Only rows of this split: train, dev or heldout; all takes them all")]
+SplitOfAll = Annotated[str | None, typer.Option("--split", help="Split of all rows: train, dev or heldout")]
 Selection = Annotated[
     str | None, typer.Option(help="A selection: TAG, the STAGE that made it, PIPELINE:STAGE, or STAGE/FINGERPRINT")
 ]
 Embedder = Annotated[str, typer.Option(help="sentence-transformers model or path, or the embedded default")]
 Name = Annotated[str, typer.Option(help="Name of the selection in the catalog")]
 Best = Annotated[int, typer.Option("--k", "-k", min=1, help="How many, best first")]
-_FORMAT = typer.Option("--format", "-f", help="See docs/formats.md; an import finds each file's own")
-Format = Annotated[str, _FORMAT]
-AnyFormat = Annotated[str | None, _FORMAT]
+Format = Annotated[str, typer.Option("--format", "-f", help="Format to write; see docs/formats.md")]
+AnyFormat = Annotated[
+    str | None,
+    typer.Option("--format", "-f", help="Format of the files; see docs/formats.md; default: what each file looks like"),
+]
 Location = Annotated[Path, typer.Argument(help="File or folder")]
 
 

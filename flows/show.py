@@ -15,7 +15,7 @@ from agentrl.pipelines.results.coverage import COLUMNS, covered
 from agentrl.pipelines.results.gc import Garbage
 from agentrl.pipelines.results.lineage import Lineage
 from agentrl.pipelines.run.runs import Run, local_time, summary
-from agentrl.schemas.manifest import Manifest
+from agentrl.schemas.manifest import Kind, Manifest
 
 COLOURS = {Status.CACHED: "green", Status.RUN: "yellow", Status.BLOCKED: "red", Status.SKIPPED: "dim"}
 
@@ -129,8 +129,28 @@ def print_artifact(console: Console, manifest: Manifest, catalog: Catalog) -> No
         for line in lines:
             table.add_row(*line)
         console.print(table)
+    if levels := funnel_of(catalog, manifest):
+        console.print("funnel: what each rule left", markup=False, highlight=False)
+        table = _table("rule", "before", "after", "dropped", "for example")
+        for level in levels:
+            numbers = (level["before"], level["after"], level["before"] - level["after"])
+            table.add_row(level["rule"], *map(str, numbers), ", ".join(level["dropped_examples"]))
+        console.print(table)
     for warning in manifest.warnings:
         console.print(f"warning: {warning}", markup=False, highlight=False)
+
+
+def funnel_of(catalog: Catalog, manifest: Manifest) -> list[dict[str, Any]]:
+    """The funnel of a curation, a row for each rule: ``rule``, ``before``, ``after``, ``dropped_examples``. None if the
+    artifact is of something else."""
+    import pyarrow.parquet as pq
+
+    output = manifest.outputs.get("funnel")
+    if output is None or output.kind is not Kind.TABLE:
+        return []
+    table = pq.read_table(catalog.local(manifest, output.path))
+    columns = ("rule", "before", "after", "dropped_examples")
+    return table.to_pylist() if set(columns) <= {*table.column_names} else []
 
 
 def print_diff(console: Console, a: Run, b: Run, found: dict[str, dict[str, Any]]) -> None:

@@ -41,8 +41,9 @@ def show(
     store: Store = "store",
     as_json: Json = False,
 ) -> None:
-    """Show one run with durations, cache hits and failures, or one artifact."""
-    from agentrl.flows.show import print_artifact, print_run
+    """Show one run with durations, cache hits and failures, or one artifact: its outputs, metrics and warnings, and the
+    funnel of a curation."""
+    from agentrl.flows.show import funnel_of, print_artifact, print_run
     from agentrl.pipelines.results.lineage import find_artifact
     from agentrl.pipelines.run.runs import find_run
 
@@ -53,7 +54,11 @@ def show(
             say_json(found) if as_json else print_run(console(), found)
         else:
             manifest = find_artifact(catalog, what)
-            say_json(manifest.model_dump(mode="json")) if as_json else print_artifact(console(), manifest, catalog)
+            if not as_json:
+                print_artifact(console(), manifest, catalog)
+                return
+            levels = funnel_of(catalog, manifest)
+            say_json(manifest.model_dump(mode="json") | ({"funnel": levels} if levels else {}))
 
 
 @command(app)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.flows.commands._common import fail, open_buffer, print_rows
-from agentrl.flows.options import AnyFormat, DryRun, Force, Format, Json, Location, Rows, Split, Store, command
+from agentrl.flows.options import AnyFormat, DryRun, Format, Json, Location, Replace, Rows, SplitOfAll, Store, command
 from agentrl.flows.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def import_(
     format: AnyFormat = None,
     store: Store = "store",
     env: Annotated[str | None, typer.Option(help="Environment of all rows")] = None,
-    split: Split = None,
+    split: SplitOfAll = None,
     policy: Annotated[str | None, typer.Option(help="Policy of all rows")] = None,
     task_prefix: Annotated[str | None, typer.Option(help="Put before every task id")] = None,
     reward: Annotated[str | None, typer.Option(help="A component, or a field of the record as in stats.final")] = None,
@@ -155,7 +155,7 @@ def export(
     path: Location,
     format: Format,
     rows: Rows,
-    force: Force = False,
+    force: Replace = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

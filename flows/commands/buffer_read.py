@@ -54,7 +54,7 @@ def query(
 
 @command(app)
 def show(
-    trajectory_id: str,
+    trajectory_id: Annotated[str, typer.Argument(help="A row's id, as `agentrl buffer query` prints it")],
     store: Store = "store",
     tokens: Annotated[bool, typer.Option("--tokens", help="Print every token id with its log-prob")] = False,
     as_json: Json = False,

@@ -7,7 +7,7 @@ import typer
 
 from agentrl.flows.commands._common import fail, open_catalog
 from agentrl.flows.commands.artifacts import looked_up
-from agentrl.flows.options import Artifact, Json, Settings, Store, command
+from agentrl.flows.options import Artifact, Json, StepSettings, Store, command
 from agentrl.flows.terminal import console, say_json
 
 app = typer.Typer()
@@ -17,12 +17,12 @@ app = typer.Typer()
 def replay(
     artifact: Artifact,
     step: Annotated[int, typer.Option(min=0, help="Optimiser step; of an online stage, the iteration")],
-    settings: Settings = None,
+    settings: StepSettings = None,
     store: Store = "store",
     as_json: Json = False,
 ) -> None:
-    """Compute one training step again from Parquet, and compare it with what was recorded. ``--set beta=0.3`` or
-    ``--set algorithm.clip_high=0.3`` changes a setting of that step only."""
+    """Compute one training step again from Parquet, and compare it with what was recorded. --set changes a
+    setting of that step only."""
     from agentrl.pipelines.file.library import search_in
     from agentrl.pipelines.replay import ReplayError
     from agentrl.pipelines.replay import replay as compute

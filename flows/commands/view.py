@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.flows.commands._common import FAILED, fail, open_buffer, open_catalog
-from agentrl.flows.options import At, Force, Host, Json, Port, Store, command
+from agentrl.flows.options import At, Host, Json, Port, Replace, Store, command
 from agentrl.flows.terminal import say, say_json
 from agentrl.recorder.listening import bound
 
@@ -133,7 +133,7 @@ def export(
     redact: Annotated[
         list[str] | None, typer.Option("--redact", help="A regular expression; what it matches stays away; repeatable")
     ] = None,
-    force: Force = False,
+    force: Replace = False,
     as_json: Json = False,
 ) -> None:
     """Write rows into one file that any browser opens without a network, with filters and lenses."""

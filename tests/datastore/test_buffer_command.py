@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from pathlib import Path
 
 import polars as pl
@@ -144,6 +145,16 @@ def test_rows_of_other_splits_are_left_out_of_training_sets_and_counted(filled: 
         funnel = json.loads(ask("curate", str(rules), "--store", filled, *more, "--json"))["funnel"]
         assert (funnel[0]["rule"], funnel[0]["before"], funnel[0]["after"]) == ("split train", 15, 12)
     assert "15 rows; " in ask("curate", str(rules), "--store", filled, "--split", "all")
+
+    rules.write_text("[{rule: keep}]")
+    ask("curate", str(rules), "--store", filled, "--name", "good")
+    levels = json.loads(ask("curate", str(rules), "--store", filled, "--name", "good", "--json"))["funnel"]
+    shown = runner.invoke(app, ["show", "good", "--store", filled]).output
+    assert "funnel: what each rule left" in shown
+    assert re.search(r"^split train +15 +12 +3 ", shown, re.MULTILINE)
+    assert re.search(rf"^keep\S* +12 +{levels[-1]['after']} ", shown, re.MULTILINE)
+    printed = runner.invoke(app, ["show", "good", "--store", filled, "--json"]).output
+    assert json.loads(printed)["funnel"] == levels
 
     with pytest.raises(StoreError, match=r"n 13 is not between 1 and 12, .*; 3 rows of other splits are left out"):
         ask("sample", "13", "--store", filled)

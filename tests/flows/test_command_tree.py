@@ -37,16 +37,57 @@ def test_every_command_has_json_and_a_help_of_one_sentence_or_more() -> None:
         assert command.help, name
 
 
+OF_ANOTHER_KIND = {
+    "--force": ["view export", "buffer export"],  # a file is replaced, no stage run again
+    "--set": ["replay"],
+    "--split": ["buffer import"],
+    "--format": ["buffer export"],
+}
+"""Commands in which an option means something else than in the others that have it, and says so."""
+
+
+def parameters() -> Iterator[tuple[str, Any, Any]]:
+    for name, command in commands():
+        for parameter in command.params:
+            if parameter.name != "help":
+                yield name, command, parameter
+
+
+def test_every_help_is_of_its_own_command() -> None:
+    """No argument is left unsaid, no text speaks of an option that the command does not have, nor of a stage in a
+    command that takes no pipeline."""
+    for name, _, parameter in parameters():
+        assert parameter.help, f"{parameter.opts[0]} of {name}"
+        assert not parameter.help.endswith("."), f"{parameter.opts[0]} of {name}"
+    for name, command in commands():
+        options = {option for parameter in command.params for option in parameter.opts}
+        texts = [command.help, *(parameter.help for parameter in command.params if parameter.name != "help")]
+        for text in texts:
+            named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+            assert named <= options, f"{name}: {text}"
+            assert "``" not in text, f"{name} shows marks of reStructuredText: {text}"
+        assert command.help.endswith("."), name
+
+
+def test_an_option_that_means_something_else_says_so() -> None:
+    helps = {(parameter.opts[0], name): parameter.help for name, _, parameter in parameters()}
+    for option, names in OF_ANOTHER_KIND.items():
+        others = {text for (one, name), text in helps.items() if one == option and name not in names}
+        assert others
+        for name in names:
+            assert helps[option, name] not in others, f"{option} of {name}"
+
+
 def test_every_option_that_several_commands_share_is_declared_once() -> None:
     """Two commands that declare an option of one name each on their own come to differ, sooner or later."""
     seen: dict[str, tuple[str, Any]] = {}
-    for name, command in commands():
-        for parameter in command.params:
-            if parameter.param_type_name != "option" or parameter.name == "help":
-                continue
-            described = (parameter.help, sorted(parameter.opts), parameter.envvar)
-            first, expected = seen.setdefault(parameter.opts[0], (name, described))
-            assert described == expected, f"{parameter.opts[0]} of {name} and of {first}"
+    for name, _, parameter in parameters():
+        if parameter.param_type_name != "option":
+            continue
+        described = (parameter.help, sorted(parameter.opts), parameter.envvar)
+        kind = parameter.opts[0] + " of files" * (name in OF_ANOTHER_KIND.get(parameter.opts[0], ()))
+        first, expected = seen.setdefault(kind, (name, described))
+        assert described == expected, f"{parameter.opts[0]} of {name} and of {first}"
 
 
 @pytest.mark.parametrize(

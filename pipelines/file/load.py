@@ -17,16 +17,16 @@ from pydantic import BaseModel, ValidationError
 from agentrl.pipelines.file import library
 from agentrl.pipelines.file.choices import Chosen, choices, chosen, named
 from agentrl.pipelines.file.document import Document, Key, find, read, with_profile, with_settings
-from agentrl.pipelines.file.elsewhere import elsewhere
 from agentrl.pipelines.file.expand import Expanded, StageDraft, expand
 from agentrl.pipelines.file.external import missing, outside
+from agentrl.pipelines.file.invalid import explained
 from agentrl.pipelines.file.machines import unsplittable, wrong
 from agentrl.pipelines.file.problems import Problem, SpecError, did_you_mean
 from agentrl.pipelines.file.readiness import missing_packages
 from agentrl.pipelines.secrets import is_reference, names_a_secret
 from agentrl.pipelines.stage import Stage
 from agentrl.placement.base import LaunchError
-from agentrl.schemas.annotations import is_secret, markers, unknown_key
+from agentrl.schemas.annotations import markers
 from agentrl.schemas.installation import missing as absent
 from agentrl.schemas.manifest import Kind
 from agentrl.schemas.pipeline import Execution, PipelineSpec
@@ -123,10 +123,7 @@ class _Loader:
 
     def invalid(self, error: ValidationError, model: type[BaseModel], key: Key = ()) -> None:
         for item in error.errors(include_url=False):
-            location = _without_tags(item["loc"], self.document.value, key)
-            message = _message(dict(item), model, item["loc"])
-            if item["type"] == "extra_forbidden" and (path := elsewhere(self.document.value, (*key, *location))):
-                message = f"unknown key {location[-1]!r}; did you mean {'.'.join(path)!r}?"
+            location, message = explained(dict(item), model, self.document.value, key)
             self.problem(key, message, location)
 
 
@@ -370,36 +367,3 @@ def _in_order(loader: _Loader, nodes: dict[str, Node]) -> dict[str, Node]:
         ordered[name] = nodes[name]
         sorter.done(name)
     return ordered
-
-
-def _without_tags(location: tuple[int | str, ...], value: Any, key: Key) -> Key:
-    """A location of pydantic's without the tags of unions, which are not keys of the file."""
-    for part in key:
-        value = value.get(part, {}) if isinstance(value, Mapping) else {}
-    kept: list[int | str] = []
-    for number, part in enumerate(location):
-        inside = part in value if isinstance(value, Mapping) else isinstance(value, list) and isinstance(part, int)
-        if not inside and number < len(location) - 1:
-            continue
-        kept.append(part)
-        value = value[part] if inside and not (isinstance(part, int) and part >= len(value)) else None
-    return tuple(kept)
-
-
-def _message(item: Mapping[str, Any], model: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    if item["type"] in ("choice", "unknown_key", "unknown_name"):
-        return str(item["msg"])
-    if item["type"] == "extra_forbidden":
-        return unknown_key(model, location)
-    if item["type"] == "missing":
-        return "is required"
-    message = item["msg"].removeprefix("Value error, ")
-    if names_a_secret(location) or is_secret(model, location) or isinstance(item["input"], dict | list):
-        return message
-    shown = repr(item["input"])
-    hint = did_you_mean(item["input"], re.findall("'([^']+)'", item["ctx"]["expected"])) if _is_a_choice(item) else ""
-    return message if len(shown) > 80 else f"{message}, not {shown}{hint}"
-
-
-def _is_a_choice(item: Mapping[str, Any]) -> bool:
-    return item["type"] in ("literal_error", "enum") and isinstance(item["input"], str)

@@ -26,6 +26,7 @@ sys.meta_path.insert(0, Absent())
 IMPORT_ALL = """
 import importlib, pkgutil
 ELSEWHERE = {f"agentrl.environments.adapters.{name}_holder" for name in ("openenv", "verifiers")}  # other interpreters
+ELSEWHERE |= {"agentrl.recorder.connections"}  # of servers: the extra serve
 import agentrl
 for info in pkgutil.walk_packages(agentrl.__path__, "agentrl."):
     if info.name not in ELSEWHERE and not info.name.startswith("agentrl.flows"):

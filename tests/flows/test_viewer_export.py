@@ -337,7 +337,7 @@ def test_the_command_writes_a_file_and_says_what_it_holds(
         == 0
     )
     said = capsys.readouterr().out
-    assert said.startswith(f"{file}: 3 of 20 rows with 32 columns and ")
+    assert said.startswith(f"{file}: 3 of 20 rows with 39 columns and ")
     assert "version 3 of the buffer, 0.3 MB" in said
     assert "redacted: " in said
     assert cli.call(["view", "export", "grpo", str(file), *options]) == 2

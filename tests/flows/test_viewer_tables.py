@@ -52,7 +52,7 @@ def test_rows_are_a_page_of_scalar_columns(browser: Browser) -> None:
     page = browser.arrow("/api/rows", limit=5)
     assert page.schema.names == COLUMNS.names()
     kinds = {str(kind) for kind in page.schema.types}
-    assert kinds == {"string", "int32", "double", "bool", "timestamp[ms, tz=UTC]"}
+    assert kinds == {"string", "int32", "int64", "double", "bool", "timestamp[ms, tz=UTC]"}
     assert page["trajectory_id"].to_pylist()[0].endswith("000019"), "the newest come first"
 
 

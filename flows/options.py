@@ -13,13 +13,20 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 
-def _a_place(text: str) -> str:
-    if not text.strip():
+def _a_place(text: str | None) -> str | None:
+    if text is not None and not text.strip():
         raise typer.BadParameter("is empty; give a folder or s3://bucket/prefix (or unset AGENTRL_STORE)")
     return text
 
 
-Store = Annotated[str, typer.Option(envvar="AGENTRL_STORE", callback=_a_place, help="Folder or s3://bucket/prefix")]
+_STORE = typer.Option(
+    "--store",
+    envvar="AGENTRL_STORE",
+    callback=_a_place,
+    help="Folder or s3://bucket/prefix; default: store, beside the pipeline file if one is given",
+)
+Store = Annotated[str, _STORE]
+StoreOfFile = Annotated[str | None, _STORE]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="How many to print")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random")]

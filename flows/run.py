@@ -124,7 +124,7 @@ def carried_out(
     Raises CannotRunError, and PrefectServerError if the server does not start.
     """
     engine = choose_engine(plan, prefect)
-    if problems := _problems(plan, engine.prefect):
+    if problems := obstacles(plan, engine.prefect):
         raise CannotRunError(problems)
     if not plan.to_run:
         return None
@@ -140,8 +140,8 @@ def carried_out(
     return session
 
 
-def _problems(plan: Plan, prefect: bool) -> list[str]:
-    """Why a plan cannot be run at all."""
+def obstacles(plan: Plan, prefect: bool) -> list[str]:
+    """Why a plan cannot be run at all on this machine."""
     found = [f"stage {step.name} is blocked: {'; '.join(step.reasons)}" for step in plan.having(Status.BLOCKED)]
     if plan.to_run:
         try:

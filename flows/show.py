@@ -29,7 +29,7 @@ def print_plan(console: Console, plan: Plan) -> None:
         table.add_row(step.name, step.node.stage.name, status, "; ".join(step.reasons))
     console.print(table)
     counts = ", ".join(f"{len(plan.having(status))} {status}" for status in Status if plan.having(status))
-    console.print(f"{plan.pipeline.name}: {counts}", markup=False, highlight=False)
+    console.print(f"{plan.pipeline.name}: {counts}; store {plan.store}", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_stages(console: Console, stages: list[dict[str, Any]]) -> None:
@@ -69,8 +69,8 @@ def print_status(console: Console, plan: Plan, runs: list[Run]) -> None:
         text = metrics_text(manifest.metrics) if manifest else "; ".join(step.reasons)
         table.add_row(step.name, state, since, seconds(manifest.duration_s) if manifest else "", text)
     console.print(table)
-    if runs:
-        console.print(f"last run: {runs[0]['run_id']}, {runs[0]['state']}", markup=False, highlight=False)
+    last = f"last run: {runs[0]['run_id']}, {runs[0]['state']}" if runs else "no run"
+    console.print(f"{last}; store {plan.store}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _running(run: Run) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows.api.run import RunResult
 from agentrl.flows.api.store import Store
-from agentrl.pipelines.file.document import find, parse, read, with_profile, with_settings
+from agentrl.pipelines.file.document import default_store, find, parse, read, with_profile, with_settings
 from agentrl.pipelines.file.load import ResolvedPipeline, resolve
 from agentrl.pipelines.plan.plan import Plan, Selection, make_plan
 from agentrl.schemas.pipeline import PipelineSpec
@@ -33,18 +33,19 @@ class Pipeline:
         cls,
         spec: PipelineSpec | Mapping[str, Any],
         *,
-        store: "Store | str | os.PathLike[str]" = "store",
+        store: "Store | str | os.PathLike[str] | None" = None,
         folder: str | os.PathLike[str] = ".",
     ) -> "Pipeline":
         """A pipeline written in Python: a :class:`PipelineSpec`, or a mapping with the keys of a pipeline file.
 
-        ``folder`` is where modules of your own and relative files are looked for. Raises SpecError with everything that
+        ``folder`` is where modules of your own and relative files are looked for, and where ``store`` is if none is
+        given. Raises SpecError with everything that
         is wrong with it, as for a file.
         """
         text = to_yaml(spec)
         document = parse(text, Path(folder) / "<python>")
         resolved = resolve(document, str(document.path), None, ())
-        return cls(resolved, PipelineSpec.model_validate(document.value), _store(store))
+        return cls(resolved, PipelineSpec.model_validate(document.value), _store(store, document.path))
 
     @property
     def name(self) -> str:
@@ -97,7 +98,7 @@ class Pipeline:
 
     def with_store(self, store: "Store | str | os.PathLike[str]") -> "Pipeline":
         """The same pipeline on another store."""
-        return replace(self, store=_store(store))
+        return replace(self, store=_store(store, self.resolved.path))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the pipeline as YAML. Raises FileExistsError if there is a file already."""
@@ -115,10 +116,11 @@ def load(
     *,
     set: Mapping[str, Any] | None = None,
     profile: str | None = None,
-    store: "Store | str | os.PathLike[str]" = "store",
+    store: "Store | str | os.PathLike[str] | None" = None,
 ) -> Pipeline:
     """A pipeline by the path of its file or by its name in the library. ``set`` changes settings by their keys:
-    ``load("quickstart", set={"stages.grpo.with.iterations": 2})``.
+    ``load("quickstart", set={"stages.grpo.with.iterations": 2})``. If no store is given, it is ``store`` beside the
+    file, and for a pipeline of the library in the working directory.
 
     Raises SpecError with everything that is wrong with it.
     """
@@ -128,7 +130,7 @@ def load(
         document = with_profile(document, profile)
     document = with_settings(document, settings)
     resolved = resolve(document, str(name), profile, settings)
-    return Pipeline(resolved, PipelineSpec.model_validate(document.value), _store(store))
+    return Pipeline(resolved, PipelineSpec.model_validate(document.value), _store(store, document.path))
 
 
 def to_yaml(spec: PipelineSpec | Mapping[str, Any]) -> str:
@@ -149,8 +151,10 @@ def _yaml(value: Any) -> str:
     return out.getvalue().removesuffix("...\n")
 
 
-def _store(store: "Store | str | os.PathLike[str]") -> Store:
-    return store if isinstance(store, Store) else Store(store)
+def _store(store: "Store | str | os.PathLike[str] | None", path: Path) -> Store:
+    if isinstance(store, Store):
+        return store
+    return Store(default_store(path) if store is None else store)
 
 
 def _names(names: Names) -> tuple[str, ...]:

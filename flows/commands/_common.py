@@ -57,21 +57,43 @@ def bad_pipeline(error: "SpecError", as_json: bool) -> typer.Exit:
 
 
 def planned(
-    source: PipelineOptions, store: str, choice: PlanOptions, as_json: bool, runs_here: bool = True
+    source: PipelineOptions, store: str | None, choice: PlanOptions, as_json: bool, runs_here: bool = True
 ) -> "tuple[Plan, Catalog]":
     """The plan of a pipeline and the catalog of the store, or exit code 2 with all problems. ``runs_here`` False asks
     for no optional packages."""
+    return _planned(load_pipeline(source, as_json, runs_here=runs_here), store, choice, as_json)
+
+
+def _planned(
+    pipeline: "ResolvedPipeline", store: str | None, choice: PlanOptions, as_json: bool
+) -> "tuple[Plan, Catalog]":
+    from agentrl.pipelines.file.document import default_store
     from agentrl.pipelines.file.problems import SpecError
     from agentrl.pipelines.plan.plan import Selection as Stages
     from agentrl.pipelines.plan.plan import make_plan
 
-    pipeline = load_pipeline(source, as_json, runs_here=runs_here)
+    store = store or default_store(pipeline.path)
     catalog = open_catalog(store)
     stages = Stages(tuple(choice.only or ()), tuple(choice.first or ()), tuple(choice.until or ()), choice.force)
     try:
         return make_plan(pipeline, catalog, store, stages), catalog
     except SpecError as error:
         raise bad_pipeline(error, as_json) from None
+
+
+def checked(source: PipelineOptions, store: str | None, as_json: bool) -> "tuple[Plan, list[str]]":
+    """The plan of a pipeline, and why a run of it on this machine would be refused; or exit code 2 with all problems,
+    those of the store included."""
+    from agentrl.flows.run import choose_engine, obstacles
+    from agentrl.pipelines.file.document import default_store, find
+    from agentrl.pipelines.file.problems import SpecError
+
+    try:
+        store = store or default_store(find(source.file))
+    except SpecError as error:
+        raise bad_pipeline(error, as_json) from None
+    made, _ = _planned(load_pipeline(source, as_json, store), store, PlanOptions(), as_json)
+    return made, [reason.removeprefix("error: ") for reason in obstacles(made, choose_engine(made, None).prefect)]
 
 
 def open_catalog(store: str) -> "Catalog":

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.flows.commands._common import BAD_INPUT, bad_pipeline, fail, load_pipeline, planned
-from agentrl.flows.options import Json, PipelineOptions, PlanOptions, Profile, Settings, Store, command
+from agentrl.flows.commands._common import BAD_INPUT, bad_pipeline, checked, fail, planned
+from agentrl.flows.options import Json, PipelineOptions, PlanOptions, Profile, Settings, StoreOfFile, command
 from agentrl.flows.terminal import console, say, say_json
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ app = typer.Typer()
 def run(
     source: PipelineOptions,
     choice: PlanOptions,
-    store: Store = "store",
+    store: StoreOfFile = None,
     jobs: Annotated[int, typer.Option(min=1, help="Stages that may run at once")] = 1,
     prefect: Annotated[
         bool | None,
@@ -37,7 +37,7 @@ def run(
 def plan(
     source: PipelineOptions,
     choice: PlanOptions,
-    store: Store = "store",
+    store: StoreOfFile = None,
     placement: Annotated[bool, typer.Option(help="Also processes, GPUs and memory; refuse what cannot fit")] = False,
     no_code: Annotated[
         bool, typer.Option("--no-code", help="Read files only: list the stages, and the code of yours that a plan runs")
@@ -95,17 +95,27 @@ def _place(made: "Plan", as_json: bool) -> int:
 
 
 @command(app)
-def validate(source: PipelineOptions, store: Store = "store", as_json: Json = False) -> None:
-    """Check a pipeline file and the store, and report every problem with its line."""
-    pipeline = load_pipeline(source, as_json, store)
+def validate(source: PipelineOptions, store: StoreOfFile = None, as_json: Json = False) -> None:
+    """Check a pipeline file and the store as a plan does, and report every problem. What a run on this machine lacks
+    is said too, and what only the run can know; the exit code is 0 then."""
+    from agentrl.pipelines.plan.proved import cannot_know
+
+    made, missing = checked(source, store, as_json)
+    pipeline = made.pipeline
+    unknown = cannot_know(made)
     if as_json:
-        say_json({"ok": True, "problems": [], "pipeline": pipeline.name, "stages": list(pipeline.nodes)})
-    else:
-        say(f"{pipeline.path}: pipeline {pipeline.name} is valid, {len(pipeline.nodes)} stages")
+        names = {"pipeline": pipeline.name, "stages": list(pipeline.nodes), "store": made.store}
+        say_json({"ok": True, "problems": [], **names, "missing_here": missing, "unknown": unknown})
+        return
+    say(f"{pipeline.path}: pipeline {pipeline.name} is valid, {len(pipeline.nodes)} stages")
+    for reason in missing:
+        say(f"a run here is refused: {reason}")
+    for text in unknown:
+        say(f"not known here: {text}")
 
 
 @command(app)
-def status(source: PipelineOptions, store: Store = "store", as_json: Json = False) -> None:
+def status(source: PipelineOptions, store: StoreOfFile = None, as_json: Json = False) -> None:
     """Show the state of a pipeline: what is cached since when, what is at work now, how its last run ended."""
     made, catalog = planned(source, store, PlanOptions(), as_json)
     from agentrl.flows.show import print_status
@@ -125,7 +135,7 @@ def schedule(
     cron: Annotated[str | None, typer.Option(help='When, e.g. "0 2 * * *"')] = None,
     timezone: Annotated[str | None, typer.Option(help="Of the schedule, e.g. Europe/Berlin; default UTC")] = None,
     pool: Annotated[str | None, typer.Option(help="Work pool; default: agentrl, created as a process pool")] = None,
-    store: Store = "store",
+    store: StoreOfFile = None,
     profile: Profile = None,
     settings: Settings = None,
     as_json: Json = False,

@@ -57,6 +57,12 @@ def find(name: str, relative_to: Path | None = None) -> Path:
     raise SpecError([Problem(f"there is no pipeline file {path} and no pipeline of that name in the library{hint}")])
 
 
+def default_store(path: Path) -> str:
+    """The store that belongs to a pipeline file: ``store`` in its folder, wherever the command is given. A pipeline of
+    the library has that of the working directory."""
+    return "store" if path.resolve().is_relative_to(LIBRARY.resolve()) else str(path.parent / "store")
+
+
 def parse(text: str, path: Path) -> Document:
     """Read YAML 1.2. Raises SpecError if it is not YAML, not a mapping, too large, or a key is written twice."""
     document = Document(path, {})

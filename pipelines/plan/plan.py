@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file.document import default_store
 from agentrl.pipelines.file.load import Edge, Node, ResolvedPipeline
 from agentrl.pipelines.file.problems import Origin, Problem, SpecError, did_you_mean
 from agentrl.pipelines.file.readiness import store_problem
@@ -120,7 +121,7 @@ class Plan:
             parts += ["--profile", self.pipeline.profile]
         for setting in self.pipeline.settings:
             parts += ["--set", shown_setting(setting)]
-        if self.store != "store":
+        if self.store != default_store(self.pipeline.path):
             parts += ["--store", self.store]
         parts += self.selection.arguments() if selection is None else selection
         return shlex.join(parts)
@@ -145,7 +146,7 @@ class Plan:
     def _repr_html_(self) -> str:
         frame = notebook.Frame()
         counts = ", ".join(f"{len(self.having(status))} {status}" for status in Status if self.having(status))
-        frame.block([("font-weight:600", f"{self.pipeline.name}: {counts}")], "")
+        frame.block([("font-weight:600", f"{self.pipeline.name}: {counts}; store {self.store}")], "")
         frame.add(notebook.table(self.frame.to_dicts(), ["stage", "uses", "status", "reasons"]))
         return frame.done()
 
@@ -286,9 +287,8 @@ def settle(step: PlannedStage, plan: Plan, catalog: Catalog) -> None:
 def _unmet(other: PlannedStage, plan: Plan) -> str:
     if other.status is Status.BLOCKED:
         return f"input {other.name} is blocked"
-    return f"input {other.name} is not cached ({'; '.join(other.reasons)}); make it first: " + plan.command(
-        selection=["--until", other.name]
-    )
+    command = plan.command(selection=["--until", other.name])
+    return f"input {other.name} is not cached ({'; '.join(other.reasons)}); make it first in {plan.store}: {command}"
 
 
 def _reasons(step: PlannedStage, changing: list[PlannedStage], catalog: Catalog) -> list[str]:

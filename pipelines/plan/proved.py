@@ -12,6 +12,7 @@ from agentrl.pipelines.file.problems import Origin, Problem
 if TYPE_CHECKING:
     from agentrl.chat.dialects import Trial
     from agentrl.environments.base import Environment
+    from agentrl.pipelines.plan.plan import Plan
 
 
 def proved(place: str, dialect: str | None = None) -> "Trial":
@@ -54,6 +55,20 @@ def unspeakable(pipeline: ResolvedPipeline, to_run: list[Node]) -> Iterator[Prob
                     f"way with them: {cannot['tools']}; see `agentrl dialect {path}`",
                     origin,
                 )
+
+
+def cannot_know(plan: "Plan") -> list[str]:
+    """What no plan finds, and only a run can: dialects of models that are no folders here, and what the workers of a
+    pool have. Of the stages that would run."""
+    found = []
+    for step in plan.to_run:
+        path = getattr(getattr(step.node.config, "model", None), "path", None)
+        if path and not Path(path).expanduser().is_dir():
+            what = f"whether the dialect of {path} does what its tasks need"
+            found.append(f"stage {step.name}: {what}; see `agentrl dialect {path}`")
+        if pool := step.node.execution.pool:
+            found.append(f"stage {step.name}: packages, variables and GPUs of the workers of pool {pool}")
+    return found
 
 
 def _stamp(folder: Path) -> tuple[float, ...]:

@@ -70,6 +70,42 @@ def test_a_path_stands_in_for_init(project: Project, way: str) -> None:
     assert "no/model" in problem.message
 
 
+GROUPED = """
+name: p
+stages:
+  tasks: {uses: tasks.generate, with: {env: lookup, train: 2, dev: 0, heldout: 0}}
+  expert: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}}
+  warm: {uses: train.sft, inputs: {trajectories: expert}, with: {model: {init: tiny}}}
+  sample:
+    uses: trajectories.sample
+    inputs: {tasks: tasks.train, model: warm}
+    with: {engine: {type: transformers, rows: 3}}
+profiles:
+  other: {stages: {sample: {with: {engine: {type: vllm}}}}}
+"""
+
+
+@pytest.mark.parametrize("way", ["--set", "--set type", "profile", "extends"])
+def test_another_type_keeps_no_key_of_the_one_before(project: Project, way: str) -> None:
+    """``rows`` is of the engine in this process, and a vLLM server has no such key."""
+    options: dict[str, Any] = {}
+    text = GROUPED
+    if way == "profile":
+        options = {"profile": "other"}
+    elif way == "extends":
+        (project.folder / "base.yaml").write_text(GROUPED)
+        text = "name: q\nextends: base.yaml\nstages: {sample: {with: {engine: {type: vllm}}}}"
+    else:
+        options = {"settings": [f"stages.sample.with.engine{'={type: vllm}' if way == '--set' else '.type=vllm'}"]}
+    with pytest.warns(UserWarning, match=r"engine: another type replaces all of it, also rows"):
+        sample: Any = project.load(text, **options).nodes["sample"].config
+    assert sample.engine.type == "vllm"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same: Any = project.load(GROUPED, settings=["stages.sample.with.engine.type=transformers"])
+    assert same.nodes["sample"].config.engine.rows == 3
+
+
 SECRETS = {
     "shadow": "root:$6$secret-hash:19000:0:99999:7:::\nsecret-user:*:19000:0:99999:7:::\n",
     "hosts.yml": "secret-host:\n  oauth_token: ghp_secret\n",

@@ -20,14 +20,19 @@ class View:
     @classmethod
     def of(cls, store: str, height: int, write: bool, port: int) -> "View":
         """Raises RuntimeError with what the viewer said if it does not start."""
-        options = ["--write"] if write else []
+        notebooks = ("http://localhost:*", "http://127.0.0.1:*")  # where Jupyter and its like serve their pages
+        options = [*(["--write"] if write else []), *(word for one in notebooks for word in ("--frame-ancestors", one))]
         process = begun("view", "--store", store, "--port", str(port), "--json", *options)
         assert process.stdout
         assert process.stderr
-        line = process.stdout.readline()
-        if not line:
+        said = ""
+        for line in process.stdout:  # one JSON object over several lines
+            said += line
+            if line == "}\n":
+                break
+        else:
             raise RuntimeError(f"the viewer did not start: {process.stderr.read().strip()}")
-        view = cls(json.loads(line)["url"], height, process)
+        view = cls(json.loads(said)["url"], height, process)
         weakref.finalize(view, process.terminate)
         return view
 

@@ -5,7 +5,7 @@ import secrets
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,6 +33,10 @@ def view(
         bool,
         typer.Option("--write", help="Let the pages start jobs and save rows too; then the address always has a token"),
     ] = False,
+    frame_ancestors: Annotated[
+        list[str] | None,
+        typer.Option(help="An origin, as http://localhost:8888, whose pages may show this one in a frame; repeatable"),
+    ] = None,
     atlas: Annotated[
         Path | None,
         typer.Option(help="Write this Parquet file instead: the rows with places on the map, for Embedding Atlas"),
@@ -55,7 +59,13 @@ def view(
 
     if said := missing("uvicorn", "view") or missing("starlette", "view"):
         raise fail(f"error: {said}")
-    from agentrl.flows.viewer.guard import Door, is_loopback
+    from agentrl.flows.viewer.guard import Door, is_loopback, is_origin
+
+    if strange := [text for text in frame_ancestors or () if not is_origin(text)]:
+        raise fail(
+            f"error: --frame-ancestors {strange[0]!r}: an origin is http:// or https:// and a host, as in "
+            "http://localhost:8888 or http://localhost:*"
+        )
 
     if write and unsafe_open:
         raise fail("error: --write and --unsafe-open do not go together: who may change something needs the token")
@@ -69,7 +79,7 @@ def view(
         raise fail(f"error: --host {host} --port {port}: {error.strerror}", FAILED) from None
     port = listening.getsockname()[1]
     asks = write or not (unsafe_open or is_loopback(host))
-    door = Door(host, port, token := secrets.token_urlsafe(24) if asks else None, write)
+    door = Door(host, port, token := secrets.token_urlsafe(24) if asks else None, write, tuple(frame_ancestors or ()))
     name = host if is_loopback(host) else socket.gethostname() if host in ("0.0.0.0", "::") else host
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}/" + (f"#token={token}" if token else "")
     forward = f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}"
@@ -181,8 +191,10 @@ def _serve(store: str, door: "Door", listening: socket.socket) -> None:
     sys.meta_path.insert(0, _WithoutPandas)
 
     from agentrl.flows.viewer.app import application, opening
+    from agentrl.recorder.connections import Connection  # half-sent requests end after a time
 
     app_ = application(opening(store), door, lambda: server.should_exit)
-    config = uvicorn.Config(app_, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off"}
+    config = uvicorn.Config(app_, http=Connection, timeout_graceful_shutdown=2, **quiet)
     server = uvicorn.Server(config)
     server.run(sockets=[listening])

@@ -8,6 +8,7 @@ nothing. POST does, and is let in only by ``agentrl view --write``, with a key t
 import hmac
 import ipaddress
 import json
+import re
 import secrets
 import socket
 from dataclasses import dataclass, field
@@ -39,6 +40,15 @@ KEY_HEADER = "x-agentrl-key"
 """Of every POST: the door's key. A page of another site cannot read it, nor send a header of this name."""
 
 
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.*-]+(:(\d{1,5}|\*))?")
+
+
+def is_origin(text: str) -> bool:
+    """Whether a text is an origin as ``frame-ancestors`` takes it: ``http://localhost:8888``, ``https://*.example.org``,
+    ``http://localhost:*``."""
+    return _ORIGIN.fullmatch(text) is not None
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches an address."""
     if host == "localhost":
@@ -52,12 +62,14 @@ def is_loopback(host: str) -> bool:
 @dataclass(frozen=True)
 class Door:
     """Where the viewer listens, and what opens it. ``token`` None lets in everybody who reaches the address. ``write``
-    lets in POST, with the ``key``."""
+    lets in POST, with the ``key``. Pages of the origins ``framed_by`` may show the viewer in a frame; None may if there
+    are none."""
 
     host: str
     port: int
     token: str | None = None
     write: bool = False
+    framed_by: tuple[str, ...] = ()
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32))
 
@@ -153,6 +165,10 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
+                if self.door.framed_by:
+                    framed = f"frame-ancestors {' '.join(self.door.framed_by)}"
+                    policy = CONTENT_SECURITY_POLICY.replace("frame-ancestors 'none'", framed)
+                    headers["content-security-policy"] = policy
                 if "cache-control" not in headers:
                     headers["cache-control"] = "no-store"
                 if opened and self.door.token and message["status"] < 400:

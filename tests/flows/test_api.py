@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import urllib.request
 from pathlib import Path
 
 import polars as pl
@@ -174,3 +175,18 @@ def test_the_page_on_python_is_true(made: Path) -> None:
             names = test.globs
         else:
             exec(compile(block, f"block {number}", "exec"), names)
+
+
+def test_the_viewer_is_shown_in_a_frame(tmp_path: Path) -> None:
+    store = agentrl.Store(tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    view = store.view(height=300)
+    try:
+        assert f'<iframe src="{view.url}" width="100%" height="300"' in view._repr_html_()
+        with urllib.request.urlopen(view.url, timeout=30) as answer:
+            policy = answer.headers["content-security-policy"]
+        assert "frame-ancestors http://localhost:* http://127.0.0.1:*;" in policy
+    finally:
+        view.close()
+    with pytest.raises(RuntimeError, match=r"did not start: .*there is no store"):
+        agentrl.Store(tmp_path / "none").view()

@@ -74,6 +74,25 @@ class Turn:
     message: "Message | None" = None
 
 
+@dataclass
+class Usage:
+    """What an endpoint counted for the turns of a session: tokens, their price as the engine's settings say it (None:
+    they say none), and the seconds that its answers took. A reply out of a cache counts as it did when it was
+    fetched."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+    seconds: float = 0.0
+
+    def add(self, other: "Usage") -> None:
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        self.seconds += other.seconds
+        if other.cost is not None:
+            self.cost = (self.cost or 0.0) + other.cost
+
+
 @dataclass(eq=False)
 class Session:
     """One contiguous token sequence: ``logprobs[t]`` belongs to ``ids[t]`` and is NaN if ``mask[t]`` is false (prompt
@@ -94,6 +113,8 @@ class Session:
     tools: str = "[]"
     on_end: "Callable[[Session], None] | None" = None
     on_fork: "Callable[[Session, Session], None] | None" = None
+    usage: Usage | None = None
+    """What the turns took, of an engine without token ids. A fork counts its own turns."""
 
     def observe(self, ids: Sequence[int]) -> None:
         """Append tokens that the policy did not choose."""

@@ -164,8 +164,8 @@ class OpenAIConfig(EngineConfig):
     requests_per_minute: int | None = Field(None, ge=1, description="sent one after the other, at equal distances")
     timeout_s: float = Field(120.0, gt=0, description="seconds of one request")
     retries: int = Field(6, ge=0, description="how often a request that failed for a passing reason is sent again")
-    price_prompt: float = Field(0.0, ge=0, description="of a million prompt tokens, for max_cost")
-    price_completion: float = Field(0.0, ge=0, description="of a million sampled tokens, for max_cost")
+    price_prompt: float = Field(0.0, ge=0, description="US dollars for a million prompt tokens")
+    price_completion: float = Field(0.0, ge=0, description="US dollars for a million sampled tokens")
     max_cost: float | None = Field(
         None, gt=0, description="no request is sent once this is spent; what is under way then still costs"
     )

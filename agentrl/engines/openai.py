@@ -13,20 +13,21 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from aiolimiter import AsyncLimiter
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, OpenAIError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from agentrl.engines.base import EngineError, Sampling, Session, Turn, TurnError, Weights
+from agentrl.engines.base import EngineError, Sampling, Session, Turn, TurnError, Usage, Weights
 from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 if TYPE_CHECKING:
     from agentrl.engines.configs import OpenAIConfig
 
 _LONGEST_PAUSE_S = 60.0
+_SECONDS = "agentrl_seconds"  # how long a reply took, beside what the endpoint says in it
 _FAILED_IN_A_ROW = 8  # then it is the endpoint that fails, not a request
 
 
@@ -88,6 +89,8 @@ class OpenAIEngine:
             if not clock.expired():
                 raise
             return Turn([], [], [], "cut")
+        session.usage = session.usage or Usage()
+        session.usage.add(self._spent(reply))
         choice = reply["choices"][0]
         limited = choice["finish_reason"] == "length" or sum(_usage(reply)) > sampling.max_tokens
         return Turn([], [], [], "length" if limited else "stop", _message(choice["message"]))
@@ -152,14 +155,25 @@ class OpenAIEngine:
             await stack.enter_async_context(self._slots)
             if self._pace is not None:
                 await stack.enter_async_context(self._pace)
+            began = monotonic()
             raw = await client.chat.completions.with_raw_response.create(**request)
-        reply = _checked(raw.text)
+            seconds = monotonic() - began
+        reply = _checked(raw.text) | {_SECONDS: seconds}
         asked, said = _usage(reply)
         self.spent.requests += 1
         self.spent.prompt_tokens += asked
         self.spent.completion_tokens += said
-        self.spent.cost += (asked * self.config.price_prompt + said * self.config.price_completion) / 1e6
+        self.spent.cost += self._price(asked, said)
         return reply
+
+    def _price(self, asked: int, said: int) -> float:
+        return (asked * self.config.price_prompt + said * self.config.price_completion) / 1e6
+
+    def _spent(self, reply: dict[str, Any]) -> Usage:
+        """What a reply took, as it was fetched."""
+        asked, said = _usage(reply)
+        priced = self.config.price_prompt + self.config.price_completion > 0
+        return Usage(asked, said, self._price(asked, said) if priced else None, float(reply.get(_SECONDS) or 0))
 
     async def _again(self, state: RetryCallState) -> None:
         self.spent.retries += 1

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+from agentrl.engines.base import Usage
 from agentrl.rollouts.exploring import RESAMPLED
 from agentrl.schemas.trajectory import Termination
 
@@ -30,3 +32,25 @@ COUNTED = (
 def tags_of(info: Mapping[str, int]) -> list[str]:
     """What an episode's tags say of the numbers that its steps gave."""
     return [f"{name}:{info[name]}" for name in COUNTED if info.get(name)]
+
+
+_LATENCY = "latency_s"
+
+
+def spent(usage: Usage | None) -> dict[str, Any]:
+    """The columns of a row that say what its turns took at an endpoint."""
+    if usage is None:
+        return {}
+    counted = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+    return {**counted, "cost_usd": usage.cost}
+
+
+def latency_tags(usage: Usage | None) -> list[str]:
+    """The tag that says how many seconds an endpoint took for the turns of a row."""
+    return [] if usage is None else [f"{_LATENCY}:{usage.seconds:.2f}"]
+
+
+def latency_of(tags: Iterable[str]) -> float | None:
+    """Seconds that an endpoint took for a row with these tags; None if they do not say."""
+    said = (tag.removeprefix(f"{_LATENCY}:") for tag in tags if tag.startswith(f"{_LATENCY}:"))
+    return next(map(float, said), None)

@@ -30,7 +30,7 @@ from agentrl.rollouts.episodes import DIVERGED, EpisodeRun
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.in_flight import Flow, NumberedAttempt, OnRows
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
-from agentrl.rollouts.outcomes import COUNTED
+from agentrl.rollouts.outcomes import COUNTED, latency_tags, spent
 from agentrl.rollouts.segments import Segment, by_episode, firsts, name_of
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
@@ -298,7 +298,7 @@ class RolloutRunner:
             success=score.success if score else None,
             termination=run.termination,
             reward_components=list(score.components) if score else [],
-            tags=run.tags,
+            tags=[*run.tags, *latency_tags(session.usage)],
             n_steps=one.steps,
             n_tokens=len(session.ids),
             n_action_tokens=sum(session.mask),
@@ -307,6 +307,7 @@ class RolloutRunner:
             messages=session.messages,
             tools=session.tools,
             final_state=json.dumps(score.state if score else None),
+            **spent(session.usage),
             tokenizer=self.policy.tokenizer_fingerprint if self.policy and session.ids else "",
             input_ids=session.ids,
             action_mask=session.mask,

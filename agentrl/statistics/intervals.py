@@ -23,8 +23,12 @@ def wilson_of_tasks(outcomes: Sequence[Sequence[bool]]) -> tuple[float, float]:
     other, so the interval is that of fewer, as many as have the variance of the mean over tasks (the effective sample
     size: Kish 1965). It is between the number of tasks and that of attempts; if nothing varies, it is the number of
     tasks."""
-    means = [fmean(each) for each in outcomes]
-    share, tasks, attempts = fmean(means), len(means), sum(map(len, outcomes))
+    return wilson_of_means([fmean(each) for each in outcomes], sum(map(len, outcomes)))
+
+
+def wilson_of_means(means: Sequence[float], attempts: int) -> tuple[float, float]:
+    """The same of a share that is known of each task, from ``attempts`` at all of them."""
+    share, tasks = fmean(means), len(means)
     spread = variance(means) / tasks if tasks > 1 else 0.0
     number = share * (1 - share) / spread if spread else tasks
     effective = min(max(number, tasks), attempts)

@@ -15,6 +15,7 @@ Run = Mapping[Any, float]
 
 RESAMPLES, AT_ONCE = 4000, 200
 ALPHA = 0.05
+EXACT, FLIPS = 14, 20_000
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,23 @@ def mcnemar(gained: int, lost: int) -> float:
     changed = gained + lost
     tail = sum(comb(changed, k) for k in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**changed)
+
+
+def sign_flips(differences: Sequence[float], seed: int = 0) -> float:
+    """The probability, if there is no difference, of a mean of ``differences``, one for each task, that is as far from
+    0 as theirs or further: the paired randomization test, two-sided (Fisher 1935). If at most :data:`EXACT` tasks
+    changed, all their signs are counted, else :data:`FLIPS` are drawn at random. If each difference is -1, 0 or 1, it
+    is :func:`mcnemar`."""
+    changed = np.array([value for value in differences if abs(value) > 1e-12])
+    if len(changed) <= EXACT:
+        signs = 1 - 2 * (np.arange(2 ** len(changed))[:, None] >> np.arange(len(changed)) & 1)
+        return float((abs(signs @ changed) >= abs(changed.sum()) - 1e-9).mean())
+    random = np.random.default_rng(seed)
+    as_far = 0
+    for _ in range(FLIPS // AT_ONCE):
+        signs = 1 - 2 * random.integers(0, 2, (AT_ONCE, len(changed)))
+        as_far += int((abs(signs @ changed) >= abs(changed.sum()) - 1e-9).sum())
+    return (as_far + 1) / (FLIPS + 1)  # the one that was observed is one of them
 
 
 def _tasks(runs: Sequence[Run]) -> list[Any]:

@@ -47,6 +47,8 @@ def compare(
 def _print(found: "Comparison", described: dict[str, Any]) -> None:
     from rich.table import Table
 
+    from agentrl.pipelines.results.passes import PassDifference
+
     seeds = any(arm["seeds"] for arm in described["arms"])
     table = Table(box=None, pad_edge=False)
     for column in (*(found.keys or ["policy"]), *(["seeds"] if seeds else []), "tasks", "success", "95 % interval"):
@@ -64,6 +66,8 @@ def _print(found: "Comparison", described: dict[str, Any]) -> None:
             out.print(f"{arm['arm']}: {arm['unscored']} rows without an outcome are left out", markup=False)
     for one in described["differences"]:
         out.print(one["verdict"], markup=False, highlight=False, soft_wrap=True)
+        for passed in one["passes"]:
+            out.print(f"  {PassDifference(**passed)}", markup=False, highlight=False, soft_wrap=True)
         for what in ("gained", "lost"):
             names = one[f"tasks_{what}"]
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

@@ -13,6 +13,7 @@ from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.results.lineage import Lineage, find_artifact, lineage
+from agentrl.pipelines.results.passes import pass_differences
 from agentrl.pipelines.run.execute import open_output
 from agentrl.schemas import notebook
 from agentrl.schemas.manifest import InputRecord, Kind, Manifest
@@ -36,6 +37,8 @@ class Measured:
     outcomes: Mapping[Task, float]
     settings: Mapping[Place, Any]
     unscored: int = 0
+    counts: Mapping[Task, tuple[int, int]] = field(default_factory=dict)
+    """Attempts at each task, and how many of them succeeded."""
 
     @property
     def label(self) -> str:
@@ -139,6 +142,7 @@ class Comparison:
                     "than": self.arms[0].name,
                     **vars(one),
                     "verdict": verdict(arm, self.arms[0], one),
+                    "passes": [vars(passed) for passed in pass_differences(arm, self.arms[0])],
                     "tasks_gained": _changed(arm, self.arms[0], gained=True),
                     "tasks_lost": _changed(arm, self.arms[0], gained=False),
                 }
@@ -314,7 +318,8 @@ def measure(catalog: Catalog, handle: Trajectories, *, greedy: bool = False) -> 
     unscored = sum(row["success"] is None for row in rows)
     outcomes = {task: sum(each) / len(each) for task, each in found.items()}
     models = [one.stage for one in root.manifest.ingredients.inputs.get("model", [])]
-    return Measured(root.manifest, (models or [handle.stage])[0], outcomes, _settings(root), unscored)
+    counts = {task: (len(each), sum(each)) for task, each in found.items()}
+    return Measured(root.manifest, (models or [handle.stage])[0], outcomes, _settings(root), unscored, counts)
 
 
 def _settings(root: Lineage) -> dict[Place, Any]:

@@ -38,11 +38,17 @@ class TokenLimits(StageConfig):
         description="all tokens of a row, prompt and observations included; null: the model's context length",
     )
 
-    def sampling(self, policy: "Policy", **settings: Any) -> Sampling:
-        """These limits for a policy, with other ``settings`` of :class:`Sampling`.
+    def sampling(self, policy: "Policy | None", **settings: Any) -> Sampling:
+        """These limits for a policy, with other ``settings`` of :class:`Sampling`. Without a policy, an endpoint
+        samples, which knows its own context.
 
-        Raises ValueError if the model has no context length and ``max_tokens`` is not set, or is beyond it.
+        Raises ValueError if the model has no context length and ``max_tokens`` is not set, or is beyond it; and if an
+        endpoint is not told how long a turn may be.
         """
+        if policy is None:
+            if self.max_turn_tokens is None:
+                raise ValueError("max_turn_tokens is not set, and an endpoint names no default: set it")
+            return Sampling(max_turn_tokens=self.max_turn_tokens, max_tokens=self.max_tokens or 2**31 - 1, **settings)
         context = context_length(policy)
         if self.max_tokens is None and context is None:
             raise ValueError(f"the model {policy.name} names no context length: set max_tokens")
@@ -66,12 +72,7 @@ class SamplingConfig(TokenLimits):
     top_k: int = Field(0, ge=0, description="0 keeps all tokens")
 
     def of(self, policy: "Policy | None") -> Sampling:
-        """See :meth:`TokenLimits.sampling`. Without a policy, an endpoint samples, which knows its own context."""
-        if policy is None:
-            if self.max_turn_tokens is None:
-                raise ValueError("sampling.max_turn_tokens is not set, and an endpoint names no default: set it")
-            draws = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-            return Sampling(max_turn_tokens=self.max_turn_tokens, max_tokens=self.max_tokens or 2**31 - 1, **draws)
+        """See :meth:`TokenLimits.sampling`."""
         return self.sampling(policy, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
 
@@ -84,7 +85,7 @@ class Compressing(TokenLimits):
         "go on with a new segment; null: an episode is one row",
     )
 
-    def sampling(self, policy: "Policy", **settings: Any) -> Sampling:
+    def sampling(self, policy: "Policy | None", **settings: Any) -> Sampling:
         """See :meth:`TokenLimits.sampling`. Raises ValueError too if a turn after a prompt of ``compress.limit`` tokens
         does not fit into a row."""
         found = super().sampling(policy, **settings)

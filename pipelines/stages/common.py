@@ -106,6 +106,16 @@ def load_policy(model: Model, engine: EngineConfig | None = None) -> "Policy":
     return Policy.load(model.path, model.name, on_host=engine is not None and engine.elsewhere)
 
 
+def policy_of(model: Model | None, engine: EngineConfig) -> "Policy | None":
+    """The policy of an upstream stage that ``engine`` samples from; None if the engine is an endpoint, which has a
+    model of its own. Raises ValueError if one of both is too much or too little."""
+    if engine.exact and model is None:
+        raise ValueError(f"engine {engine.type} samples from a model; wire inputs.model")
+    if not engine.exact and model is not None:
+        raise ValueError(f"engine {engine.type} samples from its own model; leave inputs.model out")
+    return load_policy(model, engine) if model is not None else None
+
+
 def outside(path: str) -> str | Path:
     """A model folder outside the store, or a name on the Hugging Face hub."""
     folder = Path(path).expanduser()

@@ -9,15 +9,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
-from agentrl.engines import TokenEngineChoice
+from agentrl.engines import EngineChoice
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, Table, Tasks, Trajectories
 from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
 from agentrl.pipelines.stages.budget import Compressing, check_room
-from agentrl.pipelines.stages.common import count, environment, load_policy, rollout_runner, secrets_of
-from agentrl.pipelines.stages.measures import EVERY, Attempted, Optimum, attempted, choices, parts, summary
+from agentrl.pipelines.stages.common import count, environment, policy_of, rollout_runner, secrets_of
+from agentrl.pipelines.stages.measures import (
+    EVERY,
+    FAILURES,
+    SPENT,
+    Attempted,
+    Optimum,
+    attempted,
+    choices,
+    parts,
+    summary,
+)
 from agentrl.pipelines.stages.outcomes import out_of_context, record_failures, warn_of_ends
 from agentrl.pipelines.stages.searched import PICKED, WITH_FEEDBACK, searched
 from agentrl.pipelines.stages.shards import Shards
@@ -43,7 +53,7 @@ class EvaluateConfig(Compressing):
         description="also search each task by a tree, as search.tree does: what best_of picks of its rows counts as "
         "best_of_search; with oracle, what is solved is 'pass@budget with feedback'",
     )
-    engine: TokenEngineChoice = DEFAULT_ENGINE
+    engine: EngineChoice = DEFAULT_ENGINE
     limits: Limits = Limits()
 
     @model_validator(mode="after")
@@ -52,6 +62,13 @@ class EvaluateConfig(Compressing):
             raise ValueError("best_of picks one of several samples; set samples to 2 or more")
         if self.search and self.compress:
             raise ValueError("search goes on from turns of rows, which compress cuts; leave one of them out")
+        if not self.engine.exact and (self.search or self.compress):
+            raise ValueError(
+                f"{'search' if self.search else 'compress'} needs token ids, which engine {self.engine.type} does not "
+                "give; leave it out"
+            )
+        if not self.engine.exact and self.max_turn_tokens is None:
+            raise ValueError("max_turn_tokens is not set, and an endpoint names no default: set it")
         if self.search and not self.search.oracle and not self.best_of:
             raise ValueError(
                 "search gives many rows of a task, and nothing picks one: set best_of, which picks one of the samples "
@@ -70,7 +87,7 @@ ROWS_AT_ONCE = 256
 
 
 @stage("evaluate.policy", version=2)
-def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Tasks) -> Evaluation:
+def evaluate(context: Context, config: EvaluateConfig, tasks: Tasks, model: Model | None = None) -> Evaluation:
     """``samples`` attempts at each task at temperature 1, and one greedy, with Wilson 95 % intervals of success.
 
     ``results`` has a row for each decoding, environment (empty: all; named if there are several) and level (-1: all):
@@ -78,17 +95,20 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
     for several samples, best_of_n, with a search best_of_search or "pass@budget with feedback" and search_tokens (of a
     task), steps, steps_over_optimum (of successes, over what the task's metadata says in ``optimal_steps`` or the
     environment's expert takes), tokens, tool_errors, recovered (share of rollouts with a tool error that succeed),
-    valid_calls (share of calls that fit a tool's schema), format_errors, violations_per_1000.
+    valid_calls (share of calls that fit a tool's schema), format_errors, violations_per_1000, and the shares of
+    rollouts that failed by each of :data:`agentrl.pipelines.stages.measures.FAILURES`. The policy is the model, or if
+    the engine is an endpoint, what is behind it: then prompt_tokens, completion_tokens, cost_usd and latency_s too.
     Episodes whose environment failed are in none of them; the metrics count them as ``unscored``.
     """
     from agentrl.rollouts.runner import Attempt, tickets
 
-    policy, rows = load_policy(model, config.engine), tasks.read()
+    policy, rows = policy_of(model, config.engine), tasks.read()
     split = "+".join(sorted({task.split for task in rows}))
     attempts: dict[str, dict[str, Attempt]] = {}
     for decoding, temperature in DECODINGS.items():
         first = sum(len(ours) for ours in attempts.values())
         attempts[decoding] = tickets(rows, config.samples if temperature else 1, context.trajectory_id, first)
+    named = model.stage if model else getattr(config.engine, "model", config.engine.type)
     with rollout_runner(context, policy, rows, config.sampling(policy), config.engine, config.limits) as runner:
         shards = Shards(context)
         for shard, (decoding, all_) in enumerate(attempts.items()):
@@ -114,12 +134,12 @@ def evaluate(context: Context, config: EvaluateConfig, model: Model, tasks: Task
         measured = _measured(context, config if temperature else _once(config), by_id, optimum)
         if not measured:
             raise ValueError(f"no {decoding} episode could be scored; the rows' tags say how their environment failed")
-        which = {"policy": model.stage, "decoding": decoding, "temperature": temperature, "split": split}
+        which = {"policy": named, "decoding": decoding, "temperature": temperature, "split": split}
         for (env, level), part in parts(measured).items():
             more = found.of(env, level) if found and temperature else {}
             results.append({**which, "env": env, "level": level, **summary(part), **more})
     record_failures(context, runner)
-    context.metrics.update(policy=model.stage, n_tasks=len(rows), split=split, **_metrics(results))
+    context.metrics.update(policy=named, n_tasks=len(rows), split=split, **_metrics(results))
     ids = [name for ours in attempts.values() for name in ours] if found else None
     return Evaluation(context.table(_table(results), "results"), context.select(ids))
 
@@ -138,6 +158,8 @@ MORE = (
     "recovered",
     "valid_calls",
     "violations_per_1000",
+    *FAILURES,
+    *SPENT,
 )
 """Columns of the results at temperature 1 that are metrics too, beside success and passes."""
 
@@ -148,7 +170,7 @@ def _metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     sampled, greedy = overall["sampled"], overall["greedy"]
     found = {"success": sampled["success"], "success_low": sampled["low"], "success_high": sampled["high"]}
     found |= {"greedy": greedy["success"], "greedy_low": greedy["low"], "greedy_high": greedy["high"]}
-    found |= {name: value for name, value in sampled.items() if name.startswith("pass") or name in MORE}
+    found |= {name: value for name, value in sampled.items() if "pass" in name or name in MORE}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -216,10 +238,13 @@ def compare(context: Context, config: CompareConfig, attempts: list[Trajectories
 
     ``differences`` has a row for each later arm: arm, than, mean (the difference of success), low, high (bootstrap over
     tasks), p (McNemar's exact test, if all outcomes are 0 or 1), tasks, gained, lost, unshared, verdict in
-    words. ``tasks`` lists each task of both: env, task_id, prompt, before, after, and whether it was gained or lost.
+    words, and if each task was attempted several times, for pass@k of k 2, 4, ... the difference, its interval and the
+    p of a paired randomization test. ``tasks`` lists each task of both: env, task_id, prompt, before, after, and
+    whether it was gained or lost.
     """
     from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.pipelines.results.compare import compared, measure, verdict
+    from agentrl.pipelines.results.passes import pass_differences
 
     catalog = Catalog(context.buffer.store)
     found = compared([measure(catalog, one, greedy=config.greedy) for one in attempts])
@@ -232,7 +257,10 @@ def compare(context: Context, config: CompareConfig, attempts: list[Trajectories
     for arm, one in found.differences():
         names = {"arm": arm.name, "than": found.arms[0].name}
         said = verdict(arm, found.arms[0], one)
-        differences.append({**names, **vars(one), "verdict": said})
+        row: dict[str, Any] = {**names, **vars(one), "verdict": said}
+        for passed in pass_differences(arm, found.arms[0]):
+            row |= passed.columns()
+        differences.append(row)
         context.metrics[f"{arm.name} - {found.arms[0].name}"] = one.mean
         context.metrics[f"verdict on {arm.name}"] = said
         tasks += [{**names, **change} for change in _changes(arm, found.arms[0])]

@@ -10,10 +10,11 @@ from agentrl.environments.scripted import NoExpertError
 from agentrl.rewards.behaviour import calls_of, valid_calls, violations
 from agentrl.rewards.component import Reward, graded
 from agentrl.rollouts.demonstrations import optimal_steps
+from agentrl.rollouts.outcomes import latency_of
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Termination, Trajectory
 from agentrl.statistics.intervals import wilson_of_tasks
-from agentrl.statistics.passes import pass_rates
+from agentrl.statistics.passes import pass_intervals
 
 if TYPE_CHECKING:
     from agentrl.environments.base import Environment
@@ -40,6 +41,40 @@ class Attempted:
     violations: int
     optimum: int | None = None
     chosen: float | None = None
+    failure: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost_usd: float | None = None
+    latency_s: float | None = None
+
+
+FAILURES = {
+    "out_of_turns": (Termination.MAX_STEPS,),
+    "out_of_tokens": (Termination.MAX_TOKENS, Termination.MAX_CONTEXT),
+    "out_of_time": (Termination.TIME_LIMIT,),
+    "invalid_call": (Termination.FORMAT_ERROR,),
+    "tool_error": (),
+    "wrong_answer": (),
+}
+"""Why a scored rollout failed -> how it ended. A rollout that ended in another way, mostly by an answer, failed
+by ``invalid_call`` if none of its calls fits a tool's schema, by ``tool_error`` if all of its calls gave an error, and
+else by a ``wrong_answer``. Each failure counts once."""
+
+SPENT = ("prompt_tokens", "completion_tokens", "cost_usd", "latency_s")
+"""What a rollout took at an endpoint."""
+
+
+def failure(row: Trajectory) -> str:
+    """One of :data:`FAILURES`; the empty text of a success."""
+    if row.success:
+        return ""
+    by_end = next((name for name, ends in FAILURES.items() if row.termination in ends), "")
+    if by_end:
+        return by_end
+    calls = calls_of(row)
+    if calls and valid_calls(row) == 0:
+        return "invalid_call"
+    return "tool_error" if calls and row.n_tool_errors == row.n_tool_calls else "wrong_answer"
 
 
 def attempted(row: Trajectory, optimum: int | None = None, chosen: float | None = None) -> Attempted:
@@ -49,7 +84,7 @@ def attempted(row: Trajectory, optimum: int | None = None, chosen: float | None 
         level=row.level,
         success=row.scored_success(),
         steps=row.n_steps,
-        tokens=row.n_tokens,
+        tokens=row.n_tokens or (row.prompt_tokens or 0) + (row.completion_tokens or 0),
         calls=len(calls_of(row)),
         valid_calls=valid_calls(row),
         tool_errors=row.n_tool_errors,
@@ -57,6 +92,11 @@ def attempted(row: Trajectory, optimum: int | None = None, chosen: float | None 
         violations=violations(row.final_state),
         optimum=optimum,
         chosen=chosen,
+        failure=failure(row),
+        prompt_tokens=row.prompt_tokens,
+        completion_tokens=row.completion_tokens,
+        cost_usd=row.cost_usd,
+        latency_s=latency_of(row.tags),
     )
 
 
@@ -126,7 +166,7 @@ def summary(rows: Sequence[Attempted]) -> dict[str, float | None]:
         "success": fmean(map(fmean, by_task.values())),
         "low": low,
         "high": high,
-        **(pass_rates([(len(each), sum(each)) for each in by_task.values()]) if not once else {}),
+        **(pass_intervals([(len(each), sum(each)) for each in by_task.values()]) if not once else {}),
         "best_of_n": sum(row.success * (row.chosen or 0) for row in picked) / len(by_task) if picked else None,
         "steps": fmean(row.steps for row in rows),
         "steps_over_optimum": fmean(ratios) if ratios else None,
@@ -136,4 +176,12 @@ def summary(rows: Sequence[Attempted]) -> dict[str, float | None]:
         "valid_calls": sum(row.valid_calls for row in rows) / calls if calls else None,
         "format_errors": fmean(row.format_error for row in rows),
         "violations_per_1000": 1000 * sum(row.violations for row in rows) / len(rows),
+        **{name: fmean(row.failure == name for row in rows) for name in FAILURES},
+        **_spent(rows),
     }
+
+
+def _spent(rows: Sequence[Attempted]) -> dict[str, float]:
+    """Means of one rollout of what an endpoint took; nothing of what no row says."""
+    values = {name: [value for row in rows if (value := getattr(row, name)) is not None] for name in SPENT}
+    return {name: fmean(each) for name, each in values.items() if each}

@@ -11,6 +11,7 @@ from agentrl.chat.hermes import format_assistant
 from agentrl.pipelines.handles import Report, Table, Trajectories
 from agentrl.pipelines.printable import markdown, markdown_code, printable
 from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.stages.measures import FAILURES
 from agentrl.schemas.trajectory import Role
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -78,6 +79,11 @@ DETAILS = {
     "recovered": ("recovered after a tool error", "{:.3f}"),
     "valid_calls": ("valid calls", "{:.3f}"),
     "violations_per_1000": ("violations per 1,000", "{:.1f}"),
+    **{name: (f"failed by {name.replace('_', ' ')}", "{:.3f}") for name in FAILURES},
+    "prompt_tokens": ("prompt tokens", "{:.0f}"),
+    "completion_tokens": ("completion tokens", "{:.0f}"),
+    "cost_usd": ("US dollars", "{:.4f}"),
+    "latency_s": ("seconds", "{:.2f}"),
 }
 """Measures of :mod:`agentrl.pipelines.stages.measures` -> their column and form."""
 
@@ -92,11 +98,20 @@ def _details(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "rows": [
             [
                 row["policy"],
-                *("" if row.get(name) is None else form.format(row[name]) for name, (_, form) in kept.items()),
+                *(_cell(row, name, form) for name, (_, form) in kept.items()),
             ]
             for row in rows
         ],
     }
+
+
+def _cell(row: dict[str, Any], name: str, form: str) -> str:
+    """A measure, with its interval if it has one."""
+    if row.get(name) is None:
+        return ""
+    low, high = row.get(f"low of {name}"), row.get(f"high of {name}")
+    interval = "" if low is None or high is None else f" ({form.format(low)} - {form.format(high)})"
+    return form.format(row[name]) + interval
 
 
 def _coverage(context: Context, metrics: list[Table], curves: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:

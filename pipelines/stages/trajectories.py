@@ -19,7 +19,7 @@ from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, NoteTable, Scores, Tasks, Trajectories
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.pipelines.stages.budget import CompressingSampling, check_room
-from agentrl.pipelines.stages.common import REWARDS, count, environment, load_policy, refuse_measured, rollout_runner
+from agentrl.pipelines.stages.common import REWARDS, count, environment, policy_of, refuse_measured, rollout_runner
 from agentrl.pipelines.stages.in_context import InContext, Showing
 from agentrl.pipelines.stages.outcomes import FEW, out_of_context, record_failures, warn_of_demonstrations, warn_of_ends
 from agentrl.pipelines.stages.retries import Tried, retried, to_retry, tried
@@ -36,7 +36,6 @@ from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
-    from agentrl.models.policy import Policy
     from agentrl.rollouts.runner import Attempt, RolloutRunner
     from agentrl.schemas.task import Task
 
@@ -141,7 +140,7 @@ def sample(
     rows, before = _wanted(context, config, tasks, trajectories)
     if config.retries and not rows:
         return context.select()
-    policy = _policy(config, model)
+    policy = policy_of(model, config.engine)
     sampling = config.sampling.of(policy)
     showing = Showing(config.context, notes, policy.codec.count if policy else estimate_tokens, experience)
     finish = _finishing(showing, before)
@@ -223,14 +222,6 @@ def _rounds(
         if attempts:
             missing[shard] = {name: replace(one, hint=showing(one.task).template) for name, one in attempts.items()}
     return [{shard: missing[shard]} for shard in missing] if one_by_one else [missing]
-
-
-def _policy(config: SampleConfig, model: Model | None) -> "Policy | None":
-    if config.engine.exact and model is None:
-        raise ValueError(f"engine {config.engine.type} samples from a model; wire inputs.model")
-    if not config.engine.exact and model is not None:
-        raise ValueError(f"engine {config.engine.type} samples from its own model; leave inputs.model out")
-    return load_policy(model, config.engine) if model is not None else None
 
 
 async def _sample(

@@ -246,13 +246,12 @@ def test_replies_are_kept_by_content_and_cost_nothing_again(endpoint: Endpoint, 
 def test_stages_that_need_ids_refuse_it_by_name() -> None:
     from pydantic import ValidationError
 
-    from agentrl.pipelines.stages.evaluate import EvaluateConfig
     from agentrl.pipelines.stages.grpo import OnlineConfig
     from agentrl.pipelines.stages.rationalize import RationalizeConfig
     from agentrl.pipelines.stages.trajectories import SampleConfig
 
     given = {"engine": {"type": "openai", "model": "teacher"}}
-    for config in (OnlineConfig, EvaluateConfig, RationalizeConfig):
+    for config in (OnlineConfig, RationalizeConfig):
         with pytest.raises(ValidationError, match=r"engine openai gives text, and this stage needs token ids"):
             config.model_validate(given)
     assert SampleConfig.model_validate(given).engine.type == "openai"

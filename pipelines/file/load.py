@@ -178,6 +178,8 @@ def resolve(
     for node in nodes.values():
         draft = expanded.drafts[node.name]
         _scorer(loader, node, draft, nodes)
+        if message := _model_and_engine(node):
+            loader.problem(draft.key, message, ("inputs",))
         for message in _unsplittable(node, nodes):
             loader.problem((*draft.key, "with"), message, ("deepspeed", "sequence_parallel"))
     if loader.problems:
@@ -333,6 +335,19 @@ def _scorer(loader: _Loader, node: Node, draft: StageDraft, nodes: Mapping[str, 
     if ours and scorer not in known:
         hint = did_you_mean(scorer, known) or f"; there are: {', '.join(known)}"
         loader.problem((*draft.key, "with"), f"no stage of inputs.scores is the scorer {scorer!r}{hint}", ("scorer",))
+
+
+_OF_A_MODEL_OR_AN_ENDPOINT = ("evaluate.policy", "trajectories.sample")
+
+
+def _model_and_engine(node: Node) -> str:
+    """What is wrong if a stage that samples from its input, or from an endpoint, has neither or both."""
+    engine, wired = getattr(node.config, "engine", None), bool(node.inputs.get("model"))
+    if engine is None or node.stage.name not in _OF_A_MODEL_OR_AN_ENDPOINT:
+        return ""
+    if engine.exact and not wired:
+        return f"engine {engine.type} samples from a model; wire inputs.model, or set with.engine to an endpoint"
+    return f"engine {engine.type} samples from its own model; leave inputs.model out" if wired > engine.exact else ""
 
 
 def _unsplittable(node: Node, nodes: Mapping[str, Node]) -> list[str]:

@@ -4,6 +4,7 @@ tests."""
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from json_server import JsonHandler, serving
 from pydantic import ValidationError
 from test_not_trained import row
 
+from agentrl.pipelines.file.load import load
+from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.results.compare import Arm, Measured
 from agentrl.pipelines.results.passes import pass_differences
@@ -169,3 +172,33 @@ def test_arms_are_compared_in_pass_at_k() -> None:
         "high of pass@2": two.high,
         "p of pass@2": two.p,
     }
+
+
+@pytest.mark.parametrize(
+    ("inputs", "engine", "message"),
+    [
+        ("", "transformers", "stages.eval.inputs: engine transformers samples from a model; wire inputs.model, or set"),
+        (
+            "model: warm, ",
+            "{type: openai, model: m}",
+            "engine openai samples from its own model; leave inputs.model out",
+        ),
+        ("", "{type: openai, model: m}", ""),
+        ("model: warm, ", "transformers", ""),
+    ],
+)
+def test_a_model_or_an_endpoint_is_asked_for_when_the_file_is_read(
+    inputs: str, engine: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "p.yaml").write_text(
+        "name: p\nstages:\n  tasks: {uses: tasks.generate, with: {env: lookup, train: 4, heldout: 4}}\n"
+        "  expert: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}}\n"
+        "  warm: {uses: train.sft, inputs: {trajectories: expert}, with: {model: {init: tiny}}}\n"
+        f"  eval: {{uses: evaluate.policy, inputs: {{{inputs}tasks: tasks.heldout}}, "
+        f"with: {{engine: {engine}, max_turn_tokens: 9}}}}\n"
+    )
+    if not message:
+        assert load(str(tmp_path / "p.yaml")).nodes["eval"].stage.name == "evaluate.policy"
+        return
+    with pytest.raises(SpecError, match=message):
+        load(str(tmp_path / "p.yaml"))

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from agentrl.datastore.errors import InvalidRowsError, NoBufferError, StoreError
 from agentrl.datastore.formats import detect
 from agentrl.datastore.formats.columns import RowBatch, with_column
-from agentrl.datastore.formats.labels import AS_SOURCE, Labels, labelled, named_reward
+from agentrl.datastore.formats.joined import SideFile
+from agentrl.datastore.formats.labels import AS_SOURCE, Labelling, Labels
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.own import OwnFormat
 from agentrl.datastore.formats.raw import MAX_RECORD
@@ -182,6 +183,9 @@ class Reading:
     ) -> None:
         self.stage, self.labels, self.notes, self.check_tokens = stage, labels, notes, check_tokens
         self.result = Imported()
+        self.how = labels.ingredients()
+        beside = SideFile(labels.join, labels.on or "source_id", notes) if labels.join else None
+        self.labelling = Labelling(labels, notes, beside)
         self.files: list[_File] = []
         for path, name, alone in paths:
             source = Source(path, notes, name)
@@ -208,7 +212,7 @@ class Reading:
 
     def _fingerprint(self, source: Source, format: str | OwnFormat) -> str:
         asked = ["prompts"] if self.notes.prompts else []
-        how = json.dumps([str(format), self.stage, asdict(self.labels), *asked], sort_keys=True)
+        how = json.dumps([str(format), self.stage, self.how, *asked], sort_keys=True)
         content = source.digest()[:16]
         return hashlib.blake2b(f"{how}{content}".encode(), digest_size=8).hexdigest() + content
 
@@ -237,10 +241,10 @@ class Reading:
         StoreError if there are none."""
         owners = {id(one.source): _Owner(one, self.stage) for one in self.files}
         files = [File(one.source, one.recognised.reader) for one in self.files]
-        read = read_files(files, lambda record: named_reward(self.labels.reward, record))
+        read = read_files(files, self.labelling.keep)
         for batch in self._saying_what_files_look_like(read):
             own = self._own(batch, [owners[id(one)] for one in batch.sources], name)
-            rows = labelled(own, batch.kept, self.labels)
+            rows = self.labelling.apply(own, batch.kept)
             self.result.count(rows)
             yield rows
         for owner in owners.values():
@@ -250,6 +254,8 @@ class Reading:
         if self.files and not self.result.rows:
             bad = [f"; {one.place} cannot be read: {one.reason}" for one in self.notes.unreadable[:1]]
             raise StoreError(f"{self.files[0].source.name} gives no row{''.join(bad)}; nothing was imported")
+        if self.result.rows:
+            self.labelling.finish()
 
     def _saying_what_files_look_like(self, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
         """The batches. An error of a file that does not look like the format that was named says so."""

@@ -1,8 +1,10 @@
 """Options of an import that apply to all its rows: environment, split, policy, and what counts as reward and
 success."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -10,7 +12,11 @@ import pyarrow as pa
 
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats.columns import with_column
+from agentrl.datastore.formats.joined import SideFile
+from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.rows import number
+from agentrl.datastore.formats.source import Source
+from agentrl.schemas.hints import did_you_mean
 
 SCALARS = (
     *("reward", "env", "split", "policy", "agent", "termination", "n_steps", "n_tokens", "n_tool_calls"),
@@ -25,8 +31,9 @@ class Labels:
     """Values for all rows of an import, which replace those of the source. None keeps the value of the source.
 
     ``reward`` names a component, or a field of the source's record by its dotted path; a row without it is unscored.
-    ``success`` is a SQL expression over ``reward``, the other scalar columns and the components by name; if it is
-    null, the row is unscored. ``tokenizer`` is the fingerprint of the tokenizer that made the ids.
+    ``success`` is a SQL expression over ``reward``, the other scalar columns and the components by name; if it is null,
+    the row is unscored. It may also name fields of the record by their dotted path. ``tokenizer`` is the fingerprint of
+    the tokenizer that made the ids.
     """
 
     env: str | None = None
@@ -36,48 +43,132 @@ class Labels:
     reward: str | None = None
     success: str | None = None
     tokenizer: str | None = None
+    join: str | None = None
+    """Path of a file with rewards, verdicts, splits or tags, see ``joined``."""
+    on: str | None = None
+    """The key that its records and those of the import share: ``KEY``, or ``OURS=THEIRS``."""
+
+    def ingredients(self) -> dict[str, str]:
+        """What the rows of a file depend on beside its content."""
+        found = {name: value for name, value in asdict(self).items() if name not in ("join", "on")}
+        if self.join is None:
+            return found
+        return found | {"join": Source(Path(self.join)).digest(), "on": self.on}
 
 
 AS_SOURCE = Labels()
 """Everything as the source says it."""
 
 
-def named_reward(name: str | None, record: Any) -> float | None:
-    """A number of the source's record by its dotted path; None if it has none."""
-    for key in name.split(".") if name else ():
+def _at(record: Any, path: str) -> Any:
+    """What a record has under a dotted path; None if it has nothing there."""
+    for key in path.split("."):
         record = record.get(key) if isinstance(record, dict) else None
-    return number(record) if name else None
+    return record
 
 
-def labelled(rows: pa.Table, rewards: Sequence[float | None], labels: Labels) -> pa.Table:
-    """Rows with the reward and the success that the labels ask for. ``rewards`` are those that :func:`named_reward`
-    gives of the rows' records."""
-    if labels.reward is not None:
-        name = labels.reward
-        found = (parts.get(name) for parts in _components(rows))
-        rows = with_column(
-            rows, "reward", [other if one is None else one for one, other in zip(found, rewards, strict=True)]
-        )
-    return rows if labels.success is None else _judged(rows, labels.success)
+class Labelling:
+    """Sets the columns of an import's rows that its labels and the file beside it name."""
+
+    def __init__(self, labels: Labels, notes: Notes, beside: SideFile | None = None) -> None:
+        self.labels, self.notes, self.beside = labels, notes, beside
+        self.judge, self.names = None, list[str]()
+        if labels.success is not None:
+            try:
+                self.judge = pl.sql_expr(labels.success)
+            except pl.exceptions.PolarsError as error:
+                raise StoreError(f"--success {labels.success!r} is no SQL expression: {error}") from None
+            self.names = [name for name in dict.fromkeys(self.judge.meta.root_names()) if name not in SCALARS]
+        self._unseen, self._components = set(self.names), dict[str, None]()
+        self._reward_seen = labels.reward is None
+
+    def keep(self, record: Any) -> dict[str, Any] | None:
+        """What is kept of a record until its row is labelled: fields that the labels name, and the key of the join."""
+        wanted = [*([self.labels.reward] if self.labels.reward else []), *self.names]
+        found = {name: value for name in wanted if isinstance(value := _at(record, name), int | float | str)}
+        found = {name: value[:LONGEST] if isinstance(value, str) else value for name, value in found.items()}
+        if self.beside and isinstance(key := _at(record, self.beside.ours), int | float | str):
+            found[_KEY] = key
+        return found or None
+
+    def apply(self, rows: pa.Table, kept: Sequence[dict[str, Any] | None]) -> pa.Table:
+        """Rows with the columns that are asked for. ``kept`` is what :meth:`keep` gave of their records."""
+        held = [one or {} for one in kept]
+        if self.beside:
+            rows = self.beside.add(rows, [one.get(_KEY) for one in held])
+        if self.labels.reward is not None:
+            rows = with_column(rows, "reward", [*map(self._reward, _components(rows), held)])
+        return rows if self.judge is None else self._judged(rows, self.judge, held)
+
+    def _reward(self, parts: dict[str, float], held: dict[str, Any]) -> float | None:
+        name = self.labels.reward
+        assert name is not None
+        known = parts.get(name, number(held.get(name)))
+        if known is None and held.get(name) is not None:
+            self.notes.remark(f"{name} is no finite number: unscored")
+        self._components |= dict.fromkeys(parts)
+        self._reward_seen = self._reward_seen or known is not None
+        return known
+
+    def _judged(self, rows: pa.Table, judge: pl.Expr, held: Sequence[dict[str, Any]]) -> pa.Table:
+        """Rows whose success is what a SQL expression over their scalars, their components and fields of their records
+        says; null if one of them is."""
+        frame, parts = pl.DataFrame(pl.from_arrow(rows.select(SCALARS))), _components(rows)
+        for one in parts:
+            self._components |= dict.fromkeys(one)
+        for name in self.names:
+            values = [part.get(name, one.get(name)) for part, one in zip(parts, held, strict=True)]
+            if any(value is not None for value in values):
+                self._unseen.discard(name)
+            frame = frame.with_columns(self._column(name, values))
+        verdicts = self._verdicts(frame, judge)
+        return with_column(rows, "success", verdicts * len(parts) if len(verdicts) == 1 else verdicts)
+
+    def _verdicts(self, frame: pl.DataFrame, judge: pl.Expr) -> list[bool | None]:
+        """What the expression says, in which true is 1 if it does not take truth values as they are."""
+        try:
+            return frame.select(judge.cast(pl.Boolean).alias("success"))["success"].to_list()
+        except pl.exceptions.PolarsError as error:
+            truths = [name for name in self.names if frame.schema[name] == pl.Boolean]
+            if truths:
+                return self._verdicts(frame.with_columns(pl.col(truths).cast(pl.Float64)), judge)
+            reason = str(error).splitlines()[0]
+            raise StoreError(f"--success {self.labels.success!r}: {reason}") from None
+
+    def _column(self, name: str, values: list[Any]) -> pl.Series:
+        """Values of the kind that most of them have: truth values, finite numbers or texts. Others are counted, and
+        null; true is 1 among numbers."""
+        kinds: Counter[type] = Counter(type(one) for one in values if isinstance(one, bool | str))
+        kinds[float] = sum(not isinstance(one, bool) and number(one) is not None for one in values)
+        kind: type = max((bool, float, str), key=lambda one: kinds[one])
+        taken = [(number(one) if kind is float else one if isinstance(one, kind) else None) for one in values]
+        if odd := sum(one is not None and known is None for one, known in zip(values, taken, strict=True)):
+            self.notes.remark(f"{name} is no {_SPOKEN[kind]}: success unknown", odd)
+        return pl.Series(name, taken, _COLUMN[kind])
+
+    def finish(self) -> None:
+        """Raises StoreError if a name of the labels stands for nothing in any row, or no key of the join has a row."""
+        missing = sorted(self._unseen)
+        option = f"--success {self.labels.success!r}"
+        if not self._reward_seen:
+            missing, option = [str(self.labels.reward)], f"--reward {self.labels.reward}"
+        if missing:
+            there = ", ".join([*SCALARS, *self._components])
+            hint = did_you_mean(missing[0], [*SCALARS, *self._components]) or ""
+            raise StoreError(
+                f"{option} names {', '.join(missing)}, which no record has, and which is no column and no reward "
+                f"component{hint}; names are {there}, and fields of the records by their dotted paths"
+            )
+        if self.beside:
+            self.beside.finish()
+
+
+LONGEST = 1000
+"""Characters that are kept of a text that ``--success`` names."""
+_KEY = "\0key"
+_SPOKEN: dict[type, str] = {float: "finite number", bool: "truth value", str: "text"}
+_COLUMN: dict[type, Any] = {float: pl.Float64, bool: pl.Boolean, str: pl.String}
 
 
 def _components(rows: pa.Table) -> list[dict[str, float]]:
     return [{one["name"]: one["value"] for one in parts} for parts in rows["reward_components"].to_pylist()]
-
-
-def _judged(rows: pa.Table, expression: str) -> pa.Table:
-    """Rows whose success is what a SQL expression over their scalars and components says."""
-    try:
-        judge = pl.sql_expr(expression)
-    except pl.exceptions.PolarsError as error:
-        raise StoreError(f"--success {expression!r} is no SQL expression: {error}") from None
-    frame = pl.DataFrame(pl.from_arrow(rows.select(SCALARS)))
-    parts = _components(rows)
-    more = [name for name in judge.meta.root_names() if name not in SCALARS and any(name in one for one in parts)]
-    frame = frame.with_columns(pl.Series(name, [one.get(name) for one in parts], pl.Float64) for name in more)
-    try:
-        verdicts = frame.select(judge.cast(pl.Boolean).alias("success"))["success"].to_list()
-    except pl.exceptions.PolarsError as error:
-        reason = str(error).splitlines()[0]
-        raise StoreError(f"--success {expression!r}: {reason}; names are {', '.join(frame.columns)}") from None
-    return with_column(rows, "success", verdicts * len(parts) if len(verdicts) == 1 else verdicts)

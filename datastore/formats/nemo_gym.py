@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.datastore.formats.origin import beside, spoken_id
 from agentrl.datastore.formats.responses import KNOWN, response_row
-from agentrl.datastore.formats.rows import components, number
+from agentrl.datastore.formats.rows import components, number, score
 from agentrl.datastore.formats.source import Row, Source, each
 
 _KNOWN = frozenset(
@@ -52,7 +52,7 @@ def read(source: Source) -> Iterator[Row]:
             env=(agent or {}).get("name"),
             agent=(agent or {}).get("name"),
             sample_index=one.get("_ng_rollout_index"),
-            reward=number(one.get("reward")),
+            reward=score(one, "reward", source.notes),
             reward_components=components(metrics, source.notes, ""),
         )
         yield _with_tokens(row, output, source)

@@ -191,6 +191,15 @@ def number(value: Any) -> float | None:
     return known if math.isfinite(known) else None
 
 
+def score(record: Mapping[str, Any], key: str, notes: Notes, prefix: str = "") -> float | None:
+    """The score that a record has under a key; None if it has none, or one that is no finite number, which is said."""
+    value = record.get(key)
+    known = number(value)
+    if known is None and value is not None:
+        notes.remark(f"{prefix}{key} is no finite number: unscored")
+    return known
+
+
 def components(values: Mapping[str, Any], notes: Notes, prefix: str, weight: float = 1.0) -> list[dict[str, Any]]:
     """Metrics by name as reward components; values that are not numbers are counted under ``prefix``."""
     found = []

@@ -29,7 +29,7 @@ from agentrl.datastore.formats.messages import from_chat, tools_text
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.origin import Calls, moment
 from agentrl.datastore.formats.parts import of_list
-from agentrl.datastore.formats.rows import carried, components, make_row, number, spoken, termination
+from agentrl.datastore.formats.rows import carried, components, make_row, score, spoken, termination
 from agentrl.datastore.formats.source import Row, Source, Stretch, each
 from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
@@ -127,7 +127,7 @@ class _Context:
         system = one.get("policy") or (info.get("environment_info") or {}).get("policy")
         if system and not extra and messages and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
-        score = number(reward.get("reward"))
+        scored = score(reward, "reward", notes, "reward_info.")
         yield make_row(
             messages,
             source="tau2",
@@ -141,8 +141,8 @@ class _Context:
             policy=(info.get("agent_info") or {}).get("llm"),
             sampling=line({"seed": one["seed"]}) if one.get("seed") is not None else None,
             tools=tools,
-            reward=score,
-            success=None if score is None else score >= 1.0,
+            reward=scored,
+            success=None if scored is None else scored >= 1.0,
             termination=termination(_REASONS, one.get("termination_reason"), notes),
             reward_components=components(_parts(reward, notes), notes, "reward_info."),
             n_tool_errors=errors,

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.datastore.formats.chat import is_chat
 from agentrl.datastore.formats.messages import from_chat
-from agentrl.datastore.formats.rows import components, make_row, number
+from agentrl.datastore.formats.rows import components, make_row, score
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.schemas.trajectory import Termination
 
@@ -37,7 +37,7 @@ def read(source: Source) -> Iterator[Row]:
         info = one.get("info") or {}
         source.notes.rest(info, _KNOWN_INFO, "info.")
         failed = bool(info.get("error"))
-        reward = None if failed else number(one.get("reward"))
+        reward = None if failed else score(one, "reward", source.notes)
         stopped = bool(one["traj"]) and "###STOP###" in str(one["traj"][-1].get("content"))
         scored = info.get("reward_info") or {}
         known = _KNOWN_REWARD if scored.get("reward") == one.get("reward") else _KNOWN_REWARD - {"reward"}

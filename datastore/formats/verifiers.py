@@ -20,7 +20,7 @@ from typing import Any
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
 from agentrl.datastore.formats.origin import Calls, spoken_id
-from agentrl.datastore.formats.rows import carried, components, finite, make_row, number, termination
+from agentrl.datastore.formats.rows import carried, components, finite, make_row, number, score, termination
 from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.datastore.formats.valid import bare
 from agentrl.schemas.json_text import loads
@@ -184,7 +184,7 @@ def _rows(line: dict[str, Any], source: Source) -> Iterator[Row]:
             env=line.get("task") if isinstance(line.get("task"), str) else None,
             policy=line.get("model"),
             tools=tools,
-            reward=None if failed else number(line.get("reward")),
+            reward=None if failed else score(line, "reward", notes),
             termination=Termination.INFRA_ERROR if failed and not extra else stop,
             reward_components=components(metrics, notes, "metrics."),
             **tokens,

@@ -1,6 +1,7 @@
-"""Forgetting: the rows of one import leave the table, and no other row does. Old versions stay readable until
-``vacuum``, and the same files can be imported again."""
+"""Forgetting: the rows of one import leave the table, and no other row does; what it set aside goes too. Old versions
+stay readable until ``vacuum``, and the same files can be imported again."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ def forget(buffer: "TrajectoryBuffer", fingerprint: str, *, dry_run: bool = Fals
     Raises StoreError if it stands for no import or for several, and if an artifact reads one of the rows.
     """
     with alone(buffer):
-        name, ids = _rows(buffer, fingerprint)
+        name, ids, rows = _rows(buffer, fingerprint)
         _refuse_read(buffer, ids)
         if dry_run:
             return Forgotten(name, len(ids), buffer.table().version())
@@ -56,14 +57,15 @@ def forget(buffer: "TrajectoryBuffer", fingerprint: str, *, dry_run: bool = Fals
                     adds.append(files.write_one(kept))
             said = {"upkeep": "forget", "forgotten": name, "rows": str(len(ids))}
             version = replace(buffer, files, adds, gone, "DELETE", said)
+        _forget_set_aside(buffer, rows)
         return Forgotten(name, len(ids), version)
 
 
-def _rows(buffer: "TrajectoryBuffer", text: str) -> tuple[str, set[str]]:
-    """What a fingerprint stands for, and the ids of its rows."""
+def _rows(buffer: "TrajectoryBuffer", text: str) -> tuple[str, set[str], pl.DataFrame]:
+    """What a fingerprint stands for, the ids of its rows, and where they came from."""
     if len(text) < SHORTEST:
         raise StoreError(f"fingerprint {text!r} is too short; give at least {SHORTEST} characters of it")
-    imported = buffer.scan().select("trajectory_id", "fingerprint", "run_id")
+    imported = buffer.scan().select("trajectory_id", "fingerprint", "run_id", "stage", "source_file")
     rows = imported.filter(pl.col("run_id").str.starts_with(IMPORT_RUN)).collect()
     for column, wanted in (("run_id", IMPORT_RUN + text[:16]), ("fingerprint", text)):
         found = rows.filter(pl.col(column).str.starts_with(wanted))
@@ -71,7 +73,8 @@ def _rows(buffer: "TrajectoryBuffer", text: str) -> tuple[str, set[str]]:
         if len(names) > 1:
             raise StoreError(f"{text!r} stands for {len(names)} imports: {', '.join(names[:5])}; give more of it")
         if names:
-            return names[0].removeprefix(IMPORT_RUN), set(found["trajectory_id"])
+            origin = ["stage", "run_id", "fingerprint", "source_file"]
+            return names[0].removeprefix(IMPORT_RUN), set(found["trajectory_id"]), found.select(origin).unique()
     raise StoreError(f"no import has the fingerprint {text!r}; `agentrl buffer import` prints it, and so does history")
 
 
@@ -90,6 +93,33 @@ def _refuse_read(buffer: "TrajectoryBuffer", ids: set[str]) -> None:
             f"{len(readers)} artifacts read rows of this import: {', '.join(sorted(set(readers))[:5])}; remove them "
             "first (`agentrl gc` takes what no tag and no run keeps)"
         )
+
+
+def _forget_set_aside(buffer: "TrajectoryBuffer", gone: pl.DataFrame) -> None:
+    """Remove what these files of an import have set aside, and all that the import has if none of its rows is left."""
+    left = set(buffer.scan().select(pl.col("run_id").unique()).collect()["run_id"])
+    for stage, run_id in gone.select("stage", "run_id").unique().iter_rows():
+        name = f"quarantine/{stage}-{run_id.removeprefix(IMPORT_RUN)[:8]}"
+        records, rows = f"{name}-records.jsonl", f"{name}-0.parquet"
+        if run_id not in left:
+            buffer.place.delete(records)
+            buffer.place.delete(rows)
+            continue
+        files = [file for file in gone["source_file"].unique() if file]
+        if kept := buffer.place.read(records):
+            lines = [line for line in kept.splitlines(keepends=True) if not _is_of(json.loads(line)["place"], files)]
+            buffer.place.write(records, b"".join(lines))
+        if kept := buffer.place.read(rows):
+            table = pq.read_table(pa.BufferReader(kept))
+            stays = [one not in set(gone["fingerprint"]) for one in table["fingerprint"].to_pylist()]
+            sink = pa.BufferOutputStream()
+            pq.write_table(table.filter(pa.array(stays, pa.bool_())), sink, compression="zstd")
+            buffer.place.write(rows, sink.getvalue().to_pybytes())
+
+
+def _is_of(place: str, files: list[str]) -> bool:
+    """Whether the place of a record is in one of the files: ``file``, ``file:line`` or ``file[number]``."""
+    return any(place.startswith(file) and place[len(file) : len(file) + 1] in ("", ":", "[") for file in files)
 
 
 def _kept(buffer: "TrajectoryBuffer", file: str, ids: set[str]) -> Iterator[pa.Table]:

@@ -31,6 +31,8 @@ def import_(
     reward: Annotated[str | None, typer.Option(help="A component, or a field of the record as in stats.final")] = None,
     success: Annotated[str | None, typer.Option(help="SQL, as in: reward >= 0.5 and exact = 1")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Folder or name of the tokenizer that made the ids")] = None,
+    join: Annotated[str | None, typer.Option(help="CSV, JSONL or Parquet with reward, success, split, tags")] = None,
+    on: Annotated[str | None, typer.Option(help="Key of --join: KEY, or OURS=THEIRS; default source_id")] = None,
     stage: Annotated[str, typer.Option(help="Stage name of the rows")] = "import",
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Set broken records and rows aside, and append the rest")
@@ -55,7 +57,7 @@ def import_(
     if speaker and not dry_run:
         keep_tokenizer(buffer.place, speaker)
     fingerprint = speaker.tokenizer_fingerprint if speaker else None
-    labels = Labels(env, split, policy, task_prefix, reward, success, fingerprint)
+    labels = Labels(env, split, policy, task_prefix, reward, success, fingerprint, join, on)
     on_error: Any = "quarantine" if quarantine else "raise"
     options: dict[str, Any] = {
         "stage": stage,

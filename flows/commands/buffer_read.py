@@ -103,7 +103,8 @@ def quarantine(store: Store = "store", limit: Limit = 20, as_json: Json = False)
     if as_json:
         say_json({"rows": json.loads(rows.write_json()), "records": records})
         return
-    print_rows(rows.head(limit).select("trajectory_id", "row", "problems").to_dicts(), as_json)
+    if rows.height or not records:
+        print_rows(rows.head(limit).select("trajectory_id", "row", "problems").to_dicts(), as_json)
     if records:
         print_rows([{name: one[name] for name in ("place", "reason")} for one in records[:limit]], as_json)
 

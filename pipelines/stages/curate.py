@@ -12,6 +12,7 @@ from agentrl.pipelines.stage import Context, stage
 from agentrl.pipelines.stages.scores import ByScorer, scores_of
 
 if TYPE_CHECKING:
+    from agentrl.datastore import TrajectoryBuffer
     from agentrl.datastore.curation.curate import Level
 
 EXAMPLES = 3
@@ -44,12 +45,20 @@ def distinct(selections: list[Trajectories]) -> pa.Array:
     return pc.unique(pa.chunked_array(chunk for one in selections for chunk in one.selection()["trajectory_id"].chunks))
 
 
-DROPPED_SCHEMA = pa.schema([pa.field(name, pa.string(), nullable=False) for name in ("trajectory_id", "rule")])
+DROPPED_SCHEMA = pa.schema(
+    [
+        pa.field("trajectory_id", pa.string(), nullable=False),
+        pa.field("rule", pa.string(), nullable=False),
+        pa.field("source_id", pa.string()),
+    ]
+)
 
 
-def dropped_rows(rule: str, ids: pa.Array) -> pa.Table:
-    """The rows that a rule dropped, by its name in the funnel."""
-    return pa.table({"trajectory_id": ids, "rule": pa.repeat(rule, len(ids))}, schema=DROPPED_SCHEMA)
+def dropped_rows(buffer: "TrajectoryBuffer", rule: str, ids: pa.Array) -> pa.Table:
+    """The rows that a rule dropped, by its name in the funnel, with the ids that their sources gave them."""
+    sources = buffer.read(ids, ["source_id"])["source_id"]
+    columns = {"trajectory_id": ids, "rule": pa.repeat(rule, len(ids)), "source_id": sources}
+    return pa.table(columns, schema=DROPPED_SCHEMA)
 
 
 class Curation(NamedTuple):
@@ -89,7 +98,7 @@ def curate(
             if len(others):
                 others = others.take(pc.sort_indices(others))
                 funnel.append(Level(f"split {config.split}", len(given), len(kept), others[:EXAMPLES].to_pylist()))
-                add(dropped_rows(funnel[-1].rule, others))
+                add(dropped_rows(context.buffer, funnel[-1].rule, others))
         result = apply(
             context.buffer,
             config.rules,
@@ -98,7 +107,7 @@ def curate(
             seed=context.seed,
             embedder=config.embedder,
             scores=scores_of(scores, config.scorer),
-            on_dropped=lambda rule, ids: add(dropped_rows(rule, ids)),
+            on_dropped=lambda rule, ids: add(dropped_rows(context.buffer, rule, ids)),
         )
     funnel += result.funnel
     context.metrics.update(before=len(given), after=len(result.ids), other_splits=len(given) - len(kept))

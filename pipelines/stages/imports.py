@@ -66,6 +66,10 @@ class ImportConfig(StageConfig):
     tokenizer: Annotated[str, External("tokenizer")] | None = Field(
         None, description="folder or name of the tokenizer that made the ids"
     )
+    join: Annotated[Annotated[str, External("file")] | None, ADDED] = Field(
+        None, description="CSV, JSON Lines or Parquet with reward, success, split, tags or components; content counts"
+    )
+    on: Annotated[str | None, ADDED] = Field(None, description="key of join: KEY, or OURS=THEIRS; None is source_id")
     quarantine: bool = Field(False, description="set records and rows that are broken aside, and append the rest")
     prompts: bool = Field(False, description="take records of chat without any assistant message too")
     max_record_mb: Annotated[float, ADDED] = Field(64, gt=0, description="records that take more are refused")
@@ -86,7 +90,8 @@ class ImportConfig(StageConfig):
         """The values for all rows, of which ``tokenizer``, by its fingerprint, made the ids."""
         from agentrl.datastore.formats.labels import Labels
 
-        return Labels(self.env, self.split, self.policy, self.task_prefix, self.reward, self.success, tokenizer)
+        own = (self.env, self.split, self.policy, self.task_prefix, self.reward, self.success)
+        return Labels(*own, tokenizer, self.join, self.on)
 
 
 def tokenizer_check(name: str) -> "tuple[Tokenizing, CheckTokens]":

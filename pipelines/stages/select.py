@@ -115,7 +115,7 @@ def select(
     funnel = first_level(config.split, len(left), before)
     with context.growing_table(DROPPED_SCHEMA, "dropped") as (dropped, add):
         if funnel:
-            add(dropped_rows(funnel[0].rule, left))
+            add(dropped_rows(context.buffer, funnel[0].rule, left))
         if config.rules:
             result = curate(
                 context.buffer,
@@ -125,7 +125,7 @@ def select(
                 embedder=config.embedder,
                 version=config.version,
                 scores=rewards,
-                on_dropped=lambda rule, ids: add(dropped_rows(rule, ids)),
+                on_dropped=lambda rule, ids: add(dropped_rows(context.buffer, rule, ids)),
             )
             ids, weights, funnel = result.ids, None, [*funnel, *result.funnel]
     if config.rules and config.draw:

@@ -48,7 +48,7 @@ def test_the_stage_narrows_its_inputs_and_reports_the_funnel(tmp_path: Path) -> 
     assert dropped.metadata.num_row_groups == 2, "each rule's rows are written when it has dropped them"
     first, last = funnel[0]["rule"], funnel[2]["rule"]
     assert dropped.read().to_pylist() == [
-        {"trajectory_id": build(i).trajectory_id, "rule": first if i == 5 else last}
+        {"trajectory_id": build(i).trajectory_id, "rule": first if i == 5 else last, "source_id": None}
         for i in (5, *sorted(set(range(12)) - {1, 5, 7, 9}))
     ]
 
@@ -77,6 +77,7 @@ def test_what_keeps_no_row_says_so_with_its_counts(tmp_path: Path) -> None:
 def test_rows_of_other_splits_are_left_out_and_counted(tmp_path: Path) -> None:
     harness = Harness(tmp_path)
     rows = [build(i, split="heldout" if i % 3 == 0 else "train") for i in range(9)]
+    rows[3].source_id = "their-id"
     given = harness.trajectories(rows)
     train = [row.trajectory_id for row in rows if row.split == "train"]
     rules = [{"rule": "keep", "what": "all"}]
@@ -90,7 +91,8 @@ def test_rows_of_other_splits_are_left_out_and_counted(tmp_path: Path) -> None:
         first = made["funnel"].table().to_pylist()[0]
         assert (first["rule"], first["before"], first["after"]) == ("split train", 9, 6)
         others = [row.trajectory_id for row in rows if row.split != "train"]
-        assert made["dropped"].table().to_pydict() == {"trajectory_id": others, "rule": ["split train"] * 3}
+        dropped = {"trajectory_id": others, "rule": ["split train"] * 3, "source_id": [None, "their-id", None]}
+        assert made["dropped"].table().to_pydict() == dropped
     for stage in (curate, select):
         config = {"rules": rules, "split": None} | ({"version": harness.buffer.version} if stage is select else {})
         made = harness.run(stage, config, trajectories=[given])

@@ -116,7 +116,9 @@ def tag(
     try:
         TypeAdapter(Name).validate_python(name)
     except ValidationError:
-        raise fail(f"error: {name!r} is no name for a tag: up to 80 letters, digits, _ and -, a letter first") from None
+        raise fail(
+            f"error: {name!r} cannot name a tag: write up to 80 letters, digits, _ and -, a letter first"
+        ) from None
     catalog = open_catalog(store)
     with looked_up():
         manifest = find_artifact(catalog, artifact)

@@ -41,7 +41,7 @@ def generate(
     from agentrl.schemas.task import Task
 
     if task is not None and prompt is not None:
-        raise fail("error: --task and --prompt: give one of the two")
+        raise fail("error: --task and --prompt: give one of them, not both")
     search_in([Path.cwd()])  # an environment of the user's own
     catalog = open_catalog(store)
     with looked_up():

@@ -27,7 +27,7 @@ def init(
     names = [path.relative_to(PROJECT).as_posix() for path in sources]
     targets = [folder / HIDDEN.get(name, name) for name in names]
     if taken := [str(path) for path in targets if path.exists()]:
-        raise fail(f"error: {', '.join(taken)}: there already, so nothing was written; name another folder")
+        raise fail(f"error: nothing was written, since there already is {', '.join(taken)}; name another folder")
     try:
         for source, target in zip(sources, targets, strict=True):
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -285,7 +285,9 @@ def _inputs(
                 loader.problem((*draft.key, "inputs"), str(error.args[0]), (name,))
         if len(edges) > 1 and not declared.many:
             names = ", ".join(map(str, edges))
-            loader.problem((*draft.key, "inputs"), f"takes one {declared.kind}, is given {names}; name one", (name,))
+            loader.problem(
+                (*draft.key, "inputs"), f"takes one {declared.kind}, but is given {names}; name one", (name,)
+            )
         wired[name] = tuple(edges)
     return wired
 
@@ -315,7 +317,7 @@ def _edge(name: str, output: str | None, kind: Kind, stages: Mapping[str, Stage]
     if outputs[output] is not kind:
         fitting = [f"{name}.{out}" for out, found in outputs.items() if found is kind]
         hint = f"; did you mean {fitting[0]!r}?" if fitting else ""
-        raise LookupError(f"{name}.{output} is {outputs[output]}, the input takes {kind}{hint}")
+        raise LookupError(f"{name}.{output} is {outputs[output]}, but the input takes {kind}{hint}")
     return Edge(name, output)
 
 

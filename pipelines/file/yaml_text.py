@@ -142,7 +142,7 @@ class _Builder:
             value = self.constructor.construct_object(node)
         except (YAMLError, ValueError, TypeError, ArithmeticError, AttributeError, LookupError):
             kind = str(node.tag).rpartition(":")[2]  # the value itself is not repeated: it may be a secret
-            self.problem(f"reads as {kind!r}, which it is not, or which is not allowed; put it in quotes", node, key)
+            self.problem(f"is read as {kind!r}, which is not allowed or not valid here; put it in quotes", node, key)
             return None
         return value if isinstance(value, str | int | float | bool | None) else str(node.value)
 

@@ -142,7 +142,7 @@ def start_policy(
     if model is not None and config is None:
         return load_policy(model)
     if config is None or model is not None:
-        raise ValueError("wire inputs.model or set with.model, one of the two")
+        raise ValueError("wire inputs.model or set with.model: one of them, not both")
     policy = tiny_policy(conversations, seed, config.size) if config.path is None else outside_policy(config.path)
     if config.dialect:
         policy.tokenizer.init_kwargs[KEY] = config.dialect

@@ -124,7 +124,9 @@ def _teacher(config: CorrectConfig, teacher: Model | None, student: "Policy") ->
     vocabulary: rows that are encoded again would hold other tokens than the teacher was shown."""
     if teacher is None:
         if config.teacher_engine != DEFAULT_ENGINE:
-            raise ValueError("teacher_engine is set, and nobody is asked by it; wire inputs.teacher, or leave it out")
+            raise ValueError(
+                "teacher_engine is set, but there is no teacher to ask; wire inputs.teacher, or leave it out"
+            )
         return None
     from agentrl.online.teacher import check_vocabulary
 

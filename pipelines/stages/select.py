@@ -51,7 +51,7 @@ class Draw(BaseModel):
     def _of_prioritized(self) -> "Draw":
         given = sorted(self.model_fields_set & {"priority", "alpha", "beta", "of"})
         if given and self.strategy != "prioritized":
-            raise ValueError(f"{given[0]} does nothing with strategy: {self.strategy}; it is of prioritized")
+            raise ValueError(f"{given[0]} does nothing with strategy: {self.strategy}; it is for prioritized")
         return self
 
     @property

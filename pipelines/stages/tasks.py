@@ -165,7 +165,7 @@ def _of_files(config: TaskImportConfig) -> tuple[list[Task], Counter[str]]:
                     f"holds a field; its keys are {', '.join(map(str, record))}"
                 ) from None
     if not rows:
-        raise ValueError(f"{', '.join(config.paths)} hold no task")
+        raise ValueError(f"{', '.join(config.paths)} hold no tasks")
     for key, number in lacking.items():
         field = next(name for name, one in config.columns.items() if one == key)
         if number == len(rows):

@@ -14,7 +14,7 @@ def values_of(steps: Sequence[Steps]) -> dict[tuple[str, int], StepValue]:
     found: dict[tuple[str, int], StepValue] = {}
     for one in (step for table in steps for step in table.read()):
         if found.setdefault((one.trajectory_id, one.turn), one) != one:
-            raise ValueError(f"two tables value turn {one.turn} of {one.trajectory_id} differently, wire one of them")
+            raise ValueError(f"two tables value turn {one.turn} of {one.trajectory_id} differently; wire one of them")
     return found
 
 

@@ -147,7 +147,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert "next: cd mine && agentrl run" in subprocess.check_output(command, env=env, text=True)
     again = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert again.returncode == 2
-    assert "there already, so nothing was written" in again.stderr
+    assert "nothing was written, since there already is" in again.stderr
     monkeypatch.chdir(tmp_path / "mine")
     for name in [name for name in sys.modules if name.partition(".")[0] == "environments"]:
         monkeypatch.delitem(sys.modules, name)

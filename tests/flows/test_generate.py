@@ -83,7 +83,7 @@ def test_without_task_and_prompt_it_talks_until_the_end_of_input(
         (["--model", "warn", "--prompt", "x"], "there is no artifact or tag 'warn'; did you mean 'warm'"),
         (["--model", "expert", "--prompt", "x"], "expert has no model; its outputs: trajectories"),
         (["--model", "warm", "--task", "lookup-trian-0001"], "there is no task 'lookup-trian-0001' in this store"),
-        (["--model", "warm", "--task", "a", "--prompt", "b"], "give one of the two"),
+        (["--model", "warm", "--task", "a", "--prompt", "b"], "give one of them, not both"),
     ],
 )
 def test_what_is_wrong_is_named(store: str, arguments: list[str], message: str, capsys: Any) -> None:

@@ -115,7 +115,7 @@ def test_edge_kinds_are_checked_at_load(project: Project) -> None:
     """,
     )
     assert any("stages.c.inputs.model: 'a' has no output of kind model; it has: a.table" in line for line in found)
-    assert any("stages.d.inputs.model: a.table is table, the input takes model" in line for line in found)
+    assert any("stages.d.inputs.model: a.table is table, but the input takes model" in line for line in found)
     assert any("2 outputs of kind table; name one of: b.sums (table), b.counts (table)" in line for line in found)
     assert any("'b' has no output 'sum'; did you mean 'sums'?" in line for line in found)
 
@@ -227,7 +227,7 @@ def test_matrix_makes_one_stage_per_combination(project: Project) -> None:
           b: {uses: "toy:trouble", inputs: {table: a}}
     """,
     )
-    assert "takes one table, is given a-1.table, a-2.table" in found
+    assert "takes one table, but is given a-1.table, a-2.table" in found
 
 
 def test_repeat_carries_outputs_from_round_to_round(project: Project) -> None:

@@ -160,7 +160,7 @@ def test_rows_that_are_drawn_by_priority_are_trained_on_with_their_importance_we
 
 
 def test_settings_of_a_strategy_are_refused_with_another_one() -> None:
-    with pytest.raises(ValidationError, match="beta does nothing with strategy: uniform; it is of prioritized"):
+    with pytest.raises(ValidationError, match="beta does nothing with strategy: uniform; it is for prioritized"):
         select.config.model_validate({"version": 1, "draw": {"n": 3, "beta": 1.0}})
 
 

@@ -124,5 +124,7 @@ def test_shares_that_cannot_be_are_refused(config: dict[str, Any], said: str) ->
 
 def test_an_engine_for_nobody_is_refused(harness: Harness, model: Model, rollouts: Trajectories) -> None:
     config = {"teacher_engine": {"type": "transformers", "schedule": "free"}, **LIMITS}
-    with pytest.raises(ValueError, match=r"teacher_engine is set, and nobody is asked by it; wire inputs\.teacher"):
+    with pytest.raises(
+        ValueError, match=r"teacher_engine is set, but there is no teacher to ask; wire inputs\.teacher"
+    ):
         harness.run(correct, config, trajectories=[rollouts], model=model)

@@ -63,7 +63,7 @@ def test_pages_of_a_file_are_accessible_without_a_network(alone: Watched) -> Non
 def test_a_file_says_what_it_holds(alone: Watched, store: str) -> None:
     page = alone.open("/", ".facts")
     said = page.inner_text(".facts")
-    assert "32: trajectory_id, episode_id" in said
+    assert "39: trajectory_id, episode_id" in said
     assert "by 1 pattern" in said
     assert f"version of the buffer\t{StoreReader(store).tables.newest()}" in said
     page.get_by_role("link", name="Look at the rows").click()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from agentrl.datastore.formats.imports import Imported
     from agentrl.flows.api.view import View
     from agentrl.pipelines.replay import Replayed
     from agentrl.pipelines.results.compare import Comparison
@@ -70,6 +71,20 @@ class Store:
         return _frame(self.buffer.history(limit))
 
     # in and out
+
+    def import_(
+        self, paths: str | os.PathLike[str] | Sequence[str], format: str | None = None, **options: Any
+    ) -> "Imported":
+        """Append files of other formats. The options are those of ``agentrl buffer import``: ``join``, ``on``, ``env``,
+        ``split``, ``reward``, ``success``, ``tokenizer``, ``quarantine``, ``dry_run``. ``format`` None finds each
+        file's own. Files that are in the buffer already are left out.
+
+        Raises StoreError for files that cannot be read.
+        """
+        from agentrl.pipelines.stages.imports import import_files
+
+        given = [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else list(map(os.fspath, paths))
+        return import_files(self.buffer, given, format, **options)
 
     def export(self, path: str | os.PathLike[str], format: str, *, where: str | None = None) -> dict[str, Any]:
         """Write rows in another format; returns what was written, and what the format cannot carry."""

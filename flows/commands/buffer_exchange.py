@@ -46,28 +46,26 @@ def import_(
 ) -> None:
     """Append files of other formats. Files that are in the buffer already are left out. Keys that are not carried are
     printed."""
-    from agentrl.datastore.formats.imports import Labels, import_paths
     from agentrl.pipelines.file.library import search_in
-    from agentrl.pipelines.stages.imports import tokenizer_check
-    from agentrl.pipelines.tokenizers import keep_tokenizer
+    from agentrl.pipelines.stages.imports import import_files
 
     search_in([Path.cwd()])  # a format of the user's own
-    buffer = open_buffer(store)
-    speaker, check = tokenizer_check(tokenizer) if tokenizer else (None, None)
-    if speaker and not dry_run:
-        keep_tokenizer(buffer.place, speaker)
-    fingerprint = speaker.tokenizer_fingerprint if speaker else None
-    labels = Labels(env, split, policy, task_prefix, reward, success, fingerprint, join, on)
-    on_error: Any = "quarantine" if quarantine else "raise"
-    options: dict[str, Any] = {
-        "stage": stage,
-        "on_error": on_error,
-        "dry_run": dry_run,
-        "check_tokens": check,
-        "prompts": prompts,
-        "max_record": int(max_record_mb * 2**20),
-    }
-    result = import_paths(buffer, paths, format, labels=labels, **options)
+    labels = {"env": env, "split": split, "policy": policy, "task_prefix": task_prefix, "reward": reward}
+    result = import_files(
+        open_buffer(store),
+        paths,
+        format,
+        stage=stage,
+        tokenizer=tokenizer,
+        quarantine=quarantine,
+        prompts=prompts,
+        max_record_mb=max_record_mb,
+        dry_run=dry_run,
+        **labels,
+        success=success,
+        join=join,
+        on=on,
+    )
     if as_json:
         say_json(result.as_dict())
     else:

@@ -1,6 +1,6 @@
 """The stage that imports what others recorded: files of any format become rows of the buffer that stages read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ from agentrl.pipelines.stage import Context, External, StageConfig, stage
 from agentrl.schemas.annotations import ADDED
 
 if TYPE_CHECKING:
+    from agentrl.datastore.buffer import TrajectoryBuffer
     from agentrl.datastore.formats.imports import CheckTokens, Imported, Labels
     from agentrl.datastore.formats.own import OwnFormat
     from agentrl.datastore.table.ingest import OnError
@@ -102,6 +103,43 @@ def tokenizer_check(name: str) -> "tuple[Tokenizing, CheckTokens]":
     speaker = Tokenizing(name)
     speaker.tokenizer = loaded = load_tokenizer(name)
     return speaker, lambda row: token_problem(row, loaded)
+
+
+def import_files(
+    buffer: "TrajectoryBuffer",
+    paths: Sequence[str],
+    format: "str | OwnFormat | None" = None,
+    *,
+    stage: str = "import",
+    tokenizer: str | None = None,
+    quarantine: bool = False,
+    prompts: bool = False,
+    max_record_mb: float = 64,
+    dry_run: bool = False,
+    **labels: str | None,
+) -> "Imported":
+    """Append the rows of files and folders outside of a pipeline; ``labels`` are those of ``Labels``. Raises StoreError
+    as ``import_paths`` does, and TypeError for a label that there is not."""
+    from agentrl.datastore.formats.imports import import_paths
+    from agentrl.datastore.formats.labels import Labels
+    from agentrl.pipelines.tokenizers import keep_tokenizer
+
+    speaker, check = tokenizer_check(tokenizer) if tokenizer else (None, None)
+    if speaker and not dry_run:
+        keep_tokenizer(buffer.place, speaker)
+    fingerprint = speaker.tokenizer_fingerprint if speaker else None
+    return import_paths(
+        buffer,
+        paths,
+        format,
+        stage=stage,
+        labels=Labels(**labels, tokenizer=fingerprint),
+        on_error="quarantine" if quarantine else "raise",
+        prompts=prompts,
+        dry_run=dry_run,
+        check_tokens=check,
+        max_record=int(max_record_mb * 2**20),
+    )
 
 
 class Import(NamedTuple):

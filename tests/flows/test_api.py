@@ -1,6 +1,7 @@
 """The Python interface does what the command does: stores, pipelines in Python, plans, runs and results."""
 
 import doctest
+import json
 import os
 import re
 import subprocess
@@ -190,3 +191,21 @@ def test_the_viewer_is_shown_in_a_frame(tmp_path: Path) -> None:
         view.close()
     with pytest.raises(RuntimeError, match=r"did not start: .*there is no store"):
         agentrl.Store(tmp_path / "none").view()
+
+
+def test_files_are_imported_and_joined(tmp_path: Path) -> None:
+    chat = [
+        {"id": str(n), "messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "yes"}]}
+        for n in range(3)
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in chat))
+    (tmp_path / "labels.csv").write_text("id,reward,success\n0,1,true\n2,0,false\n9,1,true\n")
+    store = agentrl.Store(tmp_path / "store")
+    done = store.import_(tmp_path / "chats.jsonl", join=str(tmp_path / "labels.csv"), on="source_id=id", env="talk")
+    assert done.rows == 3
+    found = store.sql("select source_id, reward, success, env from trajectories order by source_id").rows()
+    assert found == [("0", 1.0, True, "talk"), ("1", None, None, "talk"), ("2", 0.0, False, "talk")]
+    written = store.export(tmp_path / "out.jsonl", "openai-chat", where="success")
+    assert written["rows"] == 1
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rewrad'"):
+        store.import_(tmp_path / "chats.jsonl", rewrad="x")

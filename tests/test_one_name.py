@@ -151,6 +151,7 @@ def called(python: Path, project: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.ci
 def test_an_installation_has_one_name(python: Path, project: Path) -> None:
     (project / "empty").mkdir()
@@ -160,6 +161,7 @@ def test_an_installation_has_one_name(python: Path, project: Path) -> None:
     assert str(python.parents[1]) in found
 
 
+@pytest.mark.slow
 @pytest.mark.ci
 def test_scripts_tests_notebooks_workers_and_flows_work_among_folders_called_like_ours(
     python: Path, project: Path

@@ -66,7 +66,7 @@ def test_a_pipeline_is_planned_run_and_read(project: Project, text: str) -> None
         run.stage("b").output("sum")
     again = pipeline.run(progress=False)
     assert (again.id, again.state, again.stage("b").fingerprint) == ("", "up to date", run.stage("b").fingerprint)
-    assert store.runs()["run_id"].to_list()[0] == run.id
+    assert run.id in store.runs()["run_id"].to_list()
     assert store.run(run.id).stage("b").summary == store.stage("b").summary == {"total": 10.0}
     for shown in (run, again, run.stage("b")):
         assert shown._repr_html_().startswith("<div")

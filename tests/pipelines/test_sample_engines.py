@@ -126,16 +126,19 @@ PIPELINE = """
 name: p
 stages:
   tasks: {{uses: tasks.generate, with: {{env: lookup, train: 4, dev: 0, heldout: 0}}}}
+  expert: {{uses: trajectories.synthesize, inputs: {{tasks: tasks.train}}}}
+  warm: {{uses: train.sft, inputs: {{trajectories: expert}}, with: {{model: {{init: tiny}}}}}}
   teacher:
     uses: trajectories.sample
-    inputs: {{tasks: tasks.train}}
+    inputs: {{tasks: tasks.train{model}}}
     with: {{sampling: {{max_turn_tokens: 9}}, engine: {engine}}}
 """
 
 
 def planned(folder: Path, engine: str) -> Any:
     file = folder / "p.yaml"
-    file.write_text(PIPELINE.format(engine=engine))
+    model = "" if "openai" in engine else ", model: warm"  # an endpoint samples from its own
+    file.write_text(PIPELINE.format(engine=engine, model=model))
     plan = make_plan(load(str(file)), Catalog(str(folder / "store")), str(folder / "store"))
     return plan.steps["teacher"].ingredients
 

@@ -29,6 +29,10 @@ PAGES = {
 }
 
 
+LAID_OUT = "document.fonts.ready.then(() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0))))"
+"""Fonts are there, and the layout with them was drawn: on a busy machine that may take longer than a page's content."""
+
+
 def named(seen: Watched, path: str) -> str:
     """A path with the names of artifacts that this store has."""
     if "SEARCH" in path:
@@ -52,6 +56,7 @@ def rows_are(page: Any, count: int) -> None:
 def test_every_page_is_accessible_in_both_themes(seen: Watched, name: str, request: pytest.FixtureRequest) -> None:
     path, ready = PAGES[name]
     page = seen.open(named(seen, path), ready)
+    page.evaluate(LAID_OUT)
     page.wait_for_timeout(200)
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=PICTURES / f"{name}-{request.node.callspec.params['seen']}.png")

@@ -86,12 +86,19 @@ class Store:
         given = [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else list(map(os.fspath, paths))
         return import_files(self.buffer, given, format, **options)
 
-    def export(self, path: str | os.PathLike[str], format: str, *, where: str | None = None) -> dict[str, Any]:
-        """Write rows in another format; returns what was written, and what the format cannot carry."""
+    def export(
+        self, path: str | os.PathLike[str], format: str, *, where: str | None = None, split: str | None = None
+    ) -> dict[str, Any]:
+        """Write rows in another format; returns what was written, and what the format cannot carry. As the command
+        does, ``split`` None takes the train split for formats of training sets and all rows for others; ``"all"`` takes
+        all."""
+        from agentrl.datastore.formats import named
         from agentrl.datastore.formats.exports import export_rows
-        from agentrl.pipelines.stages.select import matching
+        from agentrl.pipelines.stages.select import in_split, matching
 
-        return export_rows(self.buffer, matching(self.buffer, where), Path(path), format).as_dict()
+        taken = split or ("train" if named(format).training else "all")
+        condition = in_split(where, None if taken == "all" else taken)
+        return export_rows(self.buffer, matching(self.buffer, condition), Path(path), format).as_dict()
 
     # choosing
 

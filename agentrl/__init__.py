@@ -1,8 +1,8 @@
 """agentrl: the offline data engine for agentic RL.
 
-These names are the interface for scripts, notebooks and code of one's own: see ``docs/python.md``. They change with the
-minor version only, and a name that goes warns for one minor version before. Everything else may change at any time.
-Names are loaded when they are first used, so ``import agentrl`` costs nothing.
+These names are the interface for scripts, notebooks and code of one's own: see ``docs/how-to/python.md``. They change
+with the minor version only, and a name that goes warns for one minor version before. Everything else may change at any
+time. Names are loaded when they are first used, so ``import agentrl`` costs nothing.
 """
 
 from importlib import import_module

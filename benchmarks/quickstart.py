@@ -1,6 +1,6 @@
 """The quickstart with twenty seeds, each in a fresh store: held-out success after each training stage, time and memory.
 
-make quickstart-seeds                    # writes the table of docs/quickstart.md, after each seed
+make quickstart-seeds                    # writes the table of docs/tutorials/quickstart.md, after each seed
 SEEDS="0 1 2" python benchmarks/quickstart.py
 SCALE=small python benchmarks/quickstart.py      # one seed
 CHECK=1 ...                              # exit code 1 if a target is missed
@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "quickstart.md"
+PAGE = ROOT / "docs/tutorials/quickstart.md"
 BEGIN, END = "<!-- seeds: begin -->", "<!-- seeds: end -->"
 FIXED = list(range(200, 220))
 POLICIES = ["warm", "star", "dpo", "grpo"]

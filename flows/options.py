@@ -62,10 +62,12 @@ Selection = Annotated[
 Embedder = Annotated[str, typer.Option(help="sentence-transformers model or path, or the embedded default")]
 Name = Annotated[str, typer.Option(help="Name of the selection in the catalog")]
 Best = Annotated[int, typer.Option("--k", "-k", min=1, help="How many, best first")]
-Format = Annotated[str, typer.Option("--format", "-f", help="Format to write; see docs/formats.md")]
+Format = Annotated[str, typer.Option("--format", "-f", help="Format to write; see docs/reference/formats.md")]
 AnyFormat = Annotated[
     str | None,
-    typer.Option("--format", "-f", help="Format of the files; see docs/formats.md; default: what each file looks like"),
+    typer.Option(
+        "--format", "-f", help="Format of the files (docs/reference/formats.md); default: what each looks like"
+    ),
 ]
 Location = Annotated[Path, typer.Argument(help="File or folder")]
 

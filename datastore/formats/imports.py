@@ -207,7 +207,8 @@ class Reading:
             named_ones = ", ".join(self.result.skipped[:5]) or "no file at all"
             bad = [f"; {one.place} {one.reason}" for one in notes.unreadable[:1]]
             raise StoreError(
-                f"nothing to import: no format fits {named_ones}{''.join(bad)}; docs/formats.md lists the formats"
+                f"nothing to import: no format fits {named_ones}{''.join(bad)}; "
+                "docs/reference/formats.md lists the formats"
             )
 
     def _fingerprint(self, source: Source, format: str | OwnFormat) -> str:

@@ -48,7 +48,7 @@ def format_of(source: Source, format: str | OwnFormat | None, alone: bool) -> Re
     if found or not alone:
         return found
     wanted = f"does not look like {format}" if format else "fits no format"
-    unfit = StoreError(f"{wanted}: it is {_description(source)}; docs/formats.md says what each looks like")
+    unfit = StoreError(f"{wanted}: it is {_description(source)}; docs/reference/formats.md says what each looks like")
     if not source.notes.quarantine:
         raise StoreError(f"{source.name} {unfit}")
     source.notes.refuse(source.name, unfit)

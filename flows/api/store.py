@@ -128,7 +128,7 @@ class Store:
     def sample(
         self, n: int, strategy: str = "uniform", *, seed: int = 0, split: str | None = "train", name: str = "sampled"
     ) -> StageResult:
-        """Draw ``n`` training rows into a selection; see ``docs/buffer.md`` for the strategies."""
+        """Draw ``n`` training rows into a selection; see ``docs/reference/buffer.md`` for the strategies."""
         return self._published(name, {"split": split, "draw": {"n": n, "strategy": strategy}}, seed)
 
     def _published(self, name: str, config: dict[str, Any], seed: int = 0) -> StageResult:

@@ -83,7 +83,7 @@ def experience(
 
 @command(app)
 def curate(
-    file: Annotated[Path, typer.Argument(help="A YAML file with rules; see docs/buffer.md")],
+    file: Annotated[Path, typer.Argument(help="A YAML file with rules; see docs/reference/buffer.md")],
     rows: Rows,
     dry_run: DryRun = False,
     name: Name = "curated",

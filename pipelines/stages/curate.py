@@ -68,7 +68,7 @@ class Curation(NamedTuple):
 
 
 class CurateConfig(ByScorer):
-    rules: list[Rule] = Field(description="applied in this order; see docs/buffer.md")
+    rules: list[Rule] = Field(description="applied in this order; see docs/reference/buffer.md")
     split: str | None = Field("train", description="split of the tasks whose rows are taken; null takes all")
     embedder: str = Field("embedded", description="sentence-transformers model or path, or the embedded default")
     dry_run: bool = Field(False, description="pass all rows on, and only report what the rules would do")

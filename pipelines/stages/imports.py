@@ -56,7 +56,8 @@ class ImportConfig(StageConfig):
 
     paths: list[Annotated[str, External("file")]] = Field(min_length=1, description="files and folders; content counts")
     format: FormatChoice = Field(
-        None, description="of all files, see docs/formats.md, or {type: module:Class, ...}; None finds that of each"
+        None,
+        description="of all files (docs/reference/formats.md), or {type: module:Class, ...}; None finds that of each",
     )
     env: str | None = Field(None, description="environment of all rows")
     split: str | None = Field(None, description="split of all rows")
@@ -149,9 +150,9 @@ class Import(NamedTuple):
 
 @stage("trajectories.import", version=1)
 def import_(context: Context, config: ImportConfig) -> Import:
-    """Rows of files and folders in any format of docs/formats.md. The paths count by their content: if a file changes
-    or a folder gets another one, all of them are imported again. The second output says which file gave how many rows;
-    the metrics count what is not carried."""
+    """Rows of files and folders in any format of docs/reference/formats.md. The paths count by their content: if a
+    file changes or a folder gets another one, all of them are imported again. The second output says which file gave
+    how many rows; the metrics count what is not carried."""
     from agentrl.datastore.formats.imports import reading
 
     speaker, check = tokenizer_check(config.tokenizer) if config.tokenizer else (None, None)

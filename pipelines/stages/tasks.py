@@ -101,7 +101,7 @@ class TaskImportConfig(StageConfig):
         None, description="environment of all tasks; one that names another is refused. None: tasks that are only read"
     )
     format: FormatChoice = Field(
-        None, description="a format of docs/formats.md, whose rows' tasks are taken; None: files of tasks"
+        None, description="a format of docs/reference/formats.md, whose rows' tasks are taken; None: files of tasks"
     )
     split: str | None = Field(None, description="split of all tasks")
     columns: dict[str, str] = Field(

@@ -362,7 +362,7 @@ def test_nothing_is_left_of_a_process_that_is_killed(policy: Policy, tmp_path: P
 
 @pytest.mark.skipif(not IN_PROCESS, reason="the example imports vLLM: `make test-vllm` runs it where that is installed")
 def test_a_model_folder_answers_in_transformers_and_in_vllm_as_the_page_shows(policy: Policy, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/vllm.md").read_text()
     found = re.search(r"```python\n(# ask.py.*?)```.*?```console\n\$ [^\n]*FOLDER \"(.*?)\"\n(.*?)```", page, re.DOTALL)
     assert found
     code, question, shown = found.groups()

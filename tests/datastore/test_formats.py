@@ -22,7 +22,7 @@ from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Span, Trajectory
 WRITTEN = [name for name, one in FORMATS.items() if one.write]
 ROWWISE = [name for name in WRITTEN if name != "trl-preference"]
 ROWS = [hard(0), hard(1), build(2), build(3)]
-DOCS = Path(__file__).parents[2] / "docs" / "formats.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/formats.md"
 
 
 def out(name: str, rows: list[Trajectory], folder: Path) -> Path:
@@ -90,7 +90,7 @@ def test_a_format_is_recognised_by_what_it_writes(name: str, tmp_path: Path) -> 
 
 
 def matrix(folder: Path) -> str:
-    """The matrix of ``docs/formats.md``: what each kind of row loses in each format."""
+    """The matrix of ``docs/reference/formats.md``: what each kind of row loses in each format."""
     kinds = list(KINDS)
     lines = ["| format | " + " | ".join(kinds) + " |", "|" + "---|" * (len(kinds) + 1)]
     common = {"identity", "tags", "end", "reward", "success", "reward components"}
@@ -112,7 +112,7 @@ def matrix(folder: Path) -> str:
 
 def test_the_matrix_in_the_documentation_is_this_one(tmp_path: Path) -> None:
     found = matrix(tmp_path)
-    assert found in DOCS.read_text(), f"put this matrix into docs/formats.md:\n{found}"
+    assert found in DOCS.read_text(), f"put this matrix into docs/reference/formats.md:\n{found}"
 
 
 def test_every_format_is_documented() -> None:

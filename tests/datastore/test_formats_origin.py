@@ -141,7 +141,7 @@ def test_counts_and_amounts() -> None:
     assert [dollars(one) for one in (0.5, 0, -1, True, "1", None, float("nan"), 10**400)] == [0.5, 0.0] + [None] * 6
 
 
-DOCS = Path(__file__).parents[2] / "docs" / "formats.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/formats.md"
 
 
 def test_the_queries_of_the_docs_print_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

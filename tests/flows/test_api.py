@@ -165,7 +165,7 @@ def test_a_project_that_was_made_passes_its_own_tests(made: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_on_python_is_true(made: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/python.md").read_text(), re.M | re.S)
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/how-to/python.md").read_text(), re.M | re.S)
     names: dict[str, object] = {}
     runner, parser = doctest.DocTestRunner(), doctest.DocTestParser()
     for number, block in enumerate(blocks):

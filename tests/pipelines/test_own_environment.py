@@ -1,4 +1,4 @@
-"""An environment of one's own, beside the pipeline file, works as docs/environments.md shows it."""
+"""An environment of one's own, beside the pipeline file, works as docs/tutorials/own-environment.md shows it."""
 
 import pickle
 from collections.abc import Iterator
@@ -146,6 +146,6 @@ def test_settings_may_be_one_model(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_the_docs_show_is_what_is_there() -> None:
-    text = (ROOT / "docs" / "environments.md").read_text()
+    text = (ROOT / "docs/tutorials/own-environment.md").read_text()
     for file in ("my_shop/shop.py", "pipeline.yaml", "test_shop.py"):
-        assert (EXAMPLE / file).read_text().strip() in text, f"docs/environments.md shows another {file}"
+        assert (EXAMPLE / file).read_text().strip() in text, f"docs/tutorials/own-environment.md shows another {file}"

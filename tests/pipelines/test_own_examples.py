@@ -32,11 +32,11 @@ def test_the_tests_of_an_example_pass_where_a_user_would_run_them(name: str, tmp
 
 @pytest.mark.parametrize("name", ["own_algorithm", "own_curation", "own_engine", "own_format", "own_reward"])
 def test_what_the_docs_show_is_what_is_there(name: str) -> None:
-    text = (ROOT / "docs" / "extending.md").read_text()
+    text = (ROOT / "docs/how-to/extending.md").read_text()
     files = [*(EXAMPLES / name).glob("my_*/[a-z]*.py"), EXAMPLES / name / "pipeline.yaml"]
     assert len(files) == 2
     for file in files:
-        assert file.read_text().strip() in text, f"docs/extending.md shows another {file.relative_to(EXAMPLES)}"
+        assert file.read_text().strip() in text, f"docs/how-to/extending.md shows another {file.relative_to(EXAMPLES)}"
 
 
 def test_an_algorithm_and_an_advantage_of_ones_own(folder: Path) -> None:

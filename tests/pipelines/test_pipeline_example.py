@@ -1,4 +1,4 @@
-"""The example of one's own stage works as docs/stages.md shows it."""
+"""The example of one's own stage works as docs/how-to/own-stage.md shows it."""
 
 import json
 import os
@@ -32,9 +32,9 @@ def test_the_example_runs_and_its_own_tests_pass(tmp_path: Path) -> None:
 
 
 def test_what_the_docs_show_is_what_is_there() -> None:
-    text = (ROOT / "docs" / "stages.md").read_text()
+    text = (ROOT / "docs/how-to/own-stage.md").read_text()
     for file in ("my_project/stages.py", "pipeline.yaml", "test_stages.py"):
-        assert (EXAMPLE / file).read_text().strip() in text, f"docs/stages.md shows another {file}"
+        assert (EXAMPLE / file).read_text().strip() in text, f"docs/how-to/own-stage.md shows another {file}"
 
 
 def test_the_harness_checks_inputs(project: Project, tmp_path: Path) -> None:

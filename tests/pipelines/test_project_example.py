@@ -27,8 +27,8 @@ def test_the_pipelines_of_the_page_are_valid(name: str, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("name", ["first.yaml", "improve.yaml"])
 def test_the_page_shows_what_is_there(name: str) -> None:
-    shown = (ROOT / "docs" / "project.md").read_text()
-    assert (PROJECT / name).read_text().strip() in shown, f"docs/project.md shows another {name}"
+    shown = (ROOT / "docs/tutorials/own-agent.md").read_text()
+    assert (PROJECT / name).read_text().strip() in shown, f"docs/tutorials/own-agent.md shows another {name}"
 
 
 @contextmanager

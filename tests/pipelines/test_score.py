@@ -256,7 +256,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget()
 
 
-def documented(folder: Path, name: str, page: str = "rewards") -> Path:
+def documented(folder: Path, name: str, page: str = "how-to/rewards") -> Path:
     text = (ROOT / "docs" / f"{page}.md").read_text()
     [block] = [part.partition("```")[0] for part in text.split("```yaml\n") if part.startswith(f"name: {name}\n")]
     path = folder / f"{name}.yaml"
@@ -304,8 +304,8 @@ def test_from_the_page_to_a_policy_trained_under_the_new_scorer(folder: Path) ->
 
 def test_the_pages_pipelines_are_read_and_an_unknown_scorer_is_refused_there(folder: Path) -> None:
     load(str(documented(folder, "shaped")))
-    load(str(documented(folder, "measured", "evaluation")))
-    load(str(documented(folder, "lake", "adapters")))
+    load(str(documented(folder, "measured", "how-to/evaluation")))
+    load(str(documented(folder, "lake", "how-to/adapters")))
     path = documented(folder, "rescored")
     load(str(path))
     scorer, reads = "stages.rl.with.scorer", "train.offline reads scores by name: "

@@ -31,7 +31,7 @@ export function CurationPage() {
   });
   if (problem) return html`<h1>Curation</h1><${Problem} problem=${problem} />`;
   if (!value) return html`<h1>Curation</h1><p class="soft waiting">reading the funnels …</p>`;
-  if (!value.funnels.length) return html`<h1>Curation</h1><${Empty} says="No rows were curated yet. Rules in a file (docs/buffer.md) narrow rows to a selection." command="agentrl buffer curate rules.yaml" />`;
+  if (!value.funnels.length) return html`<h1>Curation</h1><${Empty} says="No rows were curated yet. Rules in a file (docs/reference/buffer.md) narrow rows to a selection." command="agentrl buffer curate rules.yaml" />`;
   return html`<h1>Curation</h1>
     <p class="soft">Each rule keeps the blue rows of those that came to it, and drops the grey ones. Press a rule for the rows that it dropped.</p>
     ${value.funnels.map((funnel) => html`<${One} key=${funnel.artifact} funnel=${funnel} at=${at} chosen=${funnel.artifact === artifact ? rule : undefined} />`)}

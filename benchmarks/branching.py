@@ -89,7 +89,7 @@ def trained(setting: Setting, stage: Any, config: dict[str, Any], **inputs: Any)
 
 def slicing() -> bool:
     """What one learns from stored rows of long walks if forks say which turn lost."""
-    from agentrl.pipelines.stages.steps import value
+    from agentrl.pipelines.methods.slicing.steps import value
     from agentrl.pipelines.stages.train import offline
     from agentrl.pipelines.stages.trajectories import reject, sample
 
@@ -129,9 +129,9 @@ def pairs() -> bool:
     """Pairs of steps from four continuations of the least certain turn, or from whole rollouts, each step worth the
     mean reward through it; or of steps that are worth what four continuations before and after each of the two least
     certain turns say. These are so many that fewer tasks have as many tokens."""
+    from agentrl.pipelines.methods.agentq.pairs import agentq
+    from agentrl.pipelines.methods.slicing.steps import value
     from agentrl.pipelines.stages.fork import fork
-    from agentrl.pipelines.stages.pairs import agentq
-    from agentrl.pipelines.stages.steps import value
     from agentrl.pipelines.stages.train import dpo
     from agentrl.pipelines.stages.trajectories import reject, sample
 
@@ -180,7 +180,7 @@ def of_expert(setting: Setting, rows: Any) -> Spent:
 def eto() -> bool:
     """Three rounds of preferences, the expert's walks over the policy's failures, against what these walks and as many
     rollouts give otherwise."""
-    from agentrl.pipelines.stages.pairs import outcome
+    from agentrl.pipelines.methods.eto.outcome import outcome
     from agentrl.pipelines.stages.train import dpo
     from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
 
@@ -212,9 +212,10 @@ def eto() -> bool:
 def ipr() -> bool:
     """Preferences of the expert's turns over the policy's, by continuations, and of its walks, against what these walks
     and as many tokens of rollouts give otherwise."""
+    from agentrl.pipelines.methods.agentq.pairs import agentq
+    from agentrl.pipelines.methods.eto.outcome import outcome
+    from agentrl.pipelines.methods.slicing.steps import value
     from agentrl.pipelines.stages.fork import fork
-    from agentrl.pipelines.stages.pairs import agentq, outcome
-    from agentrl.pipelines.stages.steps import value
     from agentrl.pipelines.stages.train import dpo
     from agentrl.pipelines.stages.trajectories import reject, synthesize
 
@@ -251,7 +252,7 @@ def dagger() -> bool:
     All learn from the demonstrations of the warm policy and what is new (D and D_i), in as many steps: on labels of
     lost states alone, a policy forgets the ways that it knew.
     """
-    from agentrl.pipelines.stages.correct import correct
+    from agentrl.pipelines.methods.dagger.correct import correct
     from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
 
     names = ("warm", "rejection", "GRPO", "expert's states", "student's states")

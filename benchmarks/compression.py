@@ -152,7 +152,7 @@ def _formed(setting: Setting, shown: Any, sampling: dict[str, Any]) -> Setting:
 
 def _cut(setting: Setting, shown: Any, sampling: dict[str, Any]) -> Any:
     """The expert's walks in the form in which they are rolled out: rows of one window."""
-    from agentrl.pipelines.stages.segment import segment
+    from agentrl.pipelines.methods.compress.segment import segment
 
     given = sampling["compress"]
     # a segment of rollouts ends with the turn after the limit, and with the summary

@@ -149,7 +149,7 @@ def descend(
 
 
 def best(rollouts: list[Any], keep: int = 2) -> list[Any]:
-    from agentrl.search.agentq import by_task
+    from agentrl.pipelines.parts.pairing import by_task
 
     out = []
     for rows in by_task(rollouts).values():
@@ -180,8 +180,9 @@ def imitate(setting: Setting, policy: Any, star: bool, masked: bool) -> None:
 
 def prefer(setting: Setting, policy: Any, step_level: bool, masked: bool) -> None:
     from agentrl.algorithms.dpo import DPO
+    from agentrl.pipelines.methods.agentq.preferences import step_pairs, trajectory_pairs
+    from agentrl.pipelines.parts.pairing import by_task
     from agentrl.schemas.training import TrainingRow
-    from agentrl.search.agentq import by_task, step_pairs, trajectory_pairs
     from agentrl.training.rows import TrainingRows
     from agentrl.training.scoring import reference_logprobs
 

@@ -96,9 +96,9 @@ def seeing(k: int) -> dict[str, Any]:
 
 def guidance() -> bool:
     """The notes come from the environment, so they cost no tokens but those that are read."""
-    from agentrl.pipelines.stages.notes import reflect
-    from agentrl.pipelines.stages.pairs import outcome
-    from agentrl.pipelines.stages.rationalize import rationalize
+    from agentrl.pipelines.methods.eto.outcome import outcome
+    from agentrl.pipelines.methods.reflexion.notes import reflect
+    from agentrl.pipelines.methods.star.rationalize import rationalize
     from agentrl.pipelines.stages.train import dpo
     from agentrl.pipelines.stages.trajectories import reject, sample
 
@@ -135,7 +135,7 @@ def guidance() -> bool:
 
 def star(env: str) -> bool:
     """Tasks that no rollout solved tried again with the answer as a hint, or as often without."""
-    from agentrl.pipelines.stages.rationalize import rationalize
+    from agentrl.pipelines.methods.star.rationalize import rationalize
     from agentrl.pipelines.stages.trajectories import reject, sample
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "STaR", "GRPO")}
@@ -195,7 +195,7 @@ def unsolved(tasks: Any, rows: Any) -> list[Any]:
 
 def splice(env: str) -> bool:
     """The replays that prove splices are calls; another baseline gets as many, as further rollouts."""
-    from agentrl.pipelines.stages.splice import splice as stage
+    from agentrl.pipelines.methods.splice.splice import splice as stage
     from agentrl.pipelines.stages.trajectories import reject, sample
 
     more_calls = "rejection, as many calls"

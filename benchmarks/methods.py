@@ -274,7 +274,7 @@ def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:
 def hindsight(env: str) -> bool:
     """The same rollouts with and without what failed ones did achieve, against GRPO with as many. New tasks are
     verified by making the calls of rows again; another baseline gets as many calls, as further rollouts."""
-    from agentrl.pipelines.stages.relabel import relabel
+    from agentrl.pipelines.methods.hindsight.relabel import relabel
     from agentrl.pipelines.stages.trajectories import reject, sample
 
     more_calls = "rejection, as many calls"

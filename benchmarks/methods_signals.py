@@ -155,7 +155,7 @@ def distilled(setting: Setting, config: dict[str, Any] | None = None, **inputs: 
 def self_distill(env: str) -> bool:
     """The policy teaches what it would do with the answer (`lookup`), or notes on an earlier attempt (`rooms`).
     It saw such openings in its demonstrations."""
-    from agentrl.pipelines.stages.notes import reflect
+    from agentrl.pipelines.methods.reflexion.notes import reflect
     from agentrl.pipelines.stages.trajectories import sample
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "taught by itself")}
@@ -203,7 +203,7 @@ def echo(env: str) -> bool:
 def rwml(env: str) -> bool:
     """As many sampled tokens: of rollouts, or first of predictions and then of rollouts. A prediction is a few tokens,
     so most of them are of rollouts either way. All policies have seen some predictions demonstrated."""
-    from agentrl.pipelines.stages.predict import predict
+    from agentrl.pipelines.methods.rwml.predict import predict
     from agentrl.pipelines.stages.trajectories import synthesize
 
     names = ("warm", "rejection", "GRPO", "GRPO + observations", "world model, then GRPO")
@@ -256,7 +256,7 @@ def reflexion() -> bool:
 def noted(seed: int, folder: Any) -> Setting:
     """A model that has imitated an expert who was shown notes of up to three other attempts: as many as rollouts are
     shown later. Two notes were noise to a policy that had never seen more than one."""
-    from agentrl.pipelines.stages.notes import reflect
+    from agentrl.pipelines.methods.reflexion.notes import reflect
     from agentrl.pipelines.stages.trajectories import synthesize
 
     errs = {"noise": 0.6, "coverage": 0.4}
@@ -272,7 +272,7 @@ def noted(seed: int, folder: Any) -> Setting:
 
 def retried(setting: Setting, first: Any, budget: int, name: str) -> tuple[dict[str, float], Spent]:
     """What rounds of retries solved of the tasks that ``first`` failed, and what they cost. Each round is printed."""
-    from agentrl.pipelines.stages.notes import reflect
+    from agentrl.pipelines.methods.reflexion.notes import reflect
     from agentrl.pipelines.stages.trajectories import sample
 
     harness, solved, spent, rows, notes = setting.harness, dict[str, float](), Spent(), first, dict[str, Any]()

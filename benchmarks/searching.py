@@ -40,7 +40,7 @@ def guided(env: str) -> bool:
 
 def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> bool:
     """The first of the ways has :data:`ROUNDS` rounds, and the others sample as many tokens of each task."""
-    from agentrl.pipelines.stages.search import tree
+    from agentrl.pipelines.methods.lats.search import tree
     from agentrl.pipelines.stages.trajectories import reject
 
     learned = [name + how for name in ways for how in LEARNED]
@@ -75,8 +75,8 @@ def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> boo
 
 def preferred() -> bool:
     """The turns of a tree are worth the mean reward behind them, or what ReST-MCTS* makes of the ends behind them."""
-    from agentrl.pipelines.stages.pairs import agentq
-    from agentrl.pipelines.stages.search import tree
+    from agentrl.pipelines.methods.agentq.pairs import agentq
+    from agentrl.pipelines.methods.lats.search import tree
     from agentrl.pipelines.stages.train import dpo
     from agentrl.pipelines.stages.trajectories import reject
 
@@ -111,7 +111,7 @@ def preferred() -> bool:
 def reflected() -> bool:
     """The environment writes the notes, of rewards, so all three may look at them: each task ends with its first
     success. The policy has imitated an expert who was shown notes."""
-    from agentrl.pipelines.stages.search import tree
+    from agentrl.pipelines.methods.lats.search import tree
     from agentrl.pipelines.stages.trajectories import sample
 
     ways = {"search": {}, "search with notes": {"reflect": "env"}}

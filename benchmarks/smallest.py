@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-SPECS = Path(__file__).parent.parent / "pipelines" / "specs"
+from agentrl.pipelines.file.document import find
+
 SMALLEST = {"train": 16, "dev": 2, "heldout": 4, "steps": 2, "batch": 4, "iterations": 1, "tasks": 2, "samples": 2}
 
 
@@ -14,7 +15,7 @@ def smallest(name: str, most: Mapping[str, int] = SMALLEST) -> dict[str, Any]:
     """A file that extends one of the library, and makes its settings at most these. After two steps of training nothing
     is solved, so what trains on own successes is given the expert's demonstrations too."""
     stages: dict[str, Any] = {}
-    for stage, spec in yaml.safe_load((SPECS / f"{name}.yaml").read_text())["stages"].items():
+    for stage, spec in yaml.safe_load(find(name).read_text())["stages"].items():
         given, inputs = spec.get("with", {}), spec.get("inputs", {})
         small = {key: min(value, given[key]) for key, value in most.items() if isinstance(given.get(key), int)}
         stages[stage] = {"with": small} if small else {}

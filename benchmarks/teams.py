@@ -47,9 +47,9 @@ def shown_both(seed: int, folder: Any) -> Setting:
     walks are shown without a plan, so that the model can walk alone. With the steps of one kind of rows it learns none
     of the three: plans were right in 2 of 96 dev tasks, and walks in 4."""
     from agentrl.environments import load_environment
+    from agentrl.pipelines.methods.team.speaking import shown
     from agentrl.rollouts.demonstrations import demonstrate
     from agentrl.rollouts.rationalize import literal
-    from agentrl.rollouts.teams import shown
     from agentrl.schemas.trajectory import Message, Role
 
     harness, tasks, walks = expert("rooms", seed, folder)
@@ -72,7 +72,7 @@ def shown_both(seed: int, folder: Any) -> Setting:
 
 def acted(setting: Setting, tasks: Any, model: Any = None, **config: int) -> tuple[Any, Spent]:
     """Rollouts of both agents, and what they cost."""
-    from agentrl.pipelines.stages.team import team
+    from agentrl.pipelines.methods.team.team import team
 
     made = setting.harness.run(team, {"speakers": [PLAN], **config}, model=model or setting.warm, tasks=tasks)
     return made["trajectories"], Spent(int(made.metrics["sampled_tokens"]), 0, int(made.metrics["environment_calls"]))

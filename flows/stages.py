@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.pipelines.file import library
-from agentrl.pipelines.file.document import LIBRARY, library_names, parse
+from agentrl.pipelines.file.document import library_files, parse
 from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.stage import Stage
 
@@ -48,8 +48,7 @@ def described(name: str) -> dict[str, Any]:
 def example(stage: Stage, uses: str) -> dict[str, Any]:
     """An example entry of a pipeline file: one of the library's if a pipeline there uses the stage, else a minimal
     one."""
-    for pipeline in library_names():
-        path = LIBRARY / f"{pipeline}.yaml"
+    for path in library_files().values():
         try:
             entries = parse(path.read_text(encoding="utf-8"), path).value.get("stages", {})
         except SpecError:

@@ -10,7 +10,7 @@ from agentrl.datastore.storage.object_store import LocalPlace
 from agentrl.doctor import examine
 from agentrl.doctor.bands import Band, bands
 from agentrl.doctor.case import HEAVY, LIGHT, Case, Finding
-from agentrl.pipelines.stages.selected import plainly_drawn
+from agentrl.pipelines.parts.selected import plainly_drawn
 from agentrl.schemas.manifest import Kind, Manifest
 from agentrl.schemas.training import TrainingRow
 

@@ -16,7 +16,7 @@ from agentrl.schemas.trajectory import Trajectory
 if TYPE_CHECKING:
     from agentrl.environments.conversation import Ask
     from agentrl.models.policy import Policy
-    from agentrl.pipelines.stages.budget import SamplingConfig
+    from agentrl.pipelines.parts.budget import SamplingConfig
 
 
 def policy_of(catalog: Catalog, model: str) -> "tuple[Policy, Manifest | None]":
@@ -67,7 +67,7 @@ def generate(
     from agentrl.environments import load_environment
     from agentrl.environments.base import Environment
     from agentrl.environments.conversation import Conversation
-    from agentrl.pipelines.stages.budget import check_room
+    from agentrl.pipelines.parts.budget import check_room
     from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
 
     talk = task.env == Conversation.name

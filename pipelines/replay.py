@@ -16,7 +16,7 @@ from agentrl.pipelines.file import yaml_text
 from agentrl.pipelines.file.external import pinned, with_paths
 from agentrl.pipelines.file.library import resolve
 from agentrl.pipelines.file.problems import did_you_mean
-from agentrl.pipelines.stages.common import ModelConfig, outside_policy
+from agentrl.pipelines.parts.common import ModelConfig, outside_policy
 from agentrl.pipelines.stages.grpo import OnlineConfig
 from agentrl.pipelines.stages.train import DPOConfig, KTOConfig, OfflineConfig, PreferenceConfig, SFTConfig, TrainConfig
 from agentrl.schemas.manifest import Manifest

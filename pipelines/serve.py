@@ -13,7 +13,7 @@ from agentrl.datastore.storage.object_store import LocalPlace
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import EmbeddedConfig, EngineConfig
 from agentrl.pipelines.generate import policy_of
-from agentrl.pipelines.stages.budget import SamplingConfig
+from agentrl.pipelines.parts.budget import SamplingConfig
 from agentrl.pipelines.tokenizers import keep_tokenizer
 from agentrl.schemas.json_text import shown, unstorable
 from agentrl.schemas.trajectory import Trajectory

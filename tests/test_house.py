@@ -1,6 +1,7 @@
 """The house keeps its order: small modules, one meaning per class name, algorithms by name, and no import too many."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -11,6 +12,7 @@ import pytest
 
 from agentrl.algorithms import ALGORITHMS
 from agentrl.environments import ENVIRONMENTS
+from agentrl.pipelines.file.library import STAGES, builtin_stages
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("schemas", "datastore", "agentrl", "pipelines", "flows")
@@ -44,6 +46,13 @@ def test_the_name_of_an_algorithm_is_its_type(name: str, path: str) -> None:
 def test_the_name_of_an_environment_is_its_own(name: str, path: str) -> None:
     module, _, attribute = path.partition(":")
     assert getattr(import_module(module), attribute).name == name
+
+
+def test_each_stage_is_named_in_the_library_once() -> None:
+    assert {name: stage.name for name, stage in builtin_stages().items()} == {name: name for name in STAGES}
+    homes = [path for folder in ("stages", "methods") for path in (ROOT / "pipelines" / folder).rglob("*.py")]
+    written = [name for path in homes for name in re.findall(r'^@stage\("([^"]+)"', path.read_text(), re.MULTILINE)]
+    assert sorted(written) == sorted(STAGES)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def generate(
     from agentrl.pipelines.file.library import search_in
     from agentrl.pipelines.generate import find_task, policy_of
     from agentrl.pipelines.generate import generate as rolled_out
-    from agentrl.pipelines.stages.budget import SamplingConfig
+    from agentrl.pipelines.parts.budget import SamplingConfig
     from agentrl.schemas.task import Task
 
     if task is not None and prompt is not None:

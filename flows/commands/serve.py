@@ -49,8 +49,8 @@ def serve(
     if said := missing("uvicorn", "serve") or missing("starlette", "serve"):
         raise fail(f"error: {said}")
     from agentrl.pipelines.file.library import search_in
+    from agentrl.pipelines.parts.budget import SamplingConfig
     from agentrl.pipelines.serve import engine_config, recorder_of
-    from agentrl.pipelines.stages.budget import SamplingConfig
     from agentrl.recorder.app import LOOPBACK
     from agentrl.recorder.recorder import HISTORIES, History, RecorderSettings
     from agentrl.recorder.server import serve as serving

@@ -15,6 +15,7 @@ from agentrl.pipelines.file.yaml_text import Key, YamlError
 from agentrl.schemas.pipeline import PipelineSpec
 
 LIBRARY = Path(__file__).parents[1] / "specs"
+METHODS = Path(__file__).parents[1] / "methods"
 
 
 KINDS = (("type", "type"), ("init", "path"), ("path", "init"))
@@ -36,8 +37,12 @@ class Document:
         return self.places.get(key, Origin(str(self.path), None))
 
 
-def library_names() -> list[str]:
-    return sorted(path.stem for path in LIBRARY.glob("*.yaml"))
+def library_files() -> dict[str, Path]:
+    """The files of the library by the names that `agentrl run` takes: ``quickstart``, ``cluster/dense-8b``,
+    ``methods/dagger``."""
+    files = {path.relative_to(LIBRARY).with_suffix("").as_posix(): path for path in LIBRARY.rglob("*.yaml")}
+    methods = {f"{METHODS.name}/{path.parent.name}": path for path in METHODS.glob("*/pipeline.yaml")}
+    return dict(sorted((files | methods).items()))
 
 
 def find(name: str, relative_to: Path | None = None) -> Path:
@@ -46,21 +51,25 @@ def find(name: str, relative_to: Path | None = None) -> Path:
     Raises SpecError if there is neither.
     """
     path = (relative_to or Path()) / name
+    known = library_files()
     try:
-        for found in (path, LIBRARY / f"{name}.yaml"):
-            if found.is_file():
-                return found
+        if path.is_file() or name in known:
+            return path if path.is_file() else known[name]
     except (OSError, ValueError) as error:  # too long for a path, or a character that no path has
         raise SpecError([Problem(f"{name[:80]!r} cannot be the path of a pipeline file: {error}")]) from None
     near = [str(other) for other in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-    hint = did_you_mean(name, [*near, *library_names()]) or f"; the library has: {', '.join(library_names()) or 'none'}"
+    hint = did_you_mean(name, [*near, *known]) or f"; the library has: {', '.join(known)}"
     raise SpecError([Problem(f"there is no pipeline file {path} and no pipeline of that name in the library{hint}")])
+
+
+def _in_library(path: Path) -> bool:
+    return any(path.resolve().is_relative_to(folder.resolve()) for folder in (LIBRARY, METHODS))
 
 
 def default_store(path: Path) -> str:
     """The store that belongs to a pipeline file: ``store`` in its folder, wherever the command is given. A pipeline of
     the library has that of the working directory."""
-    return "store" if path.resolve().is_relative_to(LIBRARY.resolve()) else str(path.parent / "store")
+    return "store" if _in_library(path) else str(path.parent / "store")
 
 
 def parse(text: str, path: Path) -> Document:
@@ -144,7 +153,7 @@ def read(path: Path, seen: Sequence[Path] = ()) -> Document:
 def _extended(path: Path, seen: Sequence[Path]) -> Document:
     """A file that another one extends. A stranger's file may name any file of this machine: outside the folder of the
     first file, an error names a line and the kind of mistake, and repeats nothing of what stands there."""
-    if path.resolve().is_relative_to(seen[0].parent) or path.parent == LIBRARY:
+    if path.resolve().is_relative_to(seen[0].parent) or _in_library(path):
         return read(path, seen)
     more = f"its text is not repeated, since it is outside {seen[0].parent}; ask `agentrl validate` for it"
     try:

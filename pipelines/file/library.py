@@ -1,8 +1,9 @@
-"""What ``uses`` names: a stage of the library, or ``module:function`` of the user's own code."""
+"""What ``uses`` names: a stage of the library, or ``module:function`` of the user's own code.
+
+To add a stage to the library, write its module and name it in the table below.
+"""
 
 import importlib
-import importlib.util
-import pkgutil
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -13,20 +14,56 @@ from agentrl.pipelines.stage import Stage
 from agentrl.schemas.declared import OURS, declared, is_stage
 from agentrl.schemas.installation import PACKAGE_ROOT
 
+STAGES = {
+    "evaluate.compare": "agentrl.pipelines.stages.evaluate:compare",
+    "evaluate.policy": "agentrl.pipelines.stages.evaluate:evaluate",
+    "notes.reflect": "agentrl.pipelines.methods.reflexion.notes:reflect",
+    "pairs.agentq": "agentrl.pipelines.methods.agentq.pairs:agentq",
+    "pairs.outcome": "agentrl.pipelines.methods.eto.outcome:outcome",
+    "report.training": "agentrl.pipelines.stages.report:training_report",
+    "search.tree": "agentrl.pipelines.methods.lats.search:tree",
+    "steps.value": "agentrl.pipelines.methods.slicing.steps:value",
+    "tasks.from_trajectories": "agentrl.pipelines.stages.tasks:from_trajectories",
+    "tasks.generate": "agentrl.pipelines.stages.tasks:generate",
+    "tasks.import": "agentrl.pipelines.stages.tasks:import_",
+    "tasks.predict": "agentrl.pipelines.methods.rwml.predict:predict",
+    "train.dpo": "agentrl.pipelines.stages.train:dpo",
+    "train.grpo": "agentrl.pipelines.stages.grpo:grpo",
+    "train.kto": "agentrl.pipelines.stages.train:kto",
+    "train.offline": "agentrl.pipelines.stages.train:offline",
+    "train.online": "agentrl.pipelines.stages.grpo:online",
+    "train.preference": "agentrl.pipelines.stages.train:preference",
+    "train.sft": "agentrl.pipelines.stages.train:sft",
+    "trajectories.correct": "agentrl.pipelines.methods.dagger.correct:correct",
+    "trajectories.curate": "agentrl.pipelines.stages.curate:curate",
+    "trajectories.fork": "agentrl.pipelines.stages.fork:fork",
+    "trajectories.import": "agentrl.pipelines.stages.imports:import_",
+    "trajectories.negatives": "agentrl.pipelines.stages.trajectories:negatives",
+    "trajectories.rationalize": "agentrl.pipelines.methods.star.rationalize:rationalize",
+    "trajectories.reject": "agentrl.pipelines.stages.trajectories:reject",
+    "trajectories.relabel": "agentrl.pipelines.methods.hindsight.relabel:relabel",
+    "trajectories.reopen": "agentrl.pipelines.stages.reopen:reopen",
+    "trajectories.sample": "agentrl.pipelines.stages.trajectories:sample",
+    "trajectories.score": "agentrl.pipelines.stages.score:score",
+    "trajectories.segment": "agentrl.pipelines.methods.compress.segment:segment",
+    "trajectories.select": "agentrl.pipelines.stages.select:select",
+    "trajectories.splice": "agentrl.pipelines.methods.splice.splice:splice",
+    "trajectories.synthesize": "agentrl.pipelines.stages.trajectories:synthesize",
+    "trajectories.team": "agentrl.pipelines.methods.team.team:team",
+}
+"""Name -> ``module:function``."""
+
 
 @cache
 def builtin_stages() -> dict[str, Stage]:
-    """Every stage declared in ``agentrl.pipelines.stages``, by name. Those modules import nothing heavy at their
-    top."""
-    if importlib.util.find_spec("agentrl.pipelines.stages") is None:
-        return {}
-    package = importlib.import_module("agentrl.pipelines.stages")
-    stages: dict[str, Stage] = {}
-    for info in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"agentrl.pipelines.stages.{info.name}")
-        own = (value for value in vars(module).values() if isinstance(value, Stage))
-        stages.update((stage.name, stage) for stage in own if stage.function.__module__ == module.__name__)
-    return stages
+    """Every stage of the library, by name. Their modules import nothing heavy at their top."""
+    return {name: _built_in(name) for name in STAGES}
+
+
+def _built_in(name: str) -> Stage:
+    module, _, function = STAGES[name].partition(":")
+    stage: Stage = getattr(importlib.import_module(module), function)
+    return stage
 
 
 def search_in(folders: Iterable[Path]) -> None:
@@ -44,10 +81,9 @@ def resolve(uses: str) -> Stage:
     Raises LookupError with a message for the user if there is none.
     """
     if ":" not in uses:
-        stages = builtin_stages()
-        if uses in stages:
-            return stages[uses]
-        hint = did_you_mean(uses, stages) or f"; the library has: {', '.join(sorted(stages)) or 'none'}"
+        if uses in STAGES:
+            return _built_in(uses)
+        hint = did_you_mean(uses, STAGES) or f"; the library has: {', '.join(sorted(STAGES))}"
         raise LookupError(f"there is no stage {uses!r} in the library{hint} (write your own as module:function)")
     top = uses.partition(":")[0].partition(".")[0]
     if top == OURS and (shadow := _beside(top)):

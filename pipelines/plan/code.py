@@ -55,7 +55,7 @@ USED_IF_SET: Mapping[str, str] = {
     "peft": "optimizer.lora",
     "agentrl.online.critic": "algorithm.critic",
     "agentrl.online.off_policy": "algorithm.off_policy",
-    "agentrl.pipelines.stages.retrieved": "context",
+    "agentrl.pipelines.parts.retrieved": "context",
     "agentrl.online.observed": "observe",
     "agentrl.online.teacher": "algorithm.outcome",  # that of distill
 }

@@ -1,1 +1,1 @@
-"""The built-in stages. Heavy libraries are imported inside the functions, so that a plan starts without them."""
+"""Stages that are no method. Heavy libraries are imported inside the functions, so that a plan starts without them."""

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from agentrl.datastore.curation.rules import Rule
 from agentrl.pipelines.handles import Scores, Table, Tasks, Trajectories
+from agentrl.pipelines.parts.scores import ByScorer, scores_of
 from agentrl.pipelines.stage import Context, stage
-from agentrl.pipelines.stages.scores import ByScorer, scores_of
 
 if TYPE_CHECKING:
     from agentrl.datastore import TrajectoryBuffer

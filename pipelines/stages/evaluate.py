@@ -14,10 +14,11 @@ from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, Table, Tasks, Trajectories
-from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
-from agentrl.pipelines.stages.budget import Compressing, check_room
-from agentrl.pipelines.stages.common import count, environment, policy_of, rollout_runner, secrets_of
-from agentrl.pipelines.stages.measures import (
+from agentrl.pipelines.methods.lats.grow import TreeSearchConfig
+from agentrl.pipelines.methods.lats.searched import PICKED, WITH_FEEDBACK, searched
+from agentrl.pipelines.parts.budget import Compressing, check_room
+from agentrl.pipelines.parts.common import count, environment, policy_of, rollout_runner, secrets_of
+from agentrl.pipelines.parts.measures import (
     EVERY,
     FAILURES,
     SPENT,
@@ -28,10 +29,9 @@ from agentrl.pipelines.stages.measures import (
     parts,
     summary,
 )
-from agentrl.pipelines.stages.outcomes import out_of_context, record_failures, warn_of_ends
-from agentrl.pipelines.stages.searched import PICKED, WITH_FEEDBACK, searched
-from agentrl.pipelines.stages.shards import Shards
-from agentrl.pipelines.stages.trees import TreeSearchConfig
+from agentrl.pipelines.parts.outcomes import out_of_context, record_failures, warn_of_ends
+from agentrl.pipelines.parts.shards import Shards
+from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
 from agentrl.rewards import Components
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.segments import by_episode, episode_of, whole
@@ -96,7 +96,7 @@ def evaluate(context: Context, config: EvaluateConfig, tasks: Tasks, model: Mode
     task), steps, steps_over_optimum (of successes, over what the task's metadata says in ``optimal_steps`` or the
     environment's expert takes), tokens, tool_errors, recovered (share of rollouts with a tool error that succeed),
     valid_calls (share of calls that fit a tool's schema), format_errors, violations_per_1000, and the shares of
-    rollouts that failed by each of :data:`agentrl.pipelines.stages.measures.FAILURES`. The policy is the model, or if
+    rollouts that failed by each of :data:`agentrl.pipelines.parts.measures.FAILURES`. The policy is the model, or if
     the engine is an endpoint, what is behind it: then prompt_tokens, completion_tokens, cost_usd and latency_s too.
     Episodes whose environment failed are in none of them; the metrics count them as ``unscored``.
     """

@@ -6,15 +6,15 @@ from pydantic import Field
 
 from agentrl.advantages.turns import own_turns, turn_spans
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
-from agentrl.pipelines.stage import Context, stage
-from agentrl.pipelines.stages.budget import check_room
-from agentrl.pipelines.stages.common import load_policy, rollout_runner
-from agentrl.pipelines.stages.continuing import (
+from agentrl.pipelines.parts.budget import check_room
+from agentrl.pipelines.parts.common import load_policy, rollout_runner
+from agentrl.pipelines.parts.continuing import (
     Continuations,
     ContinuingConfig,
     chosen_turns,
     rows_to_continue,
 )
+from agentrl.pipelines.stage import Context, stage
 from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 

@@ -22,14 +22,14 @@ from agentrl.online.curriculum import CurriculumConfig
 from agentrl.online.forest import ForestConfig
 from agentrl.online.tickets import Tickets, check
 from agentrl.pipelines.handles import Folder, Model, NoteTable, Table, Tasks, Trajectories
+from agentrl.pipelines.methods.distill.teaching import TeacherConfig, Teaching, teaching
+from agentrl.pipelines.methods.echo.observed import Observe, weighing
+from agentrl.pipelines.parts.budget import Compressing, check_room
+from agentrl.pipelines.parts.common import REWARDS, load_policy, rollout_runner, warn_of_splits
+from agentrl.pipelines.parts.outcomes import ENDS, MOST, record_failures, warn_of_shares
 from agentrl.pipelines.stage import Context, stage
-from agentrl.pipelines.stages.budget import Compressing, check_room
 from agentrl.pipelines.stages.checkpoints import BATCHES, Checkpoints, Keeper, number_of
-from agentrl.pipelines.stages.common import REWARDS, load_policy, rollout_runner, warn_of_splits
-from agentrl.pipelines.stages.observed import Observe, weighing
 from agentrl.pipelines.stages.online_log import OnlineLog
-from agentrl.pipelines.stages.outcomes import ENDS, MOST, record_failures, warn_of_shares
-from agentrl.pipelines.stages.teaching import TeacherConfig, Teaching, teaching
 from agentrl.rewards import Rewards
 from agentrl.rollouts.continuations import check_replayable
 from agentrl.rollouts.exploring import Explore

@@ -10,10 +10,10 @@ from agentrl.engines.blocking import blocking
 from agentrl.environments.adapted import protocol
 from agentrl.environments.hosts import Threads
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
+from agentrl.pipelines.parts.common import count, environment, record_dialect, refuse_measured
+from agentrl.pipelines.parts.in_context import EXPERIENCE, NOTE
+from agentrl.pipelines.parts.stored_tasks import KnownTasks, TaskKey, key_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
-from agentrl.pipelines.stages.common import count, environment, record_dialect, refuse_measured
-from agentrl.pipelines.stages.in_context import EXPERIENCE, NOTE
-from agentrl.pipelines.stages.stored_tasks import KnownTasks, TaskKey, key_of
 from agentrl.rollouts.rationalize import only_repeats, shown_after
 from agentrl.rollouts.reopen import opening_of, reopened
 from agentrl.schemas.trajectory import NOT_TRAINED

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from agentrl.chat.hermes import format_assistant
 from agentrl.pipelines.handles import Report, Table, Trajectories
+from agentrl.pipelines.parts.measures import FAILURES
 from agentrl.pipelines.printable import markdown, markdown_code, printable
 from agentrl.pipelines.stage import Context, StageConfig, stage
-from agentrl.pipelines.stages.measures import FAILURES
 from agentrl.schemas.trajectory import Role
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -85,7 +85,7 @@ DETAILS = {
     "cost_usd": ("US dollars", "{:.4f}"),
     "latency_s": ("seconds", "{:.2f}"),
 }
-"""Measures of :mod:`agentrl.pipelines.stages.measures` -> their column and form."""
+"""Measures of :mod:`agentrl.pipelines.parts.measures` -> their column and form."""
 
 
 def _details(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from pydantic import Field, model_validator
 
 from agentrl.engines.blocking import blocking
 from agentrl.pipelines.handles import Scores, Tasks, Trajectories
+from agentrl.pipelines.parts.common import secrets_of
+from agentrl.pipelines.parts.stored_tasks import KnownTasks, TaskKey, key_of
 from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
-from agentrl.pipelines.stages.common import secrets_of
-from agentrl.pipelines.stages.stored_tasks import KnownTasks, TaskKey, key_of
 from agentrl.rewards import Components
 from agentrl.rewards.component import Reward, check_shares, graded
 from agentrl.rollouts.segments import by_episode, whole

@@ -12,9 +12,9 @@ from agentrl.datastore.curation.rules import Rule
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.lookup import id_array
 from agentrl.pipelines.handles import Scores, Trajectories
+from agentrl.pipelines.parts.scores import ByScorer, scores_of
 from agentrl.pipelines.stage import Context, stage
 from agentrl.pipelines.stages.curate import DROPPED_SCHEMA, Curation, distinct, dropped_rows, funnel_table
-from agentrl.pipelines.stages.scores import ByScorer, scores_of
 from agentrl.schemas.annotations import ADDED, External
 
 if TYPE_CHECKING:

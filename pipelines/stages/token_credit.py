@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from agentrl.advantages.turns import progress_weights
 from agentrl.algorithms.policy_gradient import WHOLE, ByToken, Experience, PolicyGradient
-from agentrl.pipelines.stages.selected import TEXT_ROWS, Selected
-from agentrl.pipelines.stages.training_rows import outcomes, sides, trained_on
+from agentrl.pipelines.parts.selected import TEXT_ROWS, Selected
+from agentrl.pipelines.parts.training_rows import outcomes, sides, trained_on
 from agentrl.schemas.step import StepValue
 from agentrl.schemas.trajectory import Trajectory
 

@@ -18,17 +18,17 @@ from agentrl.algorithms.kto import KTO
 from agentrl.algorithms.preference import Preference
 from agentrl.algorithms.sft import SFT
 from agentrl.pipelines.handles import Model, NoteTable, Pairs, Scores, Steps, Trajectories
+from agentrl.pipelines.methods.distill.teaching import TeacherConfig, Teaching, teaching
+from agentrl.pipelines.methods.echo.observed import Observe, observing, weighing
+from agentrl.pipelines.parts.common import ModelConfig, load_policy, outside, start_policy
+from agentrl.pipelines.parts.scores import ByScorer, under
+from agentrl.pipelines.parts.selected import OtherTemperatures, Selected, check_tokenizer
+from agentrl.pipelines.parts.stored_tasks import KnownTasks
+from agentrl.pipelines.parts.training_rows import OUTCOME, acting, as_batch, credited, decode, reweighted, trained_on
+from agentrl.pipelines.parts.values import check_wired, values_by_row
 from agentrl.pipelines.stage import Context, stage
-from agentrl.pipelines.stages.common import ModelConfig, load_policy, outside, start_policy
-from agentrl.pipelines.stages.observed import Observe, observing, weighing
-from agentrl.pipelines.stages.scores import ByScorer, under
-from agentrl.pipelines.stages.selected import OtherTemperatures, Selected, check_tokenizer
-from agentrl.pipelines.stages.stored_tasks import KnownTasks
-from agentrl.pipelines.stages.teaching import TeacherConfig, Teaching, teaching
 from agentrl.pipelines.stages.token_credit import credited_by_token
 from agentrl.pipelines.stages.training import NO_ROWS, TrainConfig, Trained, Training, meanwhile
-from agentrl.pipelines.stages.training_rows import OUTCOME, acting, as_batch, credited, decode, reweighted, trained_on
-from agentrl.pipelines.stages.values import check_wired, values_by_row
 from agentrl.rollouts.negatives import SOURCE as NEGATIVE
 from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.trajectory import Message, UnscoredError

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from agentrl.algorithms.base import Objective
 from agentrl.pipelines.handles import Model, Table
+from agentrl.pipelines.parts.common import record_dialect
 from agentrl.pipelines.stage import Context, StageConfig
-from agentrl.pipelines.stages.common import record_dialect
 from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.trackers import Tracker

@@ -17,14 +17,14 @@ from agentrl.engines import EngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, NoteTable, Scores, Tasks, Trajectories
+from agentrl.pipelines.parts.budget import CompressingSampling, check_room
+from agentrl.pipelines.parts.common import REWARDS, count, environment, policy_of, refuse_measured, rollout_runner
+from agentrl.pipelines.parts.in_context import InContext, Showing
+from agentrl.pipelines.parts.outcomes import FEW, out_of_context, record_failures, warn_of_demonstrations, warn_of_ends
+from agentrl.pipelines.parts.retries import Tried, retried, to_retry, tried
+from agentrl.pipelines.parts.scores import ByScorer, under
+from agentrl.pipelines.parts.shards import Shards
 from agentrl.pipelines.stage import Context, StageConfig, stage
-from agentrl.pipelines.stages.budget import CompressingSampling, check_room
-from agentrl.pipelines.stages.common import REWARDS, count, environment, policy_of, refuse_measured, rollout_runner
-from agentrl.pipelines.stages.in_context import InContext, Showing
-from agentrl.pipelines.stages.outcomes import FEW, out_of_context, record_failures, warn_of_demonstrations, warn_of_ends
-from agentrl.pipelines.stages.retries import Tried, retried, to_retry, tried
-from agentrl.pipelines.stages.scores import ByScorer, under
-from agentrl.pipelines.stages.shards import Shards
 from agentrl.rewards import Rewards
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.exploring import Explore

@@ -15,7 +15,7 @@ from agentrl.engines.base import Sampling, Session, Turn
 from agentrl.engines.blocking import blocking
 from agentrl.environments.base import Score, Step
 from agentrl.models.policy import Policy
-from agentrl.pipelines.stages.common import ModelConfig, start_policy
+from agentrl.pipelines.parts.common import ModelConfig, start_policy
 from agentrl.rollouts.acting import Act
 from agentrl.rollouts.attempts import Attempt
 from agentrl.rollouts.episodes import EpisodeRun

@@ -246,8 +246,8 @@ def test_replies_are_kept_by_content_and_cost_nothing_again(endpoint: Endpoint, 
 def test_stages_that_need_ids_refuse_it_by_name() -> None:
     from pydantic import ValidationError
 
+    from agentrl.pipelines.methods.star.rationalize import RationalizeConfig
     from agentrl.pipelines.stages.grpo import OnlineConfig
-    from agentrl.pipelines.stages.rationalize import RationalizeConfig
     from agentrl.pipelines.stages.trajectories import SampleConfig
 
     given = {"engine": {"type": "openai", "model": "teacher"}}

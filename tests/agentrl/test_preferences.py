@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from agentrl.engines.base import Sampling
 from agentrl.environments import load_environment
+from agentrl.pipelines.methods.agentq.preferences import step_pairs, trajectory_pairs
 from agentrl.rollouts.rationalize import is_grounded, strip_hint, with_hint
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.schemas.step import StepValue
 from agentrl.schemas.trajectory import Message, Role, Trajectory
-from agentrl.search.agentq import step_pairs, trajectory_pairs
 from agentrl.statistics.intervals import wilson
 
 

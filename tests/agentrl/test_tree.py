@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.search.tree import TreeNode, agreement, back_up, mixed, rest_value, score, select
+from agentrl.pipelines.methods.lats.tree import TreeNode, agreement, back_up, mixed, rest_value, score, select
 
 
 def tree(*children: tuple[int, float]) -> tuple[TreeNode, list[TreeNode]]:

@@ -8,9 +8,9 @@ from store_rows import build
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.pipelines.handles import Tasks
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.methods.agentq.pairs import agentq
 from agentrl.pipelines.stage import Context
 from agentrl.pipelines.stages.curate import CurateConfig, curate
-from agentrl.pipelines.stages.pairs import agentq
 from agentrl.pipelines.stages.select import select
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.task import TASK_SCHEMA, Task

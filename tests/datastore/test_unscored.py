@@ -13,9 +13,9 @@ from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.rules import Filter, Keep
 from agentrl.datastore.read.sampling import SAMPLERS
 from agentrl.online.credit import assign
+from agentrl.pipelines.methods.agentq.preferences import trajectory_pairs
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, UnscoredError
-from agentrl.search.agentq import trajectory_pairs
 from agentrl.training.weights import row_weights
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import agentrl
 from agentrl.flows import cli
-from agentrl.pipelines.file.document import LIBRARY, default_store
+from agentrl.pipelines.file.document import default_store, find
 
 PIPELINE = """
 name: p
@@ -66,9 +66,9 @@ def test_python_finds_the_same_store(elsewhere: Path) -> None:
     assert "store proj/store" in agentrl.load("proj/p.yaml")._repr_html_()
 
 
-@pytest.mark.parametrize("name", ["quickstart.yaml", "methods/dagger.yaml"])
+@pytest.mark.parametrize("name", ["quickstart", "methods/dagger"])
 def test_the_library_has_no_store_of_its_own(name: str) -> None:
-    assert default_store(LIBRARY / name) == "store"
+    assert default_store(find(name)) == "store"
 
 
 TRAINED = """

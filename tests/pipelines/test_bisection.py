@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.pipelines.stages.steps import ValueConfig, _lost, _States, _steps
+from agentrl.pipelines.methods.slicing.steps import ValueConfig, _lost, _States, _steps
 from agentrl.rollouts.continuations import ForkPoint
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory

@@ -12,8 +12,8 @@ from agentrl.models.policy import Policy
 from agentrl.models.tiny import TinySize
 from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.budget import TokenLimits
-from agentrl.pipelines.stages.common import ModelConfig
+from agentrl.pipelines.parts.budget import TokenLimits
+from agentrl.pipelines.parts.common import ModelConfig
 from agentrl.pipelines.stages.evaluate import evaluate
 from agentrl.pipelines.stages.grpo import grpo
 from agentrl.pipelines.stages.tasks import generate

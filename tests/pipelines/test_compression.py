@@ -15,14 +15,14 @@ from agentrl.models.policy import Policy
 from agentrl.online.observed import Observed
 from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.methods.eto.outcome import outcome
+from agentrl.pipelines.parts.shards import Shards
 from agentrl.pipelines.stage import Context
 from agentrl.pipelines.stages.evaluate import evaluate
 from agentrl.pipelines.stages.fork import fork
 from agentrl.pipelines.stages.grpo import OnlineConfig, online
 from agentrl.pipelines.stages.online_log import OnlineLog
-from agentrl.pipelines.stages.pairs import outcome
 from agentrl.pipelines.stages.score import score
-from agentrl.pipelines.stages.shards import Shards
 from agentrl.pipelines.stages.trajectories import SampleConfig, reject, sample
 from agentrl.rollouts.runner import RolloutRunner
 from agentrl.rollouts.segments import SUMMARY, by_episode, episode_of, firsts, name_of, whole

@@ -17,10 +17,10 @@ from test_not_trained import row
 from agentrl.pipelines.file.load import load
 from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.parts.measures import FAILURES, failure
 from agentrl.pipelines.results.compare import Arm, Measured
 from agentrl.pipelines.results.passes import pass_differences
 from agentrl.pipelines.stages.evaluate import EvaluateConfig, evaluate
-from agentrl.pipelines.stages.measures import FAILURES, failure
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall
 from agentrl.statistics.intervals import wilson

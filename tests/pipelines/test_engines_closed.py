@@ -22,9 +22,9 @@ from test_engine_openai import Endpoint
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.engines.base import EngineError
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.methods.star.rationalize import rationalize
 from agentrl.pipelines.stages.evaluate import evaluate
 from agentrl.pipelines.stages.grpo import online
-from agentrl.pipelines.stages.rationalize import rationalize
 from agentrl.pipelines.stages.trajectories import sample
 
 TETHERED = '''

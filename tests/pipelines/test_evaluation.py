@@ -20,12 +20,12 @@ from agentrl.models.tiny import tiny_policy
 from agentrl.pipelines.file.load import load
 from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.parts.measures import Attempted, Optimum, choices, parts, summary
 from agentrl.pipelines.plan.plan import make_plan
 from agentrl.pipelines.results.compare import Arm, compare, regressions, verdict
 from agentrl.pipelines.results.lineage import find_artifact
 from agentrl.pipelines.run.execute import job_of, perform
 from agentrl.pipelines.stages.evaluate import EvaluateConfig, evaluate
-from agentrl.pipelines.stages.measures import Attempted, Optimum, choices, parts, summary
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.rewards import Components
 from agentrl.rollouts.demonstrations import optimal_steps

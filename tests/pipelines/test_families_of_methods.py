@@ -15,13 +15,13 @@ from agentrl.models.policy import Policy
 from agentrl.models.tiny import TinySize, init_model
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness, Result
-from agentrl.pipelines.stages.correct import correct
+from agentrl.pipelines.methods.compress.segment import segment
+from agentrl.pipelines.methods.dagger.correct import correct
+from agentrl.pipelines.methods.hindsight.relabel import relabel
+from agentrl.pipelines.methods.splice.splice import splice
+from agentrl.pipelines.methods.team.team import team
 from agentrl.pipelines.stages.fork import fork
-from agentrl.pipelines.stages.relabel import relabel
-from agentrl.pipelines.stages.segment import segment
-from agentrl.pipelines.stages.splice import splice
 from agentrl.pipelines.stages.tasks import generate
-from agentrl.pipelines.stages.team import team
 from agentrl.pipelines.stages.train import sft
 from agentrl.pipelines.stages.trajectories import sample
 from agentrl.schemas.trajectory import Message, Role, Trajectory

@@ -13,15 +13,15 @@ from agentrl.engines.configs import EmbeddedConfig
 from agentrl.environments.rooms.environment import Rooms
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.correct import correct
+from agentrl.pipelines.methods.dagger.correct import correct
+from agentrl.pipelines.methods.slicing.estimates import estimate
+from agentrl.pipelines.methods.slicing.steps import value
 from agentrl.pipelines.stages.fork import fork
-from agentrl.pipelines.stages.steps import value
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.rollouts.continuations import check_continuation, node
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.schemas.trajectory import NOT_TRAINED, Role, Trajectory
-from agentrl.search.values import estimate
 
 __all__ = ["harness", "model", "rollouts", "tabular", "tasks"]
 
@@ -111,7 +111,7 @@ def test_a_resumed_stage_keeps_what_was_sampled(
     harness: Harness, model: Model, rollouts: Trajectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that was killed has the first shard in the buffer: it is read, and the rest is sampled."""
-    from agentrl.pipelines.stages import continuing
+    from agentrl.pipelines.parts import continuing
 
     monkeypatch.setattr(continuing, "NODES_AT_ONCE", 2)
     given = harness.trajectories(

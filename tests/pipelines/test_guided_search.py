@@ -13,9 +13,9 @@ from agentrl.environments.rooms.environment import Rooms
 from agentrl.environments.rooms.house import house
 from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness, Result
+from agentrl.pipelines.methods.lats.grow import TreeSearchConfig
+from agentrl.pipelines.methods.lats.search import tree
 from agentrl.pipelines.stages.evaluate import evaluate
-from agentrl.pipelines.stages.search import tree
-from agentrl.pipelines.stages.trees import TreeSearchConfig
 from agentrl.rollouts.reopen import opening_of
 from agentrl.schemas.trajectory import Termination, Trajectory
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from test_not_trained import row
 
-from agentrl.pipelines.stages.measures import attempted, summary
+from agentrl.pipelines.parts.measures import attempted, summary
 from agentrl.rewards.behaviour import valid_calls
 from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall
 

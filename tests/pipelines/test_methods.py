@@ -11,20 +11,20 @@ import pytest
 import yaml
 
 from agentrl.datastore.artifacts.catalog import Catalog
-from agentrl.pipelines.file.document import LIBRARY
+from agentrl.pipelines.file.document import METHODS
 from agentrl.pipelines.file.load import load
 from agentrl.pipelines.plan.plan import Status, make_plan
 from benchmarks.smallest import smallest
 
 ROOT = Path(__file__).parents[2]
-METHODS = sorted(path.stem for path in (LIBRARY / "methods").glob("*.yaml"))
+NAMES = sorted(path.parent.name for path in METHODS.glob("*/pipeline.yaml"))
 SMALLEST = {"train": 24, "dev": 4, "heldout": 4, "steps": 2, "batch": 4, "iterations": 1, "tasks": 2, "samples": 2}
 
 OF_DIFFERENCES = {"agentq", "ipr", "slicing", "guidance", "splice"}
 """Methods that learn from differences of successes and failures; a policy that solves nothing has none."""
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_file_of_a_method_is_planned_whole(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = make_plan(load(f"methods/{name}"), Catalog(str(tmp_path / "store")), str(tmp_path / "store"))
@@ -43,7 +43,7 @@ def smallest_method(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_file_of_a_method_runs_from_end_to_end(name: str, tmp_path: Path) -> None:
     file, store = tmp_path / "smallest.yaml", str(tmp_path / "store")
     file.write_text(yaml.safe_dump(smallest_method(name)))

@@ -10,8 +10,9 @@ import pytest
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.pipelines.handles import SELECTION_SCHEMA, Trajectories
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.pairs import agentq, outcome
-from agentrl.pipelines.stages.selected import Selected
+from agentrl.pipelines.methods.agentq.pairs import agentq
+from agentrl.pipelines.methods.eto.outcome import outcome
+from agentrl.pipelines.parts.selected import Selected
 from agentrl.pipelines.stages.trajectories import negatives, reject
 from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Termination, ToolCall, Trajectory
 

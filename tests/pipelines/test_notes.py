@@ -14,14 +14,14 @@ from agentrl.engines.configs import EngineConfig
 from agentrl.environments import load_environment
 from agentrl.pipelines.handles import Model, NoteTable, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.in_context import Showing
-from agentrl.pipelines.stages.notes import reflect
-from agentrl.pipelines.stages.rationalize import rationalize
+from agentrl.pipelines.methods.reflexion.notes import reflect
+from agentrl.pipelines.methods.reflexion.reflection import CHARS, asked
+from agentrl.pipelines.methods.star.rationalize import rationalize
+from agentrl.pipelines.parts.in_context import Showing
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import sft
 from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
 from agentrl.rollouts.demonstrations import demonstrate
-from agentrl.rollouts.reflection import CHARS, asked
 from agentrl.schemas.note import Note
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, ToolCall, Trajectory

@@ -23,8 +23,8 @@ from agentrl.models.tiny import tiny_policy
 from agentrl.online.credit import Extras, assign
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.parts.selected import Selected
 from agentrl.pipelines.stages import token_credit, train
-from agentrl.pipelines.stages.selected import Selected
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.token_credit import TokenCredit
 from agentrl.pipelines.stages.train import kto, offline, sft

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl.pipelines.harness import Harness, Result
-from agentrl.pipelines.stages.predict import predict
+from agentrl.pipelines.methods.rwml.predict import predict
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
 

@@ -6,9 +6,9 @@ from forked import LIMITS, harness, model, tabular, tasks
 
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.search import tree
+from agentrl.pipelines.methods.lats.search import tree
+from agentrl.pipelines.parts.selected import CORRECTING
 from agentrl.pipelines.stages.select import select
-from agentrl.pipelines.stages.selected import CORRECTING
 from agentrl.pipelines.stages.train import sft
 from agentrl.schemas.trajectory import Trajectory
 

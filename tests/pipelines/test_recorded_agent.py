@@ -19,9 +19,9 @@ from agentrl.engines.configs import EmbeddedConfig
 from agentrl.environments.lookup import LookupEnvironment
 from agentrl.models.policy import Policy
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.parts.budget import SamplingConfig
 from agentrl.pipelines.run.execute import job_of, perform
 from agentrl.pipelines.serve import BufferRows, recorder_of
-from agentrl.pipelines.stages.budget import SamplingConfig
 from agentrl.pipelines.stages.select import select
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import offline, sft

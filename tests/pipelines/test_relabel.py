@@ -15,7 +15,7 @@ from agentrl.environments.rooms.environment import Rooms, RoomsEpisode
 from agentrl.models.tiny import tiny_policy
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.relabel import relabel
+from agentrl.pipelines.methods.hindsight.relabel import relabel
 from agentrl.pipelines.stages.train import offline, sft
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.rollouts.reopen import opening_of

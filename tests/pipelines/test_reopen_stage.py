@@ -10,9 +10,9 @@ from agentrl.environments.rooms.environment import Rooms
 from agentrl.models.tiny import TinySize, tiny_policy
 from agentrl.pipelines.handles import Model, NoteTable, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.notes import reflect
-from agentrl.pipelines.stages.pairs import outcome
-from agentrl.pipelines.stages.rationalize import rationalize
+from agentrl.pipelines.methods.eto.outcome import outcome
+from agentrl.pipelines.methods.reflexion.notes import reflect
+from agentrl.pipelines.methods.star.rationalize import rationalize
 from agentrl.pipelines.stages.reopen import reopen
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.trajectories import sample, synthesize

@@ -10,11 +10,12 @@ from agentrl.environments.base import Episode
 from agentrl.environments.rooms.environment import Rooms
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.correct import correct
+from agentrl.pipelines.methods.agentq.pairs import agentq
+from agentrl.pipelines.methods.compress.segment import segment
+from agentrl.pipelines.methods.dagger.correct import correct
+from agentrl.pipelines.methods.eto.outcome import outcome
+from agentrl.pipelines.methods.slicing.steps import value
 from agentrl.pipelines.stages.fork import fork
-from agentrl.pipelines.stages.pairs import agentq, outcome
-from agentrl.pipelines.stages.segment import segment
-from agentrl.pipelines.stages.steps import value
 from agentrl.pipelines.stages.trajectories import sample
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Role, Termination

@@ -18,14 +18,14 @@ from agentrl.pipelines.file.load import load
 from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.methods.agentq.pairs import agentq
+from agentrl.pipelines.parts.scores import under
+from agentrl.pipelines.parts.selected import Selected
 from agentrl.pipelines.results.lineage import find_artifact
 from agentrl.pipelines.stages import score as score_module
 from agentrl.pipelines.stages.curate import curate
-from agentrl.pipelines.stages.pairs import agentq
 from agentrl.pipelines.stages.score import score
-from agentrl.pipelines.stages.scores import under
 from agentrl.pipelines.stages.select import select
-from agentrl.pipelines.stages.selected import Selected
 from agentrl.pipelines.stages.train import kto, offline, sft
 from agentrl.pipelines.stages.trajectories import reject
 from agentrl.rewards.judge import JudgeError

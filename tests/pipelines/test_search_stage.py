@@ -12,8 +12,8 @@ from agentrl.environments.forks import rebuild
 from agentrl.environments.rooms.environment import Rooms
 from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.pairs import agentq
-from agentrl.pipelines.stages.search import tree
+from agentrl.pipelines.methods.agentq.pairs import agentq
+from agentrl.pipelines.methods.lats.search import tree
 from agentrl.schemas.trajectory import Role, Trajectory
 
 __all__ = ["harness", "model", "tabular", "tasks"]

@@ -9,7 +9,7 @@ from agentrl.chat.codec import tokenize
 from agentrl.environments import load_environment
 from agentrl.models.tiny import tiny_policy
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.segment import segment
+from agentrl.pipelines.methods.compress.segment import segment
 from agentrl.pipelines.stages.train import offline, sft
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.schemas.trajectory import Role, Trajectory

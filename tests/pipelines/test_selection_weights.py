@@ -13,7 +13,7 @@ from agentrl.algorithms.sft import SFT
 from agentrl.algorithms.simpo import SimPO
 from agentrl.pipelines.handles import Model, Trajectories
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.pairs import agentq
+from agentrl.pipelines.methods.agentq.pairs import agentq
 from agentrl.pipelines.stages.select import select
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import dpo, kto, offline, preference, sft

@@ -12,12 +12,12 @@ from agentrl.engines.blocking import blocking
 from agentrl.environments.rooms.environment import Rooms
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.splice import REVISIONS, splice
+from agentrl.pipelines.methods.splice.splice import REVISIONS, splice
+from agentrl.pipelines.methods.splice.splicing import Joint, joints
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import offline, sft
 from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.rollouts.continuations import check_continuation, node
-from agentrl.rollouts.splice import Joint, joints
 from agentrl.rollouts.verification import verified
 from agentrl.schemas.note import Note
 from agentrl.schemas.task import Task

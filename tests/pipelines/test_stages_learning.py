@@ -10,9 +10,9 @@ from architectures import HIDES_TOOLS, llama
 
 from agentrl.models.policy import Policy
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.methods.star.rationalize import rationalize
 from agentrl.pipelines.stages.evaluate import evaluate
 from agentrl.pipelines.stages.grpo import grpo
-from agentrl.pipelines.stages.rationalize import rationalize
 from agentrl.pipelines.stages.report import training_report
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import sft

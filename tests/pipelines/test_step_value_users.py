@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from agentrl.advantages.turns import turn_spans
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.methods.agentq.pairs import agentq
+from agentrl.pipelines.methods.eto.outcome import outcome
+from agentrl.pipelines.methods.slicing.steps import value
 from agentrl.pipelines.stages.fork import fork
 from agentrl.pipelines.stages.grpo import OnlineConfig
-from agentrl.pipelines.stages.pairs import agentq, outcome
-from agentrl.pipelines.stages.steps import value
 from agentrl.pipelines.stages.train import offline, sft
 from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.schemas.step import StepValue

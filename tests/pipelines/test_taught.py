@@ -14,7 +14,7 @@ from agentrl.engines.configs import EmbeddedConfig
 from agentrl.models.tiny import TinySize, tiny_policy
 from agentrl.pipelines.handles import Model, Trajectories
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.correct import CorrectConfig, correct
+from agentrl.pipelines.methods.dagger.correct import CorrectConfig, correct
 from agentrl.pipelines.stages.train import offline, sft
 from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 

@@ -9,8 +9,8 @@ from agentrl.models.policy import Policy
 from agentrl.models.tiny import tiny_policy
 from agentrl.pipelines.handles import Model, Trajectories
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.parts.selected import Selected
 from agentrl.pipelines.stages import train
-from agentrl.pipelines.stages.selected import Selected
 from agentrl.pipelines.stages.train import sft
 from agentrl.schemas.trajectory import Message, Role, Trajectory
 

@@ -14,7 +14,7 @@ from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.storage.object_store import LocalPlace
 from agentrl.flows.viewer.processes import command_of
 from agentrl.flows.viewer.wire.overview import StageBox, StageInput
-from agentrl.pipelines.file.document import LIBRARY
+from agentrl.pipelines.file.document import library_files
 from agentrl.pipelines.run.runs import Run
 
 FRESH_S = 10.0
@@ -96,9 +96,8 @@ def plan_arguments(run: Run, catalog: Catalog, store: str) -> tuple[list[str], s
     except ValueError:
         words = []
     file = Path(str(run.get("file", "")))
-    library = {path.relative_to(LIBRARY).with_suffix("").as_posix() for path in LIBRARY.rglob("*.yaml")}
     reference = words[2] if words[:2] == ["agentrl", "run"] and len(words) > 2 else ""
-    if reference not in library:
+    if reference not in library_files():
         try:
             here, own = Path.cwd().resolve(), file.resolve()
         except (OSError, ValueError):  # no path at all

@@ -1,1 +1,0 @@
-"""Search over the steps of episodes."""

@@ -1,0 +1,1 @@
+"""Compression of the context in the middle of an episode."""

@@ -1,0 +1,1 @@
+"""On-policy distillation: a teacher scores each token that the student sampled."""

@@ -1,0 +1,1 @@
+"""ETO: a success is preferred to a failure at the same task."""

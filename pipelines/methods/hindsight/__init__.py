@@ -1,0 +1,1 @@
+"""Hindsight: failed rows are given the task that they did solve."""

@@ -1,0 +1,148 @@
+"""The stage that searches: trees of turns, whose leaves are rows."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+from agentrl.advantages.turns import acting, turn_spans
+from agentrl.engines import TokenEngineChoice
+from agentrl.engines.configs import DEFAULT_ENGINE
+from agentrl.pipelines.handles import Model, Steps, Table, Tasks, Trajectories
+from agentrl.pipelines.methods.lats.grow import BY, GrownTree, TreeSearchConfig, grow
+from agentrl.pipelines.methods.lats.tree import rest_value
+from agentrl.pipelines.parts.budget import SamplingConfig, check_room
+from agentrl.pipelines.parts.common import REWARDS, load_policy, rollout_runner, warn_of_splits
+from agentrl.pipelines.stage import Context, stage
+from agentrl.rewards import Rewards
+from agentrl.rollouts.limits import Limits
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.node import NODE_SCHEMA, SearchNode
+from agentrl.schemas.step import StepValue
+from agentrl.schemas.trajectory import Trajectory
+from agentrl.statistics.intervals import wilson
+
+
+class TreeConfig(TreeSearchConfig):
+    value: Literal["shepherd", "rest"] = Field(
+        "shepherd", description="what steps are worth: the mean reward behind them, or ReST-MCTS*'s weighted value"
+    )
+    sampling: SamplingConfig = SamplingConfig()
+    rewards: Rewards = Field([], description=REWARDS)
+    engine: TokenEngineChoice = DEFAULT_ENGINE
+    limits: Limits = Limits()
+
+
+class Searched(NamedTuple):
+    trajectories: Trajectories
+    nodes: Table
+    steps: Steps
+
+
+@stage("search.tree", version=1)
+def tree(context: Context, config: TreeConfig, tasks: Tasks, model: Model) -> Searched:
+    """Monte-Carlo tree search over the turns of a policy, a tree for each task (LATS, Agent Q). The rows are trainable
+    as they are; ``nodes`` says how they hang together, and ``steps`` what the turns in the trees are worth.
+
+    Raises ValueError that names an environment whose episodes cannot be made again, or a task that is measured on if
+    the search is guided by true rewards.
+    """
+    policy, known = load_policy(model, config.engine), tasks.read()
+    if config.oracle and (measured := [task for task in known if task.split != "train"]):
+        raise ValueError(
+            f"oracle: true lets the search look at rewards, and {measured[0].task_id} is of split {measured[0].split}; "
+            "wire tasks.train, or evaluate.policy with search, which reports what was found with feedback as such"
+        )
+    splits = {task.split: sum(one.split == task.split for one in known) for task in known}
+    warn_of_splits(splits, "tasks")
+    sampling = config.sampling.of(policy)
+    with rollout_runner(context, policy, known, sampling, config.engine, config.limits, config.rewards) as runner:
+        check_room(policy, runner, known)
+        trees = grow(context, config, runner, known)
+    nodes = [row for one in trees for row in _nodes(one)]
+    context.metrics.update(
+        tasks=len(known),
+        solved_tasks=sum(any(row.success for row in one.rows.values()) for one in trees),
+        rows=sum(len(one.rows) for one in trees),
+        nodes=len(nodes),
+        deepest=max((one.depth for one in nodes), default=0),
+    )
+    steps = [step for one in trees for step in _steps(one, model.name, config.value)]
+    return Searched(context.select(), context.table(to_table(nodes, NODE_SCHEMA), "nodes"), context.steps(steps))
+
+
+def _nodes(tree: GrownTree) -> Iterator[SearchNode]:
+    for one in tree.root.walk():
+        if not one.row:
+            continue
+        row = tree.rows[one.row]
+        start, end = _span(row, one.turn - 1) if one.parent else (0, _span(row, 0)[0])
+        yield SearchNode(
+            node_id=one.name,
+            parent_node=one.parent.name if one.parent else None,
+            task_id=tree.task.task_id,
+            depth=one.depth,
+            trajectory_id=one.row,
+            token_start=start,
+            token_end=end,
+            visits=one.visits,
+            own=one.own,
+            total=one.total,
+            judge=one.judge,
+            reward=row.reward if one.terminal else None,
+            terminal=one.terminal,
+            born=one.born,
+        )
+
+
+def _steps(tree: GrownTree, prover: str, value: Literal["shepherd", "rest"]) -> Iterator[StepValue]:
+    """What the turns of the tree are worth, by the rewards behind them, or as ReST-MCTS* has it."""
+    worth = _rest(tree) if value == "rest" else {}
+    for one in tree.root.walk():
+        if one.parent is None or not one.visits:
+            continue
+        start, end = _span(tree.rows[one.row], one.turn - 1)
+        after, before = (worth.get(id(node), node.value) for node in (one, one.parent))
+        plain = not worth and 0 <= one.total <= one.visits
+        low, high = wilson(one.total, one.visits) if plain else (after, after)
+        yield StepValue(
+            trajectory_id=one.row,
+            turn=one.turn - 1,
+            token_start=start,
+            token_end=end,
+            v=before,
+            q=after,
+            n=one.visits,
+            low=low,
+            high=high,
+            by=BY,
+            policy=prover,
+        )
+
+
+def _rest(tree: GrownTree) -> dict[int, float]:
+    """ReST-MCTS*'s values of all nodes. If no right end is known behind a node, its shortest end counts."""
+    right: dict[int, int] = {}
+    short: dict[int, int] = {}
+    for name, end in tree.ends.items():
+        row, at = tree.rows[name], end
+        turns = len(acting(row.messages))
+        while True:
+            left = turns - at.turn
+            short[id(at)] = min(left, short.get(id(at), left))
+            if row.success:
+                right[id(at)] = min(left, right.get(id(at), left))
+            if at.parent is None:
+                break
+            at = at.parent
+    found = {id(tree.root): 0.0}
+    for one in tree.root.walk():
+        if one.parent is not None:
+            above = id(one.parent)
+            steps = right.get(above, short[above])
+            found[id(one)] = rest_value(found[above], id(one) in right, max(1, steps))
+    return found
+
+
+def _span(row: Trajectory, turn: int) -> tuple[int, int]:
+    return turn_spans(row.messages, row.action_mask)[turn]

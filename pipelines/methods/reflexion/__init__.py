@@ -1,0 +1,1 @@
+"""Reflexion: notes of what went wrong, shown to the next attempt."""

@@ -1,0 +1,119 @@
+"""The stage that retries what was never solved with a hint, and takes the hint out (STaR)."""
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pydantic import Field, model_validator
+
+from agentrl.engines import TokenEngineChoice
+from agentrl.engines.configs import DEFAULT_ENGINE
+from agentrl.engines.seeds import stream
+from agentrl.pipelines.handles import Model, NoteTable, Tasks, Trajectories
+from agentrl.pipelines.parts.budget import SamplingConfig, check_room
+from agentrl.pipelines.parts.common import count, load_policy, record_dialect, rollout_runner
+from agentrl.pipelines.parts.in_context import InContext, Showing
+from agentrl.pipelines.parts.outcomes import record_failures, warn_of_ends
+from agentrl.pipelines.parts.pairing import by_task
+from agentrl.pipelines.parts.retries import check_trained_on
+from agentrl.pipelines.parts.shards import Shards
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.rollouts.limits import Limits
+from agentrl.rollouts.rationalize import HINT, only_repeats, strip_hint
+from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.schemas.task import Task
+
+
+class RationalizeConfig(StageConfig):
+    samples: int = Field(4, ge=1, description="retries of each task that was never solved")
+    hint: str = Field(HINT, description="appended to the opening; {answer} stands for the ground truth")
+    keep: int = Field(1, ge=1, description="at most this many solved retries of each task")
+    sampling: SamplingConfig = SamplingConfig()
+    engine: TokenEngineChoice = DEFAULT_ENGINE
+    limits: Limits = Limits()
+    context: InContext = Field([])
+
+    @model_validator(mode="after")
+    def _hint_or_context(self) -> "RationalizeConfig":
+        if self.context and "hint" in self.model_fields_set:
+            raise ValueError("context is shown in place of the hint, so hint would do nothing; leave one of them out")
+        return self
+
+
+@stage("trajectories.rationalize", version=1)
+def rationalize(
+    context: Context,
+    config: RationalizeConfig,
+    model: Model,
+    tasks: Tasks,
+    trajectories: list[Trajectories],
+    notes: NoteTable | None = None,
+    experience: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
+) -> Trajectories:
+    """Retry the tasks that no given trajectory solved, with the answer as a hint, or with ``context``, such as notes
+    (guidance; then tasks without notes are left out). The output holds the solved retries without it; the retries as
+    they were sampled stay in the buffer, with source ``hinted``."""
+    from agentrl.rollouts.runner import tickets
+
+    solved = {
+        task_id
+        for selection in trajectories
+        for task_id, success, tags in zip(
+            *selection.table(["task_id", "success", "tags"]).to_pydict().values(), strict=True
+        )
+        if success and NOT_TRAINED not in tags
+    }
+    rows = tasks.read()
+    unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
+    check_trained_on(list(unsolved.values()))
+    policy = load_policy(model, config.engine)
+    record_dialect(context, policy)
+    showing = Showing(config.context, notes, policy.codec.count, experience)
+    if config.context:
+        count(context, {"without_notes": sum(not showing.of(task).text for task in unsolved.values())})
+        unsolved = {name: task for name, task in unsolved.items() if showing.of(task).text}
+
+    def hint_of(task: "Task") -> str:
+        return showing.of(task).template if config.context else config.hint
+
+    shards = Shards(context)
+    every = tickets(list(unsolved.values()), config.samples, context.trajectory_id)
+    attempts = {name: replace(one, hint=hint_of(one.task)) for name, one in shards.missing(every).items()}
+    if attempts:
+        sampling = config.sampling.of(policy)
+        with rollout_runner(context, policy, rows, sampling, config.engine, config.limits) as runner:
+            check_room(policy, runner, list(unsolved.values()), hint_of)
+            made = runner.run(list(attempts.values()), stream(context.seed, "hinted"), list(attempts), source="hinted")
+        tags = [showing(attempt.task).tags for attempt in attempts.values()]
+        made = [row.model_copy(update={"tags": [*tag, *row.tags]}) for row, tag in zip(made, tags, strict=True)]
+        count(context, showing.counts)
+        shards.append(made, 0)
+        shards.finish(2)
+        record_failures(context, runner)
+    retried = context.select(sorted(_of_source(context, "hinted")))
+    warn_of_ends(retried.table(["termination", "success"]), "retries")
+    hinted = retried.read()
+    stripped: list[Trajectory] = []
+    ungrounded = 0
+    for task_id, retries in by_task(hinted).items():
+        task = unsolved[task_id]
+        right = [row for row in retries if row.success]
+        shown = hint_of(task).format(answer=json.loads(task.ground_truth))
+        good = sorted((r for r in right if not only_repeats(r, task, shown)), key=lambda r: (r.n_steps, r.n_tokens))
+        ungrounded += len(right) - len(good)
+        for retry in good[: config.keep]:
+            name = context.trajectory_id(len(hinted) + len(stripped))
+            row = strip_hint(retry, task, hint_of(task), policy.codec, name)
+            own = [tag for tag in row.tags if tag not in showing.of(task).tags]
+            stripped.append(row.model_copy(update={"tags": own}))
+    context.append(stripped, shard=1)
+    context.metrics.update(unsolved=len(unsolved), retries=len(hinted), rationalized=len(stripped))
+    count(context, {"ungrounded": ungrounded})
+    return context.select([row.trajectory_id for row in stripped])
+
+
+def _of_source(context: Context, source: str) -> list[str]:
+    table = context.buffer.read(context.row_ids(), ["trajectory_id", "source"])
+    return [row["trajectory_id"] for row in table.to_pylist() if row["source"] == source]

@@ -1,0 +1,1 @@
+"""Teams: several agents act in one episode."""

@@ -8,7 +8,7 @@ ADAPTERS_VENV ?= .venv-adapters
 VIEWERS ?= .venv-viewers
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-viewer chromium lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-families bench-viewer clean
+.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-viewer chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-families bench-viewer clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -52,6 +52,12 @@ test-viewer: $(VENV)/.viewer chromium
 # the same attacks on containers; a docker daemon runs, and DOCKER_IMAGE has sh, tar, sleep, mkdir and python3
 test-docker: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m docker --durations=0
+
+# the site, in build/site: open build/site/index.html. Broken links and anchors are errors
+docs: $(VENV)/.docs
+	@$(BIN)/python docs/site/assemble.py build/docs build/docs-npm/mermaid.min.js build/docs-npm/iframe-worker.js
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file build/docs/mkdocs.yml
+	@echo "build/site/index.html"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -123,6 +129,17 @@ $(VENV)/.viewer: tests/viewer/package-lock.json | $(VENV)/.dev
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[viewer-tests]'
 	@mkdir -p $(VENV)/viewer && cp tests/viewer/package.json tests/viewer/package-lock.json $(VENV)/viewer
 	@npm ci --silent --ignore-scripts --prefix $(VENV)/viewer
+	@touch $@
+
+# diagrams, and search in pages that are opened as files, are by two scripts of npm's packages, with the digests that we know
+$(VENV)/.docs: pyproject.toml constraints.txt docs/site/npm.sha256 | $(VENV)/.dev
+	@command -v npm >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq npm; } || \
+	  { echo "The site needs npm. Install it: sudo apt-get install npm"; exit 1; }
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	@mkdir -p build/docs-npm && cd build/docs-npm && npm pack --silent mermaid@11.17.2 iframe-worker@1.0.4 >/dev/null && \
+	  tar xzf mermaid-11.17.2.tgz --strip-components=2 package/dist/mermaid.min.js && \
+	  tar xzf iframe-worker-1.0.4.tgz --transform='s|.*|iframe-worker.js|' package/shim/index.js && \
+	  sha256sum --quiet --check ../../docs/site/npm.sha256
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev

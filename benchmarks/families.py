@@ -1,6 +1,6 @@
 """The pipeline file of each task family with three seeds: held-out success after each training stage, and time.
 
-    python benchmarks/families.py [FAMILY ...]       # writes the tables of docs/reference/families.md
+    python benchmarks/families.py [FAMILY ...]       # writes the tables of docs/results/families.md
     SEEDS="0 1" python benchmarks/families.py shop   # other seeds; the page stays as it is
     SCALE=small python benchmarks/families.py        # the first family, so small that nothing is learned
     CHECK=1 ...                                      # exit code 1 if a target is missed
@@ -19,7 +19,7 @@ from quickstart import Run, run
 from smallest import SPECS, smallest
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/reference/families.md"
+PAGE = ROOT / "docs/results/families.md"
 FIXED = [200, 201, 202]
 SMALL = os.environ.get("SCALE") == "small"
 CPU_S = 180.0

@@ -114,10 +114,10 @@ def print_described(console: Console, one: dict[str, Any]) -> None:
     for field in one["config"]:
         table.add_row(f"  {field['field']}", field["type"], str(field["default"]), field["about"])
     console.print(table)
-    console.print(f"example\n{_yaml(one['example'])}")
+    console.print(f"example\n{yaml_of(one['example'])}")
 
 
-def _yaml(value: Any) -> str:
+def yaml_of(value: Any) -> str:
     import io
 
     from ruamel.yaml import YAML

@@ -1,4 +1,4 @@
-"""A family of one's own uses the ground of ours, as docs/reference/families.md shows it."""
+"""A family of one's own uses the ground of ours, as docs/how-to/own-family.md shows it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_the_example_runs_with_faults_and_an_edit_of_the_ground_re_runs_it(folde
 
 
 def test_the_page_shows_the_example_as_it_is() -> None:
-    page = (ROOT / "docs/reference/families.md").read_text()
+    page = (ROOT / "docs/how-to/own-family.md").read_text()
     for name in ("my_family/safe.py", "pipeline.yaml", "test_safe.py"):
         assert (EXAMPLE / name).read_text() in page, f"{name} differs from the page"
 

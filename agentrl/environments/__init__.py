@@ -27,6 +27,7 @@ ENVIRONMENTS = {
     "service": "agentrl.environments.service.environment:Service",
     "shop": "agentrl.environments.shop.environment:Shop",
     "verifiers": "agentrl.environments.adapters.verifiers:VerifiersEnvironment",
+    "words": "agentrl.environments.words:WordsEnvironment",
 }
 """Name -> ``module:Class``."""
 

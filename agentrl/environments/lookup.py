@@ -6,7 +6,7 @@ result as its answer. The level is the number of calls, 1 to 3.
 """
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from random import Random
@@ -53,11 +53,6 @@ def names_of(count: int) -> Sequence[str]:
 
 Question = tuple[str, list[str]]
 """The first name, and the relations in the order of the calls."""
-
-
-def _question(start: str, relations: list[str]) -> str:
-    """``relations`` in the order of the calls; the question names them from the last to the first."""
-    return " of the ".join(reversed(relations)) + f" of {start}?"
 
 
 def _walk(facts: dict[str, dict[str, str]], start: str, relations: list[str]) -> list[str]:
@@ -132,6 +127,7 @@ class LookupEnvironment:
     max_steps = 5
     compositional = True
     replayable = True
+    level_shares: Mapping[int, float] = LEVEL_SHARES
     tools: list[dict[str, Any]] = [  # noqa: RUF012  (a constant of the protocol)
         {
             "type": "function",
@@ -159,10 +155,11 @@ class LookupEnvironment:
             list[int] | None, Field(min_length=1, description="levels of the tasks that are drawn; None: all")
         ] = None,
     ) -> None:
-        if unknown := set(levels or ()) - set(LEVEL_SHARES):
-            raise ValueError(f"levels: lookup has no level {min(unknown)}; it has 1 to {max(LEVEL_SHARES)}")
+        shares = self.level_shares
+        if unknown := set(levels or ()) - set(shares):
+            raise ValueError(f"levels: {self.name} has no level {min(unknown)}; it has 1 to {max(shares)}")
         self.names = names_of(names)
-        self.shares = {level: share for level, share in LEVEL_SHARES.items() if level in (levels or LEVEL_SHARES)}
+        self.shares = {level: share for level, share in shares.items() if level in (levels or shares)}
 
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         """Tasks whose questions, and whose paths of entities from first name to answer, occur in one split only.
@@ -172,7 +169,7 @@ class LookupEnvironment:
 
         Raises ValueError if ``sizes`` ask for more questions than exist, or for compositional ones of level 1 alone.
         """
-        random = Random(f"lookup-{seed}")
+        random = Random(f"{self.name}-{seed}")
         drawn = digest(self.name, self.version, len(self.names), list(self.shares), seed, sizes)
         questions = {level: self._questions(level, random) for level in self.shares}
         reserved = self._reserve(questions, seed) if sizes.get("compositional") else {}
@@ -197,14 +194,14 @@ class LookupEnvironment:
                         break
                 rows.append(
                     Task(
-                        task_id=f"lookup-{drawn}-{split}-{number:05d}",
+                        task_id=f"{self.name}-{drawn}-{split}-{number:05d}",
                         env=self.name,
                         split=split,
                         level=level,
-                        prompt=_question(start, relations),
+                        prompt=self.question(start, relations),
                         tools=json.dumps(self.tools),
                         ground_truth=json.dumps(path[-1]),
-                        metadata=json.dumps({"facts": facts, "start": start, "relations": relations}),
+                        metadata=json.dumps(self._metadata(facts, start, relations)),
                     )
                 )
             splits[split] = rows
@@ -212,6 +209,10 @@ class LookupEnvironment:
 
     async def reset(self, task: Task) -> LookupEpisode:
         return LookupEpisode(task)
+
+    def question(self, start: str, relations: Sequence[str]) -> str:
+        """``relations`` in the order of the calls; the question names them from the last to the first."""
+        return " of the ".join(reversed(relations)) + f" of {start}?"
 
     def achieved(self, row: Trajectory, task: Task) -> list[Task]:
         """Questions that the answer of a row solves, about the same facts: each chain of its calls that ends at the
@@ -228,7 +229,7 @@ class LookupEnvironment:
             if not fits or who in path or len(relations) == max(LEVEL_SHARES):
                 continue
             path, relations = [who, *path], [relation, *relations]
-            if _question(who, relations) != task.prompt:
+            if self.question(who, relations) != task.prompt:
                 found.append(self._about(task, facts, who, relations))
         return found
 
@@ -239,14 +240,13 @@ class LookupEnvironment:
 
     def _about(self, task: Task, facts: dict[str, dict[str, str]], start: str, relations: list[str]) -> Task:
         """Another question about the facts of a task, of its split, with an id that says so."""
-        metadata = {"facts": facts, "start": start, "relations": relations}
         return task.model_copy(
             update={
                 "task_id": f"{task.task_id}+{digest(start, relations)}",
                 "level": len(relations),
-                "prompt": _question(start, relations),
+                "prompt": self.question(start, relations),
                 "ground_truth": json.dumps(_walk(facts, start, relations)[-1]),
-                "metadata": json.dumps(metadata),
+                "metadata": json.dumps(self._metadata(facts, start, relations)),
             }
         )
 
@@ -269,7 +269,7 @@ class LookupEnvironment:
         wrong person, or answers too early."""
         metadata = json.loads(task.metadata)
         who, people = metadata["start"], list(metadata["facts"])
-        for number, relation in enumerate(metadata["relations"]):
+        for number, relation in enumerate(self._understood(metadata["relations"], random)):
             slip = random.choice(["relation", "person", "early"]) if random.random() < noise else None
             if slip == "early" and number > 0:
                 break
@@ -280,12 +280,18 @@ class LookupEnvironment:
             who = observation.content
         yield Message(role=Role.ASSISTANT, content=who)
 
-    @staticmethod
-    def _levels(size: int, random: Random, levels: list[int]) -> list[int]:
+    def _understood(self, relations: list[str], random: Random) -> list[str]:
+        """The relations that the expert takes a question to ask for."""
+        return relations
+
+    def _metadata(self, facts: dict[str, dict[str, str]], start: str, relations: list[str]) -> dict[str, Any]:
+        return {"facts": facts, "start": start, "relations": relations}
+
+    def _levels(self, size: int, random: Random, levels: list[int]) -> list[int]:
         if not size:
             return []
-        whole = sum(LEVEL_SHARES[level] for level in levels)
-        counts = {level: round(size * LEVEL_SHARES[level] / whole) for level in levels}
+        whole = sum(self.shares[level] for level in levels)
+        counts = {level: round(size * self.shares[level] / whole) for level in levels}
         counts[max(counts)] += size - sum(counts.values())
         drawn = [level for level, count in counts.items() for _ in range(count)]
         random.shuffle(drawn)

@@ -17,6 +17,7 @@ from agentrl.schemas.installation import PACKAGE_ROOT
 STAGES = {
     "evaluate.compare": "agentrl.pipelines.stages.evaluate:compare",
     "evaluate.policy": "agentrl.pipelines.stages.evaluate:evaluate",
+    "evaluate.tags": "agentrl.pipelines.stages.tags:tags",
     "notes.reflect": "agentrl.pipelines.methods.reflexion.notes:reflect",
     "pairs.agentq": "agentrl.pipelines.methods.agentq.pairs:agentq",
     "pairs.outcome": "agentrl.pipelines.methods.eto.outcome:outcome",

@@ -12,6 +12,7 @@ from agentrl.pipelines.handles import Report, Table, Trajectories
 from agentrl.pipelines.parts.measures import FAILURES
 from agentrl.pipelines.printable import markdown, markdown_code, printable
 from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.stages.tags import by_tag
 from agentrl.schemas.trajectory import Role
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -31,12 +32,13 @@ def training_report(
     metrics: list[Table] = [],  # noqa: B006  (an input that may be left out)
     examples: list[Trajectories] = [],  # noqa: B006
     attempts: list[Trajectories] = [],  # noqa: B006
+    tags: list[Table] = [],  # noqa: B006
 ) -> Report:
     """Success on the evaluated tasks stage by stage with intervals, by level, training curves and example trajectories.
 
     ``evaluations`` are results of ``evaluate.policy``, ``metrics`` those of training stages. ``attempts`` are rollouts
     of evaluations: those whose policies were made in the same way are compared in a table, with what varies between
-    their configs, seeds pooled, and paired differences on the same tasks.
+    their configs, seeds pooled, and paired differences on the same tasks. ``tags`` are results of ``evaluate.tags``.
     """
     read = [row for table in evaluations for row in table.table().to_pylist()]
     results = [row for row in read if not row.get("env")]  # the others are of one of several environments
@@ -64,6 +66,7 @@ def training_report(
         "coverage": _coverage(context, metrics, curves),
         "warnings": _worse(context, evaluations),
         "sweeps": _sweeps(context, attempts),
+        "by_tag": by_tag([row for table in tags for row in table.table().to_pylist()]),
         "plots": {
             "success": _success_plot(overall, names),
             "levels": _level_plot(results, names),

@@ -1,0 +1,143 @@
+"""The stage that tables evaluations by what tasks are about: their tags, and the subgoals that they are made of."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from agentrl.pipelines.handles import Table, Tasks, Trajectories
+from agentrl.pipelines.parts.common import count
+from agentrl.pipelines.parts.stored_tasks import KnownTasks
+from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.rollouts.segments import by_episode, whole
+from agentrl.schemas.task import Task
+from agentrl.statistics.intervals import wilson
+
+DECODINGS = ("sampled", "greedy")
+SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("policy", "decoding", "split", "tag")]
+    + [(name, pa.int64()) for name in ("attempts", "successes")]
+    + [(name, pa.float64()) for name in ("success", "low", "high")]
+    + [(name, pa.int64()) for name in ("tried", "reached")]
+    + [("share_reached", pa.float64())]
+)
+
+
+class TagsConfig(StageConfig):
+    pass
+
+
+class TaskTags(NamedTuple):
+    """What the metadata of a task say that it is about: ``tags`` in any order, and names of its ``subgoals`` in the
+    order in which they are reached."""
+
+    tags: frozenset[str]
+    subgoals: tuple[str, ...]
+
+
+class Tally:
+    """Counts of the rollouts of one policy in one decoding, by tag."""
+
+    def __init__(self) -> None:
+        self.attempts, self.successes = Counter[str](), Counter[str]()
+        self.tried, self.reached = Counter[str](), Counter[str]()
+
+    def add(self, about: TaskTags, success: bool, reached: Sequence[Any]) -> None:
+        """One rollout; ``reached`` says of each subgoal what reached it, None if nothing did."""
+        self.attempts.update(about.tags)
+        self.successes.update(about.tags if success else ())
+        for name, by in zip(about.subgoals, reached, strict=False):
+            self.tried[name] += 1
+            if by is None:
+                return
+            self.reached[name] += 1
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        for tag, attempts in sorted(self.attempts.items()):
+            low, high = wilson(self.successes[tag], attempts)
+            share = {"success": self.successes[tag] / attempts, "low": low, "high": high}
+            row: dict[str, Any] = {"tag": tag, "attempts": attempts, "successes": self.successes[tag], **share}
+            if tried := self.tried[tag]:
+                row |= {"tried": tried, "reached": self.reached[tag], "share_reached": self.reached[tag] / tried}
+            yield row
+
+
+@stage("evaluate.tags", version=1)
+def tags(
+    context: Context,
+    config: TagsConfig,
+    attempts: list[Trajectories],
+    tasks: list[Tasks] = [],  # noqa: B006  (an input that may be left out)
+) -> Table:
+    """Success of evaluations by each tag of their tasks, and how often a policy reaches each subgoal.
+
+    A task has the ``tags`` and the named ``subgoals`` of its metadata, each name a tag too. A row for each policy,
+    decoding, split and tag: policy, decoding, split, tag, attempts, successes, success, low, high (Wilson 95 %); and of
+    subgoals: tried (rollouts that had reached all subgoals before it), reached, and share_reached, of these. Unscored
+    rows, rows of other decodings and rows of tasks that have no tag are left out and counted. ``tasks`` are needed if
+    the store has two of one id.
+    """
+    known = KnownTasks(attempts, tasks)
+    abouts: dict[str, TaskTags] = {}
+    tallies: dict[tuple[str, str, str], Tally] = defaultdict(Tally)
+    left_out: Counter[str] = Counter()
+    for selection in attempts:
+        for row in map(whole, by_episode(selection.read())):
+            decoding = next((one for one in DECODINGS if one in row.tags), None)
+            if decoding is None or row.success is None:
+                left_out["other_decodings" if decoding is None else "unscored"] += 1
+                continue
+            task = known.of(row)
+            about = abouts.get(task.task_id) or abouts.setdefault(task.task_id, about_of(task))
+            left_out["without_tags"] += not about.tags
+            policy = row.policy.partition("/")[0]
+            tallies[policy, decoding, row.split].add(about, row.success, reached_by(row.final_state))
+    count(context, left_out)
+    found = [
+        {"policy": policy, "decoding": decoding, "split": split, **row}
+        for (policy, decoding, split), tally in tallies.items()
+        for row in tally.rows()
+    ]
+    context.metrics.update(tags=len({row["tag"] for row in found}))
+    return context.table(pa.Table.from_pylist(found, SCHEMA))
+
+
+def about_of(task: Task) -> TaskTags:
+    """Raises ValueError if ``tags`` or ``subgoals`` in the metadata are no lists of texts."""
+    metadata = json.loads(task.metadata)
+    given = metadata if isinstance(metadata, dict) else {}
+    named = {name: given.get(name) or [] for name in TaskTags._fields}
+    for name, values in named.items():
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise ValueError(
+                f"{name} in the metadata of task {task.task_id} is {values!r:.80}; make it a list of texts"
+            )
+    return TaskTags(frozenset([*named["tags"], *named["subgoals"]]), tuple(named["subgoals"]))
+
+
+def reached_by(final_state: str) -> Sequence[Any]:
+    """What reached each subgoal of a rollout, by its final state; nothing if its environment does not say."""
+    state = json.loads(final_state)
+    found = state.get("subgoals") if isinstance(state, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def by_tag(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tables of a report from rows of :func:`tags`, greedy ones: tags by policies, of success and of subgoals. Nothing
+    without rows."""
+    greedy = [row for row in rows if row["decoding"] == "greedy"]
+    first = next((row["split"] for row in greedy), "")
+    found = []
+    for what, key in (("Success", "success"), ("Share of tries that reached the subgoal", "share_reached")):
+        cells: dict[str, dict[str, float]] = defaultdict(dict)
+        for row in greedy:
+            if row[key] is not None:
+                column = row["policy"] if row["split"] == first else f"{row['policy']}, {row['split']}"
+                cells[row["tag"]][column] = row[key]
+        columns = list(dict.fromkeys(column for each in cells.values() for column in each))
+        lines = [[tag, *(f"{cells[tag][one]:.2f}" if one in cells[tag] else "" for one in columns)] for tag in cells]
+        if lines:
+            found.append({"title": f"{what} by tag, greedy", "columns": ["tag", *columns], "rows": lines})
+    return found
